@@ -1,0 +1,1 @@
+"""gpuload: the image loader for people who train vision models on GPUs."""

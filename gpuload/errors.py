@@ -1,0 +1,69 @@
+"""The errors that gpuload raises.
+
+One idea: every error that a user of the library is meant to catch is a `GpuloadError`, and says what came,
+what was expected, where, and what to do. Errors of one sample travel between processes as values
+(`ErrorRecord`), never as exceptions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DecodeError", "ErrorRecord", "GpuloadError", "SampleError", "WorkerError"]
+
+
+class GpuloadError(Exception):
+    """Base class of all errors that gpuload raises on purpose, besides `ValueError` and `TypeError` for bad arguments."""
+
+
+class DecodeError(GpuloadError):
+    """The bytes of one image cannot be decoded as asked; the message says why, in the decoders' own words.
+
+    Raised by `gpuload.decode`. Inside a `Loader` it becomes the cause of a `SampleError`.
+    """
+
+
+class WorkerError(GpuloadError):
+    """A worker process could not be started, or died more often than is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRecord:
+    """What went wrong with one sample, as plain values that travel from a worker to the main process.
+
+    `cause` is one line, such as ``"DecodeError: not an image: …"``; `traceback` is the worker's, as text.
+    """
+
+    position: int
+    index: object
+    source: str | None
+    cause: str
+    traceback: str
+
+
+class SampleError(GpuloadError):
+    """One sample could not be read, decoded or collated.
+
+    Attributes:
+        index: the dataset index (or key) of the sample.
+        position: its place in the epoch's global order.
+        source: its path or other origin, where one is known.
+        cause: one line that names the exception and its message.
+        worker_traceback: the traceback of the process where it happened, as text.
+    """
+
+    def __init__(self, record: ErrorRecord) -> None:
+        self.index = record.index
+        self.position = record.position
+        self.source = record.source
+        self.cause = record.cause
+        self.worker_traceback = record.traceback
+        self.record = record
+        where = f"sample {record.index!r}" + (f" ({record.source})" if record.source else "")
+        text = f"{where}, at position {record.position} of the epoch, could not be loaded: {record.cause}"
+        if record.traceback:
+            text += f"\n\nWhere it happened:\n{record.traceback.rstrip()}"
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[SampleError], tuple[ErrorRecord]]:
+        return (SampleError, (self.record,))

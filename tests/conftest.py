@@ -1,0 +1,54 @@
+"""What all tests share: where the real photographs are, and a folder of JPEGs made on the spot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SHARED = Path(os.environ.get("GPULOAD_SHARED", Path(__file__).parent.parent.parent / "shared"))
+
+
+@pytest.fixture(scope="session")
+def photos() -> list[Path]:
+    """The paths of real photographs, sorted; the test is skipped where there are none."""
+    found = sorted((SHARED / "photos").glob("*.jpg"))
+    if not found:
+        pytest.skip(f"no photographs in {SHARED / 'photos'}; set GPULOAD_SHARED to the folder that holds photos/")
+    return found
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The folder of odd and damaged files; the test is skipped where it is absent."""
+    folder = SHARED / "corpus"
+    if not (folder / "SOURCES.tsv").exists():
+        pytest.skip(f"no corpus in {folder}; set GPULOAD_SHARED to the folder that holds corpus/")
+    return folder
+
+
+def smooth_image(height: int, width: int, seed: int) -> np.ndarray:
+    """A photograph-like uint8 H×W×3 array: low-frequency colour with a little noise."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
+    waves = [
+        127.5 * (1 + np.sin(x * rng.uniform(0.01, 0.08) + y * rng.uniform(0.01, 0.08) + rng.uniform(0, 6)))
+        for _ in range(3)
+    ]
+    return np.clip(np.stack(waves, -1) + rng.normal(0, 3, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="session")
+def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder root/class/*.jpg of 3 classes and 48 made images of 15 sizes."""
+    import simplejpeg
+
+    root = tmp_path_factory.mktemp("jpegs")
+    for number in range(48):
+        folder = root / ("ant", "bee", "cat")[number % 3]
+        folder.mkdir(exist_ok=True)
+        image = smooth_image(90 + 17 * (number % 5), 120 + 13 * (number % 3), number)
+        (folder / f"{number:03d}.jpg").write_bytes(simplejpeg.encode_jpeg(image, quality=90, colorsubsampling="420"))
+    return root
