@@ -1,0 +1,228 @@
+"""Counter-based random numbers: Philox4x32-10, vectorised in numpy.
+
+A draw is a pure function of (seed, epoch, position, stream), so it is the same whatever the number of workers,
+ranks or samples in a batch, and any of them can be had without the others. Runs in the main process and in
+workers; holds no state but a small cache of round keys.
+
+How a 128-bit counter is made: words 0 and 1 are the low and high half of the sample's position, word 2 the
+stream (which transform draws), word 3 the block of four numbers within that stream.
+
+Source of the generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from functools import lru_cache
+from typing import Final, NamedTuple, SupportsIndex
+
+import numpy as np
+
+__all__ = ["Key", "epoch_key", "philox4x32", "uniforms", "words"]
+
+ROUNDS: Final = 10
+LOW32: Final = 0xFFFFFFFF
+MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
+WEYL: Final = (0x9E3779B9, 0xBB67AE85)  # added to key words 0 and 1 from round to round
+PIECE: Final = 1024  # counters worked on at once, so that a round stays in the processor's cache
+
+# Where the low and the high half of a uint64 lie when it is seen as two uint32.
+LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
+
+
+class Key(NamedTuple):
+    """The two 32-bit words of a Philox key, as Python ints."""
+
+    k0: int
+    k1: int
+
+
+def epoch_key(seed: SupportsIndex, epoch: SupportsIndex) -> Key:
+    """The key that everything random in one epoch hangs on.
+
+    It is itself a Philox output, with the seed as key and the epoch as counter, so neighbouring seeds and epochs
+    have unrelated keys.
+
+    Args:
+        seed: 0 ≤ seed < 2**64.
+        epoch: 0 ≤ epoch < 2**64.
+
+    Raises:
+        TypeError: one of them is not an integer.
+        ValueError: one of them is negative or too large.
+
+    Example:
+        >>> epoch_key(0, 0)
+        Key(k0=1713891541, k1=3781805453)
+    """
+    seed64, epoch64 = _uint64("seed", seed), _uint64("epoch", epoch)
+    counter = np.array([epoch64 & LOW32, epoch64 >> 32, 0, 0], np.uint32)
+    first, second = philox4x32(counter, Key(seed64 & LOW32, seed64 >> 32))[:2].tolist()
+    return Key(first, second)
+
+
+def philox4x32(counters: np.ndarray, key: Key) -> np.ndarray:
+    """Philox4x32 with 10 rounds: four random words for each counter.
+
+    Args:
+        counters: uint32, of shape … × 4.
+        key: the two key words.
+
+    Returns:
+        uint32, of the shape of `counters`.
+
+    Raises:
+        ValueError: the counters are not uint32 of shape … × 4.
+
+    Example:
+        >>> philox4x32(np.zeros((5, 4), np.uint32), Key(0, 0)).shape
+        (5, 4)
+    """
+    counters = np.asarray(counters)
+    if counters.dtype != np.uint32 or counters.ndim == 0 or counters.shape[-1] != 4:
+        raise ValueError(
+            f"philox4x32 takes counters as uint32 of shape … × 4, got {counters.dtype} of shape {counters.shape}"
+        )
+    flat = counters.reshape(-1, 4)
+    out = np.empty_like(flat)
+    for start in range(0, len(flat), PIECE):
+        piece = slice(start, start + PIECE)
+        even, odd = _state(len(flat[piece]))
+        for word, view in enumerate(_words_of(even, odd)):
+            view[:] = flat[piece, word]
+        for word, view in enumerate(_rounds(even, odd, key)):
+            out[piece, word] = view
+    return out.reshape(counters.shape)
+
+
+def words(key: Key, positions: np.ndarray, stream: int, count: int) -> np.ndarray:
+    """`count` random 32-bit words for each position.
+
+    Args:
+        key: of the epoch, from `epoch_key`.
+        positions: int64, shape B; not negative.
+        stream: which transform (or other user) draws, 0 ≤ stream < 2**32. Streams are independent of each other.
+        count: how many words per position. A larger count only appends: the first ones stay the same.
+
+    Returns:
+        uint32, B × count.
+
+    Raises:
+        ValueError: `positions` is not a one-dimensional array of integers, or `stream` or `count` is out of range.
+
+    Example:
+        >>> words(Key(1, 2), np.arange(16), stream=0, count=6).shape
+        (16, 6)
+    """
+    return _draw(key, positions, stream, count, np.uint32)
+
+
+def uniforms(key: Key, positions: np.ndarray, stream: int, count: int) -> np.ndarray:
+    """`count` random numbers for each position, uniform in the open interval (0, 1).
+
+    They are (word + ½) / 2**32, exact in float64: never 0 and never 1, so logarithms and quotients of them are
+    finite. (Rounded to float32 the largest ones would become 1.)
+
+    Args and errors: as for `words`.
+
+    Returns:
+        float64, B × count.
+
+    Example:
+        >>> uniforms(epoch_key(0, 0), np.arange(3), stream=0, count=2).round(3)
+        array([[0.831, 0.865],
+               [0.883, 0.805],
+               [0.73 , 0.192]])
+    """
+    out = _draw(key, positions, stream, count, np.float64)
+    out += 0.5
+    out *= 2.0**-32
+    return out
+
+
+def _draw(key: Key, positions: np.ndarray, stream: int, count: int, dtype: type) -> np.ndarray:
+    """The words of `positions`, B × count, in a dtype that holds them."""
+    positions = np.asarray(positions)
+    if positions.ndim != 1 or positions.dtype.kind not in "iu":
+        raise ValueError(
+            f"positions must be a one-dimensional array of integers, got {positions.dtype} of shape {positions.shape}"
+        )
+    if not 0 <= stream <= LOW32:
+        raise ValueError(f"stream must lie in 0 … 2**32 - 1, got {stream}")
+    if count < 0:
+        raise ValueError(f"count must not be negative, got {count}")
+    blocks = -(-count // 4)
+    out = np.empty((len(positions), blocks, 4), dtype)
+    if out.size == 0:
+        return out.reshape(len(positions), count)
+    halves = np.ascontiguousarray(positions, np.int64).view(np.uint32).reshape(-1, 2)
+    step = max(1, PIECE // blocks)
+    for start in range(0, len(positions), step):
+        piece = halves[start : start + step]
+        shape = (blocks, len(piece))
+        even, odd = _state(blocks * len(piece))
+        word0, word1, word2, word3 = (view.reshape(shape) for view in _words_of(even, odd))
+        word0[:] = piece[:, LOW]
+        word1[:] = piece[:, HIGH]
+        word2[:] = stream
+        word3[:] = np.arange(blocks)[:, None]
+        for word, view in enumerate(_rounds(even, odd, key)):
+            out[start : start + step, :, word] = view.reshape(shape).T
+    return out.reshape(len(positions), -1)[:, :count]
+
+
+def _state(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Room for n counters, the even and the odd words, each 2 n.
+
+    A state is flat: word 0 of all counters, then word 2 of all in *reverse* order; words 1 and 3 likewise. So
+    `[::-1]` exchanges the two halves, as each round does, and keeps the words of a counter beside each other. The
+    even words are uint64 whose high halves are zero, ready to be multiplied.
+    """
+    return np.zeros(2 * n, np.uint64), np.empty(2 * n, np.uint32)
+
+
+def _words_of(even: np.ndarray, odd: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Words 0 to 3 of all counters in order, as uint32 views of a state."""
+    low = even.view(np.uint32)[LOW::2]
+    n = len(odd) // 2
+    return low[:n], odd[:n], low[n:][::-1], odd[n:][::-1]
+
+
+def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The ten rounds, which overwrite the state; gives words 0 to 3 of all counters.
+
+    For a few counters the calls are what costs, so there are three a round, on views made once. (32 counters took
+    130 µs with seven calls a round on 2 × n arrays.)
+    """
+    multipliers, round_keys = _constants(key, len(odd) // 2)
+    product = np.empty_like(even)
+    parts = product.view(np.uint32)
+    high, low = parts[HIGH::2][::-1], parts[LOW::2][::-1]
+    low_of_even = even.view(np.uint32)[LOW::2]
+    mixed = np.empty_like(odd)
+    source = odd
+    for round_key in round_keys:
+        np.bitwise_xor(source, round_key, mixed)
+        np.multiply(even, multipliers, product)
+        np.bitwise_xor(high, mixed, low_of_even)
+        source = low
+    return _words_of(even, low)
+
+
+@lru_cache(maxsize=16)
+def _constants(key: Key, n: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The multipliers, and the key of each round, spread over the 2 n words of a state. At most 100 KB."""
+    multipliers = np.repeat(np.array(MULTIPLIERS, np.uint64), n)
+    pairs = [[(word + turn * step) & LOW32 for word, step in zip(key, WEYL, strict=True)] for turn in range(ROUNDS)]
+    return multipliers, [np.repeat(np.array(pair, np.uint32), n) for pair in pairs]
+
+
+def _uint64(name: str, value: SupportsIndex) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})") from None
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"{name} must lie in 0 … 2**64 - 1, got {number}")
+    return number
