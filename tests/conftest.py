@@ -1,14 +1,36 @@
-"""What all tests share: where the real photographs are, and a folder of JPEGs made on the spot."""
+"""What all tests share: where the real photographs are, a folder of JPEGs made on the spot, and the `cuda` marker."""
 
 from __future__ import annotations
 
 import os
+import warnings
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 SHARED = Path(os.environ.get("GPULOAD_SHARED", Path(__file__).parent.parent.parent / "shared"))
+
+
+@cache
+def why_no_cuda() -> str | None:
+    """Why no CUDA device can be used here, or None where one can."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:  # a driver too old for torch is told by a warning
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return None
+    return "; ".join(str(warning.message) for warning in caught) or "torch finds no CUDA device"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked `cuda` where there is no CUDA device; fail it where GPULOAD_REQUIRE_CUDA=1."""
+    if item.get_closest_marker("cuda") and (reason := why_no_cuda()):
+        if os.environ.get("GPULOAD_REQUIRE_CUDA") == "1":
+            pytest.fail(f"GPULOAD_REQUIRE_CUDA=1, but {reason}", pytrace=False)
+        pytest.skip(f"needs a CUDA device: {reason}")
 
 
 @pytest.fixture(scope="session")

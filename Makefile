@@ -1,0 +1,64 @@
+# Every target sets up what it needs from nothing, in $(VENV); a second call finds it there.
+#
+#   make install   gpuload, with NVIDIA's image codec (CUDA 12's wheel; it works without a GPU too)
+#   make demo      see it run
+#   make test      the tests;           ARGS="-k ring" passes arguments on to pytest
+#   make lint      ruff and pyright
+#   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+INSTALL := $(PIP) install --constraint constraints.txt
+EVERYTHING := --editable '.[cu12,dali,cli,demo]'
+
+.PHONY: install demo test lint bench clean
+.DELETE_ON_ERROR:
+
+install: $(VENV)/.installed
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/gpuload demo $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.loading $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache demo-out
+
+# Dependency groups (PEP 735) need pip 25.1, and distributions bring an older one.
+$(VENV)/.pip:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade 'pip>=25.1'
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.pip pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[cu12]'
+	touch $@
+
+$(VENV)/.installed-demo: $(VENV)/.pip pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[cu12,cli,demo]'
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.pip pyproject.toml constraints.txt
+	$(INSTALL) $(EVERYTHING) --group test
+	touch $@
+
+$(VENV)/.installed-lint: $(VENV)/.pip pyproject.toml constraints.txt
+	$(INSTALL) $(EVERYTHING) --group dev
+	touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.pip pyproject.toml constraints.txt
+	$(INSTALL) $(EVERYTHING) --group bench
+	touch $@

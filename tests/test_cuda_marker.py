@@ -1,0 +1,41 @@
+"""A test marked `cuda` is skipped without a device, and fails instead where the environment says it must not be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("require", "exit_status", "told"),
+    [("0", 0, "1 skipped"), ("1", 1, "GPULOAD_REQUIRE_CUDA=1, but torch finds no CUDA device")],
+)
+def test_cuda_marker_without_a_device(tmp_path: Path, require: str, exit_status: int, told: str) -> None:
+    shutil.copy(HERE / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text("import pytest\n\n@pytest.mark.cuda\ndef test_it():\n    pass\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(HERE.parent / "pyproject.toml"),
+    ]
+    result = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), str(tmp_path / "test_it.py")],
+        env={**os.environ, "GPULOAD_REQUIRE_CUDA": require, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == exit_status, result.stdout + result.stderr
+    assert told in result.stdout
