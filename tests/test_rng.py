@@ -191,7 +191,6 @@ def test_bad_arguments_of_a_draw_are_refused(positions: np.ndarray, stream: int,
 
 
 def test_counters_of_a_wrong_shape_or_type_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=exactly("philox4x32 takes counters as uint32 of shape … × 4, got uint32 of shape (2, 3)")
-    ):
+    text = "philox4x32 takes counters as uint32 of shape … × 4, got uint32 of shape (2, 3)"
+    with pytest.raises(ValueError, match=exactly(text)):
         philox4x32(np.zeros((2, 3), np.uint32), Key(0, 0))
