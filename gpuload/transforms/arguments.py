@@ -1,0 +1,157 @@
+"""Checking the arguments of transforms, once, when they are declared.
+
+Every function takes what the user wrote and its name as it should stand in an error, such as ``"Resize(size=…)"``, and
+returns it in one plain form: Python numbers, tuples, strings. Objects of torch, torchvision and Pillow (dtypes, modes)
+become strings here, recognised by their attributes, so that none of these is imported and a declaration pickles small.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+import operator
+from typing import Any, Final, Literal
+
+import numpy as np
+
+__all__ = [
+    "Dtype",
+    "Interpolation",
+    "antialias_flag",
+    "dtype_name",
+    "fill_values",
+    "finite",
+    "interpolation_name",
+    "interval",
+    "is_sequence",
+    "probability",
+    "size_pair",
+    "whole",
+]
+
+Interpolation = Literal["nearest", "bilinear", "bicubic"]
+Dtype = Literal["uint8", "float16", "bfloat16", "float32"]
+
+INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
+DTYPES: Final = ("uint8", "float16", "bfloat16", "float32")
+PILLOW_FILTERS: Final = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+
+
+def is_sequence(value: Any) -> bool:
+    """A list, a tuple or an array: something with an order and a length that is no text."""
+    return isinstance(value, list | tuple | np.ndarray) or (
+        hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
+    )
+
+
+def whole(name: str, value: Any, *, least: int) -> int:
+    """An integer that is not below `least`."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def finite(name: str, value: Any) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {number}")
+    return number
+
+
+def probability(name: str, value: Any) -> float:
+    """A number in 0 … 1."""
+    number = finite(name, value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} is a probability and must lie in 0 … 1, got {number}")
+    return number
+
+
+def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, float]:
+    """A pair (low, high) with low ≤ high; both greater than 0, if so wished."""
+    if not is_sequence(value) or len(value) != 2:
+        raise TypeError(f"{name} must be a pair (low, high), got {value!r}")
+    low, high = finite(name, value[0]), finite(name, value[1])
+    if low > high:
+        raise ValueError(f"{name} must be (low, high) with low ≤ high, got ({low}, {high})")
+    if positive and low <= 0:
+        raise ValueError(f"{name} must be greater than 0, got ({low}, {high})")
+    return low, high
+
+
+def size_pair(name: str, value: Any) -> tuple[int, int]:
+    """A size (height, width); a single number is both."""
+    if is_sequence(value):
+        if len(value) not in (1, 2):
+            raise ValueError(f"{name} must be an integer or (height, width), got {len(value)} values: {value!r}")
+        return whole(name, value[0], least=1), whole(name, value[-1], least=1)
+    side = whole(name, value, least=1)
+    return side, side
+
+
+def fill_values(name: str, value: Any) -> tuple[int, ...]:
+    """What padding is filled with: one uint8 level, or one for each channel."""
+    if isinstance(value, dict):
+        raise TypeError(f"{name} by type is not supported; give one number, or one for each channel, got {value!r}")
+    if value is None:
+        value = 0
+    values = tuple(value) if is_sequence(value) else (value,)
+    levels = []
+    for entry in values:
+        number = finite(name, entry)
+        if not (0 <= number <= 255 and number == int(number)):
+            raise ValueError(f"{name} is given in levels of a uint8 image, whole numbers in 0 … 255, got {value!r}")
+        levels.append(int(number))
+    if not 1 <= len(levels) <= 4:
+        raise ValueError(f"{name} must be one number, or one for each of 1 to 4 channels, got {value!r}")
+    return tuple(levels)
+
+
+def interpolation_name(name: str, value: Any) -> Interpolation:
+    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling."""
+    if isinstance(value, enum.Enum) and isinstance(value.value, str):
+        found = value.value
+    elif isinstance(value, int) and not isinstance(value, bool):
+        found = PILLOW_FILTERS.get(value)
+    else:
+        found = value
+    if found == "nearest-exact":  # on Pillow images, the oracle, the two are one
+        found = "nearest"
+    if found not in INTERPOLATIONS:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, INTERPOLATIONS))}, got {value!r}")
+    return found
+
+
+def antialias_flag(name: str, value: Any) -> bool:
+    """True; resampling without antialiasing is refused."""
+    if value is not True and value is not None:
+        raise ValueError(
+            f"{name} must be True, got {value!r}: gpuload always antialiases bilinear and bicubic resampling, as "
+            "Pillow does; for no filter at all use interpolation='nearest'"
+        )
+    return True
+
+
+def dtype_name(name: str, value: Any) -> Dtype:
+    """The name of a dtype, from a string, a torch dtype or a numpy dtype."""
+    if isinstance(value, dict):
+        raise TypeError(f"{name} by type is not supported; give one dtype for images, got {value!r}")
+    if type(value).__module__ == "torch" or isinstance(value, str):
+        found = str(value).removeprefix("torch.")
+    else:
+        try:
+            found = np.dtype(value).name
+        except TypeError:
+            found = None
+    if found not in DTYPES:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, DTYPES))}, got {value!r}")
+    return found  # pyright: ignore[reportReturnType]

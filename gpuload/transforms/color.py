@@ -1,0 +1,100 @@
+"""Transforms that change colours.
+
+Draws only; the arithmetic is a backend's. Levels stay whole numbers in 0 … 255 after every step, as on a Pillow image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from gpuload.transforms.arguments import finite, interval, is_sequence
+from gpuload.transforms.base import Params, Transform, Uniforms
+
+__all__ = ["ADJUSTMENTS", "ColorJitter", "Jitter"]
+
+ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Jitter(Params):
+    """`order`: int64 (B, n), in which order the n adjustments are made, as columns of `factors`.
+
+    `factors`: float64 (B, n), one column for each name in `ColorJitter.adjustments`.
+    """
+
+    order: np.ndarray
+    factors: np.ndarray
+
+
+@dataclass(frozen=True, repr=False)
+class ColorJitter(Transform):
+    """Change brightness, contrast, saturation and hue by random factors, in a random order.
+
+    Each factor is drawn uniformly: a number x stands for max(0, 1 - x) … 1 + x (for hue: -x … x, in turns of the colour
+    circle), a pair for itself. What is None or leaves the image as it is, is left out.
+
+    Args:
+        brightness, contrast, saturation: a number ≥ 0, or (low, high) with 0 ≤ low ≤ high.
+        hue: a number in 0 … 0.5, or (low, high) with -0.5 ≤ low ≤ high ≤ 0.5.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+
+    Example:
+        >>> ColorJitter(0.4, hue=0.1)
+        ColorJitter(brightness=(0.6, 1.4), hue=(-0.1, 0.1))
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = ("uint8",)
+
+    brightness: float | tuple[float, float] | None = None
+    contrast: float | tuple[float, float] | None = None
+    saturation: float | tuple[float, float] | None = None
+    hue: float | tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ADJUSTMENTS[:3]:
+            object.__setattr__(self, name, _factor_range(name, getattr(self, name), 1.0, (0.0, float("inf"))))
+        object.__setattr__(self, "hue", _factor_range("hue", self.hue, 0.0, (-0.5, 0.5)))
+
+    @property
+    def adjustments(self) -> tuple[str, ...]:
+        """The names of the adjustments that are made."""
+        return tuple(name for name in ADJUSTMENTS if getattr(self, name) is not None)
+
+    @property
+    def needs_whole(self) -> bool:
+        # Contrast is relative to the mean of the image.
+        return self.contrast is not None
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+        names = self.adjustments
+        columns = [ADJUSTMENTS.index(name) for name in names]
+        numbers = uniforms(8)
+        ranges = np.array([getattr(self, name) for name in names]).reshape(-1, 2)
+        factors = ranges[:, 0] + numbers[:, columns] * (ranges[:, 1] - ranges[:, 0])
+        return Jitter(np.argsort(numbers[:, [4 + column for column in columns]], axis=1, kind="stable"), factors)
+
+
+def _factor_range(
+    adjustment: str, value: Any, center: float, bounds: tuple[float, float]
+) -> tuple[float, float] | None:
+    """The range of a factor, or None where it would change nothing."""
+    name = f"ColorJitter({adjustment}=…)"
+    if value is None:
+        return None
+    if is_sequence(value):
+        low, high = interval(name, value)
+    else:
+        number = finite(name, value)
+        if number < 0:
+            raise ValueError(f"{name} as a single number must not be negative, got {number:g}")
+        low, high = center - number, center + number
+        if adjustment != "hue":
+            low = max(low, 0.0)
+    if not bounds[0] <= low <= high <= bounds[1]:
+        raise ValueError(f"{name} must lie in {bounds[0]:g} … {bounds[1]:g}, got {value!r}")
+    return None if low == high == center else (low, high)

@@ -1,0 +1,270 @@
+"""Transforms that move pixels and have nothing to draw but a box or a coin: sizes, crops and flips.
+
+Names, arguments, defaults and meaning are torchvision's (`torchvision.transforms.v2`), but every draw is made for each
+sample. Runs wherever draws are made: in workers, which need the boxes to decode no more than that, and in the main
+process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from gpuload.transforms.arguments import (
+    antialias_flag,
+    fill_values,
+    interpolation_name,
+    is_sequence,
+    probability,
+    size_pair,
+    whole,
+)
+from gpuload.transforms.base import Box, DrawError, Flip, Params, Transform, Uniforms, clipped, full_windows
+from gpuload.transforms.resampling import source_windows
+
+__all__ = ["CenterCrop", "RandomCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "Resize"]
+
+PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
+PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
+
+
+@dataclass(frozen=True, repr=False)
+class Resize(Transform):
+    """Resize to a size, with antialiasing, as Pillow does.
+
+    Args:
+        size: an integer, to which the shorter side is brought, keeping the aspect ratio; or (height, width); or None,
+            with `max_size`: the longer side is brought to that.
+        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``.
+        max_size: the longer side is not made longer than this; with an integer (or None) as `size` only.
+        antialias: True; anything else is refused.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+
+    Example:
+        >>> Resize(256).output_sizes(None, np.array([[375, 500]]))
+        array([[256, 341]])
+    """
+
+    size: int | tuple[int, int] | None
+    interpolation: str = "bilinear"
+    max_size: int | None = None
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        size, max_size = self.size, self.max_size
+        if is_sequence(size):
+            pair = size_pair("Resize(size=…)", size)
+            size = pair[0] if len(self.size) == 1 else pair  # pyright: ignore[reportArgumentType]
+        elif size is not None:
+            size = whole("Resize(size=…)", size, least=1)
+        if max_size is not None:
+            max_size = whole("Resize(max_size=…)", max_size, least=1)
+            if isinstance(size, tuple):
+                raise ValueError(
+                    f"Resize(max_size={max_size}) goes with one integer as size, which is the shorter side; got "
+                    f"size={size}, which fixes both"
+                )
+            if size is not None and max_size <= size:
+                raise ValueError(
+                    f"Resize(max_size={max_size}) must be greater than size={size}, which is the shorter side"
+                )
+        elif size is None:
+            raise ValueError("Resize(size=None) needs max_size=…, the length that the longer side is brought to")
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "max_size", max_size)
+        object.__setattr__(self, "interpolation", interpolation_name("Resize(interpolation=…)", self.interpolation))
+        object.__setattr__(self, "antialias", antialias_flag("Resize(antialias=…)", self.antialias))
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+        return Box(full_windows(sizes_hw), self.output_sizes(None, sizes_hw))
+
+    def output_sizes(self, params: Any, sizes_hw: np.ndarray) -> np.ndarray:
+        if isinstance(self.size, tuple):
+            return np.broadcast_to(np.array(self.size, np.int64), sizes_hw.shape)
+        short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
+        if self.size is None:
+            new_short, new_long = (self.max_size * short / long).astype(np.int64), np.full_like(long, self.max_size)
+        else:
+            new_short, new_long = np.full_like(short, self.size), (self.size * long / short).astype(np.int64)
+            if self.max_size is not None:
+                over = new_long > self.max_size
+                new_short[over] = (self.max_size * new_short[over] / new_long[over]).astype(np.int64)
+                new_long[over] = self.max_size
+        wide = sizes_hw[:, 0] <= sizes_hw[:, 1]
+        new_short = np.maximum(new_short, 1)
+        return np.stack([np.where(wide, new_short, new_long), np.where(wide, new_long, new_short)], axis=1)
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        if size_hw is not None and not isinstance(self.size, tuple):
+            height, width = self.output_sizes(None, np.array([size_hw], np.int64))[0].tolist()
+            return height, width
+        return self.size if isinstance(self.size, tuple) else None
+
+    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+        return source_windows(windows_tlhw, params.size_hw, sizes_hw, self.interpolation)
+
+
+@dataclass(frozen=True, repr=False)
+class _Crop(Transform):
+    """What crops share: the box is all that was drawn, and the size of the result is the crop's."""
+
+    size: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", size_pair(f"{type(self).__name__}(size=…)", self.size))
+
+    @property
+    def crops(self) -> bool:
+        return True
+
+    def output_sizes(self, params: Box, sizes_hw: np.ndarray) -> np.ndarray:
+        return params.size_hw
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        return self.size  # pyright: ignore[reportReturnType]
+
+    def boxes(self, starts: np.ndarray) -> Box:
+        """The drawn boxes, from their top left corners (B, 2)."""
+        sizes = np.broadcast_to(np.array(self.size, np.int64), starts.shape)
+        return Box(np.concatenate([starts, sizes], axis=1), sizes)
+
+    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+        windows = windows_tlhw.copy()
+        windows[:, :2] += params.box_tlhw[:, :2]
+        return clipped(windows, sizes_hw)
+
+
+@dataclass(frozen=True, repr=False)
+class CenterCrop(_Crop):
+    """Cut out the middle; an image that is smaller is padded with zeros first.
+
+    Args:
+        size: an integer (a square), or (height, width).
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+        spare = sizes_hw - np.array(self.size, np.int64)
+        # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
+        return self.boxes(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomCrop(_Crop):
+    """Cut out a box of a given size at a random place.
+
+    Args:
+        size: an integer (a square), or (height, width).
+        padding: what is added around the image first: one number for all sides, (left and right, top and bottom), or
+            (left, top, right, bottom). None: nothing.
+        pad_if_needed: pad an image that is smaller than the crop, on both sides, by as much as is missing.
+        fill: the level of padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
+        padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored, the last pixel
+            not repeated), ``"symmetric"`` (mirrored, the last pixel repeated).
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+        DrawError: (when drawn) an image is smaller than the crop, and `pad_if_needed` is False.
+    """
+
+    padding: int | tuple[int, ...] | None = None
+    pad_if_needed: bool = False
+    fill: int | tuple[int, ...] = 0
+    padding_mode: PaddingMode = "constant"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "padding", _padding("RandomCrop(padding=…)", self.padding))
+        object.__setattr__(self, "fill", fill_values("RandomCrop(fill=…)", self.fill))
+        if self.padding_mode not in PADDING_MODES:
+            raise ValueError(
+                f"RandomCrop(padding_mode=…) must be one of {', '.join(map(repr, PADDING_MODES))}, "
+                f"got {self.padding_mode!r}"
+            )
+        if not isinstance(self.pad_if_needed, bool):
+            raise TypeError(f"RandomCrop(pad_if_needed=…) must be True or False, got {self.pad_if_needed!r}")
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+        left, top, right, bottom = self.padding or (0, 0, 0, 0)  # pyright: ignore[reportGeneralTypeIssues]
+        before = np.broadcast_to(np.array([top, left], np.int64), sizes_hw.shape)
+        padded = sizes_hw + before + np.array([bottom, right], np.int64)
+        missing = np.array(self.size, np.int64) - padded
+        if self.pad_if_needed:
+            missing = np.maximum(missing, 0)
+            before, padded = before + missing, padded + 2 * missing
+        elif (missing > 0).any():
+            row = int((missing > 0).any(axis=1).argmax())
+            (height, width), size = sizes_hw[row].tolist(), self.size
+            raise DrawError(
+                f"RandomCrop(size={size}): the image is smaller than the crop, {height}×{width} (height × width)"
+                f"{f', with its padding {padded[row, 0]}×{padded[row, 1]}' if self.padding else ''}; "
+                f"use pad_if_needed=True, or a Resize before it (row {row} of the batch)",
+                row,
+            )
+        spare = padded - np.array(self.size, np.int64)
+        starts = (uniforms(2) * (spare + 1)).astype(np.int64)
+        return self.boxes(starts - before)
+
+    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+        windows = super().input_windows(params, sizes_hw, windows_tlhw)
+        if self.padding_mode in ("reflect", "symmetric"):
+            # What a mirror shows can lie anywhere in the image.
+            ends = params.box_tlhw[:, :2] + windows_tlhw[:, :2] + windows_tlhw[:, 2:]
+            outside = (params.box_tlhw[:, :2] + windows_tlhw[:, :2] < 0) | (ends > sizes_hw)
+            windows[:, :2][outside] = 0
+            windows[:, 2:][outside] = sizes_hw[outside]
+        return windows
+
+
+def _padding(name: str, value: Any) -> tuple[int, int, int, int] | None:
+    """Padding as torchvision reads it, as (left, top, right, bottom)."""
+    if value is None:
+        return None
+    if not is_sequence(value):
+        value = (value,)
+    if len(value) not in (1, 2, 4):
+        raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
+    numbers = [whole(name, entry, least=0) for entry in value]
+    left, top, right, bottom = numbers * (4 // len(numbers))
+    return left, top, right, bottom
+
+
+@dataclass(frozen=True, repr=False)
+class _RandomFlip(Transform):
+    """What both flips share: a coin for each sample."""
+
+    works_on: ClassVar[tuple[str, ...]] = ("uint8", "float", "normalized")
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+        return Flip(uniforms(1)[:, 0] < self.p)
+
+    def mirrored(self, params: Flip, sizes_hw: np.ndarray, windows_tlhw: np.ndarray, axis: int) -> np.ndarray:
+        """The windows seen from before the flip along an axis."""
+        windows = windows_tlhw.copy()
+        opposite = sizes_hw[:, axis] - windows[:, axis] - windows[:, axis + 2]
+        windows[:, axis] = np.where(params.flipped, opposite, windows[:, axis])
+        return windows
+
+
+@dataclass(frozen=True, repr=False)
+class RandomHorizontalFlip(_RandomFlip):
+    """Mirror left and right, with probability `p`."""
+
+    def input_windows(self, params: Flip, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+        return self.mirrored(params, sizes_hw, windows_tlhw, 1)
+
+
+@dataclass(frozen=True, repr=False)
+class RandomVerticalFlip(_RandomFlip):
+    """Mirror top and bottom, with probability `p`."""
+
+    def input_windows(self, params: Flip, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+        return self.mirrored(params, sizes_hw, windows_tlhw, 0)
