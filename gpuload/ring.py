@@ -1,0 +1,186 @@
+"""The ring of slots that pixels travel in: one memfd, mapped by the parent and by every worker.
+
+Memory layout: a sparse memfd of `ring_bytes` bytes, mapped whole. Only the pages that were written to cost memory.
+A *slot* is a page-aligned range of it that holds the result of one chunk. Slots persist: a slot that was released
+is handed out again, the most recently used first, because its pages are in the cache. When larger ones are needed,
+free slots that are too small are retired, their pages given back to the system (a hole is punched), and a larger
+range is taken; `ring_bytes` is never exceeded.
+
+Ownership: the parent alone hands out slots, and every slot has one user at a time: the worker that fills it, then
+the parent, until `release`. Back-pressure: `acquire` returns None when no slot can be had now; the caller waits
+until one is released.
+
+Lifetime: the kernel frees the memory with the last process that maps it. Nothing has a name, nothing lies in
+/dev/shm, so a killed process leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Ring", "Slot", "align", "map_ring"]
+
+GRANULE_BYTES = 64 * 1024
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+
+
+def align(nbytes: int, granule: int) -> int:
+    """`nbytes` rounded up to a multiple of `granule`."""
+    return -(-nbytes // granule) * granule
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A range of the ring: `capacity_bytes` bytes from `offset` on."""
+
+    offset: int
+    capacity_bytes: int
+
+
+def map_ring(fd: int, ring_bytes: int) -> mmap.mmap:
+    """Map the whole ring, shared and writable, into this process."""
+    return mmap.mmap(fd, ring_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class Ring:
+    """The parent's side of the ring.
+
+    Args:
+        ring_bytes: the most shared memory that slots may take together; rounded up to 64 KiB.
+        on_new: called with each new slot's memory range (offset, bytes) before its first use (page-locking).
+        on_retire: called before a slot's memory is given back.
+
+    Raises:
+        ValueError: `ring_bytes` is not positive.
+    """
+
+    def __init__(
+        self,
+        ring_bytes: int,
+        *,
+        on_new: Callable[[Slot], None] | None = None,
+        on_retire: Callable[[Slot], None] | None = None,
+    ) -> None:
+        if ring_bytes <= 0:
+            raise ValueError(f"ring_bytes must be positive, got {ring_bytes}")
+        self.ring_bytes = align(ring_bytes, GRANULE_BYTES)
+        self._pid = os.getpid()
+        self.on_new = on_new
+        self.on_retire = on_retire
+        if hasattr(os, "memfd_create"):
+            self.fd = os.memfd_create("gpuload-ring", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(self.fd, self.ring_bytes)
+                self._map = map_ring(self.fd, self.ring_bytes)
+            except BaseException:
+                os.close(self.fd)
+                raise
+            # A process that the user forks must not keep the ring's pages alive.
+            self._map.madvise(mmap.MADV_DONTFORK)
+        else:  # not Linux: without worker processes, private memory serves
+            self.fd = -1
+            self._map = mmap.mmap(-1, self.ring_bytes)
+        self.bytes = np.frombuffer(self._map, np.uint8)
+        self._free: list[Slot] = []  # the most recently released last
+        self._gaps: list[tuple[int, int]] = [(0, self.ring_bytes)]  # (offset, bytes) that belong to no slot, sorted
+        self._busy = 0
+
+    @property
+    def slots(self) -> int:
+        """How many slots exist now, free and in use."""
+        return len(self._free) + self._busy
+
+    @property
+    def slot_bytes(self) -> int:
+        """How many bytes the existing slots span together; at most `ring_bytes`."""
+        return self.ring_bytes - sum(size for _, size in self._gaps)
+
+    def acquire(self, nbytes: int) -> Slot | None:
+        """A slot of at least `nbytes` bytes, or None where none can be had before another is released.
+
+        Raises:
+            ValueError: `nbytes` is more than the whole ring.
+        """
+        if nbytes > self.ring_bytes:
+            raise ValueError(f"{nbytes} bytes do not fit into a ring of {self.ring_bytes} bytes")
+        for i in range(len(self._free) - 1, -1, -1):
+            if self._free[i].capacity_bytes >= nbytes:
+                self._busy += 1
+                return self._free.pop(i)
+        size = align(max(nbytes, 1), GRANULE_BYTES)
+        while (offset := self._take_gap(size)) is None:
+            if not self._free:
+                return None
+            self._retire(self._free.pop(0))
+        slot = Slot(offset, size)
+        if self.on_new is not None:
+            self.on_new(slot)
+        self._busy += 1
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Give a slot back: nobody reads or writes it any more."""
+        self._busy -= 1
+        self._free.append(slot)
+
+    def view(self, slot: Slot) -> np.ndarray:
+        """The slot's memory as a flat uint8 array."""
+        return self.bytes[slot.offset : slot.offset + slot.capacity_bytes]
+
+    def close(self) -> None:
+        """Retire the free slots and close the descriptor; the mapping goes with its last reference. Idempotent."""
+        while self._free:
+            slot = self._free.pop()
+            if os.getpid() == self._pid:  # a forked child must not touch its parent's pages
+                self._retire(slot)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self.bytes = np.empty(0, np.uint8)
+        # Where a tensor of the caller still refers to the pages, they go when it does.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+    def _take_gap(self, size: int) -> int | None:
+        for i, (offset, room) in enumerate(self._gaps):
+            if room >= size:
+                if room == size:
+                    del self._gaps[i]
+                else:
+                    self._gaps[i] = (offset + size, room - size)
+                return offset
+        return None
+
+    def _retire(self, slot: Slot) -> None:
+        if self.on_retire is not None:
+            self.on_retire(slot)
+        if self.fd >= 0:
+            _punch_hole(self.fd, slot.offset, slot.capacity_bytes)
+        self._gaps.append((slot.offset, slot.capacity_bytes))
+        self._gaps.sort()
+        merged: list[tuple[int, int]] = []
+        for offset, room in self._gaps:
+            if merged and sum(merged[-1]) == offset:
+                merged[-1] = (merged[-1][0], merged[-1][1] + room)
+            else:
+                merged.append((offset, room))
+        self._gaps = merged
+
+
+def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+    if libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot give back {nbytes} bytes of the ring: {os.strerror(code)}")
