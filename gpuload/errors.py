@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DecodeError", "ErrorRecord", "GpuloadError", "SampleError", "WorkerError"]
+__all__ = ["CollateError", "DecodeError", "ErrorRecord", "GpuloadError", "SampleError", "WorkerError"]
 
 
 class GpuloadError(Exception):
-    """Base class of all errors that gpuload raises on purpose, besides `ValueError` and `TypeError` for bad arguments."""
+    """Base class of all errors that gpuload raises on purpose, besides `ValueError` and `TypeError` for bad
+    arguments."""
 
 
 class DecodeError(GpuloadError):
@@ -21,6 +22,10 @@ class DecodeError(GpuloadError):
 
     Raised by `gpuload.decode`. Inside a `Loader` it becomes the cause of a `SampleError`.
     """
+
+
+class CollateError(GpuloadError):
+    """Samples that loaded cannot be put together into one batch; the message names two that differ."""
 
 
 class WorkerError(GpuloadError):
