@@ -1,0 +1,161 @@
+"""The decoder of one process: header first, then a region, by the first decoder that has nothing to complain about.
+
+Runs in a worker, or in the main process with ``num_workers=0``. Holds no pixels between calls; what the libraries keep
+(nvImageCodec's image memory) belongs to `jpeg`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import numpy as np
+
+from gpuload.decode.header import Header, read_header
+from gpuload.decode.jpeg import JpegDecoder, nvimagecodec, simplejpeg
+from gpuload.decode.native_messages import one_line
+from gpuload.decode.options import Decode
+from gpuload.decode.orientation import is_transposed, stored_region, upright
+from gpuload.decode.pillow_images import CHANNELS, PillowImage, open_image
+from gpuload.errors import DecodeError
+from gpuload.sample import Encoded, Mode
+
+__all__ = ["Decoder"]
+
+LADDER: Final = {"nvimgcodec": (nvimagecodec, simplejpeg), "simplejpeg": (simplejpeg,), "pillow": ()}
+
+
+class Decoder:
+    """Decodes images, one at a time.
+
+    Args:
+        options: what to allow and whether to turn images upright.
+        prefer: the decoder that plain JPEGs are given to first; those after it on the ladder nvimgcodec, simplejpeg,
+            pillow take what it refuses.
+
+    Example:
+        >>> decoder = Decoder(Decode())
+        >>> header = decoder.header(photo)
+        >>> decoder.size_hw(header), decoder.channels(header, photo.mode)
+        ((40, 60), 3)
+        >>> decoder.decode(photo, header, (10, 20, 16, 24)).shape
+        (16, 24, 3)
+    """
+
+    def __init__(
+        self, options: Decode, *, prefer: Literal["nvimgcodec", "simplejpeg", "pillow"] = "nvimgcodec"
+    ) -> None:
+        if prefer not in LADDER:
+            raise ValueError(f"prefer must be one of {', '.join(map(repr, LADDER))}, got {prefer!r}")
+        self._options = options
+        self._ladder = LADDER[prefer]
+
+    def header(self, encoded: Encoded) -> Header:
+        """Read format, size and orientation, without decoding.
+
+        Raises:
+            DecodeError: no image, a format gpuload does not decode, a broken header, too many pixels or scans.
+        """
+        return read_header(encoded.data, self._options)
+
+    def size_hw(self, header: Header) -> tuple[int, int]:
+        """Height and width of the image that regions are meant in: upright with ``exif=True``, else as stored."""
+        if is_transposed(header.orientation):
+            return header.width, header.height
+        return header.height, header.width
+
+    def channels(self, header: Header, mode: Mode) -> int:
+        """How many channels `decode` gives for an `Encoded` of this mode.
+
+        Raises:
+            DecodeError: ``mode="unchanged"`` of an image that does not hold 8-bit channels.
+        """
+        if mode != "unchanged":
+            return CHANNELS[mode]
+        if header.mode not in CHANNELS:
+            raise DecodeError(
+                f"mode='unchanged' gives 8-bit channels, but this {header.format} holds Pillow mode {header.mode!r}; "
+                "ask for mode='RGB' or 'L'"
+            )
+        return CHANNELS[header.mode]
+
+    def decode(
+        self,
+        encoded: Encoded,
+        header: Header,
+        region_tlhw: tuple[int, int, int, int] | None = None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Decode a region, H×W×C uint8.
+
+        Args:
+            encoded: the file's bytes and the mode to give.
+            header: what `header` returned for them.
+            region_tlhw: top, left, height, width within `size_hw`; None for the whole image.
+            out: where the pixels go, uint8 of the result's shape (shared memory, say); None for a new array.
+
+        Raises:
+            DecodeError: no decoder takes it; the message holds what each of them said.
+            ValueError: the region is empty or leaves the image, or `out` does not fit.
+        """
+        size_hw = self.size_hw(header)
+        if region_tlhw is None:
+            region_tlhw = (0, 0, *size_hw)
+        top, left, height, width = region_tlhw
+        if top < 0 or left < 0 or height < 1 or width < 1 or top + height > size_hw[0] or left + width > size_hw[1]:
+            raise ValueError(f"the region (top, left, height, width) = {region_tlhw} is not within H×W = {size_hw}")
+        shape = (height, width, self.channels(header, encoded.mode))
+        if out is None:
+            out = np.empty(shape, np.uint8)
+        elif out.shape != shape or out.dtype != np.uint8:
+            raise ValueError(f"out must be uint8 of shape {shape}, got {out.dtype} of shape {out.shape}")
+        orientation = header.orientation
+        if orientation == 1:
+            np.copyto(out, self._stored(encoded, header, region_tlhw))
+        else:
+            stored = self._stored(encoded, header, stored_region(region_tlhw, orientation, size_hw))
+            np.copyto(out, upright(stored, orientation))
+        return out
+
+    def _stored(self, encoded: Encoded, header: Header, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
+        """A region as stored, in the mode asked for."""
+        data, mode = encoded.data, encoded.mode
+        said: list[str] = []
+        jpeg = header.jpeg
+        if jpeg is not None:
+            grey = header.mode == "L" and mode in ("L", "unchanged")
+            for find in self._ladder:
+                decoder: JpegDecoder | str = find()
+                if isinstance(decoder, str):
+                    said.append(f"{find.__name__}: {decoder}")
+                    continue
+                pixels, complaint = decoder.decode(data, jpeg, grey, region_tlhw)
+                if pixels is not None:
+                    return pixels if grey or mode in ("RGB", "unchanged") else _convert(pixels, mode)
+                said.append(f"{decoder.name}: {complaint}")
+        opened = header.opened
+        try:
+            if opened is None:
+                opened = open_image(data, header.format)
+            return opened.pixels(mode, region_tlhw)
+        except Exception as error:
+            said.append(one_line(f"Pillow: {type(error).__name__}: {error}"))
+            if header.format == "JPEG":
+                pixels = _before_damage(data, mode, region_tlhw)
+                if pixels is not None:
+                    return pixels
+            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}") from error
+
+
+def _convert(rgb: np.ndarray, mode: str) -> np.ndarray:
+    from PIL import Image
+
+    pixels = np.asarray(Image.fromarray(rgb).convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _before_damage(data: bytes, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray | None:
+    try:
+        opened: PillowImage = open_image(data, "JPEG")
+        return opened.pixels_before_damage(mode, region_tlhw)
+    except Exception:
+        return None

@@ -1,0 +1,104 @@
+"""What is known of an image before its pixels: format, size, orientation, and how it will be decoded.
+
+`read_header` refuses what is not an image and what is larger than allowed, before memory is taken for pixels.
+A `Header` belongs to the bytes it was read from and lives as long as one sample's decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuload.decode import jpeg_header
+from gpuload.decode.jpeg_header import JpegHeader
+from gpuload.decode.native_messages import one_line
+from gpuload.decode.options import Decode
+from gpuload.decode.orientation import read_orientation
+from gpuload.decode.pillow_images import FORMATS, PillowImage, open_image, sniff
+from gpuload.errors import DecodeError
+
+__all__ = ["Header", "read_header"]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """An image's format, stored size and orientation.
+
+    Attributes:
+        format: "JPEG", "PNG", …: what the content says, whatever the file is called.
+        height, width: in pixels, as stored.
+        orientation: 1 to 8, as EXIF counts; 1 where `Decode.exif` is off.
+        mode: Pillow's name of the stored pixels: "L", "RGB", "CMYK", "P", "I;16" …
+        jpeg: its markers, where the JPEG-only decoders may try it.
+        opened: Pillow's open image, for everything else.
+    """
+
+    format: str
+    height: int
+    width: int
+    orientation: int
+    mode: str
+    jpeg: JpegHeader | None = None
+    opened: PillowImage | None = None
+
+
+def read_header(data: bytes, options: Decode) -> Header:
+    """Read the header of an image file.
+
+    Raises:
+        DecodeError: it is no image, of an unknown format, damaged in its header, or larger than `options` allow.
+    """
+    if data.startswith(jpeg_header.SOI):
+        jpeg = jpeg_header.scan_markers(data)
+        if jpeg is not None:
+            _check_pixels(jpeg.height, jpeg.width, options)
+            if options.max_scans is not None:
+                _check_scans(jpeg_header.count_scans(data, jpeg, options.max_scans), options.max_scans)
+            if jpeg.plain:
+                orientation = read_orientation(jpeg.exif, jpeg.xmp) if options.exif else 1
+                mode = "L" if jpeg.components == 1 else "RGB"
+                return Header("JPEG", jpeg.height, jpeg.width, orientation, mode, jpeg)
+        elif options.max_scans is not None:
+            _check_scans(data.count(b"\xff\xda"), options.max_scans)
+        return _by_pillow(data, "JPEG", options)
+    name = sniff(data)
+    if name is None:
+        if not data:
+            raise DecodeError("the file is empty (0 bytes); expected an image")
+        raise DecodeError(
+            f"not an image that gpuload decodes: {len(data)} bytes that start with {data[:16]!r}; "
+            f"expected one of {FORMATS}, told by its content"
+        )
+    return _by_pillow(data, name, options)
+
+
+def _by_pillow(data: bytes, name: str, options: Decode) -> Header:
+    try:
+        opened = open_image(data, name)
+    except Exception as error:
+        raise DecodeError(
+            f"the {name} header cannot be read: Pillow says {type(error).__name__}: {one_line(str(error))}"
+        ) from error
+    _check_pixels(opened.height, opened.width, options)
+    orientation = 1
+    if options.exif:
+        try:
+            orientation = opened.orientation()
+        except Exception:  # a broken EXIF block is no orientation; broken pixels are met again when they are decoded
+            orientation = 1
+    return Header(name, opened.height, opened.width, orientation, opened.mode, None, opened)
+
+
+def _check_pixels(height: int, width: int, options: Decode) -> None:
+    if options.max_pixels is not None and height * width > options.max_pixels:
+        raise DecodeError(
+            f"the header says {width:,}×{height:,} = {width * height:,} pixels, more than max_pixels="
+            f"{options.max_pixels:,}: perhaps a decompression bomb; if it is not, pass Decode(max_pixels=…)"
+        )
+
+
+def _check_scans(count: int, limit: int) -> None:
+    if count > limit:
+        raise DecodeError(
+            f"the JPEG comes in {count:,} scans, more than max_scans={limit:,}: perhaps made to cost decoding time; "
+            "if it is not, pass Decode(max_scans=…)"
+        )

@@ -1,0 +1,147 @@
+"""The two JPEG-only decoders: nvImageCodec on the CPU, which decodes a region alone, and simplejpeg.
+
+Each takes a plain JPEG (`JpegHeader.plain`) and gives the pixels as stored, or None and what it said. **Damage**: both
+use libjpeg-turbo, which fills what is missing with grey and only *warns*. So whatever a decoder says about an image,
+were it one warning, discards its pixels, and the next decoder is asked; Pillow, the last, decodes what it would decode
+for anybody, rows before the end of a truncated file included. A healthy file pays for this with a look at its last two
+bytes (a file without an end-of-image marker is cut off: nvImageCodec would hand it to a second, more forgiving decoder)
+and the few µs of `native_messages`.
+
+One of each per process, made at the first JPEG. nvImageCodec's image memory is reused from image to image.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuload.decode.jpeg_header import JpegHeader, has_end
+from gpuload.decode.native_messages import native_messages, one_line
+
+__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "nvimagecodec", "simplejpeg"]
+
+# The library's own limits, above which it refuses or takes its second decoder (libjpeg_turbo extension, 0.8 and 0.9).
+NV_MAX_BYTES = 1 << 29
+NV_MAX_SCANS = 256
+# Image memory larger than this is given back after the image, or one panorama would stay in every worker.
+KEEP_BYTES = 64 << 20
+VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
+
+
+class JpegDecoder(Protocol):
+    """`decode` gives H×W×C pixels of the stored image, valid until the next call, and ""; or None and the reason."""
+
+    name: str
+
+    def decode(
+        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
+    ) -> tuple[np.ndarray | None, str]: ...
+
+
+class NvImageCodec:
+    """nvImageCodec's CPU decoder, with one thread."""
+
+    name = "nvImageCodec"
+
+    def __init__(self) -> None:
+        messages = native_messages()
+        if messages is None:
+            raise ImportError("its messages cannot be caught with this C library")
+        self._listen = messages.listen
+        made, said = messages.listen(self._make)
+        if made is None:
+            raise ImportError(said)
+
+    def _make(self) -> bool:
+        before = os.environ.get(VERBOSITY)
+        os.environ[VERBOSITY] = "0"  # read once, at the import: without it errors are printed by C++ streams, uncaught
+        try:
+            from nvidia import nvimgcodec
+        finally:
+            if before is None:
+                del os.environ[VERBOSITY]
+            else:
+                os.environ[VERBOSITY] = before
+        self._stream = nvimgcodec.CodeStream
+        self._region = nvimgcodec.Region
+        self._decoder = nvimgcodec.Decoder(
+            device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+            max_num_cpu_threads=1,
+            backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
+        )
+        self._params = {
+            grey: nvimgcodec.DecodeParams(
+                apply_exif_orientation=False,
+                color_spec=nvimgcodec.ColorSpec.GRAY if grey else nvimgcodec.ColorSpec.SRGB,
+            )
+            for grey in (False, True)
+        }
+        self._image: Any = None
+        return True
+
+    def decode(
+        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
+    ) -> tuple[np.ndarray | None, str]:
+        if not has_end(data, header):
+            return None, "the file is cut off: there is no end-of-image marker"
+        if header.height * header.width * header.components >= NV_MAX_BYTES:
+            return None, f"not asked: {header.width:,}×{header.height:,} pixels are beyond its limit"
+        top, left, height, width = region_tlhw
+        region = self._region(top, left, top + height, left + width)
+
+        def call() -> Any:
+            stream = self._stream(data)
+            if height != header.height or width != header.width:
+                stream = stream.get_sub_code_stream(region=region)
+            return self._decoder.decode(stream, image=self._image, params=self._params[grey])
+
+        image, said = self._listen(call)
+        if said or image is None:
+            return None, said or "it gave no image and no reason"
+        pixels = np.asarray(image)
+        self._image = image if pixels.nbytes <= KEEP_BYTES else None
+        return pixels, ""
+
+
+class SimpleJpeg:
+    """libjpeg-turbo through simplejpeg: decodes the whole image, of which the region is cut."""
+
+    name = "simplejpeg"
+
+    def __init__(self) -> None:
+        from simplejpeg import decode_jpeg
+
+        self._decode = decode_jpeg
+
+    def decode(
+        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
+    ) -> tuple[np.ndarray | None, str]:
+        try:
+            whole = self._decode(data, "GRAY" if grey else "RGB", fastdct=False, fastupsample=False, strict=True)
+        except Exception as error:
+            return None, one_line(f"{type(error).__name__}: {error}")
+        if whole.shape[:2] != (header.height, header.width):
+            return None, f"the header says {header.width}×{header.height} pixels, it decodes {whole.shape[:2][::-1]}"
+        top, left, height, width = region_tlhw
+        return whole[top : top + height, left : left + width], ""
+
+
+@functools.cache
+def nvimagecodec() -> NvImageCodec | str:
+    """This process's nvImageCodec, or why there is none."""
+    try:
+        return NvImageCodec()
+    except Exception as error:
+        return one_line(f"not usable ({type(error).__name__}: {error})")
+
+
+@functools.cache
+def simplejpeg() -> SimpleJpeg | str:
+    """This process's simplejpeg, or why there is none."""
+    try:
+        return SimpleJpeg()
+    except Exception as error:
+        return one_line(f"not usable ({type(error).__name__}: {error})")

@@ -1,0 +1,83 @@
+"""What C decoders print to standard error, caught as text.
+
+libjpeg (inside nvImageCodec) and libtiff (inside Pillow) report damage by ``fprintf(stderr, …)`` and nothing else: the
+call succeeds and returns grey pixels. So their messages are part of the result, and must not reach the terminal.
+
+While a decoder runs, the C library's variable ``stderr`` points at a stream over a memfd. File descriptor 2 stays as
+it is: what Python writes to ``sys.stderr``, what other threads' children inherit and what a crash handler prints goes
+where it always went, and only C code that prints through ``stderr`` during these milliseconds is caught. A lock keeps
+two decoding threads of one process from reading each other's messages. Cost: about 2 µs a call.
+
+glibc only (elsewhere the variable may be read-only): `native_messages` then gives None, and decoders that need it are
+not used. One stream and one descriptor per process, for its lifetime; a forked child makes its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["NativeMessages", "native_messages", "one_line"]
+
+T = TypeVar("T")
+UNBUFFERED = 2
+MAX_TEXT_BYTES = 4096
+
+
+class NativeMessages:
+    """Runs a call and tells what it printed to the C library's ``stderr``."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        libc.fdopen.restype = ctypes.c_void_p
+        libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
+        self._stderr = ctypes.c_void_p.in_dll(libc, "stderr")
+        self._fd = os.memfd_create("gpuload-native-messages")
+        self._stream = libc.fdopen(self._fd, b"a")
+        if not self._stream:
+            raise OSError("fdopen failed for the stream that catches decoder messages")
+        libc.setvbuf(self._stream, None, UNBUFFERED, 0)
+        self._lock = threading.Lock()
+
+    def listen(self, call: Callable[[], T]) -> tuple[T | None, str]:
+        """The result of `call()`, None where it raised; and what it printed and raised, as one line ("": nothing)."""
+        said = ""
+        with self._lock:
+            before = self._stderr.value
+            self._stderr.value = self._stream
+            try:
+                result = call()
+            except Exception as error:
+                result, said = None, f"{type(error).__name__}: {error}"
+            finally:
+                self._stderr.value = before
+            if os.lseek(self._fd, 0, os.SEEK_END):
+                printed = os.pread(self._fd, MAX_TEXT_BYTES, 0).decode("utf-8", "replace")
+                os.ftruncate(self._fd, 0)
+                said = f"{printed}\n{said}"
+        return result, one_line(said) if said else ""
+
+
+def one_line(text: str) -> str:
+    """A message of several lines as one, cut where it gets long."""
+    joined = "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    return joined if len(joined) <= 300 else joined[:299] + "…"
+
+
+@functools.cache
+def native_messages() -> NativeMessages | None:
+    """This process's catcher; None where the C library is not glibc."""
+    try:
+        if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
+            return None
+        return NativeMessages()
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=native_messages.cache_clear)
