@@ -1,0 +1,31 @@
+"""What an engine tells the feed: how chunks ended. Parent side only; plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuload.workers.protocol import Reply
+
+__all__ = ["Event", "Freed", "Lost"]
+
+
+@dataclass(slots=True, frozen=True)
+class Lost:
+    """The worker that had this chunk died, at `row`, or before it noted any (None)."""
+
+    chunk: int
+    attempt: int
+    row: int | None
+    cause: str
+    slot_is_free: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Freed:
+    """The slot of this lost chunk is free."""
+
+    chunk: int
+    attempt: int
+
+
+Event = Reply | Lost | Freed

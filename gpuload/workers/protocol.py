@@ -1,0 +1,163 @@
+"""What the parent and its workers say to each other. Both sides import this; it imports no torch.
+
+Two kinds of channel, both inherited descriptors without a name:
+
+- the *queue*: one SOCK_SEQPACKET pair; the parent sends `Request` messages, all workers read the same end, so an idle
+  worker takes the next chunk and nothing waits behind a slow file;
+- for each worker a *reply* pair, SOCK_SEQPACKET, that the worker alone writes to.
+
+And one shared page, the *board*, where the parent says from which chunk on work is still wanted, and each worker notes
+what it is at, so that the parent knows it when the worker dies:
+
+    offset 0             uint64   chunks with a smaller number are no longer wanted
+    offset 64·(w + 1)    int64×4  worker w: chunk, attempt, row, monotonic nanoseconds of the row's start
+
+Messages are small: positions, dataset indices, offsets. Pixels and array payloads lie in the chunk's slot.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import pickle
+import struct
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["HELLO", "HELLO_FAILED", "IDLE", "Board", "Note", "Reply", "Request", "Status"]
+
+IDLE = -1
+HELLO = b"hello"  # the first message of a worker: it is ready
+HELLO_FAILED = b"failed"  # or it cannot be, followed by its traceback as text
+_REQUEST = struct.Struct("<qqqqqqqB")
+_REPLY = struct.Struct("<qqqqq")
+_NOTE = struct.Struct("<qqqq")
+_LIMIT = struct.Struct("<Q")
+MAX_INLINE_BYTES = 48 * 1024  # a message must fit the socket's buffer; more meta data than this lies in the slot
+
+
+@dataclass(slots=True)
+class Request:
+    """One chunk to be done: which samples, and the slot that they go to.
+
+    `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead.
+    """
+
+    chunk: int
+    attempt: int
+    epoch: int
+    slot_offset: int
+    slot_bytes: int
+    positions: np.ndarray
+    indices: np.ndarray | list[object]
+
+    def pack(self) -> bytes:
+        plain = isinstance(self.indices, np.ndarray)
+        body = self.indices.tobytes() if isinstance(self.indices, np.ndarray) else pickle.dumps(self.indices, 5)
+        head = _REQUEST.pack(
+            self.chunk,
+            self.attempt,
+            self.epoch,
+            self.slot_offset,
+            self.slot_bytes,
+            len(self.positions),
+            len(body),
+            plain,
+        )
+        return head + self.positions.tobytes() + body
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Request:
+        chunk, attempt, epoch, offset, nbytes, count, _, plain = _REQUEST.unpack_from(message)
+        at = _REQUEST.size
+        positions = np.frombuffer(message, np.int64, count, at)
+        at += positions.nbytes
+        # The parent wrote this: dataset keys of the user's own sampler, never anything that a file holds.
+        indices = np.frombuffer(message, np.int64, count, at) if plain else pickle.loads(message[at:])
+        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices)
+
+
+class Status(enum.IntEnum):
+    """How a chunk ended."""
+
+    DONE = 0
+    TOO_LARGE = 1  # `nbytes` are needed; nothing was written
+    UNWANTED = 2  # its epoch was broken off
+
+
+@dataclass(slots=True)
+class Reply:
+    """The end of one chunk.
+
+    `nbytes` is what the chunk takes in its slot (for TOO_LARGE: what it would take). `meta` is the packed description
+    of its samples (see `batch.py`); it lies in the slot at `meta_offset` where it was too long for a message.
+    """
+
+    chunk: int
+    attempt: int
+    status: Status
+    nbytes: int
+    meta: bytes
+    meta_at: tuple[int, int] | None = None
+
+    def pack(self) -> bytes:
+        offset, length = self.meta_at or (-1, 0)
+        return _REPLY.pack(self.chunk, self.attempt << 8 | self.status, self.nbytes, offset, length) + self.meta
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Reply:
+        chunk, attempt_status, nbytes, offset, length = _REPLY.unpack_from(message)
+        return cls(
+            chunk,
+            attempt_status >> 8,
+            Status(attempt_status & 255),
+            nbytes,
+            message[_REPLY.size :],
+            None if offset < 0 else (offset, length),
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Note:
+    """What a worker is at: a row of a chunk, since when; `chunk` is `IDLE` between two."""
+
+    chunk: int
+    attempt: int
+    row: int
+    since_ns: int
+
+
+class Board:
+    """The shared page of notes. The parent makes it; each worker writes its own line only."""
+
+    def __init__(self, workers: int, fd: int | None = None) -> None:
+        self.nbytes = 64 * (workers + 1)
+        if fd is None:
+            fd = os.memfd_create("gpuload-board", os.MFD_CLOEXEC)
+            os.ftruncate(fd, self.nbytes)
+        self.fd = fd
+        self._map = mmap.mmap(fd, self.nbytes)
+
+    @property
+    def wanted_from(self) -> int:
+        """Chunks with a smaller number are no longer wanted."""
+        return _LIMIT.unpack_from(self._map, 0)[0]
+
+    @wanted_from.setter
+    def wanted_from(self, chunk: int) -> None:
+        _LIMIT.pack_into(self._map, 0, chunk)
+
+    def write(self, worker: int, chunk: int, attempt: int, row: int) -> None:
+        _NOTE.pack_into(self._map, 64 * (worker + 1), chunk, attempt, row, time.monotonic_ns())
+
+    def read(self, worker: int) -> Note:
+        return Note(*_NOTE.unpack_from(self._map, 64 * (worker + 1)))
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            self._map.close()
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,242 @@
+"""The feed, driven by an engine that answers as the test says: no process, no decoder."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuload.batch import LEAF, ChunkContent, ImageColumn, write_content
+from gpuload.ring import GRANULE_BYTES, Ring
+from gpuload.workers.events import Event, Freed, Lost
+from gpuload.workers.feed import Batch, Feed
+from gpuload.workers.protocol import Reply, Request, Status
+
+
+class Engine:
+    """Writes each sample's index into as many bytes as `sizes` says; `fate` may name another end for a request."""
+
+    def __init__(self, ring: Ring, sizes, fate=lambda request: None, capacity: int = 10**9, shuffle: int | None = None):
+        self.ring, self.sizes, self.fate, self.capacity = ring, sizes, fate, capacity
+        self.queue: deque[Request] = deque()
+        self.seen: list[Request] = []
+        self.wanted_from = 0
+        self.rng = None if shuffle is None else np.random.default_rng(shuffle)
+
+    def submit(self, request: Request) -> bool:
+        if len(self.queue) >= self.capacity:
+            return False
+        self.queue.append(request)
+        return True
+
+    def disown(self, before: int) -> None:
+        self.wanted_from = before
+
+    def forgive(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def gather(self, timeout_s: float) -> list[Event]:
+        if not self.queue:
+            return []
+        place = 0 if self.rng is None else int(self.rng.integers(len(self.queue)))
+        request = self.queue[place]
+        del self.queue[place]
+        self.seen.append(request)
+        if request.chunk < self.wanted_from:
+            return [Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")]
+        return self.fate(request) or [self.do(request)]
+
+    def do(self, request: Request) -> Reply:
+        sizes = [self.sizes[index] for index in request.indices]
+        if sum(sizes) > request.slot_bytes:
+            return Reply(request.chunk, request.attempt, Status.TOO_LARGE, sum(sizes), b"")
+        slot = self.ring.bytes[request.slot_offset : request.slot_offset + request.slot_bytes]
+        offsets = np.cumsum([0, *sizes])
+        for index, start, end in zip(request.indices, offsets, offsets[1:], strict=False):
+            slot[start:end] = int(index) % 251
+        n = len(sizes)
+        shapes = np.stack([np.array(sizes), np.ones(n, int), np.ones(n, int)], 1)
+        column = ImageColumn(offsets[:-1], shapes, shapes[:, :2], np.zeros((n, 4), int))
+        content = ChunkContent(
+            list(range(n)), [LEAF], [(0,)], [column], [[int(i)] for i in request.indices], [None] * n
+        )
+        packed = write_content(content, slot, int(offsets[-1]), inline_bytes=10**6)
+        if not packed.fits:
+            return Reply(request.chunk, request.attempt, Status.TOO_LARGE, packed.nbytes, b"")
+        return Reply(request.chunk, request.attempt, Status.DONE, packed.nbytes, packed.meta, packed.meta_at)
+
+
+def batches(n: int, size: int, epoch: int = 0):
+    for step, start in enumerate(range(0, n, size)):
+        positions = np.arange(start, min(start + size, n))
+        yield Batch(step, epoch, positions, positions * 7)
+
+
+def read(feed: Feed, batch: Batch) -> list[int]:
+    """The dataset indices of a batch, as found in its pixels and in its values; checks that both agree."""
+    found = []
+    for part in batch.parts:
+        assert part.content is not None
+        column = part.content.images[0]
+        for offset, (size, _, _), (value,) in zip(column.offsets, column.shapes, part.content.values, strict=True):
+            assert (part.data[offset : offset + size] == value % 251).all()
+            found.append(value)
+    return found
+
+
+def drain(feed: Feed) -> list[list[int]]:
+    result = []
+    while (batch := feed.take()) is not None:
+        result.append(read(feed, batch))
+        feed.release(batch)
+    while not feed.idle():
+        feed.pump(0)
+    return result
+
+
+def expected(n: int, size: int) -> list[list[int]]:
+    return [[7 * p for p in range(start, min(start + size, n))] for start in range(0, n, size)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 80),
+    size=st.integers(1, 30),
+    chunk=st.integers(1, 17),
+    ahead=st.integers(1, 4),
+    granules=st.integers(2, 40),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_batch_is_whole_in_order_and_right_whatever_the_ring_and_the_chunks(
+    n, size, chunk, ahead, granules, seed
+):
+    rng = np.random.default_rng(seed)
+    ring = Ring(granules * GRANULE_BYTES)
+    sizes = {7 * p: int(rng.integers(1, 2 * GRANULE_BYTES)) for p in range(n)}
+    feed = Feed(Engine(ring, sizes, capacity=3, shuffle=seed), ring, chunk_size=chunk, ahead=ahead)
+    feed.begin(batches(n, size))
+    assert drain(feed) == expected(n, size)
+    assert ring.slot_bytes <= ring.ring_bytes
+    assert feed.idle()
+    ring.close()
+
+
+def make(sizes=None, *, ring_bytes=1 << 22, fate=lambda request: None, **options) -> tuple[Feed, Engine]:
+    ring = Ring(ring_bytes)
+    engine = Engine(ring, sizes or dict.fromkeys(range(0, 7000, 7), 1000), fate, options.pop("capacity", 10**9))
+    return Feed(engine, ring, **{"chunk_size": 4, "ahead": 2, **options}), engine
+
+
+def test_a_sample_larger_than_the_ring_is_an_error_of_that_sample_alone():
+    sizes = dict.fromkeys(range(0, 700, 7), 1000)
+    sizes[21] = 5 << 20
+    feed, _ = make(sizes)
+    feed.begin(batches(8, 8))
+    batch = feed.take()
+    records = [record for part in batch.parts for _, record in part.content.errors]
+    assert [record.index for record in records] == [21]
+    assert "5,242,880 bytes, more than ring_bytes=4,194,304; raise ring_bytes" in records[0].cause
+    assert sum(len(part.content.rows) for part in batch.parts) == 7
+
+
+def test_a_batch_larger_than_the_ring_is_moved_out_of_it_piece_by_piece():
+    feed, _ = make(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2)
+    feed.begin(batches(40, 40))
+    assert drain(feed) == expected(40, 40)
+    assert feed.spilled_chunks > 0
+
+
+def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
+    feed, _ = make(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2, ahead=10)
+    feed.begin(batches(40, 4))
+    for _ in range(50):
+        feed.pump(0)
+    assert feed.spilled_chunks == 0
+    assert drain(feed) == expected(40, 4)
+
+
+def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones():
+    feed, engine = make()
+    feed.begin(batches(40, 8, epoch=0))
+    feed.release(feed.take())
+    feed.begin(batches(40, 8, epoch=1))
+    assert drain(feed) == expected(40, 8)
+    assert {request.epoch for request in engine.seen if request.chunk >= engine.wanted_from} == {1}
+    assert feed.idle()
+    slots = feed.ring.slots
+    for epoch in range(2, 12):
+        feed.begin(batches(40, 8, epoch))
+        feed.release(feed.take())
+    feed.abandon()
+    while not feed.idle():
+        feed.pump(0)
+    assert feed.ring.slots == slots
+
+
+def test_a_full_queue_loses_nothing():
+    feed, _ = make(capacity=1)
+    feed.begin(batches(100, 16))
+    assert drain(feed) == expected(100, 16)
+
+
+def test_a_lost_chunk_is_done_again_its_suspect_alone():
+    lost_once = []
+
+    def fate(request):
+        if 35 in request.indices and not lost_once:
+            lost_once.append(request)
+            row = list(request.indices).index(35)
+            return [Lost(request.chunk, request.attempt, row, "killed by SIGKILL", slot_is_free=True)]
+        return None
+
+    feed, engine = make(fate=fate)
+    feed.begin(batches(8, 8))
+    assert drain(feed) == expected(8, 8)
+    again = [list(request.indices) for request in engine.seen if request.attempt == 1]
+    assert again == [[28], [35], [42, 49]]
+
+
+def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
+    def fate(request):
+        if 35 in request.indices:
+            row = list(request.indices).index(35)
+            return [Lost(request.chunk, request.attempt, row, "killed by SIGSEGV", slot_is_free=True)]
+        return None
+
+    feed, engine = make(fate=fate)
+    feed.begin(batches(8, 8))
+    batch = feed.take()
+    [record] = [record for part in batch.parts for _, record in part.content.errors]
+    assert (record.index, record.position) == (35, 5)
+    assert record.cause == "WorkerError: the worker that was alone with it died 2 times: killed by SIGSEGV"
+    assert sum(35 in request.indices for request in engine.seen) == 3
+    assert sum(len(part.content.rows) for part in batch.parts) == 7
+
+
+@pytest.mark.parametrize("late_reply", [True, False])
+def test_a_chunk_taken_but_not_noted_is_done_again_in_a_fresh_slot_and_a_late_duplicate_dropped(late_reply):
+    held = []
+
+    def fate(request):
+        if 0 in request.indices and not held:
+            held.append(request)
+            return [Lost(request.chunk, request.attempt, None, "died", slot_is_free=False)]
+        if 0 in request.indices:
+            assert request.slot_offset != held[0].slot_offset
+        return None
+
+    feed, engine = make(fate=fate)
+    feed.begin(batches(16, 8))
+    first = feed.take()
+    assert read(feed, first) == expected(16, 8)[0]
+    assert not feed.idle()
+    late = engine.do(held[0]) if late_reply else Freed(held[0].chunk, held[0].attempt)
+    feed._take_in(late)
+    assert read(feed, first) == expected(16, 8)[0]
+    feed.release(first)
+    assert drain(feed) == expected(16, 8)[1:]
+    assert feed.idle()
