@@ -1,0 +1,132 @@
+"""Finding the image files below a folder, in an order that is the same on every machine.
+
+Runs once, in the main process, when a dataset is made. Names are handled as the bytes that the file system holds, so
+neither the locale nor the order of `os.scandir` matters, and names that are no UTF-8 work. What a folder holds is
+packed as soon as it is read: while a tree is scanned, only one folder's names exist as objects.
+
+The order is that of torchvision's ImageFolder: folders sorted by their path (`a-b` before `a/b`, since "-" comes
+before "/"), the files of one sorted by name. torchvision compares text where this compares bytes; for names in UTF-8
+both give the same order.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Scanner"]
+
+
+class _Folder(NamedTuple):
+    path: bytes
+    joined: bytes  # the paths of its images, one after the other
+    lengths: np.ndarray
+
+
+class Scanner:
+    """Scans below one root.
+
+    Args:
+        root: an existing folder.
+        extensions: how the names of images end, lower case, with the dot.
+        follow_links: whether links may lead out of the root.
+    """
+
+    def __init__(self, root: str, *, extensions: Iterable[str], follow_links: bool) -> None:
+        self._root = os.fsencode(root)
+        self._real_root = os.path.realpath(self._root)
+        self._extensions = tuple(os.fsencode(extension) for extension in extensions)
+        self._follow_links = follow_links
+
+    def folders(self) -> list[bytes]:
+        """The names of the folders directly in the root, sorted."""
+        with os.scandir(self._root) as entries:
+            return sorted(entry.name for entry in entries if self._is_folder(entry, b""))
+
+    def images(self, start: bytes = b"") -> tuple[bytes, np.ndarray]:
+        """The images at any depth below the folder `start`.
+
+        Args:
+            start: a path relative to the root; empty for the root itself.
+
+        Returns:
+            Their paths relative to the root, one after the other without anything between, and the length of each
+            (uint32).
+
+        Raises:
+            OSError: a folder cannot be read.
+            ValueError: a link leaves the root, or leads in a circle.
+        """
+        found: list[_Folder] = []
+        waiting = [start]
+        while waiting:
+            folder = waiting.pop()
+            names: list[bytes] = []
+            with os.scandir(os.path.join(self._root, folder)) as entries:
+                for entry in entries:
+                    if self._is_folder(entry, folder):
+                        waiting.append(os.path.join(folder, entry.name))
+                    elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
+                        names.append(entry.name)
+            if names:
+                found.append(_pack(folder, names))
+        found.sort(key=lambda folder: folder.path)
+        lengths = [folder.lengths for folder in found] or [np.empty(0, np.uint32)]
+        return b"".join(folder.joined for folder in found), np.concatenate(lengths)
+
+    def _is_folder(self, entry: os.DirEntry[bytes], folder: bytes) -> bool:
+        try:
+            if not entry.is_dir():
+                return False
+        except OSError as error:
+            raise self._circle(entry.path) if error.errno == errno.ELOOP else error from None
+        if entry.is_symlink():
+            self._check_inside(entry)
+            self._check_no_circle(entry, folder)
+        return True
+
+    def _is_readable(self, entry: os.DirEntry[bytes]) -> bool:
+        """Whether something that is no folder is a file to read. A pipe is not: reading one waits for ever."""
+        if not entry.is_symlink():
+            return entry.is_file(follow_symlinks=False)
+        self._check_inside(entry)
+        try:
+            return stat.S_ISREG(entry.stat().st_mode)
+        except FileNotFoundError:
+            return True  # the file that it points to is missing: an error of this sample, when it is read
+
+    def _check_inside(self, link: os.DirEntry[bytes]) -> None:
+        if self._follow_links:
+            return
+        target = os.path.realpath(link.path)
+        if target != self._real_root and not target.startswith(self._real_root.rstrip(b"/") + b"/"):
+            raise ValueError(
+                f"{os.fsdecode(link.path)!r} is a link that leaves {os.fsdecode(self._root)!r}: it leads to "
+                f"{os.fsdecode(target)!r}. To read what lies there write follow_links=True"
+            )
+
+    def _check_no_circle(self, link: os.DirEntry[bytes], folder: bytes) -> None:
+        """Refuse a link to a folder that lies on the way to it. A circle always runs through such a link."""
+        target = link.stat()
+        above = self._root
+        for name in [b"", *folder.split(b"/")]:
+            above = os.path.join(above, name)
+            if os.path.samestat(target, os.stat(above)):
+                raise self._circle(link.path)
+
+    def _circle(self, link: bytes) -> ValueError:
+        return ValueError(
+            f"{os.fsdecode(link)!r} is a link that leads in a circle (to {os.fsdecode(os.readlink(link))!r}); remove it"
+        )
+
+
+def _pack(folder: bytes, names: list[bytes]) -> _Folder:
+    names.sort()
+    prefix = os.path.join(folder, b"")
+    lengths = np.fromiter(map(len, names), np.uint32, len(names)) + np.uint32(len(prefix))
+    return _Folder(folder, prefix + prefix.join(names), lengths)

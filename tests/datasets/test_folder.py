@@ -1,0 +1,516 @@
+"""Folders of images: what is found, in which order, what is yielded, and what is refused in which words."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuload.datasets import ImageFiles, ImageFolder
+from gpuload.datasets import folder as folder_module
+from gpuload.sample import Encoded
+
+ENDINGS = ".jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp"
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def make(root: Path, *names: str | bytes) -> Path:
+    """Files that hold their own relative path."""
+    for name in names:
+        raw = os.fsencode(name)
+        path = os.path.join(os.fsencode(root), raw)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(raw)
+    return root
+
+
+def relative(dataset: ImageFolder | ImageFiles) -> list[str]:
+    return [os.path.relpath(path, dataset.root) for path in dataset.paths]
+
+
+def torchvision_samples(root: Path, extensions: tuple[str, ...]) -> list[tuple[str, int]]:
+    """The samples of torchvision's ImageFolder, by the rules its documentation and behaviour give (0.23)."""
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    samples = []
+    for label, name in enumerate(classes):
+        for where, _, files in sorted(os.walk(root / name, followlinks=True)):
+            samples += [
+                (os.path.join(where, file), label) for file in sorted(files) if file.lower().endswith(extensions)
+            ]
+    return samples
+
+
+# What is found
+
+
+def test_yields_the_bytes_with_their_path_and_the_label(tmp_path: Path) -> None:
+    dataset = ImageFolder(make(tmp_path, "dog/1.jpg", "cat/2.png", "cat/1.jpeg"))
+    assert dataset.classes == ["cat", "dog"]
+    assert dataset.class_to_idx == {"cat": 0, "dog": 1}
+    assert list(dataset.paths) == [f"{tmp_path}/cat/1.jpeg", f"{tmp_path}/cat/2.png", f"{tmp_path}/dog/1.jpg"]
+    assert dataset.labels.tolist() == dataset.targets.tolist() == [0, 0, 1]
+    image, label = dataset[2]
+    assert image == Encoded(b"dog/1.jpg", "RGB", f"{tmp_path}/dog/1.jpg")
+    assert label == 1
+    assert type(label) is int
+    assert len(dataset) == 3
+    assert [item[0].data for item in dataset] == [b"cat/1.jpeg", b"cat/2.png", b"dog/1.jpg"]
+
+
+def test_files_without_labels(tmp_path: Path) -> None:
+    dataset = ImageFiles(make(tmp_path, "b.jpg", "sub/deep/a.jpg", "a.jpg", "notes.txt"), mode="L")
+    assert relative(dataset) == ["a.jpg", "b.jpg", "sub/deep/a.jpg"]
+    assert dataset[1] == Encoded(b"b.jpg", "L", f"{tmp_path}/b.jpg")
+    assert len(dataset) == 3
+
+
+def test_the_mode_is_passed_on(tmp_path: Path) -> None:
+    assert ImageFolder(make(tmp_path, "a/1.png"), mode="unchanged")[0][0].mode == "unchanged"
+
+
+def test_real_photographs(photos: list[Path]) -> None:
+    dataset = ImageFiles(photos[0].parent)
+    assert list(dataset.paths) == [str(path) for path in photos]
+    assert all(dataset[i].data == photos[i].read_bytes() for i in (0, 40, -1))
+
+
+def test_default_extensions_in_any_case_and_none_other(tmp_path: Path) -> None:
+    images = ["a.JPG", "b.jpeg", "c.PnG", "d.ppm", "e.bmp", "f.pgm", "g.tif", "h.TIFF", "i.webp"]
+    make(tmp_path, *images, "j.gif", "k.txt", "l.jpg.part", "jpg", "mjpg")
+    assert relative(ImageFiles(tmp_path)) == images
+
+
+@pytest.mark.parametrize("extensions", [".gif", (".GIF",), [".gif", ".avif"], {".gif"}])
+def test_other_extensions(tmp_path: Path, extensions: object) -> None:
+    make(tmp_path, "a.gif", "b.Gif", "c.jpg")
+    assert relative(ImageFiles(tmp_path, extensions=extensions)) == ["a.gif", "b.Gif"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["with space.jpg", "new\nline.jpg", "ümlaut-☃-\U0001f600.jpg", b"\xff\xfe not utf-8.jpg", "'\"\\.jpg", ".jpg"],
+)
+def test_any_name_works(tmp_path: Path, name: str | bytes) -> None:
+    text = os.fsdecode(name)
+    dataset = ImageFolder(make(tmp_path, f"class/{text}", "class/z\nz/1.jpg"))
+    image, _ = dataset[0]
+    assert relative(dataset) == [f"class/{text}", "class/z\nz/1.jpg"]
+    assert image.data == os.fsencode(f"class/{text}")
+    assert image.source == f"{tmp_path}/class/{text}"
+    assert pickle.loads(pickle.dumps(dataset)) == dataset
+
+
+def test_a_class_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    dataset = ImageFolder(make(tmp_path, b"\xe9t\xe9/1.jpg"))
+    assert dataset.classes == [os.fsdecode(b"\xe9t\xe9")]
+    assert dataset[0][0].data == b"\xe9t\xe9/1.jpg"
+
+
+def test_what_is_no_regular_file_is_left_out(tmp_path: Path) -> None:
+    make(tmp_path, "a.jpg", "folder.jpg/b.jpg")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "link to pipe.jpg").symlink_to("pipe.jpg")
+    assert relative(ImageFiles(tmp_path)) == ["a.jpg", "folder.jpg/b.jpg"]
+
+
+def test_an_empty_file_is_read_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    assert ImageFiles(tmp_path)[0].data == b""
+
+
+def test_the_root_may_be_relative_and_the_working_directory_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "data/c/1.jpg")
+    monkeypatch.chdir(tmp_path)
+    dataset = ImageFolder("data")
+    monkeypatch.chdir("/")
+    assert dataset.root == str(tmp_path / "data")
+    assert dataset[0][0].data == b"data/c/1.jpg"
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "c/1.jpg")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert ImageFolder("~").root == str(tmp_path)
+
+
+# The order
+
+
+def test_the_order_is_torchvisions_also_where_folders_and_files_sort_differently(tmp_path: Path) -> None:
+    make(
+        tmp_path, *(f"c/{name}.jpg" for name in ("a/1", "a-b/1", "a", "b", "a/z/2", "a0/1", "B")), "a/10.jpg", "a/9.jpg"
+    )
+    dataset = ImageFolder(tmp_path)
+    assert relative(dataset) == [
+        *("a/10.jpg", "a/9.jpg"),
+        *("c/B.jpg", "c/a.jpg", "c/b.jpg", "c/a/1.jpg", "c/a-b/1.jpg", "c/a/z/2.jpg", "c/a0/1.jpg"),
+    ]
+    expected = torchvision_samples(tmp_path, folder_module.EXTENSIONS)
+    assert list(zip(dataset.paths, dataset.labels.tolist(), strict=True)) == expected
+
+
+NAMES = st.text(st.sampled_from("aAb-. 0é☃\U0001f600\ufffd\n"), min_size=1, max_size=4).filter(
+    lambda name: name.strip(".") != ""
+)
+TREES = st.lists(st.lists(NAMES, min_size=1, max_size=3), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(tree=TREES)
+def test_the_order_is_torchvisions_for_any_tree(
+    tmp_path_factory: pytest.TempPathFactory, tree: list[list[str]]
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    for parts in tree:
+        folder = root.joinpath("class " + parts[0], *parts[1:-1])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / (parts[-1] + ".jpg")).touch()
+    dataset = ImageFolder(root)
+    expected = torchvision_samples(root, folder_module.EXTENSIONS)
+    assert list(zip(dataset.paths, dataset.labels.tolist(), strict=True)) == expected
+
+
+def test_the_order_does_not_depend_on_the_order_of_scanning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, *(f"{c}/{d}/{f}.jpg" for c in "zyx" for d in "321" for f in ("b", "a", "é")))
+    before = relative(ImageFolder(tmp_path))
+    real = os.scandir
+
+    class Backwards:
+        def __init__(self, path: bytes) -> None:
+            with real(path) as entries:
+                self.entries = sorted(entries, key=lambda entry: entry.name, reverse=True)
+
+        def __enter__(self) -> list[os.DirEntry]:
+            return self.entries
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", Backwards)
+    assert relative(ImageFolder(tmp_path)) == before
+
+
+def test_the_order_does_not_depend_on_the_locale(tmp_path: Path) -> None:
+    make(tmp_path, "c/é.jpg", "c/e.jpg", "c/f.jpg", "c/E.jpg", b"c/\xff.jpg")
+    code = (
+        "import sys; from gpuload.datasets import ImageFolder; print(bytes(ImageFolder(sys.argv[1]).paths.data).hex())"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, *options, "-c", code, str(tmp_path)],
+            env={"LC_ALL": locale, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for locale, options in [("C", ["-X", "utf8=0"]), ("C.UTF-8", [])]
+    }
+    assert len(outputs) == 1
+
+
+# Indices
+
+
+def test_negative_indices_and_numpy_integers_as_in_a_list(tmp_path: Path) -> None:
+    dataset = ImageFiles(make(tmp_path, "1.jpg", "2.jpg", "3.jpg"))
+    for index in (-3, -1, 0, 2, np.int64(1), np.uint8(2)):
+        assert dataset[index].data == [b"1.jpg", b"2.jpg", b"3.jpg"][index]
+
+
+@pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
+@pytest.mark.parametrize("index", [3, -4, 10**30])
+def test_an_index_out_of_range(tmp_path: Path, kind: Callable, index: int) -> None:
+    dataset = kind(make(tmp_path, "a/1.jpg", "a/2.jpg", "b/3.jpg"))
+    text = f"index {index} is out of range: {kind.__name__}({str(tmp_path)!r}) has 3 images"
+    with pytest.raises(IndexError, match=exactly(text)):
+        dataset[index]
+
+
+def test_an_index_that_is_no_integer(tmp_path: Path) -> None:
+    dataset = ImageFiles(make(tmp_path, "1.jpg"))
+    with pytest.raises(TypeError, match=exactly("an index must be an integer, got 0.0 (float)")):
+        dataset[0.0]
+    with pytest.raises(TypeError, match=exactly("an index must be an integer, got slice(0, 1, None) (slice)")):
+        dataset[0:1]
+
+
+def test_a_file_that_vanished_is_an_error_of_the_read(tmp_path: Path) -> None:
+    dataset = ImageFolder(make(tmp_path, "a/1.jpg", "a/2.jpg"))
+    (tmp_path / "a/1.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match=re.escape(f"No such file or directory: '{tmp_path}/a/1.jpg'")):
+        dataset[0]
+    assert dataset[1][0].data == b"a/2.jpg"
+
+
+def test_reading_leaves_no_file_open(tmp_path: Path) -> None:
+    dataset = ImageFiles(make(tmp_path, "1.jpg", "2.jpg"))
+    (tmp_path / "2.jpg").unlink()
+    (tmp_path / "2.jpg").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        dataset[0]
+        with pytest.raises(IsADirectoryError):
+            dataset[1]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_is_read_whole_also_in_small_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jpg").write_bytes(bytes(range(256)))
+    dataset = ImageFiles(tmp_path)
+    real = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, count: real(descriptor, min(count, 100)))
+    assert dataset[0].data == bytes(range(256))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
+class TestRoots:
+    def test_missing(self, tmp_path: Path, kind: Callable) -> None:
+        text = f"'{tmp_path}/no' does not exist; expected a folder of images (got '{tmp_path}/no')"
+        with pytest.raises(FileNotFoundError, match=exactly(text)):
+            kind(f"{tmp_path}/no")
+
+    def test_a_file(self, tmp_path: Path, kind: Callable) -> None:
+        make(tmp_path, "a.jpg")
+        with pytest.raises(
+            NotADirectoryError, match=exactly(f"'{tmp_path}/a.jpg' is a file; expected a folder of images")
+        ):
+            kind(tmp_path / "a.jpg")
+
+    def test_extensions_without_a_dot(self, tmp_path: Path, kind: Callable) -> None:
+        text = "extensions must be endings with their dot, such as '.jpg', got 'jpg'"
+        with pytest.raises(ValueError, match=exactly(text)):
+            kind(tmp_path, extensions=(".png", "jpg"))
+
+    def test_no_extensions(self, tmp_path: Path, kind: Callable) -> None:
+        with pytest.raises(ValueError, match=exactly("extensions must name at least one ending, such as '.jpg'")):
+            kind(tmp_path, extensions=())
+
+    def test_an_unknown_mode(self, tmp_path: Path, kind: Callable) -> None:
+        text = "mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"
+        with pytest.raises(ValueError, match=exactly(text)):
+            kind(tmp_path, mode="BGR")
+
+    def test_a_folder_that_may_not_be_read(
+        self, tmp_path: Path, kind: Callable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make(tmp_path, "a/1.jpg", "a/b/1.jpg")
+        real = os.scandir
+
+        def scandir(path: bytes) -> object:
+            if path.endswith(b"/a/b"):  # the tests may run as the superuser, who may read everything
+                raise PermissionError(13, "Permission denied", path)
+            return real(path)
+
+        monkeypatch.setattr(os, "scandir", scandir)
+        with pytest.raises(PermissionError, match="a/b"):
+            kind(tmp_path)
+
+
+def test_a_root_without_classes(tmp_path: Path) -> None:
+    text = f"'{tmp_path}' has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg."
+    with pytest.raises(FileNotFoundError, match=exactly(text)):
+        ImageFolder(tmp_path)
+    text += " There are images directly in it: gpuload.ImageFiles reads those, without labels."
+    with pytest.raises(FileNotFoundError, match=exactly(text)):
+        ImageFolder(make(tmp_path, "a.jpg"))
+
+
+def test_a_class_without_images(tmp_path: Path) -> None:
+    make(tmp_path, "cat/1.jpg", "dog/notes.txt")
+    text = (
+        f"a class has no images in '{tmp_path}': 'dog'; looked at any depth for names that end in {ENDINGS}. "
+        "Remove what is no class, or name the endings with extensions="
+    )
+    with pytest.raises(FileNotFoundError, match=exactly(text)):
+        ImageFolder(tmp_path)
+
+
+def test_many_classes_without_images(tmp_path: Path) -> None:
+    make(tmp_path, "cat/1.jpg", *(f"{name}/1.gif" for name in "abdef"))
+    text = f"5 classes have no images in '{tmp_path}': 'a', 'b', 'd' and 2 more; looked at any depth"
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(text)}"):
+        ImageFolder(tmp_path)
+
+
+def test_files_without_any(tmp_path: Path) -> None:
+    text = f"'{tmp_path}' has no images in it: looked at any depth for names that end in .png"
+    with pytest.raises(FileNotFoundError, match=exactly(text)):
+        ImageFiles(make(tmp_path, "a.jpg"), extensions=".png")
+
+
+class TestLinks:
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        make(tmp_path, "outside/1.jpg", "root/a/1.jpg", "root/a/sub/2.jpg", "root-2/3.jpg")
+        return tmp_path / "root"
+
+    @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
+    @pytest.mark.parametrize(
+        ("where", "target"),
+        [
+            ("a/link.jpg", "../../outside/1.jpg"),
+            ("a/link.jpg", "../../root-2/3.jpg"),  # begins as the root does
+            ("a/link.jpg", "../../outside/missing.jpg"),
+            ("a/link", "../../outside"),
+            ("b", "../outside"),
+            ("b", ".."),
+        ],
+    )
+    def test_that_leave_the_root_are_refused(self, root: Path, kind: Callable, where: str, target: str) -> None:
+        (root / where).symlink_to(target)
+        text = (
+            f"'{root}/{where}' is a link that leaves '{root}': it leads to "
+            f"'{os.path.realpath(root / where)}'. To read what lies there write follow_links=True"
+        )
+        with pytest.raises(ValueError, match=exactly(text)):
+            kind(root)
+
+    def test_that_leave_the_root_are_followed_on_demand(self, root: Path) -> None:
+        (root / "a/link.jpg").symlink_to(root.parent / "outside/1.jpg")
+        (root / "b").symlink_to("../outside")
+        dataset = ImageFolder(root, follow_links=True)
+        assert relative(dataset) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg", "b/1.jpg"]
+        assert [dataset[i][0].data for i in (1, 3)] == [b"outside/1.jpg"] * 2
+
+    def test_that_stay_inside_are_followed(self, root: Path) -> None:
+        (root / "a/link.jpg").symlink_to("1.jpg")
+        (root / "b").symlink_to(root / "a" / "sub")
+        dataset = ImageFolder(root)
+        assert relative(dataset) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg", "b/2.jpg"]
+        assert dataset.classes == ["a", "b"]
+
+    def test_that_are_no_images_do_not_matter(self, root: Path) -> None:
+        (root / "a/notes.txt").symlink_to("../../outside/1.jpg")
+        assert relative(ImageFolder(root)) == ["a/1.jpg", "a/sub/2.jpg"]
+
+    def test_a_root_that_is_itself_a_link(self, root: Path) -> None:
+        (root.parent / "alias").symlink_to("root")
+        (root / "a/link.jpg").symlink_to(root / "a/1.jpg")
+        assert relative(ImageFolder(root.parent / "alias")) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg"]
+
+    def test_to_a_missing_file_inside_are_an_error_when_read(self, root: Path) -> None:
+        (root / "a/0.jpg").symlink_to("gone.jpg")
+        dataset = ImageFolder(root)
+        with pytest.raises(FileNotFoundError, match=re.escape("a/0.jpg")):
+            dataset[0]
+        assert dataset[1][0].data == b"root/a/1.jpg"
+
+    @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
+    @pytest.mark.parametrize("follow_links", [False, True])
+    @pytest.mark.parametrize(
+        ("where", "target"),
+        [
+            ("a/sub/up", ".."),
+            ("a/sub/up", "../.."),
+            ("a/here", "."),
+            ("a/self.jpg", "self.jpg"),
+            ("self", "self"),
+            ("me", "."),
+        ],
+    )
+    def test_that_lead_in_a_circle_are_refused(
+        self, root: Path, kind: Callable, follow_links: bool, where: str, target: str
+    ) -> None:
+        (root / where).symlink_to(target)
+        text = f"'{root}/{where}' is a link that leads in a circle (to '{target}'); remove it"
+        with pytest.raises(ValueError, match=exactly(text)):
+            kind(root, follow_links=follow_links)
+
+    def test_that_lead_in_a_circle_by_two_links_or_from_outside_are_refused(self, root: Path) -> None:
+        (root / "a/to-b").symlink_to("../b")
+        (root / "b").mkdir()
+        (root / "b/to-a").symlink_to("../a")
+        with pytest.raises(ValueError, match="leads in a circle"):
+            ImageFolder(root)
+        (root / "b/to-a").unlink()
+        (root / "b/1.jpg").touch()
+        assert relative(ImageFolder(root)) == ["a/1.jpg", "a/sub/2.jpg", "a/to-b/1.jpg", "b/1.jpg"]
+        (root / "a/out").symlink_to(root.parent)
+        with pytest.raises(ValueError, match="leads in a circle"):
+            ImageFolder(root, follow_links=True)
+
+
+# What it costs, and how it travels
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+    """20 classes of 100 files with names as long as ImageNet's."""
+    root = tmp_path_factory.mktemp("many")
+    make(root, *(f"n{1440764 + c:08d}/n{1440764 + c:08d}_{7 * i}.JPEG" for c in range(20) for i in range(100)))
+    return ImageFolder(root)
+
+
+def test_a_sample_costs_less_than_40_bytes(many: ImageFolder) -> None:
+    assert len(many) == 2000
+    assert many.labels.dtype == np.uint8
+    assert (many.paths.nbytes + many.labels.nbytes) / len(many) < 40
+
+
+def test_labels_take_the_smallest_integers_that_hold_them(tmp_path: Path) -> None:
+    make(tmp_path, *(f"{name:03d}/1.jpg" for name in range(257)))
+    dataset = ImageFolder(tmp_path)
+    assert dataset.labels.dtype == np.uint16
+    assert dataset.labels.tolist() == list(range(257))
+    (tmp_path / "256/1.jpg").unlink()
+    (tmp_path / "256").rmdir()
+    assert ImageFolder(tmp_path).labels.dtype == np.uint8
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_travels_out_of_band_and_is_equal_after_the_trip(many: ImageFolder, dumps: Callable) -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    small = dumps(many, protocol=5, buffer_callback=buffers.append)
+    assert len(small) < 1500  # the names of the classes, once
+    assert sum(buffer.raw().nbytes for buffer in buffers) == many.paths.nbytes + many.labels.nbytes
+    back = pickle.loads(small, buffers=[bytearray(buffer.raw()) for buffer in buffers])
+    assert back == many
+    assert back.class_to_idx == many.class_to_idx
+    assert back[1999] == many[1999]
+
+
+def test_equality(tmp_path: Path) -> None:
+    make(tmp_path, "a/1.jpg", "a/2.jpg", "b/1.jpg")
+    assert ImageFolder(tmp_path) == ImageFolder(tmp_path)
+    assert ImageFiles(tmp_path) == ImageFiles(tmp_path)
+    assert ImageFiles(tmp_path) != ImageFolder(tmp_path)
+    assert ImageFolder(tmp_path) != ImageFolder(tmp_path, mode="L")
+    before = ImageFiles(tmp_path)
+    make(tmp_path, "a/3.jpg")
+    assert before != ImageFiles(tmp_path)
+
+
+def test_the_reprs_say_how_many(tmp_path: Path) -> None:
+    make(tmp_path, "a/1.jpg", "a/2.jpg", "b/1.jpg")
+    assert repr(ImageFolder(tmp_path)) == f"ImageFolder('{tmp_path}': 3 images in 2 classes)"
+    assert repr(ImageFiles(tmp_path)) == f"ImageFiles('{tmp_path}': 3 images)"
+
+
+def test_importing_and_reading_needs_no_torch(many: ImageFolder) -> None:
+    code = (
+        "import sys; from gpuload.datasets import ImageFolder; import gpuload.order; ImageFolder(sys.argv[1])[0]; "
+        "print([name for name in ('torch', 'PIL', 'torchvision') if name in sys.modules])"
+    )
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(
+        [sys.executable, "-c", code, many.root], env=environment, check=True, capture_output=True, text=True
+    )
+    assert found.stdout == "[]\n"

@@ -1,0 +1,95 @@
+"""Paths in one buffer behave as a sequence of str, and cost what they promise."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuload.datasets import paths as paths_module
+from gpuload.datasets.paths import Paths
+
+# What Linux allows in a name: any byte but "/" and NUL.
+NAMES = st.binary(min_size=1, max_size=30).map(lambda name: name.replace(b"/", b"_").replace(b"\0", b"_"))
+
+
+def packed(names: list[bytes], root: str = "/root") -> Paths:
+    return Paths.pack(root, [(b"".join(names), np.array([len(name) for name in names], np.uint32))])
+
+
+@settings(deadline=None)
+@given(pieces=st.lists(st.lists(NAMES, max_size=5), max_size=5))
+def test_gives_back_what_was_packed(pieces: list[list[bytes]]) -> None:
+    paths = Paths.pack("/root", [(b"".join(names), np.array(list(map(len, names)), np.uint32)) for names in pieces])
+    expected = [os.path.join("/root", os.fsdecode(name)) for names in pieces for name in names]
+    assert list(paths) == expected
+    assert len(paths) == len(expected)
+    assert [paths[-i - 1] for i in range(len(expected))] == expected[::-1]
+    assert paths[1:4] == expected[1:4]
+    assert paths[::-2] == expected[::-2]
+    assert [paths[np.uint8(i)] for i in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize(("root", "path"), [("/", "/a"), ("/data", "/data/a")])
+def test_the_root_and_the_path_are_joined_with_one_slash(root: str, path: str) -> None:
+    assert packed([b"a"], root)[0] == path
+
+
+def test_equality_is_by_root_and_paths() -> None:
+    assert packed([b"a", b"bc"]) == packed([b"a", b"bc"])
+    assert packed([b"a", b"bc"]) != packed([b"ab", b"c"])
+    assert packed([b"a", b"bc"]) != packed([b"a", b"bd"])
+    assert packed([b"a"], "/one") != packed([b"a"], "/two")
+    assert packed([b"a"]) != ["/root/a"]
+
+
+@pytest.mark.parametrize("index", [2, -3])
+def test_an_index_out_of_range(index: int) -> None:
+    with pytest.raises(IndexError, match=f"^index {index} is out of range: there are 2 paths$"):
+        packed([b"a", b"b"])[index]
+
+
+def test_the_repr_does_not_list_them() -> None:
+    assert repr(packed([b"a", b"b"])) == "<2 paths in '/root'>"
+
+
+def imagenet_like(classes: int, each: int) -> Iterator[tuple[bytes, np.ndarray]]:
+    for label in range(classes):
+        wnid = b"n%08d" % (1440764 + 7919 * label)
+        names = [b"%s/%s_%d.JPEG" % (wnid, wnid, 7 * number) for number in range(each)]
+        yield b"".join(names), np.array([len(name) for name in names], np.uint32)
+
+
+@pytest.mark.parametrize(("classes", "each"), [(10, 100), (1000, 300)])
+def test_imagenet_like_paths_cost_less_than_40_bytes_each_in_memory_and_in_a_pickle(classes: int, each: int) -> None:
+    paths = Paths.pack("/data/imagenet/train", imagenet_like(classes, each))
+    assert len(paths) == classes * each
+    assert paths.nbytes < 40 * len(paths)
+    buffers: list[pickle.PickleBuffer] = []
+    small = pickle.dumps(paths, protocol=5, buffer_callback=buffers.append)
+    assert len(small) < 1000
+    assert sum(buffer.raw().nbytes for buffer in buffers) == paths.nbytes
+    back = pickle.loads(small, buffers=buffers)
+    assert back == paths
+    assert np.shares_memory(back.data, paths.data)
+
+
+def test_paths_beyond_4_gib_get_wider_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packed([b"abc", b"de"]).offsets.dtype == np.uint32
+    assert paths_module.WIDE_BYTES == 2**32
+    monkeypatch.setattr(paths_module, "WIDE_BYTES", 5)
+    paths = packed([b"abc", b"de"])
+    assert paths.offsets.dtype == np.int64
+    assert list(paths) == ["/root/abc", "/root/de"]
+
+
+def test_the_scale_of_ten_million_is_within_80_bytes_each() -> None:
+    longest = [b"n01440764/n01440764_%08d.JPEG" % number for number in range(50_000)]
+    paths = packed(longest)
+    wide = paths.data.nbytes + 8 * len(paths.offsets)  # were the offsets int64
+    assert (wide + 4 * len(paths)) / len(paths) < 80  # with a 4-byte label
