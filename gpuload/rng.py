@@ -27,6 +27,11 @@ MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
 WEYL: Final = (0x9E3779B9, 0xBB67AE85)  # added to key words 0 and 1 from round to round
 PIECE: Final = 1024  # counters worked on at once, so that a round stays in the processor's cache
 
+# 0-d arrays, because numpy takes half a microsecond longer over a scalar.
+_MASK: Final = np.array(LOW32, np.uint64)
+_SHIFT: Final = np.array(32, np.uint64)
+_HALF: Final = np.array(0.5)
+_UNIT: Final = np.array(2.0**-32)
 # Where the low and the high half of a uint64 lie when it is seen as two uint32.
 LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 
@@ -87,12 +92,11 @@ def philox4x32(counters: np.ndarray, key: Key) -> np.ndarray:
     flat = counters.reshape(-1, 4)
     out = np.empty_like(flat)
     for start in range(0, len(flat), PIECE):
-        piece = slice(start, start + PIECE)
-        even, odd = _state(len(flat[piece]))
-        for word, view in enumerate(_words_of(even, odd)):
-            view[:] = flat[piece, word]
-        for word, view in enumerate(_rounds(even, odd, key)):
-            out[piece, word] = view
+        piece = flat[start : start + PIECE]
+        n = len(piece)
+        even, odd = _state(n)
+        even[:n], odd[:n], even[n:], odd[n:] = piece[:, 0], piece[:, 1], piece[::-1, 2], piece[::-1, 3]
+        out[start : start + n] = _rounds(even, odd, key).take(_gather(1, n, 4))
     return out.reshape(counters.shape)
 
 
@@ -115,7 +119,23 @@ def words(key: Key, positions: np.ndarray, stream: int, count: int) -> np.ndarra
         >>> words(Key(1, 2), np.arange(16), stream=0, count=6).shape
         (16, 6)
     """
-    return _draw(key, positions, stream, count, np.uint32)
+    positions = np.asarray(positions)
+    if positions.ndim != 1 or positions.dtype.kind not in "iu":
+        raise ValueError(
+            f"positions must be a one-dimensional array of integers, got {positions.dtype} of shape {positions.shape}"
+        )
+    if not 0 <= stream <= LOW32:
+        raise ValueError(f"stream must lie in 0 … 2**32 - 1, got {stream}")
+    if count < 0:
+        raise ValueError(f"count must not be negative, got {count}")
+    blocks = -(-count // 4)
+    step = max(1, PIECE // max(1, blocks))
+    if count and 0 < len(positions) <= step:
+        return _draw(key, positions, stream, blocks, count)
+    out = np.empty((len(positions), count), np.uint32)
+    for start in range(0, out.size and len(positions), step):
+        out[start : start + step] = _draw(key, positions[start : start + step], stream, blocks, count)
+    return out
 
 
 def uniforms(key: Key, positions: np.ndarray, stream: int, count: int) -> np.ndarray:
@@ -135,41 +155,20 @@ def uniforms(key: Key, positions: np.ndarray, stream: int, count: int) -> np.nda
                [0.883, 0.805],
                [0.73 , 0.192]])
     """
-    out = _draw(key, positions, stream, count, np.float64)
-    out += 0.5
-    out *= 2.0**-32
+    out = words(key, positions, stream, count) + _HALF
+    out *= _UNIT
     return out
 
 
-def _draw(key: Key, positions: np.ndarray, stream: int, count: int, dtype: type) -> np.ndarray:
-    """The words of `positions`, B × count, in a dtype that holds them."""
-    positions = np.asarray(positions)
-    if positions.ndim != 1 or positions.dtype.kind not in "iu":
-        raise ValueError(
-            f"positions must be a one-dimensional array of integers, got {positions.dtype} of shape {positions.shape}"
-        )
-    if not 0 <= stream <= LOW32:
-        raise ValueError(f"stream must lie in 0 … 2**32 - 1, got {stream}")
-    if count < 0:
-        raise ValueError(f"count must not be negative, got {count}")
-    blocks = -(-count // 4)
-    out = np.empty((len(positions), blocks, 4), dtype)
-    if out.size == 0:
-        return out.reshape(len(positions), count)
-    halves = np.ascontiguousarray(positions, np.int64).view(np.uint32).reshape(-1, 2)
-    step = max(1, PIECE // blocks)
-    for start in range(0, len(positions), step):
-        piece = halves[start : start + step]
-        shape = (blocks, len(piece))
-        even, odd = _state(blocks * len(piece))
-        word0, word1, word2, word3 = (view.reshape(shape) for view in _words_of(even, odd))
-        word0[:] = piece[:, LOW]
-        word1[:] = piece[:, HIGH]
-        word2[:] = stream
-        word3[:] = np.arange(blocks)[:, None]
-        for word, view in enumerate(_rounds(even, odd, key)):
-            out[start : start + step, :, word] = view.reshape(shape).T
-    return out.reshape(len(positions), -1)[:, :count]
+def _draw(key: Key, positions: np.ndarray, stream: int, blocks: int, count: int) -> np.ndarray:
+    """`words` for at most PIECE counters. For few of them the numpy calls are what costs, so there are few."""
+    places = positions.astype(np.uint64)
+    even, odd = (template.copy() for template in _templates(stream, blocks, len(places)))
+    shape = (blocks, len(places))
+    half = len(odd) // 2
+    even[:half].reshape(shape)[:] = places & _MASK
+    odd[:half].reshape(shape)[:] = places >> _SHIFT
+    return _rounds(even, odd, key).take(_gather(blocks, len(places), count))
 
 
 def _state(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -182,18 +181,10 @@ def _state(n: int) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros(2 * n, np.uint64), np.empty(2 * n, np.uint32)
 
 
-def _words_of(even: np.ndarray, odd: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Words 0 to 3 of all counters in order, as uint32 views of a state."""
-    low = even.view(np.uint32)[LOW::2]
-    n = len(odd) // 2
-    return low[:n], odd[:n], low[n:][::-1], odd[n:][::-1]
+def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
+    """The ten rounds, which overwrite the state; gives its even and then its odd words, uint32, 4 n.
 
-
-def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The ten rounds, which overwrite the state; gives words 0 to 3 of all counters.
-
-    For a few counters the calls are what costs, so there are three a round, on views made once. (32 counters took
-    130 µs with seven calls a round on 2 × n arrays.)
+    There are three calls a round, on views made once: with seven, on 2 × n arrays, 32 counters took twice as long.
     """
     multipliers, round_keys = _constants(key, len(odd) // 2)
     product = np.empty_like(even)
@@ -207,7 +198,24 @@ def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> tuple[np.ndarray, np
         np.multiply(even, multipliers, product)
         np.bitwise_xor(high, mixed, low_of_even)
         source = low
-    return _words_of(even, low)
+    return np.concatenate((low_of_even, low))
+
+
+@lru_cache(maxsize=32)
+def _gather(blocks: int, batch: int, count: int) -> np.ndarray:
+    """Where in what `_rounds` gives the `count` words of each position lie, batch × count. At most 32 KB."""
+    word0, word2, word1, word3 = np.arange(4 * blocks * batch).reshape(4, -1)
+    in_order = np.stack([word0, word1, word2[::-1], word3[::-1]]).reshape(4, blocks, batch)
+    return np.ascontiguousarray(in_order.transpose(2, 1, 0).reshape(batch, -1)[:, :count])
+
+
+@lru_cache(maxsize=32)
+def _templates(stream: int, blocks: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """A state for `batch` positions with all but the positions filled in. At most 25 KB."""
+    even, odd = _state(blocks * batch)
+    even[blocks * batch :] = stream
+    odd[blocks * batch :] = np.repeat(np.arange(blocks), batch)[::-1]
+    return even, odd
 
 
 @lru_cache(maxsize=16)
