@@ -80,7 +80,7 @@ def _dump(obj: Any) -> tuple[memoryview, list[memoryview]]:
                 reduced = _reduce_memmap(obj)
                 if reduced is not None:
                     return reduced
-            torch = sys.modules.get("torch")
+            torch: Any = sys.modules.get("torch")
             if torch is not None and type(obj) is torch.Tensor and obj.device.type == "cpu":
                 reduced = _reduce_tensor(torch, obj)
                 if reduced is not None:
@@ -127,7 +127,7 @@ def _reduce_memmap(array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ..
     # The mapping begins at the granule below the memmap's own offset; the view may begin anywhere in it.
     mapped_from = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY
     place = array.__array_interface__["data"][0] - first + mapped_from
-    return _open_memmap, (os.fspath(file.filename), place, array.dtype.str, array.shape, array.strides)
+    return _open_memmap, (str(file.filename), place, array.dtype.str, array.shape, array.strides)
 
 
 def _open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:

@@ -1,0 +1,192 @@
+"""Slots → device: where the pixels of a batch go, and when its slots are free again.
+
+On the CPU nothing moves: the stage reads the ring, and the slots are free when it has ended.
+
+On CUDA the ring's slots are page-locked as they come into being, and one side stream does everything: it copies the
+used bytes of each slot into one buffer on the device, runs the stage, and records two events: after the copies (then
+the slots are free again) and after the stage (the consumer's stream waits for it; the host never does). The finished
+tensors are recorded on the consumer's stream, so that their memory is not handed out again while it still reads them.
+
+Runs in the main process, without a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuload.ring import Ring, Slot
+from gpuload.workers.feed import Batch
+
+__all__ = ["CpuTransfer", "CudaTransfer", "make_transfer"]
+
+
+class CpuTransfer:
+    """The batch stays where it is."""
+
+    asynchronous = False  # whether a batch may be issued while the one before it is in use
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._flat: torch.Tensor | None = None
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        yield
+
+    def load(self, batch: Batch) -> tuple[torch.Tensor, list[int]]:
+        """The pixels as one flat uint8 tensor on the device, and the offset in it where each part begins."""
+        parts = batch.parts
+        if all(part.slot is not None or part.used_bytes == 0 for part in parts):
+            if self._flat is None:
+                self._flat = torch.from_numpy(self._ring.bytes)
+            return self._flat, [part.slot.offset if part.slot else 0 for part in parts]
+        # Parts were moved out of a full ring: gather all of them in one place.
+        ends = np.cumsum([part.used_bytes for part in parts]).tolist()
+        whole = np.empty(ends[-1], np.uint8)
+        for part, end in zip(parts, ends, strict=True):
+            if part.data is not None:
+                whole[end - part.used_bytes : end] = part.data[: part.used_bytes]
+        return torch.from_numpy(whole), [end - part.used_bytes for part, end in zip(parts, ends, strict=True)]
+
+    def finish(self, release: Callable[[], None]) -> Any:
+        """The stage was issued; `release` is called when the slots are free. Returns a ticket for `hand_over`."""
+        release()
+        return None
+
+    def hand_over(self, ticket: Any, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Make the tensors safe to use on the caller's current stream."""
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A small tensor of the batch (labels), on the device."""
+        return tensor
+
+    def reclaim(self, wait: bool) -> bool:
+        """Free slots whose copies have ended; True where any were. With `wait`, wait for the oldest copy."""
+        return False
+
+    def close(self) -> None:
+        self._flat = None
+
+
+class CudaTransfer(CpuTransfer):
+    """Asynchronous copies on a side stream, from page-locked slots."""
+
+    asynchronous = True
+
+    def __init__(self, ring: Ring, device: torch.device) -> None:
+        super().__init__(ring)
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+        self._copies_done = torch.cuda.Event()
+        self._copied: list[tuple[torch.cuda.Event, Callable[[], None]]] = []
+        self._locked: set[int] = set()
+        self._refused = False
+        self._base = ring.bytes.ctypes.data
+        ring.on_new = self._lock
+        ring.on_retire = self._unlock
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
+
+    def load(self, batch: Batch) -> tuple[torch.Tensor, list[int]]:
+        ends = np.cumsum([part.used_bytes for part in batch.parts]).tolist()
+        flat = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8, device=self.device)
+        starts = []
+        for part, end in zip(batch.parts, ends, strict=True):
+            starts.append(end - part.used_bytes)
+            if part.data is not None and part.used_bytes:
+                source = torch.from_numpy(part.data[: part.used_bytes])
+                flat[starts[-1] : end].copy_(source, non_blocking=part.slot is not None and not self._refused)
+        self._copies_done = torch.cuda.Event()
+        self._copies_done.record(self._stream)
+        return flat, starts
+
+    def finish(self, release: Callable[[], None]) -> torch.cuda.Event:
+        self._copied.append((self._copies_done, release))
+        stage_done = torch.cuda.Event()
+        stage_done.record(self._stream)
+        return stage_done
+
+    def hand_over(self, ticket: torch.cuda.Event, tensors: tuple[torch.Tensor, ...]) -> None:
+        consumer = torch.cuda.current_stream(self.device)
+        consumer.wait_event(ticket)
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(consumer)
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def reclaim(self, wait: bool) -> bool:
+        if wait and self._copied:
+            self._copied[0][0].synchronize()
+        freed = False
+        while self._copied and self._copied[0][0].query():
+            _, release = self._copied.pop(0)
+            release()
+            freed = True
+        return freed
+
+    def close(self) -> None:
+        while self._copied:
+            self.reclaim(wait=True)
+        super().close()
+
+    def _lock(self, slot: Slot) -> None:
+        if self._refused:
+            return
+        with torch.cuda.device(self.device):
+            code = int(_runtime().cudaHostRegister(self._base + slot.offset, slot.capacity_bytes, 0))
+        if code == 0:
+            self._locked.add(slot.offset)
+            return
+        self._refused = True
+        _clear_last_error()
+        warnings.warn(
+            f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
+            "batches are copied from pageable memory, which is slower and not asynchronous",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _unlock(self, slot: Slot) -> None:
+        if slot.offset in self._locked:
+            self._locked.discard(slot.offset)
+            with torch.cuda.device(self.device):
+                _runtime().cudaHostUnregister(self._base + slot.offset)
+
+
+def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:
+    """The transfer for a device.
+
+    Raises:
+        ValueError: a device that is neither the CPU nor CUDA.
+    """
+    if device.type == "cpu":
+        return CpuTransfer(ring)
+    if device.type == "cuda":
+        return CudaTransfer(ring, device)
+    raise ValueError(f"device must be 'cpu' or 'cuda', got {str(device)!r}")
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()
+
+
+def _clear_last_error() -> None:
+    """A refused registration leaves its error behind, and torch would raise it at its next launch."""
+    with contextlib.suppress(OSError, AttributeError), open(f"/proc/{os.getpid()}/maps") as maps:
+        for line in maps:
+            if "libcudart" in line:
+                ctypes.CDLL(line.split(maxsplit=5)[5].strip()).cudaGetLastError()
+                return

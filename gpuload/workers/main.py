@@ -1,0 +1,77 @@
+"""A worker process: takes chunks off the queue, does them into their slots, says so. Runs in the child alone.
+
+It imports no torch unless the user's dataset does. It ends when the queue is closed, and at once, even while it hangs
+in foreign code, when the parent dies: it holds the read end of a *lifeline*, a pipe that nobody writes to, and the
+kernel sends it SIGKILL when the write end closes with the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import traceback
+from typing import Any
+
+import numpy as np
+
+from gpuload.ring import map_ring
+from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, MAX_INLINE_BYTES, Board, Reply, Request
+from gpuload.workers.runner import ChunkRunner, Job
+from gpuload.workers.shipment import receive
+
+__all__ = ["run"]
+
+MESSAGE_BYTES = 1 << 20
+
+
+def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
+    """The life of a worker; returns when the parent closed the queue."""
+    job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd = descriptors
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's affair
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _die_with_parent(lifeline_fd)
+    for fd in descriptors:
+        os.set_inheritable(fd, False)
+    replies = socket.socket(fileno=reply_fd)
+    try:
+        job: Job = receive(job_fd)
+        runner = ChunkRunner(job, guard_generators=False)
+    except BaseException:
+        replies.send(HELLO_FAILED + traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:])
+        return
+    os.close(job_fd)
+    queue = socket.socket(fileno=queue_fd)
+    board = Board(settings["workers"], board_fd)
+    ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
+        replies.send(HELLO)
+        while message := queue.recv(MESSAGE_BYTES):
+            replies.send(_do(Request.unpack(message), worker, runner, board, ring).pack())
+            board.write(worker, IDLE, 0, 0)
+
+
+def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:
+    chunk, attempt = request.chunk, request.attempt
+    board.write(worker, chunk, attempt, 0)
+    return runner.run(
+        request,
+        ring[request.slot_offset : request.slot_offset + request.slot_bytes],
+        lambda row: board.write(worker, chunk, attempt, row),
+        lambda: board.wanted_from <= chunk,
+    )
+
+
+def _die_with_parent(lifeline_fd: int) -> None:
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    # The parent may have died before the signal was armed.
+    poll = select.poll()
+    poll.register(lifeline_fd, select.POLLIN)
+    with contextlib.suppress(OSError):
+        if poll.poll(0):
+            os._exit(1)

@@ -1,0 +1,501 @@
+"""The worker processes for real: started, fed, killed, left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuload.batch import read_content
+from gpuload.decode import Decode
+from gpuload.errors import WorkerError
+from gpuload.ring import Ring
+from gpuload.transforms import Chain
+from gpuload.workers.events import Freed, Lost
+from gpuload.workers.pool import WorkerPool, check_platform
+from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.runner import Job
+
+LIMIT_S = 30.0
+
+
+class Team:
+    """A pool with a ring, and a way to ask for chunks."""
+
+    def __init__(self, dataset, workers=1, **options):
+        self.ring = Ring(64 << 20)
+        self.pool = WorkerPool(Job(dataset, Chain([]), Decode(), 0), workers, self.ring, **options)
+        self.slots = {}
+
+    def ask(self, chunk: int, indices, attempt: int = 0) -> None:
+        slot = self.ring.acquire(1 << 20)
+        self.slots[chunk, attempt] = slot
+        indices = np.asarray(indices, np.int64)
+        request = Request(chunk, attempt, 0, slot.offset, slot.capacity_bytes, indices, indices)
+        assert self.pool.submit(request)
+
+    def wait(self, count: int, kinds=Reply) -> list:
+        found, deadline = [], time.monotonic() + LIMIT_S
+        while len(found) < count:
+            assert time.monotonic() < deadline, f"only {found} after {LIMIT_S} s"
+            found += [event for event in self.pool.gather(1.0) if isinstance(event, kinds)]
+        return found
+
+    def content(self, reply: Reply):
+        return read_content(self.ring.view(self.slots[reply.chunk, reply.attempt]), reply.meta, reply.meta_at)
+
+    def values(self, indices, chunk: int = 1) -> list:
+        """What the dataset gives for these indices, in the worker."""
+        self.ask(chunk, indices)
+        [reply] = self.wait(1)
+        content = self.content(reply)
+        assert not content.errors, content.errors[0][1]
+        return [row[0] for row in content.values]
+
+    def close(self):
+        self.pool.close()
+        self.ring.close()
+
+
+@pytest.fixture
+def team():
+    made = []
+
+    def make(dataset, workers=1, **options):
+        made.append(Team(dataset, workers, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class Calls:
+    """A dataset whose sample i is what a function says."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __getitem__(self, index):
+        return self.function(index)
+
+    def __len__(self):
+        return 1000
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not after {LIMIT_S} s: {what}"
+        time.sleep(0.002)
+
+
+def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
+    def look(index):
+        import os
+        import sys
+
+        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        return {**{name: os.environ.get(name) for name in names}, "torch": "torch" in sys.modules}
+
+    team_ = team(Calls(lambda index: str(look(index))))
+    [seen] = team_.values([0])
+    assert seen == str(
+        {
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "torch": False,
+        }
+    )
+
+
+def test_a_worker_never_loads_torch_even_to_decode(team, jpeg_folder):
+    from gpuload.datasets import ImageFolder
+
+    team_ = team(ImageFolder(jpeg_folder))
+    team_.values(range(10))
+    [pid] = team_.pool.pids
+    assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_workers_pull_so_nothing_waits_behind_a_slow_sample(team, tmp_path):
+    go = tmp_path / "go"
+
+    def slow_at_0(index):
+        import os
+        import time
+
+        while index == 0 and not go.exists():
+            time.sleep(0.002)
+        return os.getpid()
+
+    team_ = team(Calls(slow_at_0), workers=2)
+    for chunk in range(20):
+        team_.ask(chunk + 1, [chunk])
+    fast = team_.wait(19)
+    assert {reply.chunk for reply in fast} == set(range(2, 21))
+    go.touch()
+    assert team_.wait(1)[0].chunk == 1
+
+
+def test_an_error_in_the_dataset_is_a_value_and_the_other_samples_arrive(team):
+    def fail_at_2(index):
+        if index == 2:
+            raise KeyError("no such label")
+        return index
+
+    team_ = team(Calls(fail_at_2))
+    team_.ask(1, [1, 2, 3])
+    [reply] = team_.wait(1)
+    content = team_.content(reply)
+    assert content.rows == [0, 2]
+    [(row, record)] = content.errors
+    assert (row, record.index, record.cause) == (1, 2, "KeyError: 'no such label'")
+    assert 'raise KeyError("no such label")' in record.traceback
+
+
+def test_a_sample_that_cannot_be_sent_back_is_an_error_that_says_so(team):
+    team_ = team(Calls(lambda index: __import__("threading").Lock()))
+    team_.ask(1, [5])
+    [reply] = team_.wait(1)
+    [(_, record)] = team_.content(reply).errors
+    assert "cannot be sent to the main process" in record.cause
+    assert "lock" in record.cause
+
+
+def test_large_arrays_come_through_the_slot(team):
+    team_ = team(Calls(lambda index: np.full((1000, 50), index, np.float32)))
+    team_.ask(1, [3, 4])
+    [reply] = team_.wait(1)
+    assert reply.nbytes >= 2 * 200_000
+    assert len(reply.meta) < 2000
+    three, four = (row[0] for row in team_.content(reply).values)
+    assert (three == 3).all()
+    assert (four == 4).all()
+
+
+def test_a_description_too_long_for_a_message_comes_through_the_slot(team):
+    team_ = team(Calls(lambda index: "x" * 100_000))
+    team_.ask(1, [0, 1])
+    [reply] = team_.wait(1)
+    assert reply.meta == b""
+    assert [len(row[0]) for row in team_.content(reply).values] == [100_000, 100_000]
+
+
+def test_what_does_not_fit_the_slot_is_not_written_and_the_need_is_told(team):
+    team_ = team(Calls(lambda index: np.zeros((1100, 1000, 3), np.uint8)))
+    team_.ask(1, [0])
+    [reply] = team_.wait(1)
+    assert (reply.status, reply.nbytes) == (Status.TOO_LARGE, 3_300_032)
+
+
+def test_unwanted_chunks_end_at_the_next_sample(team, tmp_path):
+    go = tmp_path / "go"
+
+    def waits(index):
+        import time
+
+        while not go.exists():
+            time.sleep(0.002)
+        return index
+
+    team_ = team(Calls(waits))
+    team_.ask(1, range(100))
+    team_.ask(2, [0])
+    wait_until(lambda: team_.pool._board.read(0).chunk == 1, "the worker takes the chunk")
+    team_.pool.disown(2)
+    go.touch()
+    replies = team_.wait(2)
+    assert [(reply.chunk, reply.status) for reply in replies] == [(1, Status.UNWANTED), (2, Status.DONE)]
+
+
+# -- deaths ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_chunk_of_a_worker_that_dies_is_reported_lost_at_its_sample_and_the_worker_replaced(team):
+    def die_at_7(index):
+        import os
+        import signal
+
+        if index == 7:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return index
+
+    team_ = team(Calls(die_at_7))
+    [before] = team_.pool.pids
+    team_.ask(1, [5, 6, 7, 8])
+    [lost] = team_.wait(1, Lost)
+    assert (lost.chunk, lost.row, lost.cause, lost.slot_is_free) == (1, 2, "killed by SIGSEGV", True)
+    assert team_.values([1, 2], chunk=2) == [1, 2]
+    assert team_.pool.pids != [before]
+
+
+def test_a_chunk_taken_but_not_noted_is_declared_lost(team):
+    """The queue's message is taken away, as a worker does that dies before it notes it; then a worker dies."""
+    team_ = team(Calls(lambda index: index), workers=2)
+    team_.values([1], chunk=1)
+    for pid in team_.pool.pids:
+        os.kill(pid, signal.SIGSTOP)
+    team_.ask(2, [5])
+    team_.pool._queue_end.recv(1 << 16)
+    first, second = team_.pool.pids
+    os.kill(first, signal.SIGKILL)
+    os.kill(second, signal.SIGCONT)
+    [lost] = team_.wait(1, Lost)
+    assert (lost.chunk, lost.row, lost.slot_is_free) == (2, None, False)
+    # The slot is free as soon as each worker that lived then has said something since.
+    freed = []
+    for chunk in range(3, 200):
+        team_.ask(chunk, [0])
+        freed += [event for event in team_.wait(1, (Reply, Freed)) if isinstance(event, Freed)]
+        if freed:
+            break
+    assert [(event.chunk, event.attempt) for event in freed] == [(2, 0)]
+
+
+def test_workers_that_die_too_often_end_the_run(team):
+    def die(index):
+        import os
+
+        os._exit(3)
+
+    team_ = team(Calls(die), max_restarts=2)
+    for chunk in range(3):
+        team_.ask(chunk + 1, [chunk])
+    with pytest.raises(
+        WorkerError, match=r"died 3 times in this epoch, more than max_restarts=2 allows; .*exited with status 3"
+    ):
+        team_.wait(3, Lost)
+
+
+def test_a_dataset_that_a_worker_cannot_unpack_ends_the_run_with_its_traceback(team):
+    class Refuses:
+        def __reduce__(self):
+            return (int, ("not a number",))
+
+    team_ = team(Refuses())
+    with pytest.raises(WorkerError, match=r"could not unpack the dataset or transforms[\s\S]*not a number"):
+        team_.wait(1)
+
+
+def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(team):
+    def hang_at_3(index):
+        import time
+
+        while index == 3:
+            time.sleep(0.01)
+        return index
+
+    team_ = team(Calls(hang_at_3), timeout_s=0.5)
+    team_.ask(1, [2, 3])
+    [lost] = team_.wait(1, Lost)
+    assert (lost.row, lost.cause) == (1, "no progress for timeout=0.5 seconds")
+
+
+# -- ends -----------------------------------------------------------------------------------------------------------
+
+
+def test_close_leaves_no_process_descriptor_or_mapping():
+    fds = sorted(os.listdir("/proc/self/fd"))
+    team_ = Team(Calls(lambda index: index), workers=3)
+    pids = team_.pool.pids
+    team_.values([0])
+    team_.close()
+    assert not any(alive(pid) for pid in pids)
+    assert sorted(os.listdir("/proc/self/fd")) == fds
+    assert "memfd:gpuload" not in Path("/proc/self/maps").read_text()
+
+
+def test_close_does_not_wait_for_a_worker_that_hangs():
+    def hang(index):
+        import time
+
+        while True:
+            time.sleep(1)
+
+    team_ = Team(Calls(hang))
+    [pid] = team_.pool.pids
+    team_.ask(1, [0])
+    wait_until(lambda: team_.pool._board.read(0).chunk == 1, "the worker takes the chunk")
+    team_.close()
+    assert not alive(pid)
+
+
+PARENT = """
+    import ctypes, os, sys, time
+    import numpy as np
+    sys.path.insert(0, {tests!r})
+    from test_pool import Team, Calls, wait_until
+
+    def hang_in_c(index):
+        import ctypes
+        ctypes.PyDLL(None).sleep(1000)   # with the interpreter's lock held: no Python code can end this
+
+    team = Team(Calls(hang_in_c), workers=2)
+    team.ask(1, [0])
+    team.ask(2, [0])
+    wait_until(lambda: all(team.pool._board.read(n).chunk > 0 for n in (0, 1)), "both workers hang")
+    exec({between!r})
+    print(*team.pool.pids, flush=True)
+    time.sleep(1000)
+"""
+
+
+FORK = """
+if os.fork() == 0:
+    open({mark!r}, 'w').write(str(os.getpid()))
+    time.sleep(1000)
+"""
+
+
+def start_parent(between: str = "") -> tuple[subprocess.Popen[str], list[int]]:
+    code = textwrap.dedent(PARENT).format(tests=str(Path(__file__).parent), between=between)
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    return parent, [int(word) for word in parent.stdout.readline().split()]
+
+
+def test_workers_hanging_in_foreign_code_die_with_a_parent_that_is_killed():
+    parent, pids = start_parent()
+    assert len(pids) == 2
+    assert all(alive(pid) for pid in pids)
+    parent.kill()
+    parent.communicate()
+    wait_until(lambda: not any(alive(pid) for pid in pids), "the workers die")
+
+
+def test_workers_die_with_their_parent_although_a_child_that_it_forked_lives_on(tmp_path):
+    mark = tmp_path / "forked"
+    parent, pids = start_parent(FORK.format(mark=str(mark)))
+    wait_until(lambda: mark.exists() and mark.read_text() != "", "the child runs")
+    child = int(mark.read_text())
+    try:
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not any(alive(pid) for pid in pids), "the workers die")
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
+def test_in_a_forked_child_the_pool_says_whose_it_is(team):
+    team_ = team(Calls(lambda index: index))
+    team_.values([0])
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            team_.pool.gather(0)
+        except RuntimeError as error:
+            os.write(write_end, str(error).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert b"belong to the process that this one was forked from; make a new Loader in the child" in os.read(
+        read_end, 1000
+    )
+    os.close(read_end)
+    os.close(write_end)
+    assert team_.values([3], chunk=9) == [3]
+
+
+def test_workers_ignore_a_ctrl_c_of_the_terminal(team):
+    team_ = team(Calls(lambda index: index))
+    [pid] = team_.pool.pids
+    os.kill(pid, signal.SIGINT)  # it may still be starting
+    assert team_.values([1], chunk=1) == [1]
+    os.kill(pid, signal.SIGINT)
+    assert team_.values([2], chunk=2) == [2]
+    assert team_.pool.pids == [pid]
+
+
+# -- the import path ------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+    import sys
+    sys.path.insert(1, {tests!r})
+    from test_pool import Team
+    import helper_of_the_script
+
+    class Main:
+        offset = 40
+        def __init__(self): self.f = lambda x: x + self.offset
+        def __getitem__(self, index):
+            import random
+            return [self.f(index), helper_of_the_script.VALUE, random.__file__]
+        def __len__(self): return 10
+
+    team = Team(Main())
+    team.ask(1, [2])
+    [reply] = team.wait(1)
+    print(team.content(reply).values)
+    team.close()
+"""
+
+
+def run_script(tmp_path: Path, *, as_module: bool) -> str:
+    beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
+    beside.mkdir()
+    elsewhere.mkdir()
+    (beside / "helper_of_the_script.py").write_text("VALUE = 'helped'\n")
+    (beside / "script.py").write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
+    trap = "import os\nopen(os.path.dirname(__file__) + '/was-run', 'w')\nraise ImportError('the wrong random')\n"
+    (elsewhere / "random.py").write_text(trap)
+    if as_module:  # as a notebook has it: the working directory is in the path, put there after the start
+        path, script = str(beside), str(beside / "script.py")
+        code = (
+            f"import sys, random, runpy; sys.path[:0] = ['', {path!r}]; runpy.run_path({script!r}, run_name='__main__')"
+        )
+        command = [sys.executable, "-P", "-c", code]
+    else:
+        command = [sys.executable, str(beside / "script.py")]
+    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert not (elsewhere / "was-run").exists()
+    return done.stdout
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_random_py_in_the_working_directory_is_not_run_and_a_module_beside_the_script_is_found(tmp_path, as_module):
+    out = run_script(tmp_path, as_module=as_module)
+    assert "[42, 'helped'" in out.replace("[[", "[")
+    assert "elsewhere" not in out
+
+
+# -- where workers cannot be ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "text"),
+    [
+        ("platform", "win32", "worker processes need Linux, this is win32: use num_workers=0"),
+        ("frozen", True, "a frozen application has no Python interpreter to start workers with: use num_workers=0"),
+        (
+            "executable",
+            "",
+            "sys.executable is empty, so there is no interpreter to start workers with: use num_workers=0",
+        ),
+    ],
+)
+def test_where_workers_cannot_be_started_the_message_names_the_remedy(monkeypatch, attribute, value, text):
+    monkeypatch.setattr(sys, attribute, value, raising=False)
+    with pytest.raises(RuntimeError, match=text):
+        check_platform()
