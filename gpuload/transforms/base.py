@@ -19,8 +19,8 @@ import numpy as np
 
 __all__ = ["Box", "DrawError", "Flip", "Params", "Transform", "Uniforms", "clipped", "full_windows", "take"]
 
-# uniforms(count, rows=None): float64 (rows, count) in the open interval (0, 1); a larger count only appends.
-Uniforms = Callable[..., np.ndarray]
+# How many numbers a sample needs → float64 (B, count) in the open interval (0, 1).
+Uniforms = Callable[[int], np.ndarray]
 
 
 class DrawError(ValueError):

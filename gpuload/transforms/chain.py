@@ -170,7 +170,7 @@ class Chain:
             )
         params = []
         for stream, transform in enumerate(transforms):
-            params.append(transform.draw(partial(_numbers, key, positions, stream), sizes[-1]))
+            params.append(transform.draw(partial(uniforms, key, positions, stream), sizes[-1]))
             sizes.append(transform.output_sizes(params[-1], sizes[-1]))
         return Draws(transforms, tuple(params), tuple(sizes))
 
@@ -212,11 +212,6 @@ class Chain:
         if self.module is not None:
             names.append(f"<module {_name(self.module)}>")
         return f"Chain([{', '.join(names)}])"
-
-
-def _numbers(key: Key, positions: np.ndarray, stream: int, count: int, rows: np.ndarray | None = None) -> np.ndarray:
-    """The uniform numbers of one transform, `base.Uniforms` once the first three arguments are bound."""
-    return uniforms(key, positions if rows is None else positions[rows], stream, count)
 
 
 def _is_module(entry: Any) -> bool:

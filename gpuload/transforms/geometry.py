@@ -146,6 +146,9 @@ class CenterCrop(_Crop):
         size: an integer (a square), or (height, width).
     """
 
+    padding_mode: ClassVar[PaddingMode] = "constant"
+    fill: ClassVar[tuple[int, ...]] = (0,)
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
         spare = sizes_hw - np.array(self.size, np.int64)
         # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.

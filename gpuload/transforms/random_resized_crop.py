@@ -2,8 +2,8 @@
 
 torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) tries ten times to draw an area and an aspect
 ratio whose box fits into the image, then takes the largest central box whose ratio is allowed. Here each sample owns 22
-numbers: the place of the box first, then ten pairs of area and ratio; later pairs are only made for the samples whose
-first pairs failed (one in six on photographs), which does not change what is drawn.
+numbers: two for the place of the box, ten for areas and ten for ratios, and all ten boxes are made at once (drawing the
+later ones only where the first does not fit was slower: 600 µs instead of 250 µs for a chunk of 16).
 """
 
 from __future__ import annotations
@@ -59,33 +59,23 @@ class RandomResizedCrop(Transform):
         return True
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
-        first = uniforms(4)
-        boxes_hw, fits = self._try(first[:, 2], first[:, 3], sizes_hw)
-        if not fits.all():
-            rows = np.flatnonzero(~fits)
-            numbers = uniforms(2 + 2 * TRIES, rows)
-            sizes = np.repeat(sizes_hw[rows], TRIES, axis=0)
-            tried_hw, fit = self._try(numbers[:, 2::2].ravel(), numbers[:, 3::2].ravel(), sizes)
-            fit = fit.reshape(-1, TRIES)
-            chosen = tried_hw.reshape(-1, TRIES, 2)[np.arange(len(rows)), fit.argmax(axis=1)]
-            any_fit = fit.any(axis=1)
-            boxes_hw[rows] = np.where(any_fit[:, None], chosen, self._central(sizes_hw[rows]))
-            fits[rows] = any_fit
-        spare = sizes_hw - boxes_hw
-        starts = np.where(fits[:, None], (first[:, :2] * (spare + 1)).astype(np.int64), spare // 2)
+        numbers = uniforms(2 + 2 * TRIES)
+        low, high = self.scale
+        area = (sizes_hw[:, :1] * sizes_hw[:, 1:]) * (low + numbers[:, 2 : 2 + TRIES] * (high - low))
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        root = np.exp((0.5 * low) + numbers[:, 2 + TRIES :] * (0.5 * (high - low)))
+        side = np.sqrt(area)
+        heights, widths = np.rint(side / root), np.rint(side * root)
+        fits = (heights > 0) & (heights <= sizes_hw[:, :1]) & (widths > 0) & (widths <= sizes_hw[:, 1:])
+        rows, tries = np.arange(len(fits)), fits.argmax(axis=1)
+        boxes_hw = np.stack([heights[rows, tries], widths[rows, tries]], axis=1).astype(np.int64)
+        starts = (numbers[:, :2] * (sizes_hw - boxes_hw + 1)).astype(np.int64)
+        failed = ~fits[rows, tries]
+        if failed.any():
+            boxes_hw[failed] = self._central(sizes_hw[failed])
+            starts[failed] = (sizes_hw[failed] - boxes_hw[failed]) // 2
         size_hw = np.broadcast_to(np.array(self.size, np.int64), sizes_hw.shape)
         return Box(np.concatenate([starts, boxes_hw], axis=1), size_hw)
-
-    def _try(self, for_area: np.ndarray, for_ratio: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The heights and widths (n, 2) that the numbers give, and whether they fit."""
-        low, high = self.scale
-        area = sizes_hw[:, 0] * sizes_hw[:, 1] * (low + for_area * (high - low))
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        root = np.exp(0.5 * (low + for_ratio * (high - low)))
-        side = np.sqrt(area)
-        boxes_hw = np.rint(np.stack([side / root, side * root], axis=1))
-        fits = ((boxes_hw > 0) & (boxes_hw <= sizes_hw)).all(axis=1)
-        return boxes_hw.astype(np.int64), fits
 
     def _central(self, sizes_hw: np.ndarray) -> np.ndarray:
         """The sizes of the largest boxes with an allowed ratio."""

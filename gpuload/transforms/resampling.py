@@ -1,4 +1,4 @@
-"""The filters of resampling, as all backends and the decode plan must see them.
+"""The filters of resampling and the modes of padding, as all backends and the decode plan must see them.
 
 Pillow's definition (libImaging/Resample.c): output pixel i of n, made from a box of length m, has its centre at
 (i + ½) · s with s = m / n; the filter is stretched by max(s, 1), reaches `support` times that to both sides, and is cut
@@ -11,9 +11,10 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["SUPPORT", "source_windows"]
+__all__ = ["PRECISION_BITS", "SUPPORT", "filter_weights", "nearest_indices", "padded_places", "source_windows"]
 
 SUPPORT: Final = {"nearest": 0.5, "bilinear": 1.0, "bicubic": 2.0}
+PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits less 8 of a level and 2 for overflow
 
 
 def source_windows(
@@ -36,3 +37,68 @@ def source_windows(
     start = np.clip(np.floor((first + 0.5) * scale - reach).astype(np.int64), 0, inputs_hw - 1)
     end = np.clip(np.ceil((last + 0.5) * scale + reach).astype(np.int64), start + 1, inputs_hw)
     return np.concatenate([start, end - start], axis=1)
+
+
+def nearest_indices(length: int, output: int, start: int, count: int) -> np.ndarray:
+    """Which input pixels the output pixels from `start` on are copies of, along one axis.
+
+    Pillow (Geometry.c, `ImagingScaleAffine`) adds up its steps, and so does this: where an output pixel's centre falls
+    between two pixels, the rounding of the sum decides.
+    """
+    step = length / output
+    centres = np.full(start + count, step)
+    centres[0] = 0.5 * step
+    return np.minimum(np.add.accumulate(centres)[start:].astype(np.int64), length - 1)
+
+
+def filter_weights(
+    lengths: np.ndarray, outputs: np.ndarray, starts: np.ndarray, count: int, interpolation: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pillow's coefficients for uint8, along one axis of each of n images.
+
+    Args:
+        lengths: int64 (n,), of the inputs; the filter is cut at 0 and there.
+        outputs: int64 (n,), of the whole outputs.
+        starts: int64 (n,), the first output pixel that is wanted.
+        count: how many are wanted.
+        interpolation: ``"bilinear"`` or ``"bicubic"``.
+
+    Returns:
+        (firsts, weights): the first input pixel of each output pixel, int64 (n, count), and the weights of it and of
+        those after it, int32 (n, count, taps), whose sum is about 2**22.
+    """
+    scale = (lengths / outputs)[:, None]
+    stretch = np.maximum(scale, 1)
+    reach = SUPPORT[interpolation] * stretch
+    centres = (starts[:, None] + np.arange(count) + 0.5) * scale
+    firsts = np.maximum((centres - reach + 0.5).astype(np.int64), 0)
+    ends = np.minimum((centres + reach + 0.5).astype(np.int64), lengths[:, None])
+    taps = np.arange(int((ends - firsts).max()))
+    distance = np.abs((taps + (firsts - centres + 0.5)[:, :, None]) / stretch[:, :, None])
+    weights = np.where(taps < (ends - firsts)[:, :, None], _filter(distance, interpolation), 0.0)
+    weights /= weights.sum(axis=2, keepdims=True)
+    return firsts, np.trunc(weights * 2.0**PRECISION_BITS + np.copysign(0.5, weights)).astype(np.int32)
+
+
+def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
+    if interpolation == "bilinear":
+        return np.maximum(1 - distance, 0)
+    a = -0.5  # Keys' cubic, as Pillow has it
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = (((distance - 5) * distance + 8) * distance - 4) * a
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0))
+
+
+def padded_places(places: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
+    """Which pixels of one axis stand at places that may lie outside 0 … length - 1, in a padding mode.
+
+    For ``"constant"``, where no pixel stands outside, it is the nearest one.
+    """
+    if mode == "reflect":
+        period = np.maximum(2 * (length - 1), 1)
+        places = places % period
+        places = np.minimum(places, period - places)
+    elif mode == "symmetric":
+        places = places % (2 * length)
+        places = np.minimum(places, 2 * length - 1 - places)
+    return np.clip(places, 0, length - 1)

@@ -1,0 +1,206 @@
+"""From a chain of transforms to the stage that applies it: options checked, a backend chosen, memory and threads kept.
+
+A `Stage` is made once for a loader, in its process, and called once for each batch. It owns the pool that the batches'
+memory comes from on the CPU, and the scratch memory of its backend; it starts no thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from gpuload.backends.batched import BatchRunner
+from gpuload.backends.finish import Finish
+from gpuload.backends.memory import OutputPool
+from gpuload.backends.ragged import RaggedImages
+from gpuload.backends.single import SingleRunner
+from gpuload.transforms import Chain, ColorJitter, Draws
+from gpuload.transforms.arguments import dtype_name
+
+__all__ = ["Backend", "MemoryFormat", "Ragged", "Result", "Stage", "compile_stage"]
+
+Backend = Literal["auto", "torch"]
+MemoryFormat = Literal["contiguous_format", "channels_last"]
+Ragged = Literal["error", "list", "pad"]
+Result = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]
+
+
+def compile_stage(
+    chain: Chain,
+    *,
+    device: str | torch.device,
+    backend: str = "auto",
+    dtype: Any = None,
+    memory_format: Any = "contiguous_format",
+    ragged: str = "error",
+    cpu_threads: int | None = None,
+) -> Stage:
+    """Make the stage that applies a chain of transforms to batches.
+
+    Args:
+        chain: the transforms.
+        device: where batches are made: a CPU or a CUDA device.
+        backend: ``"torch"``, the reference; ``"auto"`` is the fastest there is for the device.
+        dtype: of images that `ToDtype` or `Normalize` makes floats of: ``"float32"``, ``"float16"`` or
+            ``"bfloat16"``, or torch's objects. None: what `ToDtype` says, float32 without it. Images that stay levels
+            are uint8 in any case.
+        memory_format: ``"contiguous_format"`` (N×C×H×W) or ``"channels_last"``, or torch's objects.
+        ragged: what becomes of images whose sizes differ in the end: ``"error"``, ``"list"`` (a list of tensors, in
+            any case) or ``"pad"`` (zeros on the right and at the bottom, and the sizes beside it, in any case).
+        cpu_threads: how many threads torch uses within a call; None: as many as it is set to.
+
+    Raises:
+        TypeError, ValueError: an option is not one of these.
+    """
+    _one_of("backend", backend, get_args(Backend))
+    _one_of("ragged", ragged, get_args(Ragged))
+    layout = str(memory_format).removeprefix("torch.")
+    _one_of("memory_format", layout, get_args(MemoryFormat))
+    if dtype is not None:
+        dtype = dtype_name("dtype", dtype)
+        if dtype == "uint8":
+            raise ValueError(
+                "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 ones"
+            )
+    if cpu_threads is not None and cpu_threads < 1:
+        raise ValueError(f"cpu_threads must be at least 1, got {cpu_threads}")
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be a CPU or a CUDA device, got {device}")
+    if chain.module is not None and ragged != "error":
+        raise ValueError(
+            f"ragged={ragged!r} does not go with the module {type(chain.module).__name__} at the end of the "
+            "transforms, which needs one tensor for the batch"
+        )
+    return Stage(chain, device, Finish.of(chain, dtype), layout, ragged, cpu_threads)
+
+
+class Stage:
+    """Applies a chain to batches; made by `compile_stage`.
+
+    Attributes:
+        device: where the results are.
+        dtype: of the results.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        device: torch.device,
+        finish: Finish,
+        memory_format: str,
+        ragged: str,
+        cpu_threads: int | None,
+    ) -> None:
+        self.device = device
+        self.dtype = finish.dtype
+        self._chain = chain
+        self._finish = finish
+        self._channels_last = memory_format == "channels_last"
+        self._ragged = ragged
+        self._cpu_threads = cpu_threads
+        self._pool = OutputPool() if device.type == "cpu" else None
+        self._run: Callable[[RaggedImages, Draws, Sequence[torch.Tensor]], None] = (
+            SingleRunner(finish) if device.type == "cpu" else BatchRunner(finish, device)
+        )
+
+    def __call__(self, images: RaggedImages, draws: Draws) -> Result:
+        """Make a batch.
+
+        Args:
+            images: the decoded regions, on the stage's device.
+            draws: from the chain's `draw`, for these images.
+
+        Returns:
+            N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
+
+        Raises:
+            ValueError: the images do not go together: in channels, or in size with ``ragged="error"``.
+        """
+        channels = self._check(images, draws)
+        sizes = draws.sizes_hw[-1]
+        with _intra_op_threads(self._cpu_threads if self.device.type == "cpu" else None):
+            if self._ragged == "list":
+                outputs = self._empty_list(channels, sizes)
+                self._run(images, draws, outputs)
+                return outputs
+            batch = self._empty((len(images), channels, *sizes.max(axis=0).tolist()))
+            if self._ragged == "pad":
+                batch.zero_()
+                outputs = [
+                    image[:, :height, :width]
+                    for image, (height, width) in zip(batch.unbind(), sizes.tolist(), strict=True)
+                ]
+                self._run(images, draws, outputs)
+                return batch, torch.from_numpy(np.array(sizes)).to(self.device)
+            self._run(images, draws, batch.unbind())
+            if self._chain.module is not None:
+                with torch.no_grad():
+                    return self._chain.module(batch)
+            return batch
+
+    def _check(self, images: RaggedImages, draws: Draws) -> int:
+        """How many channels the images have, if they fit the chain and each other."""
+        if len(images) == 0 or len(images) != len(draws):
+            raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(draws)}")
+        counts = images.shapes[:, 2]
+        if (counts != counts[0]).any():
+            other = int((counts != counts[0]).argmax())
+            raise ValueError(
+                f"the images of a batch must have the same number of channels, but {images.labels[0]} has {counts[0]} "
+                f"and {images.labels[other]} has {counts[other]}; give Encoded(…, mode='RGB') for all of them"
+            )
+        channels = int(counts[0])
+        self._finish.check(channels, images.labels[0])
+        if channels not in (1, 3) and any(isinstance(transform, ColorJitter) for transform in self._chain):
+            raise ValueError(
+                f"ColorJitter takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
+                "decode to mode 'RGB' or 'L'"
+            )
+        sizes = draws.sizes_hw[-1]
+        if self._ragged == "error" and (sizes != sizes[0]).any():
+            other = int((sizes != sizes[0]).any(axis=1).argmax())
+            first, second = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
+            raise ValueError(
+                "the images of a batch have different sizes (height × width) after all transforms: "
+                f"{images.labels[0]} has {first}, {images.labels[other]} has {second}; end with a crop or a "
+                "Resize((height, width)), or use ragged='list' or ragged='pad'"
+            )
+        return channels
+
+    def _empty(self, shape: Sequence[int]) -> torch.Tensor:
+        """Memory for N×C×H×W results."""
+        n, channels, height, width = shape
+        inner = (n, height, width, channels) if self._channels_last else tuple(shape)
+        if self._pool is not None:
+            batch = self._pool.empty(inner, self.dtype)
+        else:
+            batch = torch.empty(inner, dtype=self.dtype, device=self.device)
+        return batch.permute(0, 3, 1, 2) if self._channels_last else batch
+
+    def _empty_list(self, channels: int, sizes_hw: np.ndarray) -> list[torch.Tensor]:
+        """Memory for results of different sizes."""
+        return [self._empty((1, channels, *size))[0] for size in sizes_hw.tolist()]
+
+
+@contextlib.contextmanager
+def _intra_op_threads(count: int | None) -> Iterator[None]:
+    """Let torch use so many threads for an operation; afterwards as many as before."""
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _one_of(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

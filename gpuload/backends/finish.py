@@ -1,0 +1,71 @@
+"""The end of a chain: from levels 0 … 255 to the numbers, dtype and channels that a batch has.
+
+`ToDtype` and `Normalize` come to one affine map per channel, y = a · level + b, worked out in float64 and applied in
+float32. Made once for a chain, by `compile_stage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpuload.transforms import Chain, Normalize, ToDtype
+
+__all__ = ["Finish"]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What becomes of levels.
+
+    Attributes:
+        dtype: of the results.
+        scale, bias: a and b, for each channel that `Normalize` names, or one for all.
+        channels: how many channels `Normalize` needs, or None.
+    """
+
+    dtype: torch.dtype
+    scale: tuple[float, ...]
+    bias: tuple[float, ...]
+    channels: int | None
+
+    @classmethod
+    def of(cls, chain: Chain, dtype: str | None) -> Finish:
+        """What a chain asks for; `dtype` is that of float results, None for what `ToDtype` says, or float32."""
+        factor, named, normalize = None, None, None
+        for transform in chain:
+            if isinstance(transform, ToDtype) and transform.makes:
+                factor, named = 1 / 255 if transform.scale else 1.0, transform.dtype
+            elif isinstance(transform, Normalize):
+                normalize = transform
+                factor = 1 / 255 if factor is None else factor
+        if factor is None:
+            return cls(torch.uint8, (1.0,), (0.0,), None)
+        result = getattr(torch, dtype or named or "float32")
+        if normalize is None:
+            return cls(result, (factor,), (0.0,), None)
+        pairs = list(zip(normalize.mean, normalize.std, strict=True))
+        return cls(result, tuple(factor / s for _, s in pairs), tuple(-m / s for m, s in pairs), len(pairs))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the numbers stay what they are."""
+        return set(self.scale) == {1.0} and set(self.bias) == {0.0}
+
+    def check(self, channels: int, label: str) -> None:
+        """Refuse images that `Normalize` does not fit."""
+        if self.channels is not None and channels != self.channels:
+            raise ValueError(
+                f"Normalize has {self.channels} means and stds, but {label} has {channels} "
+                f"channel{'s' if channels > 1 else ''}; give one for each channel, or decode to another mode"
+            )
+
+    def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """a and b as float32 tensors of shape (C or 1, 1, 1)."""
+        return _constant(self.scale, device), _constant(self.bias, device)
+
+
+def _constant(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]

@@ -1,0 +1,79 @@
+"""Memory for batches on the CPU, used again and again.
+
+A fresh tensor's pages are faulted in one by one while the stage writes them, which cost a quarter of the throughput.
+So the memory of a batch is a mapping of our own, seen by torch through `numpy.frombuffer`; when the last tensor that
+looks at it is gone, the finalizer of that array returns the mapping to the pool. Nothing has to be given back by hand,
+and a user who keeps a batch simply keeps its memory.
+
+Owned by a stage, used by the process that runs it; finalizers may run in any thread, so the list of free mappings is
+only ever touched by single operations that are atomic in CPython. Free mappings are bounded in number; what is in use
+is the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import weakref
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+import torch
+
+__all__ = ["OutputPool"]
+
+HUGE_PAGE_BYTES: Final = 2 << 20
+SMALL_BYTES: Final = 1 << 20  # below this the allocator of torch does as well
+
+
+class OutputPool:
+    """Gives tensors whose memory is taken back when they are no longer referenced.
+
+    Args:
+        max_free: how many mappings are kept for later use at most.
+
+    Example:
+        >>> OutputPool().empty((2, 3), torch.float32).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, *, max_free: int = 4) -> None:
+        self._max_free = max_free
+        self._free: list[mmap.mmap] = []
+
+    @property
+    def free_bytes(self) -> int:
+        """How much memory waits to be used again."""
+        return sum(len(mapping) for mapping in list(self._free))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous tensor with arbitrary contents."""
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes < SMALL_BYTES:
+            return torch.empty(*shape, dtype=dtype)
+        mapping = self._take(nbytes)
+        owner = np.frombuffer(mapping, np.uint8, nbytes)
+        weakref.finalize(owner, _give_back, self._free, self._max_free, mapping).atexit = False
+        return torch.from_numpy(owner).view(dtype).view(*shape)
+
+    def _take(self, nbytes: int) -> mmap.mmap:
+        size = -(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        for mapping in list(self._free):
+            if size <= len(mapping) <= 2 * size:
+                with contextlib.suppress(ValueError):  # a batch could have been made in another thread meanwhile
+                    self._free.remove(mapping)
+                    return mapping
+        mapping = mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+        return mapping
+
+
+def _give_back(free: list[mmap.mmap], max_free: int, mapping: mmap.mmap) -> None:
+    free.append(mapping)
+    while len(free) > max_free:
+        with contextlib.suppress(IndexError):
+            free.pop(0)

@@ -1,0 +1,57 @@
+"""A batch of decoded regions of all sizes, lying in one flat tensor: what a stage works on.
+
+Layout: image i is H×W×C uint8, contiguous, from byte ``offsets[i]`` of `pixels`. On the CPU `pixels` is the whole ring
+of shared memory, which is never copied; on CUDA it is the batch's bytes. A stage only reads it, and is done with it
+when the call returns (on CUDA: when the stream has come so far).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+__all__ = ["RaggedImages"]
+
+
+@dataclass(slots=True)
+class RaggedImages:
+    """The images of a batch.
+
+    Attributes:
+        pixels: uint8, one-dimensional, on the device.
+        offsets: int64 (B,), each image's first byte in `pixels`.
+        shapes: int64 (B, 3), height, width and channels of the decoded region.
+        sizes_hw: int64 (B, 2), of the whole upright image.
+        regions_tlhw: int64 (B, 4), where the decoded region lies in it.
+        labels: what an image is called in an error.
+    """
+
+    pixels: torch.Tensor
+    offsets: np.ndarray
+    shapes: np.ndarray
+    sizes_hw: np.ndarray
+    regions_tlhw: np.ndarray
+    labels: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[np.ndarray], device: str | torch.device = "cpu") -> RaggedImages:
+        """Whole images, H×W×C uint8, one after the other.
+
+        Example:
+            >>> RaggedImages.from_arrays([np.zeros((4, 5, 3), np.uint8)]).sizes_hw
+            array([[4, 5]])
+        """
+        shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, 3)
+        ends = np.cumsum(shapes.prod(axis=1))
+        flat = np.concatenate([array.ravel() for array in arrays]) if len(arrays) else np.empty(0, np.uint8)
+        regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
+        labels = [f"image {number}" for number in range(len(arrays))]
+        return cls(
+            torch.from_numpy(flat).to(device), ends - shapes.prod(axis=1), shapes, shapes[:, :2], regions, labels
+        )
