@@ -1,0 +1,159 @@
+"""The ImageNet training recipe on the CPU: gpuload beside torch DataLoader + torchvision, and DALI.
+
+    make bench ARGS="--photos DIR"        or   python -m benchmarks.loading --photos DIR
+
+Each loader runs in a process of its own, all of them in every round, in an order that changes from round to round. So a
+machine that other work slows down for a while slows them all, and the ratios, taken within a round, stay true.
+torch's thread settings are left as they are. Peers that are not installed are left out, and the report says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.peers.recipe import Recipe
+from benchmarks.photos import copy_photos, warm
+from benchmarks.report import LOADERS, NAMES, WORKERS, judge, loader_table, median_of, workers_table
+
+__all__ = ["main", "parse"]
+
+REPOSITORY = Path(__file__).parent.parent
+PEER_LIMIT_S = 600
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options; `peers` are the names of what is to be measured."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
+    parser.add_argument("--files", type=int, default=2000, help="how many files they are copied to (default 2000)")
+    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where the copies are kept")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is run (default 3)")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs in a run, the first to warm up (default 3)")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes; DALI's threads (default 2)")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--only", help=f"comma-separated: loaders, workers, or any of {', '.join(NAMES)}")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
+    options = parser.parse_args(arguments)
+    for name, least in (("rounds", 1), ("epochs", 2), ("workers", 1), ("batch_size", 1), ("files", options.batch_size)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    groups = {"loaders": list(LOADERS), "workers": list(WORKERS)}
+    chosen = [] if options.only else list(NAMES)
+    for word in options.only.split(",") if options.only else []:
+        if word not in NAMES and word not in groups:
+            parser.error(f"--only takes loaders, workers, or any of {', '.join(NAMES)}; got {word!r}")
+        chosen += groups.get(word, [word])
+    options.peers = list(dict.fromkeys(chosen))
+    return options
+
+
+def run_peer(name: str, recipe: Recipe) -> dict[str, Any]:
+    """Run one peer in a process of its own. Its result has `error` where it could not run."""
+    command = [sys.executable, "-m", f"benchmarks.peers.{name}", recipe.to_json()]
+    try:
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PEER_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not finished after {PEER_LIMIT_S} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        last_words = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return {"error": last_words[0], "stderr": done.stderr}
+    return json.loads(lines[-1])
+
+
+def run_rounds(
+    peers: list[str], rounds: int, recipe: Recipe, console: Console
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, Any]]]:
+    """All peers, `rounds` times. Returns the results, and those of the peers that could not run."""
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
+    failed: dict[str, dict[str, Any]] = {}
+    for number in range(rounds):
+        turn = number % len(peers)
+        for name in peers[turn:] + peers[:turn]:
+            if name in failed:
+                continue
+            with console.status(f"round {number + 1} of {rounds}: {NAMES[name]}"):
+                result = run_peer(name, recipe)
+            if "error" in result:
+                failed[name] = result
+                results.pop(name)
+                console.print(f"[red]{NAMES[name]} could not be measured:[/] {result['error']}", soft_wrap=True)
+            else:
+                results[name].append(result)
+                rate = median_of([result], "images_per_s")
+                console.print(f"[dim]round {number + 1}: {NAMES[name]}: {rate:,.0f} images/s[/]")
+    return results, failed
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and report. Returns the exit status: 1 where a peer could not be measured."""
+    options = parse(arguments)
+    console = Console(highlight=False)
+    if options.photos is None:
+        from gpuload.cli.pictures import make_folder
+
+        source = make_folder(options.cache / "varied-photographs", count=200)
+        described = "scikit-image's photographs, varied (no --photos given)"
+    else:
+        source, described = options.photos, str(options.photos)
+    root = copy_photos(source, options.cache, options.files)
+    count, mean_kb = warm(root)
+    recipe = Recipe(root=str(root), batch_size=options.batch_size, workers=options.workers, epochs=options.epochs)
+    results, failed = run_rounds(options.peers, options.rounds, recipe, console)
+
+    versions: dict[str, str] = {"python": platform.python_version()}
+    for rows in results.values():
+        versions |= rows[0].get("versions", {})
+    threads = sorted({rows[0]["threads"] for rows in results.values() if "threads" in rows[0]})
+    cpus = len(os.sched_getaffinity(0))
+    console.print(
+        f"\nphotos: {described}: {count:,} files of {mean_kb:.0f} KB on average, in the page cache\n"
+        f"recipe: RandomResizedCrop({recipe.size}), flip, normalise, float32; batch {recipe.batch_size}; "
+        f"{recipe.workers} workers; device: CPU\n"
+        f"machine: {cpu_model()}, {cpus} CPUs for this process, torch's threads as they are: "
+        f"{', '.join(map(str, threads)) or 'not asked'}\n"
+        f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}\n"
+        f"{options.rounds} rounds of {options.epochs - 1} measured epochs, whole batches only\n"
+        "DataLoader: torch's, with torchvision's v2 transforms on each sample\n"
+        "memory: proportional (PSS), of the whole process tree\n",
+        soft_wrap=True,
+    )
+    if results.keys() & LOADERS.keys():
+        console.print(loader_table(results))
+    if results.keys() & WORKERS.keys():
+        console.print(workers_table(results))
+    verdicts = judge(results)
+    for verdict in verdicts:
+        console.print(f"{'[green]met   [/]' if verdict.met else '[red]missed[/]'} {verdict.text}", soft_wrap=True)
+    if options.json:
+        everything = {
+            "recipe": json.loads(recipe.to_json()),
+            "photos": {"source": described, "files": count, "mean_kb": mean_kb},
+            "machine": {"cpu": cpu_model(), "cpus": cpus},
+            "versions": versions,
+            "results": results,
+            "failed": failed,
+            "goals": [{"goal": verdict.text, "met": verdict.met} for verdict in verdicts],
+        }
+        options.json.write_text(json.dumps(everything, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""How one peer is measured, the same way for all of them.
+
+A peer's module gives a function that builds it from the `Recipe`, and calls `main`. It runs in a process of its own,
+which prints one line of JSON, the last on its standard output:
+
+- the first epoch warms everything up; its `iter()` to first batch is `first_batch_s`;
+- the next epochs are measured, one rate each, from `iter()` to the last batch, with the CPU time of the process tree;
+- memory is read in the middle of one more epoch, when everything is in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.peers.recipe import MEAN, STD, Recipe
+from gpuload.cli.processes import cpu_seconds, proportional_mb, resident_mb, tree
+
+__all__ = ["MEAN", "STD", "Peer", "Recipe", "main"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A loader ready to run: `epoch()` starts one and yields (images, labels)."""
+
+    epoch: Callable[[], Iterable[Any]]
+    versions: dict[str, str]
+
+
+def main(build: Callable[[Recipe], Peer]) -> None:
+    """Measure the peer that `build` makes from the recipe on the command line, and print the result."""
+    recipe = Recipe(**json.loads(sys.argv[1]))
+    started = time.perf_counter()
+    peer = build(recipe)
+    build_s = time.perf_counter() - started
+
+    started = time.perf_counter()
+    batches = iter(peer.epoch())
+    first = next(batches)
+    first_batch_s = time.perf_counter() - started
+    images, labels = first
+    expected = (recipe.batch_size, 3, recipe.size, recipe.size)
+    assert isinstance(images, torch.Tensor), type(images)
+    assert tuple(images.shape) == expected, images.shape
+    assert images.dtype == torch.float32, images.dtype
+    assert images.is_contiguous()
+    assert tuple(labels.shape) == (recipe.batch_size,), labels.shape
+    assert labels.dtype == torch.int64, labels.dtype
+    looks = {"mean": images.mean().item(), "std": images.std().item(), "label_mean": labels.float().mean().item()}
+    assert abs(looks["mean"]) < 1.5, looks
+    assert 0.5 < looks["std"] < 2, looks
+    del first, images, labels
+    for _ in batches:
+        pass
+
+    rates, cpus, count = [], [], 0
+    for _ in range(recipe.epochs - 1):
+        count = 0
+        cpu_before = cpu_seconds(os.getpid())
+        started = time.perf_counter()
+        for images, _labels in peer.epoch():
+            count += len(images)
+        wall_s = time.perf_counter() - started
+        cpus.append(1000 * (cpu_seconds(os.getpid()) - cpu_before) / count)
+        rates.append(count / wall_s)
+
+    memory: dict[str, float] = {}
+    seen = 0
+    for images, _labels in peer.epoch():
+        seen += len(images)
+        if not memory and seen >= count / 2:
+            pids = tree(os.getpid())
+            memory = {
+                "pss_mb": sum(map(proportional_mb, pids)),
+                "worker_pss_mb": max(map(proportional_mb, pids[1:]), default=0.0),
+                "worker_rss_mb": max(map(resident_mb, pids[1:]), default=0.0),
+                "processes": len(pids),
+            }
+    result = {
+        "build_s": build_s,
+        "first_batch_s": first_batch_s,
+        "images_per_s": rates,
+        "cpu_s_per_1000": cpus,
+        "images_per_epoch": count,
+        "looks": looks,
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, **peer.versions},
+        **memory,
+    }
+    print(json.dumps(result), flush=True)

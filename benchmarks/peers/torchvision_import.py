@@ -1,0 +1,38 @@
+"""Imports torchvision beside a torch that its compiled operators were not built for.
+
+torchvision's wheels are built for one torch build (CUDA's, on PyPI). Beside another, its library of operators does
+not load, and the import fails where it registers shape functions for `nms` and `qnms`. Its transforms are Python and
+need neither, so both operators are declared here, without a body, before the import.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+__all__ = ["torchvision", "v2"]
+
+
+def _operators_load() -> bool:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise SystemExit("torchvision is not installed: run `make bench`, or pip install --group bench")
+    library = next(Path(spec.origin).parent.glob("_C*.so"), None)
+    if library is None:
+        return False
+    try:
+        torch.ops.load_library(library)
+    except OSError:
+        return False
+    return True
+
+
+if not _operators_load():
+    OPERATORS = torch.library.Library("torchvision", "DEF")
+    OPERATORS.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    OPERATORS.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+import torchvision  # noqa: E402
+from torchvision.transforms import v2  # noqa: E402

@@ -1,0 +1,90 @@
+"""The benchmark's arithmetic: what is called met must be met."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.loading import parse
+from benchmarks.peers.decoder_alone import draw_region
+from benchmarks.photos import copy_photos, warm
+from benchmarks.report import judge, median_of, ratio
+
+
+def rounds(*rates: float, **more: float) -> list[dict]:
+    return [{"images_per_s": [rate], **more} for rate in rates]
+
+
+def test_examples() -> None:
+    assert doctest.testmod(report).failed == 0
+
+
+def test_ratio_is_taken_within_rounds() -> None:
+    """A machine half as fast in the second round changes no ratio."""
+    results = {"gpuload": rounds(200, 100), "dali": rounds(100, 50)}
+    assert ratio(results, "gpuload", "dali") == (2, 2, 2)
+
+
+def test_median_of_nothing_is_nan() -> None:
+    assert math.isnan(median_of([{}], "pss_mb"))
+
+
+@pytest.mark.parametrize(("own_rate", "met"), [(179, False), (180, True)])
+def test_rate_goal(own_rate: float, met: bool) -> None:
+    results = {
+        "gpuload": rounds(own_rate, first_batch_s=0.6, worker_pss_mb=59),
+        "torch_simplejpeg": rounds(100),
+    }
+    verdicts = {verdict.text: verdict.met for verdict in judge(results)}
+    assert verdicts == {
+        f"at least 1.8 times DataLoader, simplejpeg (aim 2.0): {own_rate / 100:.2f}": met,
+        "first batch within 0.5 s: 0.60 s": False,
+        "a worker under 60 MB: 59 MB": True,
+    }
+
+
+@pytest.mark.parametrize(("share", "met"), [(0.94, False), (0.96, True)])
+def test_workers_goal(share: float, met: bool) -> None:
+    (verdict,) = judge({"workers_only": rounds(1000 * share), "decoder_alone": rounds(1000)})
+    assert verdict.met is met
+
+
+def test_photos_are_real_copies(jpeg_folder: Path, tmp_path: Path) -> None:
+    root = copy_photos(jpeg_folder, tmp_path, 60)
+    files = sorted(root.glob("*/*.jpg"))
+    assert len(files) == 60
+    assert len({file.name for file in files}) == 60
+    assert all(not file.is_symlink() and file.stat().st_nlink == 1 for file in files)
+    assert warm(root)[0] == 60
+    made = {file: file.stat().st_mtime_ns for file in files}
+    assert copy_photos(jpeg_folder, tmp_path, 60) == root
+    assert {file: file.stat().st_mtime_ns for file in root.glob("*/*.jpg")} == made
+
+
+def test_no_photos(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no JPEGs"):
+        copy_photos(tmp_path, tmp_path / "cache", 10)
+
+
+def test_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["--only", "workers,dali"]).peers == ["workers_only", "decoder_alone", "dali"]
+    with pytest.raises(SystemExit):
+        parse(["--only", "ffcv"])
+    assert "got 'ffcv'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["--epochs", "1"])
+    assert "--epochs must be at least 2, got 1" in capsys.readouterr().err
+
+
+def test_regions_lie_in_the_image() -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        top, left, bottom, right = draw_region(rng, 40, 300)
+        assert 0 <= top < bottom <= 40
+        assert 0 <= left < right <= 300
