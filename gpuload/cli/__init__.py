@@ -1,0 +1,24 @@
+"""The command line: ``gpuload demo``. Needs the extra `cli`, and says so where it is missing.
+
+This module imports nothing of that extra; `gpuload.cli.app` does.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line on `sys.argv`, and exit."""
+    try:
+        from gpuload.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("rich", "typer"):
+            raise
+        sys.exit(
+            f"gpuload's command line needs {error.name}, which is not installed. It comes with the extra `cli`:\n\n"
+            "    pip install 'gpuload[cli,demo]'"
+        )
+    app()

@@ -1,0 +1,57 @@
+"""The commands and their options. What they do lies in a module of its own each, imported when it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="gpuload", no_args_is_help=True, add_completion=False, help="The image data loader for GPU training."
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from gpuload import __version__
+
+        typer.echo(f"gpuload {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None: ...
+
+
+# Optional[…]: typer evaluates these annotations at run time.
+@app.command()
+def demo(
+    data: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Your own JPEGs, as root/class/*.jpg or flat. Default: scikit-image's photographs, varied."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the photographs and the contact sheet go.")] = Path("demo-out"),
+    workers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, help="Worker processes, for both loaders. Default: the CPUs of this process, up to 8."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 32,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data, for each loader and for training.")] = 3,
+    device: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="cpu or cuda. Default: cuda where there is one."),
+    ] = None,
+    images: Annotated[int, typer.Option(min=8, help="How many photographs are made (without --data).")] = 500,
+) -> None:
+    """Load real photographs with gpuload and with torch's DataLoader, compare, and train on them."""
+    from gpuload.cli.demo import Settings, run
+
+    settings = Settings(
+        data=data, out=out, workers=workers, batch_size=batch_size, epochs=epochs, device=device, images=images
+    )
+    raise typer.Exit(run(settings))

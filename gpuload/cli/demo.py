@@ -1,0 +1,214 @@
+"""``gpuload demo``: real photographs through gpuload and through torch's DataLoader, side by side, then training.
+
+Everything runs in the foreground of one process and its workers; what it writes lies in `Settings.out`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.cli.measure import Cost, images_of, measure
+from gpuload.cli.pictures import PhotographsMissing, make_folder
+from gpuload.cli.sheet import ContactSheet, to_uint8
+from gpuload.cli.torch_way import CroppedPictures
+from gpuload.cli.training import Trainer
+from gpuload.cpus import usable_cpus
+
+__all__ = ["Settings", "run", "sparkline"]
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+SIZE = 224
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of the command line; see `gpuload.cli.app.demo`."""
+
+    data: Path | None
+    out: Path
+    workers: int | None
+    batch_size: int
+    epochs: int
+    device: str | None
+    images: int
+
+
+def run(settings: Settings, console: Console | None = None) -> int:
+    """Run the demo. Returns the exit status."""
+    console = console or Console(highlight=False)
+    try:
+        dataset, origin = _dataset(settings, console)
+        device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda, but torch finds no CUDA device; leave --device out to run on the CPU")
+    except (PhotographsMissing, OSError, ValueError, RuntimeError) as error:
+        console.print(f"[red]{error}[/]", soft_wrap=True)
+        return 1
+    workers = min(8, usable_cpus()) if settings.workers is None else settings.workers
+    classes = list(getattr(dataset, "classes", []))
+    of_classes = f" of {len(classes)} classes" if classes else ""
+    console.print(f"[bold]gpuload {gl.__version__}[/]: {len(dataset):,} images{of_classes} in {origin}", soft_wrap=True)
+    console.print(
+        f"batches of {settings.batch_size} on {device}, {workers} workers, {usable_cpus()} CPUs, "
+        f"torch {torch.__version__}\n",
+        soft_wrap=True,
+    )
+    loader = gl.Loader(
+        dataset,
+        batch_size=settings.batch_size,
+        shuffle=True,
+        transforms=[T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],
+        num_workers=workers,
+        device=device,
+    )
+    peer = torch.utils.data.DataLoader(
+        CroppedPictures(dataset.paths, getattr(dataset, "labels", [0] * len(dataset)), SIZE, MEAN, STD),
+        batch_size=settings.batch_size,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=device.type == "cuda",
+    )
+    with _progress(console) as progress:
+
+        def timed(name: str, batches: Any) -> Cost:
+            task = progress.add_task(name, total=settings.epochs * len(dataset), rate="")
+
+            def on_batch(count: int) -> None:
+                progress.advance(task, count)
+                speed = progress.tasks[task].speed
+                progress.update(task, rate=f"{speed:,.0f} images/s" if speed else "")
+
+            cost = measure(batches, settings.epochs, device, on_batch)
+            progress.update(task, rate=f"{cost.images_per_s:,.0f} images/s")
+            return cost
+
+        costs = {"gpuload": timed("gpuload", loader), "torch DataLoader": timed("torch DataLoader", peer)}
+    del peer  # ends its workers
+    console.print(_table(costs, settings.epochs))
+
+    sheet = ContactSheet(classes)
+    loader.set_epoch(0)  # the same batches as above once more: the draws are a function of seed, epoch and position
+    if classes:
+        _train(loader, sheet, len(classes), settings.epochs, device, console)
+    else:
+        console.print("no folders of classes in the data, so nothing is trained on it", soft_wrap=True)
+        for batch in loader:
+            sheet.add(to_uint8(images_of(batch), MEAN, STD), None)
+            if sheet.full:
+                break
+    loader.close()
+    path = settings.out / "contact-sheet.png"
+    sheet.write(path)
+    console.print(f"contact sheet of augmented images: [bold]{path.resolve()}[/]", soft_wrap=True)
+    return 0
+
+
+def _dataset(settings: Settings, console: Console) -> tuple[Any, str]:
+    """The images, with or without classes, and where they are, for the user to read."""
+    if settings.data is not None:
+        data = settings.data
+        if not data.is_dir():
+            raise FileNotFoundError(f"--data {data}: there is no such folder")
+        has_classes = any(entry.is_dir() for entry in data.iterdir())
+        return (gl.ImageFolder(data) if has_classes else gl.ImageFiles(data)), str(data)
+    with _progress(console, transient=True) as progress:
+        task = progress.add_task("making photographs", total=settings.images, rate="")
+        root = make_folder(
+            settings.out / "photographs",
+            count=settings.images,
+            progress=lambda made: progress.update(task, completed=made),
+        )
+    return gl.ImageFolder(root), f"{root}, made from scikit-image's photographs"
+
+
+def _progress(console: Console, transient: bool = False) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=transient,
+    )
+
+
+def _table(costs: dict[str, Cost], epochs: int) -> Table:
+    """What was measured: a row for each figure, a column for each loader, and how many times better the first is."""
+    first, second = costs.values()
+    table = Table(title=f"{epochs} epochs: decode, random crop to {SIZE}×{SIZE}, flip, normalise", title_justify="left")
+    table.add_column("")
+    for name in costs:
+        table.add_column(name, justify="right")
+    table.add_column("", justify="right")
+
+    def row(name: str, key: str, form: str, higher_is_better: bool) -> None:
+        mine, theirs = getattr(first, key), getattr(second, key)
+        if mine is None or theirs is None:
+            return
+        gain = (mine / theirs if higher_is_better else theirs / mine) if mine and theirs else math.nan
+        word = ("more" if gain >= 1 else "of that") if higher_is_better else "less"
+        text = f"{gain:.1f} × {word}" if gain >= 1 or higher_is_better else f"{1 / gain:.1f} × more"
+        table.add_row(name, form.format(mine), form.format(theirs), "" if math.isnan(gain) else text)
+
+    row("images per second", "images_per_s", "{:,.0f}", True)
+    row("CPU seconds per 1,000 images", "cpu_s_per_1000", "{:.2f}", False)
+    row("seconds to the first batch", "first_batch_s", "{:.2f}", False)
+    row("memory per worker, MB", "worker_mb", "{:,.0f}", False)
+    return table
+
+
+def _train(
+    loader: gl.Loader, sheet: ContactSheet, classes: int, epochs: int, device: torch.device, console: Console
+) -> None:
+    """Train a small network on the batches, say how the loss goes, and keep some images for the sheet."""
+    trainer = Trainer(classes, device)
+    losses: list[float] = []
+    with _progress(console) as progress:
+        task = progress.add_task("training", total=epochs * len(loader.dataset), rate="")
+        report = []
+        for epoch in range(epochs):
+            of_epoch, right, seen = [], 0, 0
+            for images, labels in loader:
+                if not sheet.full:
+                    sheet.add(to_uint8(images, MEAN, STD), labels.tolist())
+                loss, hits = trainer.step(images, labels)
+                of_epoch.append(loss)
+                right, seen = right + hits, seen + len(images)
+                progress.advance(task, len(images))
+                progress.update(task, rate=f"epoch {epoch + 1}, loss {loss:.2f}")
+            losses += of_epoch
+            mean = sum(of_epoch) / len(of_epoch)
+            report.append(f"epoch {epoch + 1}: loss {mean:.2f}, {right / seen:.0%} right")
+            progress.update(task, rate=f"loss {mean:.2f}")
+    console.print("a small network trained on those batches:  " + ";  ".join(report), soft_wrap=True)
+    console.print(f"loss, step by step:  {losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}", soft_wrap=True)
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The values as a row of bars, averaged to at most `width` of them.
+
+    >>> sparkline([1.0, 0.5, 0.0])
+    '█▅▁'
+    """
+    count = min(width, len(values))
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((mean - low) * scale)] for mean in means)

@@ -1,0 +1,107 @@
+"""A folder of JPEGs to try things with, made from the photographs that scikit-image's wheel holds.
+
+Each photograph is one class; its images are random crops of it, resized to the size of a photo, flipped, and changed
+in brightness, contrast and saturation. Image `number` is a function of `number` alone. Nothing is downloaded: the
+files are read where scikit-image is installed, without importing it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageEnhance
+
+__all__ = ["PhotographsMissing", "make_folder", "make_picture", "photographs"]
+
+PHOTOGRAPHS = {
+    "astronaut": "astronaut.png",
+    "cat": "chelsea.png",
+    "coffee": "coffee.png",
+    "galaxies": "hubble_deep_field.jpg",
+    "motorcycle": "motorcycle_left.png",
+    "retina": "retina.jpg",
+    "rocket": "rocket.jpg",
+    "tissue": "ihc.png",
+}
+SIZES_WH = ((500, 375), (500, 333), (375, 500), (400, 400))
+SCALE = (0.25, 1.0)  # of the area of the largest crop with the right shape
+ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+
+
+class PhotographsMissing(Exception):
+    """scikit-image is not installed, or has not the photographs that it had."""
+
+
+def photographs() -> dict[str, Path]:
+    """The files of the photographs by class, as they lie in the installed scikit-image.
+
+    Raises:
+        PhotographsMissing: there is no scikit-image, or fewer than two of them are in it.
+    """
+    spec = importlib.util.find_spec("skimage")
+    if spec is None or not spec.submodule_search_locations:
+        raise PhotographsMissing(
+            "the photographs come from scikit-image, which is not installed: pip install 'gpuload[demo]'"
+        )
+    folder = Path(next(iter(spec.submodule_search_locations))) / "data"
+    found = {name: folder / file for name, file in PHOTOGRAPHS.items() if (folder / file).exists()}
+    if len(found) < 2:
+        raise PhotographsMissing(f"expected scikit-image's photographs ({', '.join(PHOTOGRAPHS.values())}) in {folder}")
+    return found
+
+
+def make_picture(photograph: Image.Image, number: int) -> bytes:
+    """A JPEG of some part of the photograph, a function of the photograph and `number`."""
+    rng = np.random.default_rng([0x6750, number])
+    width, height = SIZES_WH[rng.integers(len(SIZES_WH))]
+    largest = min(photograph.width / width, photograph.height / height)
+    zoom = largest * np.sqrt(rng.uniform(*SCALE))
+    left = rng.uniform(0, photograph.width - width * zoom)
+    top = rng.uniform(0, photograph.height - height * zoom)
+    box = (left, top, min(photograph.width, left + width * zoom), min(photograph.height, top + height * zoom))
+    picture = photograph.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    if rng.random() < 0.5:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    for enhance in ENHANCE:
+        picture = enhance(picture).enhance(rng.uniform(0.7, 1.3))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=int(rng.integers(88, 97)))
+    return buffer.getvalue()
+
+
+def make_folder(root: Path, *, count: int, progress: Callable[[int], None] = lambda made: None) -> Path:
+    """Write `count` JPEGs to ``root/class/number.jpg``; a folder that was finished before is used as it is.
+
+    `progress` is called with the number of pictures made so far. Returns `root`.
+
+    Raises:
+        PhotographsMissing: see `photographs`.
+        FileExistsError: `root` exists and was not made by this function.
+    """
+    sources = photographs()
+    note = root.with_name(root.name + ".made")  # beside the folder: what lies in it is classes
+    wanted = f"{count} pictures of {', '.join(sources)}; recipe 1\n"
+    if note.exists() and note.read_text() == wanted and root.exists():
+        progress(count)
+        return root
+    if root.exists():
+        if not note.exists():
+            raise FileExistsError(f"{root} exists, and was not made here: remove it, or choose another folder")
+        shutil.rmtree(root)
+    root.mkdir(parents=True)
+    note.write_text("unfinished\n")
+    opened = {name: Image.open(path).convert("RGB") for name, path in sources.items()}
+    names = list(opened)
+    for name in names:
+        (root / name).mkdir()
+    for number in range(count):
+        name = names[number % len(names)]
+        (root / name / f"{number:04d}.jpg").write_bytes(make_picture(opened[name], number))
+        progress(number + 1)
+    note.write_text(wanted)
+    return root

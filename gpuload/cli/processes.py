@@ -1,0 +1,63 @@
+"""What a tree of processes costs, read from Linux's /proc: CPU seconds, and memory shared out in proportion.
+
+Asked by the process that is measured, about itself and its workers. Keeps no state.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cpu_seconds", "proportional_mb", "resident_mb", "tree"]
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third (the state) on, or None where the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text[text.rindex(")") + 2 :].split()  # the name, in parentheses, may hold blanks and parentheses
+
+
+def tree(root_pid: int) -> list[int]:
+    """The process and all its living descendants, itself first."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := _stat_fields(int(entry))):
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    found = [root_pid]
+    for pid in found:
+        found.extend(children.get(pid, []))
+    return found
+
+
+def cpu_seconds(root_pid: int) -> float:
+    """User and system time of the whole tree so far, with the children that have ended and been waited for."""
+    ticks = 0
+    for pid in tree(root_pid):
+        if fields := _stat_fields(pid):
+            ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+    return ticks * TICK_S
+
+
+def proportional_mb(pid: int) -> float:
+    """PSS: the process's own pages, and its share of those that several processes map. 0 where it is gone."""
+    return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss:") / 1024
+
+
+def resident_mb(pid: int) -> float:
+    """RSS: all pages that the process has mapped and in memory, shared or not. 0 where it is gone."""
+    return _kilobytes(f"/proc/{pid}/status", "VmRSS:") / 1024
+
+
+def _kilobytes(path: str, key: str) -> int:
+    try:
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(key):
+                return int(line.split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return 0

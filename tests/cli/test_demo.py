@@ -1,0 +1,127 @@
+"""``gpuload demo`` and the command line around it, as a user meets them."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("typer", reason="the extra `cli` is not installed")
+from rich.console import Console
+from typer.testing import CliRunner
+
+import gpuload
+from gpuload.cli.app import app
+from gpuload.cli.demo import Settings, run, sparkline
+from gpuload.cli.torch_way import CroppedPictures
+from gpuload.cli.training import Trainer
+
+
+def demo(console: Console | None = None, **changes: object) -> int:
+    settings = {"data": None, "workers": 0, "batch_size": 8, "epochs": 1, "device": "cpu", "images": 16}
+    return run(Settings(**{**settings, **changes}), console)
+
+
+def test_demo_from_nothing(tmp_path: Path) -> None:
+    """As `make demo` runs it, on fewer images: workers of both kinds, made photographs, table, training, sheet."""
+    pytest.importorskip("skimage", reason="the extra `demo` is not installed")
+    command = [sys.executable, "-m", "gpuload", "demo", "--images", "24", "--batch-size", "8", "--epochs", "2"]
+    done = subprocess.run(
+        [*command, "--workers", "1", "--device", "cpu", "--out", "results"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    for text in (
+        "24 images of 8 classes in results/photographs",
+        "images per second",
+        "CPU seconds per 1,000 images",
+        "seconds to the first batch",
+        "memory per worker, MB",
+        "epoch 2: loss",
+        str((tmp_path / "results" / "contact-sheet.png").resolve()),
+    ):
+        assert text in done.stdout, done.stdout
+    with Image.open(tmp_path / "results" / "contact-sheet.png") as sheet:
+        assert sheet.format == "PNG"
+        assert sheet.height > 8 * 128
+
+
+def test_data_of_ones_own(jpeg_folder: Path, tmp_path: Path) -> None:
+    console = Console(record=True, width=100, file=io.StringIO())
+    assert demo(console, data=jpeg_folder, out=tmp_path, batch_size=16) == 0
+    told = console.export_text()
+    assert f"48 images of 3 classes in {jpeg_folder}" in told
+    assert (tmp_path / "contact-sheet.png").exists()
+    assert not (tmp_path / "photographs").exists()
+
+
+def test_data_without_classes_is_not_trained_on(jpeg_folder: Path, tmp_path: Path) -> None:
+    console = Console(record=True, width=100, file=io.StringIO())
+    assert demo(console, data=jpeg_folder / "bee", out=tmp_path) == 0
+    told = console.export_text()
+    assert "no folders of classes in the data, so nothing is trained on it" in told
+    assert "loss" not in told
+    assert (tmp_path / "contact-sheet.png").exists()
+
+
+def test_data_that_is_not_there(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["demo", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "there is no such folder" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_version_and_help() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"gpuload {gpuload.__version__}\n"
+    assert "demo" in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_without_the_extra() -> None:
+    code = "import sys; sys.modules['typer'] = None; from gpuload.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "needs typer, which is not installed" in done.stderr
+    assert "pip install 'gpuload[cli,demo]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_torch_way_does_the_same_work(jpeg_folder: Path) -> None:
+    dataset = gpuload.ImageFolder(jpeg_folder)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    image, label = CroppedPictures(dataset.paths, dataset.labels, 64, mean, std)[5]
+    assert image.shape == (3, 64, 64)
+    assert image.dtype == torch.float32
+    assert label == dataset.labels[5]
+    low = [(0 - m) / s for m, s in zip(mean, std, strict=True)]
+    high = [(1 - m) / s for m, s in zip(mean, std, strict=True)]
+    for channel in range(3):
+        assert low[channel] - 1e-5 <= image[channel].min() < image[channel].max() <= high[channel] + 1e-5
+
+
+def test_the_network_learns_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    trainer = Trainer(2, torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), state)
+    images = torch.zeros(16, 3, 224, 224)
+    labels = torch.arange(16) % 2
+    images[labels == 1] += 1
+    losses = [trainer.step(images, labels)[0] for _ in range(6)]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_sparkline_of_many_values_falls() -> None:
+    line = sparkline([1 - step / 99 for step in range(100)])
+    assert len(line) == 40
+    assert list(line) == sorted(line, reverse=True)
+    assert (line[0], line[-1]) == ("█", "▁")
+    assert sparkline([2.0, 2.0]) == "▁▁"
