@@ -1,7 +1,7 @@
 """The decoder of one process: header first, then a region, by the first decoder that has nothing to complain about.
 
-Runs in a worker, or in the main process with ``num_workers=0``. Holds no pixels between calls; what the libraries keep
-(nvImageCodec's image memory) belongs to `jpeg`.
+Runs in a worker, or in the main process with ``num_workers=0``. Belongs to one thread. Holds no pixels between calls
+but nvImageCodec's image memory, see `jpeg`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ from typing import Final, Literal
 import numpy as np
 
 from gpuload.decode.header import Header, read_header
-from gpuload.decode.jpeg import JpegDecoder, nvimagecodec, simplejpeg
-from gpuload.decode.native_messages import one_line
+from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
+from gpuload.decode.jpeg_header import has_end
+from gpuload.decode.native_messages import listen, one_line
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import is_transposed, stored_region, upright
-from gpuload.decode.pillow_images import CHANNELS, PillowImage, open_image
+from gpuload.decode.pillow_images import CHANNELS, open_image
 from gpuload.errors import DecodeError
 from gpuload.sample import Encoded, Mode
 
 __all__ = ["Decoder"]
 
-LADDER: Final = {"nvimgcodec": (nvimagecodec, simplejpeg), "simplejpeg": (simplejpeg,), "pillow": ()}
+LADDER: Final[dict[str, tuple[type[JpegDecoder], ...]]] = {
+    "nvimgcodec": (NvImageCodec, SimpleJpeg),
+    "simplejpeg": (SimpleJpeg,),
+    "pillow": (),
+}
 
 
 class Decoder:
@@ -33,6 +38,11 @@ class Decoder:
             pillow take what it refuses.
 
     Example:
+        >>> import io
+        >>> from PIL import Image
+        >>> file = io.BytesIO()
+        >>> Image.new("RGB", (60, 40)).save(file, "JPEG")
+        >>> photo = Encoded(file.getvalue())
         >>> decoder = Decoder(Decode())
         >>> header = decoder.header(photo)
         >>> decoder.size_hw(header), decoder.channels(header, photo.mode)
@@ -48,6 +58,7 @@ class Decoder:
             raise ValueError(f"prefer must be one of {', '.join(map(repr, LADDER))}, got {prefer!r}")
         self._options = options
         self._ladder = LADDER[prefer]
+        self._jpeg_decoders: tuple[list[JpegDecoder], list[str]] | None = None
 
     def header(self, encoded: Encoded) -> Header:
         """Read format, size and orientation, without decoding.
@@ -97,13 +108,13 @@ class Decoder:
             DecodeError: no decoder takes it; the message holds what each of them said.
             ValueError: the region is empty or leaves the image, or `out` does not fit.
         """
-        size_hw = self.size_hw(header)
+        size_hw = full_height, full_width = self.size_hw(header)
         if region_tlhw is None:
-            region_tlhw = (0, 0, *size_hw)
+            region_tlhw = (0, 0, full_height, full_width)
         top, left, height, width = region_tlhw
-        if top < 0 or left < 0 or height < 1 or width < 1 or top + height > size_hw[0] or left + width > size_hw[1]:
+        if not (0 <= top < top + height <= full_height and 0 <= left < left + width <= full_width):
             raise ValueError(f"the region (top, left, height, width) = {region_tlhw} is not within H×W = {size_hw}")
-        shape = (height, width, self.channels(header, encoded.mode))
+        shape = (height, width, 3 if encoded.mode == "RGB" else self.channels(header, encoded.mode))
         if out is None:
             out = np.empty(shape, np.uint8)
         elif out.shape != shape or out.dtype != np.uint8:
@@ -117,33 +128,52 @@ class Decoder:
         return out
 
     def _stored(self, encoded: Encoded, header: Header, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
-        """A region as stored, in the mode asked for."""
+        """A region as stored, in the mode asked for; the memory may be the decoder's own, until its next call."""
         data, mode = encoded.data, encoded.mode
-        said: list[str] = []
         jpeg = header.jpeg
+        said: list[str] = []
         if jpeg is not None:
-            grey = header.mode == "L" and mode in ("L", "unchanged")
-            for find in self._ladder:
-                decoder: JpegDecoder | str = find()
-                if isinstance(decoder, str):
-                    said.append(f"{find.__name__}: {decoder}")
-                    continue
+            grey = jpeg.components == 1 and mode in ("L", "unchanged")
+            decoders, missing = self._jpeg_decoders or self._find_jpeg_decoders()
+            for decoder in decoders:
                 pixels, complaint = decoder.decode(data, jpeg, grey, region_tlhw)
                 if pixels is not None:
-                    return pixels if grey or mode in ("RGB", "unchanged") else _convert(pixels, mode)
+                    return pixels if grey or mode == "RGB" or mode == "unchanged" else _convert(pixels, mode)
                 said.append(f"{decoder.name}: {complaint}")
-        opened = header.opened
-        try:
-            if opened is None:
-                opened = open_image(data, header.format)
-            return opened.pixels(mode, region_tlhw)
-        except Exception as error:
-            said.append(one_line(f"Pillow: {type(error).__name__}: {error}"))
-            if header.format == "JPEG":
-                pixels = _before_damage(data, mode, region_tlhw)
-                if pixels is not None:
-                    return pixels
-            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}") from error
+            said += missing
+        pixels, complaint = listen(_by_pillow, data, header, mode, region_tlhw)
+        if pixels is None:
+            said.append(f"Pillow: {complaint}")
+            if jpeg is not None and not has_end(data, jpeg):
+                pixels, complaint = listen(_before_damage, data, mode, region_tlhw)
+                if pixels is None and not complaint:
+                    top, _, height, _ = region_tlhw
+                    said.append(f"the damage meets the region that is asked for, stored rows {top} to {top + height}")
+        if pixels is None:
+            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}")
+        return pixels
+
+    def _find_jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
+        """The usable decoders of the ladder, and what is wrong with the others; looked for at the first JPEG."""
+        usable: list[JpegDecoder] = []
+        missing: list[str] = []
+        for kind in self._ladder:
+            try:
+                usable.append(kind())
+            except Exception as error:  # whatever a broken installation raises, the next decoder does the work
+                missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
+        self._jpeg_decoders = usable, missing
+        return self._jpeg_decoders
+
+
+def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
+    opened = header.opened if header.opened is not None else open_image(data, header.format)
+    return opened.pixels(mode, region_tlhw)
+
+
+def _before_damage(data: bytes, mode: Mode, region_tlhw: tuple[int, int, int, int]) -> np.ndarray | None:
+    # A download that stopped in a file of its final size ends in zeros, which would decode as picture.
+    return open_image(data.rstrip(b"\0"), "JPEG").pixels_before_damage(mode, region_tlhw)
 
 
 def _convert(rgb: np.ndarray, mode: str) -> np.ndarray:
@@ -151,11 +181,3 @@ def _convert(rgb: np.ndarray, mode: str) -> np.ndarray:
 
     pixels = np.asarray(Image.fromarray(rgb).convert(mode))
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
-
-
-def _before_damage(data: bytes, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray | None:
-    try:
-        opened: PillowImage = open_image(data, "JPEG")
-        return opened.pixels_before_damage(mode, region_tlhw)
-    except Exception:
-        return None

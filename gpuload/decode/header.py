@@ -6,10 +6,9 @@ A `Header` belongs to the bytes it was read from and lives as long as one sample
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from gpuload.decode import jpeg_header
-from gpuload.decode.jpeg_header import JpegHeader
+from gpuload.decode.jpeg_header import SOI, SOS, JpegHeader, count_scans, scan_markers
 from gpuload.decode.native_messages import one_line
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import read_orientation
@@ -19,8 +18,7 @@ from gpuload.errors import DecodeError
 __all__ = ["Header", "read_header"]
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """An image's format, stored size and orientation.
 
     Attributes:
@@ -37,8 +35,8 @@ class Header:
     width: int
     orientation: int
     mode: str
-    jpeg: JpegHeader | None = None
-    opened: PillowImage | None = None
+    jpeg: JpegHeader | None
+    opened: PillowImage | None
 
 
 def read_header(data: bytes, options: Decode) -> Header:
@@ -47,18 +45,21 @@ def read_header(data: bytes, options: Decode) -> Header:
     Raises:
         DecodeError: it is no image, of an unknown format, damaged in its header, or larger than `options` allow.
     """
-    if data.startswith(jpeg_header.SOI):
-        jpeg = jpeg_header.scan_markers(data)
+    if data.startswith(SOI):
+        jpeg = scan_markers(data)
         if jpeg is not None:
-            _check_pixels(jpeg.height, jpeg.width, options)
-            if options.max_scans is not None:
-                _check_scans(jpeg_header.count_scans(data, jpeg, options.max_scans), options.max_scans)
+            height, width = jpeg.height, jpeg.width
+            max_pixels, max_scans = options.max_pixels, options.max_scans
+            if max_pixels is not None and height * width > max_pixels:
+                raise _too_large(height, width, max_pixels)
+            if not jpeg.single_scan and max_scans is not None:
+                _check_scans(count_scans(data, jpeg, max_scans), max_scans)
             if jpeg.plain:
                 orientation = read_orientation(jpeg.exif, jpeg.xmp) if options.exif else 1
                 mode = "L" if jpeg.components == 1 else "RGB"
-                return Header("JPEG", jpeg.height, jpeg.width, orientation, mode, jpeg)
+                return Header("JPEG", height, width, orientation, mode, jpeg, None)
         elif options.max_scans is not None:
-            _check_scans(data.count(b"\xff\xda"), options.max_scans)
+            _check_scans(data.count(SOS), options.max_scans)
         return _by_pillow(data, "JPEG", options)
     name = sniff(data)
     if name is None:
@@ -78,7 +79,8 @@ def _by_pillow(data: bytes, name: str, options: Decode) -> Header:
         raise DecodeError(
             f"the {name} header cannot be read: Pillow says {type(error).__name__}: {one_line(str(error))}"
         ) from error
-    _check_pixels(opened.height, opened.width, options)
+    if options.max_pixels is not None and opened.height * opened.width > options.max_pixels:
+        raise _too_large(opened.height, opened.width, options.max_pixels)
     orientation = 1
     if options.exif:
         try:
@@ -88,12 +90,11 @@ def _by_pillow(data: bytes, name: str, options: Decode) -> Header:
     return Header(name, opened.height, opened.width, orientation, opened.mode, None, opened)
 
 
-def _check_pixels(height: int, width: int, options: Decode) -> None:
-    if options.max_pixels is not None and height * width > options.max_pixels:
-        raise DecodeError(
-            f"the header says {width:,}×{height:,} = {width * height:,} pixels, more than max_pixels="
-            f"{options.max_pixels:,}: perhaps a decompression bomb; if it is not, pass Decode(max_pixels=…)"
-        )
+def _too_large(height: int, width: int, limit: int) -> DecodeError:
+    return DecodeError(
+        f"the header says {width:,}×{height:,} = {width * height:,} pixels, more than max_pixels={limit:,}: "
+        "perhaps a decompression bomb; if it is not, pass Decode(max_pixels=…)"
+    )
 
 
 def _check_scans(count: int, limit: int) -> None:

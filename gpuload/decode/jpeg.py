@@ -1,31 +1,33 @@
 """The two JPEG-only decoders: nvImageCodec on the CPU, which decodes a region alone, and simplejpeg.
 
-Each takes a plain JPEG (`JpegHeader.plain`) and gives the pixels as stored, or None and what it said. **Damage**: both
-use libjpeg-turbo, which fills what is missing with grey and only *warns*. So whatever a decoder says about an image,
-were it one warning, discards its pixels, and the next decoder is asked; Pillow, the last, decodes what it would decode
-for anybody, rows before the end of a truncated file included. A healthy file pays for this with a look at its last two
-bytes (a file without an end-of-image marker is cut off: nvImageCodec would hand it to a second, more forgiving decoder)
-and the few µs of `native_messages`.
+Each takes a plain JPEG (`JpegHeader.plain`) and gives the pixels as stored, or None and what it said.
 
-One of each per process, made at the first JPEG. nvImageCodec's image memory is reused from image to image.
+**Damage.** Both use libjpeg-turbo, which fills what is missing with grey and only *warns*. So whatever a decoder says
+about an image, be it one warning, discards its pixels, and the next decoder is asked; Pillow, the last, rules as
+everywhere: a file that ends before its picture is refused, unless the region lies in the rows above the damage (a
+progressive file has none); data that is wrong but complete (flipped bits, an end marker put on a cut file) decodes,
+as it does for everybody who uses Pillow. A healthy file pays for this with a look at its last two bytes (one without an
+end-of-image marker is cut off, and not given to nvImageCodec) and the few µs of `native_messages`.
+
+Each belongs to one `Decoder` and one thread, made at its first JPEG, in 0.1 ms after the import (15 ms). nvImageCodec's
+image memory is reused from image to image, so pixels are good until the next call.
 """
 
 from __future__ import annotations
 
-import functools
+import importlib
 import os
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from gpuload.decode.jpeg_header import JpegHeader, has_end
+from gpuload.decode.jpeg_header import EOI, JpegHeader, has_end
 from gpuload.decode.native_messages import native_messages, one_line
 
-__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "nvimagecodec", "simplejpeg"]
+__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg"]
 
-# The library's own limits, above which it refuses or takes its second decoder (libjpeg_turbo extension, 0.8 and 0.9).
+# Its libjpeg extension's own limit (0.8 and 0.9), above which the library would try another decoder.
 NV_MAX_BYTES = 1 << 29
-NV_MAX_SCANS = 256
 # Image memory larger than this is given back after the image, or one panorama would stay in every worker.
 KEEP_BYTES = 64 << 20
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
@@ -34,7 +36,7 @@ VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
 class JpegDecoder(Protocol):
     """`decode` gives H×W×C pixels of the stored image, valid until the next call, and ""; or None and the reason."""
 
-    name: str
+    name: ClassVar[str]
 
     def decode(
         self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
@@ -44,7 +46,7 @@ class JpegDecoder(Protocol):
 class NvImageCodec:
     """nvImageCodec's CPU decoder, with one thread."""
 
-    name = "nvImageCodec"
+    name: ClassVar[str] = "nvImageCodec"
 
     def __init__(self) -> None:
         messages = native_messages()
@@ -59,7 +61,7 @@ class NvImageCodec:
         before = os.environ.get(VERBOSITY)
         os.environ[VERBOSITY] = "0"  # read once, at the import: without it errors are printed by C++ streams, uncaught
         try:
-            from nvidia import nvimgcodec
+            nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
         finally:
             if before is None:
                 del os.environ[VERBOSITY]
@@ -85,31 +87,31 @@ class NvImageCodec:
     def decode(
         self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
     ) -> tuple[np.ndarray | None, str]:
-        if not has_end(data, header):
+        if not data.endswith(EOI) and not has_end(data, header):
             return None, "the file is cut off: there is no end-of-image marker"
         if header.height * header.width * header.components >= NV_MAX_BYTES:
             return None, f"not asked: {header.width:,}×{header.height:,} pixels are beyond its limit"
-        top, left, height, width = region_tlhw
-        region = self._region(top, left, top + height, left + width)
-
-        def call() -> Any:
-            stream = self._stream(data)
-            if height != header.height or width != header.width:
-                stream = stream.get_sub_code_stream(region=region)
-            return self._decoder.decode(stream, image=self._image, params=self._params[grey])
-
-        image, said = self._listen(call)
-        if said or image is None:
+        image, said = self._listen(self._decode_region, data, header, grey, region_tlhw)
+        if image is None or said:
             return None, said or "it gave no image and no reason"
         pixels = np.asarray(image)
         self._image = image if pixels.nbytes <= KEEP_BYTES else None
         return pixels, ""
 
+    def _decode_region(
+        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
+    ) -> Any:
+        stream = self._stream(data)
+        top, left, height, width = region_tlhw
+        if height != header.height or width != header.width:
+            stream = stream.get_sub_code_stream(region=self._region(top, left, top + height, left + width))
+        return self._decoder.decode(stream, image=self._image, params=self._params[grey])
+
 
 class SimpleJpeg:
     """libjpeg-turbo through simplejpeg: decodes the whole image, of which the region is cut."""
 
-    name = "simplejpeg"
+    name: ClassVar[str] = "simplejpeg"
 
     def __init__(self) -> None:
         from simplejpeg import decode_jpeg
@@ -127,21 +129,3 @@ class SimpleJpeg:
             return None, f"the header says {header.width}×{header.height} pixels, it decodes {whole.shape[:2][::-1]}"
         top, left, height, width = region_tlhw
         return whole[top : top + height, left : left + width], ""
-
-
-@functools.cache
-def nvimagecodec() -> NvImageCodec | str:
-    """This process's nvImageCodec, or why there is none."""
-    try:
-        return NvImageCodec()
-    except Exception as error:
-        return one_line(f"not usable ({type(error).__name__}: {error})")
-
-
-@functools.cache
-def simplejpeg() -> SimpleJpeg | str:
-    """This process's simplejpeg, or why there is none."""
-    try:
-        return SimpleJpeg()
-    except Exception as error:
-        return one_line(f"not usable ({type(error).__name__}: {error})")

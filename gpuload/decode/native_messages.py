@@ -19,9 +19,9 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-__all__ = ["NativeMessages", "native_messages", "one_line"]
+__all__ = ["NativeMessages", "listen", "native_messages", "one_line"]
 
 T = TypeVar("T")
 UNBUFFERED = 2
@@ -43,14 +43,14 @@ class NativeMessages:
         libc.setvbuf(self._stream, None, UNBUFFERED, 0)
         self._lock = threading.Lock()
 
-    def listen(self, call: Callable[[], T]) -> tuple[T | None, str]:
-        """The result of `call()`, None where it raised; and what it printed and raised, as one line ("": nothing)."""
+    def listen(self, call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
+        """The result of `call(*args)` (None where it raised), and what it printed and raised, as one line."""
         said = ""
         with self._lock:
             before = self._stderr.value
             self._stderr.value = self._stream
             try:
-                result = call()
+                result = call(*args)
             except Exception as error:
                 result, said = None, f"{type(error).__name__}: {error}"
             finally:
@@ -60,6 +60,17 @@ class NativeMessages:
                 os.ftruncate(self._fd, 0)
                 said = f"{printed}\n{said}"
         return result, one_line(said) if said else ""
+
+
+def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
+    """`NativeMessages.listen` of this process; without the printed text where that cannot be caught."""
+    messages = native_messages()
+    if messages is not None:
+        return messages.listen(call, *args)
+    try:
+        return call(*args), ""
+    except Exception as error:
+        return None, one_line(f"{type(error).__name__}: {error}")
 
 
 def one_line(text: str) -> str:

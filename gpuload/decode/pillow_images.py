@@ -93,19 +93,32 @@ class PillowImage:
         self._image = image
         self.width, self.height = image.size
         self.mode: str = image.mode
+        self._failure: Exception | None = None
+
+    def _load(self) -> None:
+        # Pillow drops its list of tiles even where loading failed, and would give half-filled memory the next time.
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._image.load()
+        except Exception as error:
+            self._failure = error
+            raise
 
     def orientation(self) -> int:
         """The EXIF or XMP orientation, as ``exif_transpose`` finds it (a PNG may be decoded for it); 1 for a TIFF."""
         if self._image.format == "TIFF":
             return 1
         with quiet():
+            if self._image.format == "PNG" and "exif" not in self._image.info:
+                self._load()
             value = self._image.getexif().get(0x0112, 1)
         return value if value in range(1, 9) else 1
 
     def pixels(self, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
         """A region, H×W×C, converted to `mode` ("unchanged": as stored); raises whatever Pillow raises."""
         with quiet():
-            self._image.load()
+            self._load()
             return self._convert(self._image, mode, region_tlhw)
 
     def pixels_before_damage(self, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray | None:

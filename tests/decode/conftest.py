@@ -1,0 +1,51 @@
+"""What the tests of decoding share: a picture, files made of it, and the three JPEG decoders."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpuload.decode import Decode, Decoder
+
+
+@pytest.fixture(scope="session")
+def picture() -> np.ndarray:
+    """83×122×3, smooth with noise and strong colours, so that chroma upsampling and edges show; never black."""
+    rng = np.random.default_rng(7)
+    y, x = np.mgrid[0:83, 0:122]
+    waves = [128 + 90 * np.sin(x * a + y * b) for a, b in ((0.11, 0.03), (0.05, 0.13), (0.21, 0.17))]
+    return np.clip(np.stack(waves, -1) + rng.normal(0, 12, (83, 122, 3)), 1, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="session")
+def encode() -> Callable[..., bytes]:
+    """`encode(array, "PNG", mode=None, **options)`: a file's bytes, by Pillow."""
+
+    def encode(array: np.ndarray, kind: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
+        image = Image.fromarray(array)
+        file = io.BytesIO()
+        (image if mode is None else image.convert(mode)).save(file, kind, **options)
+        return file.getvalue()
+
+    return encode
+
+
+@pytest.fixture(params=["nvimgcodec", "simplejpeg", "pillow"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    """A default decoder that prefers each of the three in turn."""
+    if request.param == "nvimgcodec":
+        pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    return Decoder(Decode(), prefer=request.param)
+
+
+@pytest.fixture(params=["nvimgcodec", "simplejpeg", "pillow"])
+def upright_decoder(request: pytest.FixtureRequest) -> Decoder:
+    """The same with ``exif=True``."""
+    if request.param == "nvimgcodec":
+        pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    return Decoder(Decode(exif=True), prefer=request.param)

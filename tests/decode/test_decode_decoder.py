@@ -1,0 +1,214 @@
+"""All decoders agree: whole images, regions, modes, orientations; into new and into given memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from gpuload.decode import Decode, Decoder
+from gpuload.errors import DecodeError
+from gpuload.sample import Encoded, read
+
+JPEGS = {
+    "4:4:4": {"subsampling": 0},
+    "4:2:2": {"subsampling": 1},
+    "4:2:0": {"subsampling": 2},
+    "low quality": {"quality": 8},
+    "progressive": {"progressive": True},
+    "restarts": {"restart_marker_blocks": 2},
+    "optimised": {"optimize": True, "quality": 95},
+    "RGB stored": {"keep_rgb": True},
+    "grey": {"mode": "L"},
+}
+REGIONS = [
+    (0, 0, 83, 122), (0, 0, 1, 1), (82, 121, 1, 1), (16, 16, 16, 16), (15, 17, 33, 31), (7, 1, 60, 3), (40, 64, 43, 58),
+    (1, 0, 82, 121), (0, 1, 17, 120), (81, 119, 2, 3),
+]  # fmt: skip
+needs_nvimgcodec = pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="nvImageCodec is an extra")
+
+
+def pillow(data: bytes, mode: str = "RGB", exif: bool = False) -> np.ndarray:
+    image = Image.open(io.BytesIO(data))
+    pixels = np.asarray((ImageOps.exif_transpose(image) if exif else image).convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def levels_apart(one: np.ndarray, other: np.ndarray) -> int:
+    assert one.shape == other.shape
+    return int(np.abs(one.astype(int) - other).max())
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_every_decoder_gives_pillows_pixels_and_regions_are_slices(decoder, picture, encode, kind):
+    photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
+    header = decoder.header(photo)
+    assert (header.format, header.height, header.width, header.orientation) == ("JPEG", 83, 122, 1)
+    whole = decoder.decode(photo, header)
+    assert levels_apart(whole, pillow(photo.data)) <= 2
+    for top, left, height, width in REGIONS:
+        region = decoder.decode(photo, header, (top, left, height, width))
+        np.testing.assert_array_equal(region, whole[top : top + height, left : left + width])
+
+
+@needs_nvimgcodec
+@pytest.mark.parametrize("kind", JPEGS)
+def test_the_two_jpeg_decoders_agree_exactly(picture, encode, kind):
+    photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
+    fast, plain = Decoder(Decode()), Decoder(Decode(), prefer="simplejpeg")
+    header = fast.header(photo)
+    for region in REGIONS:
+        np.testing.assert_array_equal(fast.decode(photo, header, region), plain.decode(photo, header, region))
+
+
+@needs_nvimgcodec
+@pytest.mark.parametrize("kind", JPEGS)
+def test_healthy_jpegs_stay_with_the_region_decoder(picture, encode, kind, monkeypatch):
+    photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
+    decoder = Decoder(Decode())
+    monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.decode", lambda *_: pytest.fail("fell back to simplejpeg"))
+    monkeypatch.setattr("gpuload.decode.decoder.open_image", lambda *_: pytest.fail("fell back to Pillow"))
+    for region in REGIONS:
+        decoder.decode(photo, decoder.header(photo), region)
+
+
+def test_photographs_agree_on_every_path(photos):
+    decoders = [Decoder(Decode(), prefer=name) for name in ("nvimgcodec", "simplejpeg", "pillow")]
+    rng = np.random.default_rng(3)
+    for path in photos[::4]:
+        photo = read(path)
+        header = decoders[0].header(photo)
+        height, width = (int(rng.integers(1, side + 1)) for side in (header.height, header.width))
+        top, left = int(rng.integers(header.height - height + 1)), int(rng.integers(header.width - width + 1))
+        fast, plain, slow = (decoder.decode(photo, header, (top, left, height, width)) for decoder in decoders)
+        np.testing.assert_array_equal(fast, plain)
+        assert levels_apart(fast, slow) <= 2
+        assert levels_apart(fast, pillow(photo.data)[top : top + height, left : left + width]) <= 2
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
+@pytest.mark.parametrize("kind", ["4:2:0", "grey"])
+def test_modes_are_pillows_conversions(decoder, picture, encode, kind, mode):
+    photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]), mode)
+    header = decoder.header(photo)
+    expected = pillow(photo.data, mode if mode != "unchanged" else "L" if kind == "grey" else "RGB")
+    assert decoder.channels(header, mode) == expected.shape[2]
+    region = decoder.decode(photo, header, (5, 9, 40, 50))
+    assert levels_apart(region, expected[5:45, 9:59]) <= 2
+
+
+def exif_block(orientation: int, order: str) -> bytes:
+    exif = Image.Exif()
+    exif.endian = order
+    exif[0x010F] = "a maker"
+    exif[0x0112] = orientation
+    return exif.tobytes()
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_all_orientations_on_each_decoder(upright_decoder, picture, encode, orientation, order):
+    photo = Encoded(encode(picture, "JPEG", exif=exif_block(orientation, order)))
+    header = upright_decoder.header(photo)
+    expected = pillow(photo.data, exif=True)
+    assert header.orientation == orientation
+    assert (header.height, header.width) == (83, 122)
+    assert upright_decoder.size_hw(header) == expected.shape[:2]
+    whole = upright_decoder.decode(photo, header)
+    assert levels_apart(whole, expected) <= 2
+    for top, left, height, width in [(3, 5, 40, 61), (0, 70, 83, 13), (50, 0, 1, 83)]:
+        region = upright_decoder.decode(photo, header, (top, left, height, width))
+        np.testing.assert_array_equal(region, whole[top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
+def test_orientations_of_other_formats(picture, encode, orientation, kind):
+    options = {"lossless": True} if kind == "WEBP" else {"quality": 90} if kind == "AVIF" else {}
+    photo = Encoded(encode(picture, kind, exif=exif_block(orientation, "<"), **options))
+    decoder = Decoder(Decode(exif=True))
+    header = decoder.header(photo)
+    expected = pillow(photo.data, exif=True)
+    assert decoder.size_hw(header) == expected.shape[:2]
+    np.testing.assert_array_equal(decoder.decode(photo, header, (2, 3, 50, 60)), expected[2:52, 3:63])
+
+
+def test_orientation_is_left_alone_by_default(decoder, picture, encode):
+    photo = Encoded(encode(picture, "JPEG", exif=exif_block(6, "<")))
+    header = decoder.header(photo)
+    assert decoder.size_hw(header) == (83, 122)
+    assert levels_apart(decoder.decode(photo, header), pillow(photo.data)) <= 2
+
+
+def test_orientation_in_xmp_counts_where_exif_has_none(upright_decoder, picture, encode):
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
+    photo = Encoded(encode(picture, "JPEG", xmp=xmp))
+    header = upright_decoder.header(photo)
+    assert header.orientation == 8
+    assert levels_apart(upright_decoder.decode(photo, header), pillow(photo.data, exif=True)) <= 2
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_pixels_go_into_given_memory_and_nowhere_else(upright_decoder, picture, encode, orientation):
+    photo = Encoded(encode(picture, "JPEG", exif=exif_block(orientation, "<")))
+    header = upright_decoder.header(photo)
+    ring = np.full(40 * 30 * 3 + 200, 77, np.uint8)
+    out = ring[100:-100].reshape(40, 30, 3)
+    assert upright_decoder.decode(photo, header, (11, 13, 40, 30), out) is out
+    np.testing.assert_array_equal(out, upright_decoder.decode(photo, header, (11, 13, 40, 30)))
+    assert set(ring[:100]) | set(ring[-100:]) == {77}
+
+
+def test_results_do_not_change_when_the_next_image_is_decoded(decoder, picture, encode):
+    first, second = (Encoded(encode(array)) for array in (picture, 255 - picture))
+    kept = decoder.decode(first, decoder.header(first))
+    before = kept.copy()
+    decoder.decode(second, decoder.header(second))
+    np.testing.assert_array_equal(kept, before)
+
+
+@pytest.mark.parametrize("region", [(0, 0, 84, 10), (-1, 0, 5, 5), (0, 120, 5, 3), (5, 5, 0, 5)])
+def test_a_region_outside_the_image_is_a_callers_error(decoder, picture, encode, region):
+    photo = Encoded(encode(picture))
+    text = f"the region (top, left, height, width) = {region} is not within H×W = (83, 122)"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        decoder.decode(photo, decoder.header(photo), region)
+
+
+def test_out_of_a_wrong_shape_is_a_callers_error(decoder, picture, encode):
+    photo = Encoded(encode(picture))
+    with pytest.raises(
+        ValueError, match=re.escape("out must be uint8 of shape (4, 5, 3), got uint8 of shape (4, 5, 1)")
+    ):
+        decoder.decode(photo, decoder.header(photo), (0, 0, 4, 5), np.empty((4, 5, 1), np.uint8))
+
+
+def test_without_the_jpeg_decoders_pillow_does_the_work(picture, encode, monkeypatch):
+    def missing(self):
+        raise ImportError("libjpeg.so.8: cannot open shared object file")
+
+    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodec.__init__", missing)
+    monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.__init__", missing)
+    decoder = Decoder(Decode())
+    photo = Encoded(encode(picture))
+    np.testing.assert_array_equal(decoder.decode(photo, decoder.header(photo)), pillow(photo.data))
+    cut = Encoded(photo.data[:-900])
+    with pytest.raises(
+        DecodeError, match=r"nvImageCodec: not usable .*libjpeg\.so\.8.*; simplejpeg: not usable .*; Pillow"
+    ):
+        decoder.decode(cut, decoder.header(cut))
+
+
+def test_importing_the_room_imports_no_decoder_and_no_torch():
+    code = (
+        "import sys, gpuload.decode\n"
+        "print([name for name in ('torch', 'PIL', 'nvidia', 'simplejpeg') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

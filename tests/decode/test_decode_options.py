@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+
+from gpuload.decode import Decode, Decoder
+
+
+def test_defaults_are_those_of_torchvision_and_pillow():
+    assert Decode() == Decode(exif=False, max_pixels=178_956_970, max_scans=256)
+    assert pickle.loads(pickle.dumps(Decode(exif=True))) == Decode(exif=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"exif": 1}, TypeError, "Decode(exif=…) must be True or False, got 1"),
+        ({"max_pixels": 0}, ValueError, "Decode(max_pixels=…) must be at least 1, or None for no limit, got 0"),
+        ({"max_scans": -3}, ValueError, "Decode(max_scans=…) must be at least 1, or None for no limit, got -3"),
+        ({"max_pixels": 1e8}, TypeError, "Decode(max_pixels=…) must be an int or None, got 100000000.0"),
+        ({"max_scans": True}, TypeError, "Decode(max_scans=…) must be an int or None, got True"),
+    ],
+)
+def test_bad_options_are_refused_when_built(options, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        Decode(**options)
+
+
+def test_an_unknown_decoder_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="prefer must be one of 'nvimgcodec', 'simplejpeg', 'pillow', got 'opencv'"):
+        Decoder(Decode(), prefer="opencv")  # type: ignore[arg-type]
