@@ -104,16 +104,29 @@ def _is_tensor(leaf: Any) -> bool:
 
 @dataclass(slots=True)
 class ImageColumn:
-    """One image leaf of the samples of a chunk; all arrays are int64, one row for each sample that loaded.
+    """One image leaf of the samples of a chunk: int64 (samples that loaded, 10).
 
-    `offsets`: of the first byte in the slot; `shapes`: h, w, c of what was decoded; `sizes_hw`: of the whole image;
-    `regions_tlhw`: where in it the decoded part lies.
+    A row is: the offset of its first byte in the slot; height, width and channels of what was decoded; height and width
+    of the whole image; top, left, height and width of the decoded region in it.
     """
 
-    offsets: np.ndarray
-    shapes: np.ndarray
-    sizes_hw: np.ndarray
-    regions_tlhw: np.ndarray
+    table: np.ndarray
+
+    @property
+    def offsets(self) -> np.ndarray:
+        return self.table[:, 0]
+
+    @property
+    def shapes(self) -> np.ndarray:
+        return self.table[:, 1:4]
+
+    @property
+    def sizes_hw(self) -> np.ndarray:
+        return self.table[:, 4:6]
+
+    @property
+    def regions_tlhw(self) -> np.ndarray:
+        return self.table[:, 6:10]
 
 
 @dataclass(slots=True)
@@ -180,7 +193,8 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
     rows, structures, places, images, values, sources, errors = pickle.loads(
         memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers
     )
-    return ChunkContent(rows, structures, places, [ImageColumn(*column) for column in images], values, sources, errors)
+    columns = [ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10)) for table in images]
+    return ChunkContent(rows, structures, places, columns, values, sources, errors)
 
 
 def _pickle(content: ChunkContent, *, by_value: bool = False) -> tuple[bytes, list[memoryview]]:
@@ -203,7 +217,7 @@ def _pickle(content: ChunkContent, *, by_value: bool = False) -> tuple[bytes, li
         content.rows,
         content.structures,
         content.image_places,
-        [(c.offsets, c.shapes, c.sizes_hw, c.regions_tlhw) for c in content.images],
+        [column.table.tobytes() for column in content.images],  # arrays cost pickle ten times as much
         [[_portable(value) for value in row] for row in content.values],
         content.sources,
         content.errors,

@@ -7,8 +7,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
+from pictures import smooth_image
 
 SHARED = Path(os.environ.get("GPULOAD_SHARED", Path(__file__).parent.parent.parent / "shared"))
 
@@ -49,17 +49,6 @@ def corpus() -> Path:
     if not (folder / "SOURCES.tsv").exists():
         pytest.skip(f"no corpus in {folder}; set GPULOAD_SHARED to the folder that holds corpus/")
     return folder
-
-
-def smooth_image(height: int, width: int, seed: int) -> np.ndarray:
-    """A photograph-like uint8 H×W×3 array: low-frequency colour with a little noise."""
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
-    waves = [
-        127.5 * (1 + np.sin(x * rng.uniform(0.01, 0.08) + y * rng.uniform(0.01, 0.08) + rng.uniform(0, 6)))
-        for _ in range(3)
-    ]
-    return np.clip(np.stack(waves, -1) + rng.normal(0, 3, (height, width, 3)), 0, 255).astype(np.uint8)
 
 
 @pytest.fixture(scope="session")

@@ -36,22 +36,21 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     _die_with_parent(lifeline_fd)
     for fd in descriptors:
         os.set_inheritable(fd, False)
-    replies = socket.socket(fileno=reply_fd)
-    try:
-        job: Job = receive(job_fd)
-        runner = ChunkRunner(job, guard_generators=False)
-    except BaseException:
-        replies.send(HELLO_FAILED + traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:])
-        return
-    os.close(job_fd)
-    queue = socket.socket(fileno=queue_fd)
-    board = Board(settings["workers"], board_fd)
-    ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
-        replies.send(HELLO)
-        while message := queue.recv(MESSAGE_BYTES):
-            replies.send(_do(Request.unpack(message), worker, runner, board, ring).pack())
-            board.write(worker, IDLE, 0, 0)
+    with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
+        try:
+            job: Job = receive(job_fd)
+            runner = ChunkRunner(job, guard_generators=False)
+        except BaseException:
+            replies.send(HELLO_FAILED + traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:])
+            return
+        os.close(job_fd)
+        board = Board(settings["workers"], board_fd)
+        ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
+            replies.send(HELLO)
+            while message := queue.recv(MESSAGE_BYTES):
+                replies.send(_do(Request.unpack(message), worker, runner, board, ring).pack())
+                board.write(worker, IDLE, 0, 0)
 
 
 def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:

@@ -224,10 +224,7 @@ def _reply(
     places = [sample.places for sample in kept]
     if all(s == structures[0] for s in structures) and all(p == places[0] for p in places):
         structures, places = structures[:1], places[:1]
-    images = []
-    for column in columns:
-        table = np.asarray(column, np.int64).reshape(-1, 10)
-        images.append(ImageColumn(table[:, 0], table[:, 1:4], table[:, 4:6], table[:, 6:10]))
+    images = [ImageColumn(np.asarray(column, np.int64).reshape(-1, 10)) for column in columns]
     content = ChunkContent(
         [sample.row for sample in kept],
         structures,

@@ -59,8 +59,7 @@ class Engine:
         for index, start, end in zip(request.indices, offsets, offsets[1:], strict=False):
             slot[start:end] = int(index) % 251
         n = len(sizes)
-        shapes = np.stack([np.array(sizes), np.ones(n, int), np.ones(n, int)], 1)
-        column = ImageColumn(offsets[:-1], shapes, shapes[:, :2], np.zeros((n, 4), int))
+        column = ImageColumn(np.array([[o, s, 1, 1, s, 1, 0, 0, s, 1] for o, s in zip(offsets, sizes, strict=False)]))
         content = ChunkContent(
             list(range(n)), [LEAF], [(0,)], [column], [[int(i)] for i in request.indices], [None] * n
         )

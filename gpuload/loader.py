@@ -1,0 +1,520 @@
+"""`Loader`: the face of gpuload. Checks its arguments, wires the parts together, iterates.
+
+Runs in the main process, in the thread that iterates; it starts no thread. The first `iter()` makes a *session*: the
+ring, the worker processes, the transfer and the compiled stage, which last until `close()`, the Loader's garbage
+collection or the interpreter's exit, whichever is first. An epoch's iterator holds no resources of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gpuload import rng
+from gpuload.backends import RaggedImages, compile_stage
+from gpuload.batch import ImageColumn
+from gpuload.collate import collate, common_structure
+from gpuload.cpus import default_workers, usable_cpus
+from gpuload.decode import Decode
+from gpuload.errors import SampleError
+from gpuload.order import Sequential, Shuffle
+from gpuload.ring import Ring
+from gpuload.transfer import make_transfer
+from gpuload.transforms import Chain
+from gpuload.workers.feed import Batch, Feed
+from gpuload.workers.home import HomeEngine
+from gpuload.workers.pool import WorkerPool, check_platform
+from gpuload.workers.runner import Job
+
+__all__ = ["BatchInfo", "Loader"]
+
+DEFAULT_RING_BYTES = 2 << 30
+FIRST_ORDER_BLOCK = 4096
+ORDER_BLOCK = 65536  # the shuffle is cheapest in large blocks
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """Where a batch stands, given beside it with ``info=True``.
+
+    Attributes:
+        epoch: the epoch's number.
+        step: the batch's number in the epoch, from 0.
+        positions: int64 (N,), the place of each sample in the epoch's order.
+        indices: int64 (N,), its index in the dataset.
+        valid: bool (N,), False for rows that only fill up a batch.
+    """
+
+    epoch: int
+    step: int
+    positions: torch.Tensor
+    indices: torch.Tensor
+    valid: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """What a session is built from, checked."""
+
+    dataset: Any
+    chain: Chain
+    batch_size: int
+    num_workers: int
+    cpu_threads: int
+    prefetch_factor: int
+    device: Any
+    dtype: str | None
+    memory_format: str
+    ragged: str
+    seed: int
+    decode: Decode
+    timeout_s: float
+    backend: str
+    chunk_size: int
+    ring_bytes: int
+
+
+class Loader:
+    """Iterate over a dataset in augmented batches that are on the device.
+
+    Args:
+        dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number. A sample is a nested
+            tuple, list or dict; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays.
+        batch_size: samples in a batch.
+        shuffle: a new order each epoch, a function of `seed` and the epoch's number.
+        drop_last: leave out the last batch if it is smaller than `batch_size`.
+        transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may stand last and gets the whole batch.
+        num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
+            process may use, less one for each rank of this machine, at least 1.
+        prefetch_factor: batches in work beyond the one that is in use.
+        device: where the batches shall be; default: CUDA's current device, or the CPU where there is none.
+        dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: what a
+            `ToDtype` says, else float32. Without `Normalize` and `ToDtype` images stay uint8.
+        memory_format: of image batches, ``"contiguous_format"`` or ``"channels_last"``, or torch's.
+        ragged: what to do where the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
+            ``"pad"`` with zeros at the bottom and right, giving ``(images, sizes)`` with int64 (N, 2) heights and
+            widths.
+        seed: 0 ≤ seed < 2**64; the order and every random draw are a function of it.
+        decode: a `Decode` with options of decoding.
+        timeout: seconds after which a worker that is still at one sample is killed and restarted; 0: never.
+        backend: what runs the transforms: ``"auto"`` or ``"torch"``.
+        info: give ``(batch, BatchInfo)``.
+        chunk_size: samples that a worker does at a time, at most. The batches do not depend on it.
+        ring_bytes: the most shared memory for decoded pixels on their way; default 2 GiB.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong; the message says what was expected.
+        RuntimeError: worker processes cannot be started on this platform.
+
+    While iterating: `SampleError` names a sample that could not be loaded, `CollateError` two samples that do not go
+    into one batch, `WorkerError` says that workers cannot start or died too often.
+
+    Example:
+        >>> import numpy as np
+        >>> from gpuload import transforms as T
+        >>> pictures = [(np.full((40, 60, 3), i, np.uint8), i) for i in range(10)]
+        >>> loader = Loader(pictures, batch_size=4, transforms=[T.CenterCrop(32)], num_workers=0, device="cpu")
+        >>> [tuple(images.shape) for images, labels in loader]
+        [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        drop_last: bool = False,
+        transforms: Sequence[Any] = (),
+        num_workers: int | None = None,
+        prefetch_factor: int = 2,
+        device: str | int | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        memory_format: str | torch.memory_format = "contiguous_format",
+        ragged: Literal["error", "list", "pad"] = "error",
+        seed: int = 0,
+        decode: Decode | None = None,
+        timeout: float = 0,
+        backend: str = "auto",
+        info: bool = False,
+        chunk_size: int = 16,
+        ring_bytes: int = DEFAULT_RING_BYTES,
+    ) -> None:
+        for name in ("__getitem__", "__len__"):
+            if not hasattr(dataset, name):
+                raise TypeError(
+                    f"the dataset must have {name} (a map-style dataset), got {type(dataset).__name__}; "
+                    "iterable datasets are not supported"
+                )
+        _check_integer("batch_size", batch_size, 1)
+        _check_integer("prefetch_factor", prefetch_factor, 1)
+        _check_integer("chunk_size", chunk_size, 1)
+        _check_integer("ring_bytes", ring_bytes, 1)
+        _check_integer("seed", seed, 0)
+        cpus = usable_cpus()
+        if num_workers is None:
+            local_ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+            num_workers = default_workers(cpus, local_ranks) if sys.platform == "linux" else 0
+        _check_integer("num_workers", num_workers, 0)
+        if num_workers:
+            check_platform()
+        if not isinstance(timeout, int | float) or not 0 <= timeout < float("inf"):
+            raise ValueError(f"timeout must be seconds, 0 for none, got {timeout!r}")
+        if decode is not None and not isinstance(decode, Decode):
+            raise TypeError(f"decode must be a gpuload.Decode, got {type(decode).__name__}: {decode!r}")
+        if device is not None:
+            device = torch.device(device)
+            if device.type not in ("cpu", "cuda"):
+                raise ValueError(f"device must be 'cpu' or 'cuda', got {str(device)!r}")
+        self._options = _Options(
+            dataset=dataset,
+            chain=transforms if isinstance(transforms, Chain) else Chain(transforms),
+            batch_size=batch_size,
+            num_workers=num_workers,
+            cpu_threads=max(1, cpus - num_workers),
+            prefetch_factor=prefetch_factor,
+            device=device,
+            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+            memory_format=str(memory_format).removeprefix("torch."),
+            ragged=ragged,
+            seed=seed,
+            decode=decode or Decode(),
+            timeout_s=float(timeout),
+            backend=backend,
+            chunk_size=chunk_size,
+            ring_bytes=ring_bytes,
+        )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = bool(shuffle)
+        self.drop_last = bool(drop_last)
+        self.num_workers = num_workers
+        self.info = bool(info)
+        self._next_epoch = 0
+        self._epoch = 0
+        self._session: _Session | None = None
+        self._iterator: weakref.ref[_Epoch] | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        # Compiled once more when the session starts; here only so that what is wrong is said now.
+        _compile(self._options, torch.device("cpu"))
+        if len(self) == 0:
+            length = len(dataset)
+            raise ValueError(
+                "the dataset is empty: len(dataset) is 0"
+                if length == 0
+                else f"drop_last=True leaves no batch: the dataset has {length} samples, batch_size is {batch_size}"
+            )
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        samples = len(self.dataset)
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the last `iter()` began; before the first one, the number it will have."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the number of the epoch that the next `iter()` begins.
+
+        Raises:
+            ValueError: `epoch` is negative.
+        """
+        _check_integer("epoch", epoch, 0)
+        self._next_epoch = epoch
+        if self._session is None:
+            self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch. An iterator of an earlier one that was not exhausted is over."""
+        if self._session is None:
+            self._session = _Session(self._options)
+            self._finalizer = weakref.finalize(self, self._session.close)
+        previous = self._iterator() if self._iterator is not None else None
+        if previous is not None:
+            previous.end("a newer iter() of its Loader was started")
+        self._epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        iterator = _Epoch(self, self._session, self._epoch, len(self))
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def close(self) -> None:
+        """End the worker processes and free the shared memory. The next `iter()` starts anew. Idempotent."""
+        iterator = self._iterator() if self._iterator is not None else None
+        if iterator is not None:
+            iterator.end("its Loader was closed")
+        self._iterator = None
+        if self._finalizer is not None:
+            self._finalizer()  # closes the session
+        self._session = self._finalizer = None
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        options = self._options
+        return (
+            f"Loader({self.dataset!r}, batch_size={self.batch_size}, shuffle={self.shuffle}, "
+            f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.seed})"
+        )
+
+
+class _Epoch(Iterator[Any]):
+    """One pass over the dataset."""
+
+    def __init__(self, loader: Loader, session: _Session, epoch: int, steps: int) -> None:
+        self._loader = loader  # keeps it, and with it the session, alive while the loop runs
+        self._session = session
+        self._ended: str | None = None
+        self._left = steps
+        session.feed.begin(_batches(loader, epoch))
+        session.launched.clear()
+
+    def __len__(self) -> int:
+        """Batches that are still to come."""
+        return self._left
+
+    def __next__(self) -> Any:
+        if self._ended is not None:
+            if self._ended == "":
+                raise StopIteration
+            raise RuntimeError(f"this iterator is over: {self._ended}")
+        result = self._session.next_batch(self._loader.info)
+        if result is None:
+            self._ended = ""
+            raise StopIteration
+        self._left -= 1
+        return result[0]
+
+    def end(self, reason: str) -> None:
+        """Over, before its end; what is in work is dropped."""
+        if self._ended is None:
+            self._ended = reason
+            self._session.drop_epoch()
+
+    def __del__(self) -> None:
+        if getattr(self, "_ended", "") is None:
+            self._session.drop_epoch()
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A batch whose stage was issued: the value to give, or the error to raise instead."""
+
+    value: Any = None
+    tensors: tuple[torch.Tensor, ...] = ()
+    ticket: Any = None
+    error: Exception | None = None
+
+
+class _Session:
+    """Everything that lasts from the first `iter()` to `close()`."""
+
+    def __init__(self, options: _Options) -> None:
+        self.options = options
+        device = _resolve_device(options.device)
+        self.stage = _compile(options, device)
+        self.launched: deque[_Launched] = deque()
+        job = Job(options.dataset, options.chain, options.decode, options.seed)
+        self.ring = Ring(options.ring_bytes)
+        try:
+            self.transfer = make_transfer(self.ring, device)
+            self.engine = (
+                WorkerPool(job, options.num_workers, self.ring, timeout_s=options.timeout_s)
+                if options.num_workers
+                else HomeEngine(job, self.ring)
+            )
+        except BaseException:
+            self.ring.close()
+            raise
+        self.feed = Feed(
+            self.engine,
+            self.ring,
+            chunk_size=min(options.chunk_size, options.batch_size),
+            ahead=options.prefetch_factor if options.num_workers else 1,
+            reclaim=self.transfer.reclaim,
+        )
+        self._pid = os.getpid()
+        self._closed = False
+
+    def next_batch(self, info: bool) -> tuple[Any] | None:
+        """The next batch in a 1-tuple, or None at the end of the epoch."""
+        if not self.launched:
+            batch = self.feed.take()
+            if batch is None:
+                return None
+            self.launched.append(self._launch(batch, info))
+        current = self.launched.popleft()
+        if self.transfer.asynchronous and (coming := self.feed.take_if_ready()) is not None:
+            # Its copies and its stage run while the consumer works on the current batch.
+            self.launched.append(self._launch(coming, info))
+        if current.error is not None:
+            raise current.error
+        self.transfer.hand_over(current.ticket, current.tensors)
+        return (current.value,)
+
+    def drop_epoch(self) -> None:
+        self.launched.clear()
+        if not self._closed:
+            self.feed.abandon()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.launched.clear()
+        if os.getpid() == self._pid:
+            self.transfer.close()
+            self.engine.close()
+        self.ring.close()
+
+    def _launch(self, batch: Batch, info: bool) -> _Launched:
+        try:
+            return self._issue(batch, info)
+        except BaseException as error:
+            self.feed.release(batch)
+            if not isinstance(error, Exception):
+                raise
+            return _Launched(error=error)  # raised when this batch is due, which may be after the current one
+
+    def _issue(self, batch: Batch, info: bool) -> _Launched:
+        contents = [part.content for part in batch.parts if part.content is not None]
+        failed = [record for content in contents for _, record in content.errors]
+        if failed:
+            raise SampleError(min(failed, key=lambda record: record.position))
+        indices = batch.indices
+        sources = [source for content in contents for source in content.sources]
+
+        def name(row: int) -> str:
+            return f"sample {indices[row]}" + (f" ({sources[row]})" if sources[row] else "")
+
+        structure, places = common_structure(
+            [s for content in contents for s in _per_row(content.structures, content.rows)],
+            [p for content in contents for p in _per_row(content.image_places, content.rows)],
+            name,
+        )
+        values = [row for content in contents for row in content.values]
+        tensors: list[torch.Tensor] = []
+
+        def place(tensor: torch.Tensor) -> torch.Tensor:
+            tensor = self.transfer.place(tensor)
+            tensors.append(tensor)
+            return tensor
+
+        with self.transfer.stream():
+            images = []
+            if places:
+                pixels, starts = self.transfer.load(batch)
+                for number in range(len(places)):
+                    columns = [content.images[number] for content in contents]
+                    images.append(self._stage_images(batch, columns, pixels, starts, name))
+            ticket = self.transfer.finish(lambda: self.feed.release(batch))
+            value = collate(structure, places, images, values, place, name)
+            if info:
+                value = (value, self._info(batch, place))
+        for image in images:
+            tensors.extend(image if isinstance(image, list | tuple) else [image])
+        return _Launched(value, tuple(tensors), ticket)
+
+    def _stage_images(
+        self, batch: Batch, columns: list[ImageColumn], pixels: torch.Tensor, starts: list[int], name: Any
+    ) -> Any:
+        images = RaggedImages(
+            pixels=pixels,
+            offsets=np.concatenate([c.offsets + start for c, start in zip(columns, starts, strict=True)]),
+            shapes=np.concatenate([c.shapes for c in columns]),
+            sizes_hw=np.concatenate([c.sizes_hw for c in columns]),
+            regions_tlhw=np.concatenate([c.regions_tlhw for c in columns]),
+            labels=_Names(name, len(batch.positions)),
+        )
+        key = rng.epoch_key(self.options.seed, batch.epoch)
+        draws = self.options.chain.draw(key, batch.positions, images.sizes_hw)
+        return self.stage(images, draws)
+
+    def _info(self, batch: Batch, place: Any) -> BatchInfo:
+        return BatchInfo(
+            batch.epoch,
+            batch.step,
+            place(torch.from_numpy(batch.positions.copy())),
+            place(torch.from_numpy(np.array(batch.indices, np.int64))),
+            place(torch.ones(len(batch.positions), dtype=torch.bool)),
+        )
+
+
+class _Names(Sequence[str]):
+    """How to name each image of a batch in an error, made up when one is asked for."""
+
+    def __init__(self, name: Any, count: int) -> None:
+        self._name = name
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._name(row)
+
+
+def _per_row(items: list[Any], rows: list[int]) -> list[Any]:
+    """One entry a row, where a chunk's description has one for all."""
+    return items * len(rows) if len(items) == 1 else items
+
+
+def _compile(options: _Options, device: torch.device) -> Any:
+    return compile_stage(
+        options.chain,
+        device=device,
+        backend=options.backend,
+        dtype=options.dtype,
+        memory_format=options.memory_format,
+        ragged=options.ragged,
+        cpu_threads=options.cpu_threads,
+    )
+
+
+def _batches(loader: Loader, epoch: int) -> Iterator[Batch]:
+    """The batches of an epoch: positions in order, and the indices that stand there."""
+    samples = len(loader.dataset)
+    total = len(loader) * loader.batch_size if loader.drop_last else samples
+    order = Shuffle(samples, rng.epoch_key(loader._options.seed, epoch)) if loader.shuffle else Sequential(samples)
+    block_start, block = 0, np.empty(0, np.int64)
+    size = loader.batch_size
+    for step, start in enumerate(range(0, total, size)):
+        end = min(start + size, total)
+        if end > block_start + len(block):
+            wanted = max(size, FIRST_ORDER_BLOCK if step == 0 else ORDER_BLOCK)
+            block_start, block = start, order(np.arange(start, min(start + wanted, total), dtype=np.int64))
+        positions = np.arange(start, end, dtype=np.int64)
+        yield Batch(step, epoch, positions, block[start - block_start : end - block_start])
+
+
+def _resolve_device(device: torch.device | None) -> torch.device:
+    """None: CUDA's current device, by LOCAL_RANK where none was chosen, or the CPU. An index is always filled in."""
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and device.index is None:
+        index = torch.cuda.current_device()
+        local_rank = os.environ.get("LOCAL_RANK")
+        if index == 0 and local_rank is not None:
+            index = int(local_rank) % torch.cuda.device_count()
+        device = torch.device("cuda", index)
+    return device
+
+
+def _check_integer(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,502 @@
+"""The Loader from outside: what comes, in which order, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from pictures import smooth_image
+from PIL import Image as PILImage
+
+import gpuload as gl
+from gpuload import transforms as T
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+RECIPE = (
+    T.RandomResizedCrop(64),
+    T.RandomHorizontalFlip(),
+    T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    T.Normalize(MEAN, STD),
+)
+
+
+class Samples:
+    """A dataset of whatever a function gives."""
+
+    def __init__(self, function, length=10):
+        self.function = function
+        self.length = length
+
+    def __getitem__(self, index):
+        return self.function(index)
+
+    def __len__(self):
+        return self.length
+
+
+def epoch(dataset, **options) -> list:
+    options = {"device": "cpu", "num_workers": 0, **options}
+    with gl.Loader(dataset, **options) as loader:
+        return list(loader)
+
+
+def children() -> set[int]:
+    pid = os.getpid()
+    return {int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+# -- what comes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_jpegs_becomes_batches_of_floats_and_labels(jpeg_folder):
+    batches = epoch(gl.ImageFolder(jpeg_folder), batch_size=10, transforms=RECIPE, num_workers=2)
+    assert [tuple(images.shape) for images, _ in batches] == [(10, 3, 64, 64)] * 4 + [(8, 3, 64, 64)]
+    images, labels = batches[0]
+    assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert torch.cat([labels for _, labels in batches]).tolist() == [0] * 16 + [1] * 16 + [2] * 16
+    assert -3 < float(images.min()) < 0 < float(images.max()) < 3
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("chunk", [1, 5, 16])
+def test_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_folder, workers, chunk):
+    options = {"batch_size": 20, "shuffle": True, "transforms": RECIPE, "seed": 3, "info": True}
+    dataset = gl.ImageFolder(jpeg_folder)
+    expected = epoch(dataset, num_workers=0, chunk_size=16, **options)
+    for ((images, labels), info), ((images_, labels_), info_) in zip(
+        epoch(dataset, num_workers=workers, chunk_size=chunk, **options), expected, strict=True
+    ):
+        assert torch.equal(images, images_)
+        assert torch.equal(labels, labels_)
+        assert torch.equal(info.indices, info_.indices)
+
+
+def test_a_sample_is_augmented_the_same_whatever_the_batch_size(jpeg_folder):
+    dataset = gl.ImageFolder(jpeg_folder)
+    whole = torch.cat([images for images, _ in epoch(dataset, batch_size=48, shuffle=True, transforms=RECIPE)])
+    for size in (1, 7):
+        parts = epoch(dataset, batch_size=size, shuffle=True, transforms=RECIPE)
+        assert torch.equal(torch.cat([images for images, _ in parts]), whole)
+
+
+def test_without_transforms_an_image_is_what_pillow_decodes(jpeg_folder):
+    [path, *_] = gl.ImageFiles(jpeg_folder).paths
+    with PILImage.open(jpeg_folder / path) as image:
+        expected = np.asarray(image.convert("RGB"))
+    [images] = epoch(Samples(lambda i: gl.read(jpeg_folder / path), 1))
+    assert images.dtype == torch.uint8
+    difference = np.abs(images[0].permute(1, 2, 0).numpy().astype(int) - expected)
+    assert difference.max() <= 2
+
+
+def test_shuffling_gives_each_sample_once_and_another_order_each_epoch():
+    with gl.Loader(Samples(lambda i: i, 100), 7, shuffle=True, num_workers=0, device="cpu") as loader:
+        orders = [torch.cat(list(loader)).tolist() for _ in range(3)]
+        loader.set_epoch(1)
+        again = torch.cat(list(loader)).tolist()
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert again == orders[1]
+    [other] = [torch.cat(epoch(Samples(lambda i: i, 100), batch_size=7, shuffle=True, seed=1))]
+    assert other.tolist() != orders[0]
+
+
+def test_info_says_where_each_batch_stands():
+    with gl.Loader(Samples(lambda i: i, 10), 4, shuffle=True, num_workers=0, device="cpu", info=True) as loader:
+        list(loader)
+        for step, (values, info) in enumerate(loader):
+            assert (info.epoch, info.step) == (1, step)
+            assert info.positions.tolist() == list(range(4 * step, min(4 * step + 4, 10)))
+            assert torch.equal(info.indices, values)
+            assert info.valid.all()
+        assert loader.epoch == 1
+
+
+@pytest.mark.parametrize(("drop_last", "steps"), [(False, 3), (True, 2)])
+def test_the_length_counts_batches(drop_last, steps):
+    with gl.Loader(Samples(lambda i: i), 4, drop_last=drop_last, num_workers=0, device="cpu") as loader:
+        assert len(loader) == steps
+        iterator = iter(loader)
+        assert len(iterator) == steps
+        next(iterator)
+        assert len(iterator) == steps - 1
+        assert len(list(iterator)) == steps - 1
+
+
+# -- samples of any kind ----------------------------------------------------------------------------------------------
+
+
+def picture(index: int) -> np.ndarray:
+    return smooth_image(40, 50, index)
+
+
+def jpeg(index: int) -> gl.Encoded:
+    return gl.Encoded(simplejpeg.encode_jpeg(picture(index), quality=95, colorsubsampling="444"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        picture,
+        lambda i: PILImage.fromarray(picture(i)),
+        lambda i: torch.from_numpy(picture(i)).permute(2, 0, 1),
+        lambda i: gl.Image(picture(i)),
+        lambda i: gl.Image(picture(i).transpose(2, 0, 1), layout="CHW"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_decoded_images_of_any_kind_are_taken(make, workers):
+    transforms = [T.RandomCrop(24)]
+    [expected] = epoch(Samples(lambda i: gl.Image(picture(i)), 4), batch_size=4, transforms=transforms)
+    [images] = epoch(Samples(make, 4), batch_size=4, transforms=transforms, num_workers=workers)
+    assert images.shape == (4, 3, 24, 24)
+    assert torch.equal(images, expected)
+
+
+def test_nesting_is_kept_as_default_collate_keeps_it():
+    from collections import namedtuple
+
+    Pair = namedtuple("Pair", "image, more")
+    sample = lambda i: {"a": Pair(gl.Image(picture(i)), [i, float(i)]), "name": f"n{i}", "v": np.arange(3) * i}  # noqa: E731
+    for workers in (0, 1):
+        [batch] = epoch(Samples(sample, 2), batch_size=2, num_workers=workers)
+        assert batch["a"].image.shape == (2, 3, 40, 50)
+        assert type(batch["a"]).__name__ == "Pair"
+        assert batch["a"].more[0].tolist() == [0, 1]
+        assert batch["a"].more[1].dtype == torch.float64
+        assert batch["name"] == ["n0", "n1"]
+        assert batch["v"].tolist() == [[0, 0, 0], [0, 1, 2]]
+
+
+def test_all_images_of_a_sample_share_its_draws():
+    [(left, right, _)] = epoch(
+        Samples(lambda i: (gl.Image(picture(i)), gl.Image(picture(i)), i), 8), batch_size=8, transforms=RECIPE
+    )
+    assert torch.equal(left, right)
+
+
+def test_samples_of_different_structure_are_named():
+    odd = lambda i: (gl.Image(picture(i)), i) if i != 3 else {"image": gl.Image(picture(i))}  # noqa: E731
+    with pytest.raises(gl.CollateError, match=r"sample 0 is \(·, ·\).*but sample 3 is {'image': ·}.*same structure"):
+        epoch(Samples(odd, 4), batch_size=4)
+
+
+def test_arrays_of_different_shape_are_named():
+    with pytest.raises(gl.CollateError, match=r"leaf 0 .*sample 0 has shape \(0,\) and sample 1 has \(1,\)"):
+        epoch(Samples(lambda i: np.zeros(i), 3), batch_size=3)
+
+
+def test_the_users_own_random_numbers_are_a_function_of_the_position():
+    import random
+
+    noisy = lambda i: np.array([random.random(), np.random.rand(), float(torch.rand(()))])  # noqa: E731
+    [expected] = epoch(Samples(noisy, 6), batch_size=6)
+    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    [here] = epoch(Samples(noisy, 6), batch_size=6)
+    assert random.getstate() == state[0]
+    assert np.random.get_state()[1].tolist() == state[1]
+    assert torch.equal(torch.get_rng_state(), state[2])
+    [there] = epoch(Samples(noisy, 6), batch_size=6, num_workers=2, chunk_size=1)
+    assert torch.equal(here, expected)
+    assert torch.equal(there, expected)
+    assert len(expected.unique()) == 18
+
+
+def test_a_trailing_module_gets_the_whole_batch():
+    class Negate(torch.nn.Module):
+        def forward(self, images):
+            return -images
+
+    plain = [T.CenterCrop(32), T.Normalize(MEAN, STD)]
+    [expected] = epoch(Samples(lambda i: gl.Image(picture(i)), 3), batch_size=3, transforms=plain)
+    [images] = epoch(Samples(lambda i: gl.Image(picture(i)), 3), batch_size=3, transforms=[*plain, Negate()])
+    assert torch.equal(images, -expected)
+
+
+# -- ragged -----------------------------------------------------------------------------------------------------------
+
+
+def sized(index: int) -> gl.Image:
+    return gl.Image(smooth_image(20 + index, 30, index))
+
+
+def test_images_of_different_sizes_are_an_error_that_names_two():
+    with pytest.raises(ValueError, match=r"sample 0.*20.*30.*sample 1.*21.*30"):
+        epoch(Samples(sized, 3), batch_size=3)
+
+
+def test_ragged_list_and_pad():
+    [images] = epoch(Samples(sized, 3), batch_size=3, ragged="list")
+    assert [tuple(image.shape) for image in images] == [(3, 20, 30), (3, 21, 30), (3, 22, 30)]
+    [(padded, sizes)] = epoch(Samples(sized, 3), batch_size=3, ragged="pad")
+    assert padded.shape == (3, 3, 22, 30)
+    assert sizes.tolist() == [[20, 30], [21, 30], [22, 30]]
+    for image, row in zip(images, padded, strict=True):
+        assert torch.equal(row[:, : image.shape[1]], image)
+        assert not row[:, image.shape[1] :].any()
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_kept_keeps_its_values(jpeg_folder):
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=RECIPE, num_workers=1, device="cpu") as loader:
+        kept = [images for images, _ in loader]
+        copies = [images.clone() for images in kept]
+        list(loader)
+        assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_ring_smaller_than_a_batch_gives_the_same_batches(jpeg_folder, workers):
+    options = {"batch_size": 24, "transforms": [T.Resize((64, 64))], "num_workers": workers}
+    dataset = gl.ImageFolder(jpeg_folder)
+    expected = epoch(dataset, **options)
+    small = epoch(dataset, ring_bytes=256 * 1024, **options)
+    for (images, labels), (images_, labels_) in zip(small, expected, strict=True):
+        assert torch.equal(images, images_)
+        assert torch.equal(labels, labels_)
+
+
+def test_an_image_larger_than_the_ring_says_what_to_do(jpeg_folder):
+    with pytest.raises(gl.SampleError, match=r"sample 0.*pixels take .* bytes, more than ring_bytes=65,536; raise"):
+        epoch(Samples(lambda i: gl.Image(np.zeros((200, 200, 3), np.uint8)), 1), ring_bytes=1)
+
+
+def snapshot() -> tuple[int, int, int]:
+    """Descriptors, processes, and bytes mapped shared or from memfds."""
+    gc.collect()
+    mapped = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, flags, *_ = line.split()
+        if flags.endswith("s") or "memfd:" in line:
+            low, high = (int(x, 16) for x in span.split("-"))
+            mapped += high - low
+    return len(os.listdir("/proc/self/fd")), len(children()), mapped
+
+
+def test_ten_epochs_broken_off_in_the_middle_leave_what_the_first_left(jpeg_folder):
+    with gl.Loader(
+        gl.ImageFolder(jpeg_folder), 4, shuffle=True, transforms=RECIPE, num_workers=2, device="cpu"
+    ) as loader:
+        first = None
+        for _ in range(10):
+            for step, _ in enumerate(loader):
+                if step == 6:
+                    break
+            first = first or snapshot()
+        assert snapshot() == first
+        slots = loader._session.ring.slots
+        list(loader)
+        assert loader._session.ring.slots == slots
+
+
+def test_closing_leaves_nothing_and_the_next_iter_starts_anew(jpeg_folder):
+    before = snapshot()
+    loader = gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu")
+    assert snapshot() == before
+    assert len(list(loader)) == 12
+    assert len(children()) == before[1] + 2
+    loader.close()
+    loader.close()
+    assert snapshot() == before
+    assert len(list(loader)) == 12
+    del loader
+    assert snapshot() == before
+
+
+def test_workers_stay_from_epoch_to_epoch(jpeg_folder):
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as loader:
+        list(loader)
+        first = children()
+        list(loader)
+        assert children() == first
+
+
+def test_a_loop_that_is_left_by_an_exception_does_not_hang(jpeg_folder):
+    loader = gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu")
+    with pytest.raises(ZeroDivisionError):
+        for _ in loader:
+            1 / 0  # noqa: B018
+    assert len(list(loader)) == 12
+    loader.close()
+
+
+def test_an_iterator_is_over_when_a_newer_one_starts():
+    with gl.Loader(Samples(lambda i: i), 2, num_workers=0, device="cpu") as loader:
+        old = iter(loader)
+        next(old)
+        new = iter(loader)
+        assert len(list(new)) == 5
+        with pytest.raises(RuntimeError, match=r"this iterator is over: a newer iter\(\) of its Loader was started"):
+            next(old)
+        assert list(new) == []
+
+
+SCRIPT = """
+    import gpuload as gl
+    from gpuload import transforms as T
+
+    class Mine:
+        scale = 2
+        def __init__(self): self.f = lambda i: self.scale * i
+        def __getitem__(self, i): return self.f(i)
+        def __len__(self): return 10
+
+    loader = gl.Loader(Mine(), 4, num_workers=2, device="cpu")
+    for batch in loader:
+        print(batch.tolist(), flush=True)
+        {end}
+"""
+
+
+@pytest.mark.parametrize("end", ["pass", "break", "import sys; sys.exit(0)"])
+def test_a_script_without_a_main_guard_runs_and_ends_silently(tmp_path, end):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT.format(end=end)))
+    done = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("[0, 2, 4, 6]\n")
+
+
+def test_importing_gpuload_is_light():
+    code = (
+        "import sys, gpuload; gpuload.ImageFolder, gpuload.Encoded; print('torch' in sys.modules, 'PIL' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+# -- what is wrong is said --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer of at least 1, got 2.5"),
+        ({"num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
+        ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1, got 0"),
+        ({"timeout": -1}, ValueError, "timeout must be seconds, 0 for none, got -1"),
+        ({"device": "meta"}, ValueError, "device must be 'cpu' or 'cuda', got 'meta'"),
+        ({"backend": "quantum"}, ValueError, "quantum"),
+        ({"ragged": "crop"}, ValueError, "crop"),
+        ({"dtype": "int7"}, (ValueError, TypeError), "int7"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"decode": "gpu"}, TypeError, "decode must be a gpuload.Decode, got str: 'gpu'"),
+        ({"transforms": [T.Normalize(MEAN, STD), T.ColorJitter(0.4)]}, ValueError, "ColorJitter"),
+        (
+            {"batch_size": 20, "drop_last": True},
+            ValueError,
+            "drop_last=True leaves no batch: the dataset has 10 samples",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_when_the_loader_is_made(options, error, text):
+    with pytest.raises(error, match=text):
+        gl.Loader(Samples(lambda i: i), **{"device": "cpu", "num_workers": 0, **options})
+
+
+def test_a_dataset_of_length_0_is_refused():
+    with pytest.raises(ValueError, match=r"the dataset is empty: len\(dataset\) is 0"):
+        gl.Loader([], device="cpu")
+
+
+def test_a_dataset_without_a_length_is_refused():
+    with pytest.raises(TypeError, match="must have __getitem__.*got generator"):
+        gl.Loader((i for i in range(3)), device="cpu")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_of_the_dataset_arrives_with_index_position_and_traceback(workers):
+    def fail_at_5(index):
+        if index == 5:
+            raise ZeroDivisionError("five is too many")
+        return index
+
+    with pytest.raises(gl.SampleError) as caught:
+        epoch(Samples(fail_at_5), batch_size=3, num_workers=workers)
+    error = caught.value
+    assert (error.index, error.position, error.source) == (5, 5, None)
+    assert str(error).startswith(
+        "sample 5, at position 5 of the epoch, could not be loaded: ZeroDivisionError: five is too many"
+    )
+    assert 'raise ZeroDivisionError("five is too many")' in error.worker_traceback
+
+
+BAD_FILES = {
+    "missing": (None, "FileNotFoundError"),
+    "empty": (b"", "DecodeError"),
+    "text": (b"this is not a picture\n" * 20, "DecodeError"),
+    "truncated": ("truncated", "DecodeError"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_file_is_a_sample_error_with_its_path(tmp_path, capfd, kind, workers):
+    content, cause = BAD_FILES[kind]
+    folder = tmp_path / "root" / "class"
+    folder.mkdir(parents=True)
+    good = simplejpeg.encode_jpeg(smooth_image(100, 100, 0), quality=90)
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        (folder / name).write_bytes(good)
+    dataset = gl.ImageFolder(tmp_path / "root")
+    bad = folder / "b.jpg"
+    if content is None:
+        bad.unlink()
+    else:
+        bad.write_bytes(good[: len(good) // 2] if content == "truncated" else content)
+    with pytest.raises(gl.SampleError) as caught:
+        epoch(dataset, batch_size=3, num_workers=workers)
+    assert (caught.value.index, caught.value.source) == (1, str(bad))
+    assert caught.value.cause.startswith(cause)
+    assert str(bad) in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_epoch_goes_on_after_a_sample_error():
+    def fail_at_2(index):
+        if index == 2:
+            raise ValueError("two")
+        return index
+
+    with gl.Loader(Samples(fail_at_2), 2, num_workers=0, device="cpu") as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1]
+        with pytest.raises(gl.SampleError):
+            next(iterator)
+        assert next(iterator).tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_smaller_than_the_crop_names_the_sample(workers):
+    with pytest.raises(gl.SampleError, match=r"sample 0.*at position 0"):
+        epoch(
+            Samples(lambda i: gl.Image(picture(i)), 3), batch_size=3, transforms=[T.RandomCrop(64)], num_workers=workers
+        )
+
+
+def test_a_sample_that_kills_its_worker_is_named_and_the_others_arrive():
+    def die_at_6(index):
+        if index == 6:
+            os.kill(os.getpid(), 11)
+        return index
+
+    with gl.Loader(Samples(die_at_6, 12), 4, num_workers=2, device="cpu") as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+        with pytest.raises(
+            gl.SampleError, match=r"sample 6.*the worker that was alone with it died 2 times: .*SIGSEGV"
+        ):
+            next(iterator)
+        assert next(iterator).tolist() == [8, 9, 10, 11]
