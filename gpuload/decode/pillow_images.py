@@ -142,8 +142,9 @@ class PillowImage:
                 f"the header says {self.width}×{self.height} pixels, the decoded image has {image.width}×{image.height}"
             )
         top, left, height, width = region_tlhw
-        if (height, width) != (self.height, self.width):
-            image = image.crop((left, top, left + width, top + height))
+        box = (left, top, left + width, top + height)
+        if (height, width) != (self.height, self.width) and _may_crop(height * width):
+            image, box = image.crop(box), (0, 0, width, height)
         if mode != "unchanged" and image.mode != mode:
             image = image.convert(mode)
         pixels = np.asarray(image)
@@ -153,4 +154,12 @@ class PillowImage:
             raise ValueError(
                 f"the image is stored as {pixels.dtype} (Pillow mode {image.mode!r}), not as 8-bit channels"
             )
-        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+        pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
+        return pixels[box[1] : box[3], box[0] : box[2]]
+
+
+def _may_crop(pixels: int) -> bool:
+    """Whether Pillow's ``crop``, which saves converting the rest, would not hold this size against its own limit."""
+    from PIL import Image
+
+    return Image.MAX_IMAGE_PIXELS is None or pixels <= Image.MAX_IMAGE_PIXELS

@@ -1,0 +1,119 @@
+"""Odd and damaged files of other projects: each decodes as Pillow decodes it, or is refused with a message."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from gpuload.decode import Decode, Decoder
+from gpuload.errors import DecodeError
+from gpuload.sample import read
+
+NOT_IMAGES = ("container", "tar")
+# file → why gpuload decodes what Pillow refuses ("decodes: …") or the other way round ("refuses: …"). Empty: the two
+# agree on all files. Whole images only; of a truncated JPEG gpuload also decodes regions above the damage.
+DEVIATIONS: dict[str, str] = {}
+MAX_PEAK_BYTES = 250 << 20
+
+
+@pytest.fixture(scope="module")
+def files(corpus: Path) -> list[Path]:
+    found = [path for path in sorted(corpus.glob("*/*")) if path.parent.name not in NOT_IMAGES and path.suffix != ".sh"]
+    assert len(found) > 100
+    return found
+
+
+def by_pillow(path: Path, exif: bool) -> np.ndarray | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(path) as image:
+                return np.asarray((ImageOps.exif_transpose(image) if exif else image).convert("RGB"))
+        except Exception:
+            return None
+
+
+@pytest.mark.parametrize("exif", [False, True])
+def test_every_file_decodes_as_pillow_decodes_it_or_is_refused(corpus, files, exif):
+    deviations: dict[str, str] = {}
+    outcomes = {"decoded": 0, "refused": 0}
+    for path in files:
+        expected = by_pillow(path, exif)
+        for prefer in ("nvimgcodec", "simplejpeg", "pillow"):
+            decoder, encoded = Decoder(Decode(exif=exif), prefer=prefer), read(path)
+            name = str(path.relative_to(corpus))
+            try:
+                header = decoder.header(encoded)
+                pixels = decoder.decode(encoded, header)
+            except DecodeError as error:
+                outcomes["refused"] += 1
+                if expected is not None:
+                    deviations[name] = f"refuses: {error}"
+                continue
+            outcomes["decoded"] += 1
+            if expected is None:
+                deviations[name] = "decodes"
+                continue
+            assert pixels.shape == (*decoder.size_hw(header), 3) == expected.shape, (name, prefer)
+            assert np.abs(pixels.astype(int) - expected).max() <= 2, (name, prefer)
+    assert {name: what.partition(":")[0] for name, what in deviations.items()} == {
+        name: why.partition(":")[0] for name, why in DEVIATIONS.items()
+    }, deviations
+    assert min(outcomes.values()) > 60
+
+
+def test_regions_of_every_file_are_slices_on_every_path(files):
+    rng = np.random.default_rng(13)
+    decoders = [Decoder(Decode(exif=True), prefer=name) for name in ("nvimgcodec", "simplejpeg", "pillow")]
+    for path in files:
+        encoded = read(path)
+        try:
+            height, width = decoders[0].size_hw(decoders[0].header(encoded))
+            whole = decoders[0].decode(encoded, decoders[0].header(encoded))
+        except DecodeError:
+            continue
+        h, w = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
+        top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+        for decoder in decoders:
+            region = decoder.decode(encoded, decoder.header(encoded), (top, left, h, w))
+            apart = np.abs(region.astype(int) - whole[top : top + h, left : left + w]).max()
+            assert apart <= 2, (path.name, (top, left, h, w))
+
+
+def test_no_file_kills_hangs_or_bloats_the_process(files):
+    """Two epochs over all files in one process, as a worker would run them, within limits that the kernel enforces."""
+    code = (
+        "import json, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (40, 40))\n"
+        "from gpuload.decode import Decode, Decoder\nfrom gpuload.errors import DecodeError\n"
+        "from gpuload.sample import read\n"
+        "decoder, counts = Decoder(Decode()), {'decoded': 0, 'refused': 0}\n"
+        "for path in json.load(sys.stdin) * 2:\n"
+        "    encoded = read(path)\n"
+        "    try:\n        decoder.decode(encoded, decoder.header(encoded))\n        counts['decoded'] += 1\n"
+        "    except DecodeError:\n        counts['refused'] += 1\n"
+        # not ru_maxrss, which starts with the peak of the process that started this one
+        "with open('/proc/self/status') as status:\n"
+        "    peak = next(line for line in status if line.startswith('VmHWM'))\n"
+        "print(json.dumps([counts, int(peak.split()[1]) * 1024]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        input=json.dumps([str(path) for path in files]),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    counts, peak_bytes = json.loads(done.stdout)
+    assert sum(counts.values()) == 2 * len(files)
+    assert peak_bytes < MAX_PEAK_BYTES

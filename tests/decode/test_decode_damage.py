@@ -1,0 +1,169 @@
+"""Damaged files: refused where the damage meets the region, with what each decoder said, and silent on the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpuload.decode import Decode, Decoder
+from gpuload.errors import DecodeError
+from gpuload.sample import Encoded
+
+
+def decode(decoder: Decoder, data: bytes, region: tuple[int, int, int, int] | None = None) -> np.ndarray:
+    encoded = Encoded(data)
+    return decoder.decode(encoded, decoder.header(encoded), region)
+
+
+def cut(jpeg: bytes, part: float) -> bytes:
+    """The header and a part of the scan."""
+    scan = jpeg.rindex(b"\xff\xda")
+    return jpeg[: scan + int((len(jpeg) - scan) * part)]
+
+
+@pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2}, {"mode": "L"}, {"restart_marker_rows": 1}])
+def test_a_truncated_jpeg_is_good_above_the_damage_only(decoder, picture, encode, options):
+    jpeg = encode(picture, "JPEG", quality=90, **options)
+    whole = decode(decoder, jpeg)
+    truncated = cut(jpeg, 0.6)
+    good = 0
+    for bottom in range(1, 84):
+        region = (max(0, bottom - 7), 11, min(7, bottom), 90)
+        try:
+            pixels = decode(decoder, truncated, region)
+        except DecodeError:
+            break
+        np.testing.assert_array_equal(pixels, whole[region[0] : bottom, 11:101])
+        good = bottom
+    assert 24 <= good <= 0.75 * 83
+    for bottom in range(good + 1, 84):
+        with pytest.raises(DecodeError, match="the damage meets the region that is asked for, stored rows"):
+            decode(decoder, truncated, (0, 0, bottom, 122))
+
+
+def test_a_download_that_stopped_in_a_file_of_its_final_size_is_truncated(decoder, picture, encode):
+    jpeg = encode(picture, "JPEG", quality=90)
+    truncated = cut(jpeg, 0.5)
+    zeroed = truncated + bytes(len(jpeg) - len(truncated))
+    np.testing.assert_array_equal(decode(decoder, zeroed, (0, 0, 16, 122)), decode(decoder, jpeg, (0, 0, 16, 122)))
+    with pytest.raises(DecodeError, match="truncated"):
+        decode(decoder, zeroed, (0, 0, 70, 122))
+
+
+def test_the_message_says_what_each_decoder_said(picture, encode):
+    truncated = cut(encode(picture, "JPEG"), 0.5)
+    pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    text = (
+        r"the JPEG cannot be decoded: nvImageCodec: the file is cut off: there is no end-of-image marker; "
+        r"simplejpeg: ValueError: Premature end of JPEG file; "
+        r"Pillow: OSError: image file is truncated \(\d+ bytes not processed\); "
+        r"the damage meets the region that is asked for, stored rows 0 to 83"
+    )
+    with pytest.raises(DecodeError, match=text):
+        decode(Decoder(Decode()), truncated)
+
+
+def test_a_truncated_progressive_jpeg_has_no_good_rows(decoder, picture, encode):
+    with pytest.raises(DecodeError, match="image file is truncated"):
+        decode(decoder, cut(encode(picture, "JPEG", progressive=True), 0.5), (0, 0, 1, 1))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP", "TIFF", "BMP"])
+def test_other_truncated_files_are_refused(picture, encode, kind):
+    data = encode(picture, kind)
+    with pytest.raises(
+        DecodeError, match=f"the {kind} (cannot be decoded: Pillow: |header cannot be read: Pillow says )"
+    ):
+        decode(Decoder(Decode()), data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("exif", [False, True])
+def test_a_refused_file_is_refused_the_second_time_too(picture, encode, exif):
+    data = encode(picture, "PNG")
+    decoder, encoded = Decoder(Decode(exif=exif)), Encoded(data[: len(data) // 2])
+    header = decoder.header(encoded)
+    for _ in range(2):
+        with pytest.raises(DecodeError, match="the PNG cannot be decoded: Pillow: OSError"):
+            decoder.decode(encoded, header)
+
+
+def test_wrong_but_complete_data_decodes_as_pillow_decodes_it(decoder, picture, encode):
+    """libjpeg warns and goes on; nvImageCodec's and simplejpeg's pixels are given up for Pillow's."""
+    rng = np.random.default_rng(11)
+    jpeg = encode(picture, "JPEG", quality=90, subsampling=2)
+    scan = jpeg.rindex(b"\xff\xda") + 14
+    decoded = 0
+    for _ in range(60):
+        damaged = bytearray(jpeg)
+        for at in rng.integers(scan, len(jpeg) - 2, 3):
+            damaged[at] ^= 1 << int(rng.integers(8))
+        try:
+            expected = np.asarray(Image.open(io.BytesIO(damaged)).convert("RGB"))
+        except OSError:
+            expected = None
+        try:
+            pixels = decode(decoder, bytes(damaged), (20, 30, 50, 60))
+        except DecodeError:
+            assert expected is None
+            continue
+        assert expected is not None
+        np.testing.assert_array_equal(pixels, expected[20:70, 30:90])
+        decoded += 1
+    assert decoded > 30
+
+
+def test_any_bytes_give_pixels_or_a_decode_error(decoder, picture, encode):
+    rng = np.random.default_rng(5)
+    files = [encode(picture, kind) for kind in ("JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP", "PPM", "QOI")]
+    files.append(encode(picture, "JPEG", progressive=True))
+    refusals = []
+    for file in files:
+        for _ in range(25):
+            damaged = bytearray(file)
+            for at in rng.integers(0, min(len(file), 400), 4):
+                damaged[at] = int(rng.integers(256))
+            try:
+                assert decode(decoder, bytes(damaged)).dtype == np.uint8
+            except DecodeError as error:
+                refusals.append(str(error))
+    assert len(refusals) > 50
+    assert min(map(len, refusals)) > 30
+
+
+def test_nothing_reaches_the_terminal(tmp_path, picture, encode):
+    """Not libjpeg's warnings, not libtiff's, not nvImageCodec's at its import: file descriptor 2 stays silent."""
+    jpeg = encode(picture, "JPEG", quality=90)
+    tiff = encode(picture, "TIFF", compression="tiff_lzw")
+    scan = jpeg.rindex(b"\xff\xda") + 60
+    files = {
+        "a": jpeg[:scan] + b"\xff\xd9", "b": jpeg[:scan] + b"\xff\xc1\x01" + jpeg[scan:], "c": cut(jpeg, 0.5),
+        "d": jpeg[:2] + jpeg[6:], "e": tiff[:300] + bytes(900) + tiff[1200:], "f": tiff[: len(tiff) // 2],
+        "g": jpeg.replace(b"\xff\xda\x00\x0c\x03", b"\xff\xda\x00\x0c\x02"), "h": jpeg[:-2] + bytes(50) + jpeg[-2:],
+    }  # fmt: skip
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom gpuload.decode import Decode, Decoder\n"
+        "from gpuload.errors import DecodeError\nfrom gpuload.sample import read\n"
+        "for prefer in ('nvimgcodec', 'simplejpeg', 'pillow'):\n"
+        "    decoder = Decoder(Decode(exif=True), prefer=prefer)\n"
+        "    for path in sorted(Path(sys.argv[1]).iterdir()):\n"
+        "        try:\n            decoder.decode(read(path), decoder.header(read(path)))\n"
+        "        except DecodeError as error:\n            print(path.name, error)\n"
+        "print('still here', file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == "still here\n"
+    assert re.search(r"^c the JPEG cannot be decoded", done.stdout, re.MULTILINE)

@@ -1,0 +1,221 @@
+"""The content decides the format; everything Pillow decodes comes out as Pillow converts it."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpuload.decode import Decode, Decoder
+from gpuload.errors import DecodeError
+from gpuload.sample import Encoded, Mode
+
+
+def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pixels = np.asarray(Image.open(io.BytesIO(data)).convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def decode(data: bytes, mode: Mode = "RGB", region: tuple[int, int, int, int] | None = None) -> np.ndarray:
+    decoder, encoded = Decoder(Decode()), Encoded(data, mode)
+    header = decoder.header(encoded)
+    pixels = decoder.decode(encoded, header, region)
+    assert pixels.shape[2] == decoder.channels(header, mode)
+    return pixels
+
+
+def png(width: int, height: int, bits: int, colour: int, rows: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
+    parts = [(b"IHDR", struct.pack(">LLBBBBB", width, height, bits, colour, 0, 0, 0)), *chunks]
+    parts += [(b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    body = b"".join(
+        struct.pack(">L", len(data)) + name + data + struct.pack(">L", zlib.crc32(name + data)) for name, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def grey_16_bit_png() -> bytes:
+    rows = b"".join(b"\0" + np.arange(y * 999, y * 999 + 40 * 700, 700, dtype=">u2").tobytes() for y in range(30))
+    return png(40, 30, 16, 0, rows)
+
+
+FILES = {
+    "PNG": lambda array, encode: encode(array, "PNG"),
+    "PNG grey": lambda array, encode: encode(array, "PNG", "L"),
+    "PNG 1 bit": lambda array, encode: encode(array, "PNG", "1"),
+    "PNG palette": lambda array, encode: encode(array, "PNG", "P"),
+    "PNG palette, transparent colour": lambda array, encode: encode(array, "PNG", "P", transparency=3),
+    "PNG palette, transparent bytes": lambda array, encode: encode(array, "PNG", "P", transparency=bytes(range(200))),
+    "PNG alpha": lambda array, encode: encode(np.dstack([array, array[:, :, 0]]), "PNG"),
+    "PNG grey and alpha": lambda array, encode: encode(np.dstack([array, array[:, :, 0]]), "PNG", "LA"),
+    "PNG 16-bit grey": lambda array, encode: grey_16_bit_png(),
+    "PNG 16-bit colour": lambda array, encode: png(
+        2, 1, 16, 2, b"\0" + struct.pack(">6H", 0, 256, 511, 40000, 65279, 65535)
+    ),
+    "GIF": lambda array, encode: encode(array, "GIF"),
+    "BMP": lambda array, encode: encode(array, "BMP"),
+    "TIFF LZW": lambda array, encode: encode(array, "TIFF", compression="tiff_lzw"),
+    "TIFF CMYK": lambda array, encode: encode(array, "TIFF", "CMYK"),
+    "TIFF float": lambda array, encode: encode(array, "TIFF", "F"),
+    "WebP": lambda array, encode: encode(array, "WEBP", quality=80),
+    "WebP alpha": lambda array, encode: encode(np.dstack([array, array[:, :, 0]]), "WEBP", lossless=True),
+    "AVIF": lambda array, encode: encode(array, "AVIF", quality=80),
+    "JPEG 2000": lambda array, encode: encode(array, "JPEG2000"),
+    "PPM": lambda array, encode: encode(array, "PPM"),
+    "PGM": lambda array, encode: encode(array, "PPM", "L"),
+    "QOI": lambda array, encode: encode(array, "QOI"),
+    "JPEG CMYK": lambda array, encode: encode(array, "JPEG", "CMYK"),
+}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize("kind", FILES)
+def test_conversions_are_pillows(picture, encode, kind, mode):
+    data = FILES[kind](picture, encode)
+    expected = by_pillow(data, mode)
+    np.testing.assert_array_equal(decode(data, mode), expected)
+    height, width = expected.shape[:2]
+    region = (height // 4, width // 3, max(1, height // 2), max(1, width // 2))
+    expected = expected[region[0] : region[0] + region[2], region[1] : region[1] + region[3]]
+    np.testing.assert_array_equal(decode(data, mode, region), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels"),
+    [("PNG grey", 1), ("PNG 1 bit", 1), ("PNG palette", 1), ("PNG grey and alpha", 2), ("PNG", 3), ("PNG alpha", 4),
+     ("JPEG CMYK", 4)],
+)  # fmt: skip
+def test_unchanged_keeps_what_is_stored(picture, encode, kind, channels):
+    data = FILES[kind](picture, encode)
+    stored = np.asarray(Image.open(io.BytesIO(data)))
+    stored = stored.astype(np.uint8) * 255 if stored.dtype == np.bool_ else stored
+    pixels = decode(data, "unchanged")
+    assert pixels.shape == (*stored.shape[:2], channels)
+    np.testing.assert_array_equal(pixels.squeeze(), stored)
+
+
+def test_unchanged_16_bit_is_refused_with_a_way_out():
+    text = "mode='unchanged' gives 8-bit channels, but this PNG holds Pillow mode 'I;16'; ask for mode='RGB' or 'L'"
+    with pytest.raises(DecodeError, match=re.escape(text)):
+        decode(grey_16_bit_png(), "unchanged")
+
+
+def ycck(cmyk_jpeg: bytes) -> bytes:
+    """The same file with an Adobe marker that calls its four components YCCK."""
+    marker = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00"
+    at = cmyk_jpeg.index(marker)
+    return cmyk_jpeg[: at + len(marker)] + b"\x02" + cmyk_jpeg[at + len(marker) + 1 :]
+
+
+def test_ycck_is_cmyk_in_another_coat(picture, encode):
+    data = ycck(encode(picture, "JPEG", "CMYK"))
+    expected = by_pillow(data)
+    assert not np.array_equal(expected, by_pillow(encode(picture, "JPEG", "CMYK")))
+    np.testing.assert_array_equal(decode(data), expected)
+
+
+def test_an_animated_gif_gives_its_first_frame(picture):
+    frames = [Image.fromarray(array).quantize(64) for array in (picture, 255 - picture, picture[::-1])]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    np.testing.assert_array_equal(decode(file.getvalue()), np.asarray(frames[0].convert("RGB")))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
+def test_an_image_of_one_pixel(encode, kind):
+    data = encode(np.full((1, 1, 3), 200, np.uint8), kind)
+    assert decode(data).shape == (1, 1, 3)
+    np.testing.assert_array_equal(decode(data), by_pillow(data))
+
+
+def test_the_name_of_a_file_means_nothing(picture, encode):
+    decoder = Decoder(Decode())
+    photo = Encoded(encode(picture, "PNG"), source="photo.jpg")
+    assert decoder.header(photo).format == "PNG"
+    np.testing.assert_array_equal(decoder.decode(photo, decoder.header(photo)), picture)
+    photo = Encoded(encode(picture, "JPEG"), source="photo.png")
+    assert decoder.header(photo).format == "JPEG"
+
+
+def test_an_mpo_is_its_first_jpeg(picture, encode):
+    frames = [Image.fromarray(picture), Image.fromarray(255 - picture)]
+    file = io.BytesIO()
+    frames[0].save(file, "MPO", save_all=True, append_images=frames[1:])
+    np.testing.assert_array_equal(decode(file.getvalue()), by_pillow(file.getvalue()))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "the file is empty (0 bytes); expected an image"),
+        (
+            b"<html><body>404 Not Found",
+            "not an image that gpuload decodes: 25 bytes that start with b'<html><body>404 '; expected one of JPEG, "
+            "PNG, GIF, BMP, TIFF, WebP, AVIF, JPEG 2000, PNM and QOI, told by its content",
+        ),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image that gpuload decodes"),
+        (b"\xff\xd8\xff", "the JPEG header cannot be read: Pillow says SyntaxError: not identified by this driver"),
+        (b"\x89PNG\r\n\x1a\n", "the PNG header cannot be read: Pillow says"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", "the WEBP header cannot be read: Pillow says"),
+    ],
+)
+def test_what_is_no_image_is_refused(data, text):
+    with pytest.raises(DecodeError, match=re.escape(text)):
+        Decoder(Decode()).header(Encoded(data, source="cat.jpg"))
+
+
+def test_a_bomb_is_refused_from_its_header(encode):
+    def resized(jpeg: bytes, side: int) -> bytes:
+        at = jpeg.index(b"\xff\xc0\x00\x11\x08") + 5
+        return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
+
+    jpeg = resized(encode(np.zeros((8, 8, 3), np.uint8)), 20_000)
+    bombs = [jpeg, png(20_000, 20_000, 1, 0, b""), b"P6 20000 20000 255\n" + bytes(99)]
+    text = (
+        "the header says 20,000×20,000 = 400,000,000 pixels, more than max_pixels=178,956,970: perhaps a decompression "
+    )
+    text += "bomb; if it is not, pass Decode(max_pixels=…)"
+    for bomb in bombs:
+        with pytest.raises(DecodeError, match=re.escape(text)):
+            Decoder(Decode()).header(Encoded(bomb))
+        header = Decoder(Decode(max_pixels=None)).header(Encoded(bomb))
+        assert (header.height, header.width) == (20_000, 20_000)
+    with pytest.raises(DecodeError, match="20×20 = 400 pixels, more than max_pixels=399"):
+        Decoder(Decode(max_pixels=399)).header(Encoded(encode(np.zeros((20, 20, 3), np.uint8))))
+
+
+def test_pillows_own_limit_is_neither_used_nor_changed(picture, encode, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    np.testing.assert_array_equal(decode(encode(picture, "PNG"), "RGB", (1, 2, 60, 70)), picture[1:61, 2:72])
+    assert Image.MAX_IMAGE_PIXELS == 100
+
+
+def more_scans(jpeg: bytes, times: int) -> bytes:
+    """A progressive JPEG whose last scan is said again and again."""
+    last = jpeg.rindex(b"\xff\xda")
+    return jpeg[:-2] + jpeg[last:-2] * times + jpeg[-2:]
+
+
+def test_too_many_scans_are_refused_from_the_markers(picture, encode):
+    jpeg = encode(picture, "JPEG", progressive=True)
+    scans = jpeg.count(b"\xff\xda")
+    decoder = Decoder(Decode())
+    assert decoder.header(Encoded(more_scans(jpeg, 256 - scans))).format == "JPEG"
+    text = (
+        "the JPEG comes in 257 scans, more than max_scans=256: perhaps made to cost decoding time; if it is not, pass "
+    )
+    with pytest.raises(DecodeError, match=re.escape(text + "Decode(max_scans=…)")):
+        decoder.header(Encoded(more_scans(jpeg, 257 - scans)))
+    with pytest.raises(DecodeError, match=f"the JPEG comes in {scans} scans, more than max_scans=3"):
+        Decoder(Decode(max_scans=3)).header(Encoded(jpeg))
+    assert Decoder(Decode(max_scans=None)).header(Encoded(more_scans(jpeg, 500))).width == 122
+    cmyk = encode(picture, "JPEG", "CMYK", progressive=True)
+    with pytest.raises(DecodeError, match="scans, more than max_scans=3"):
+        Decoder(Decode(max_scans=3)).header(Encoded(cmyk))

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+
+import pytest
+
+from gpuload.decode.native_messages import listen, native_messages, one_line
+
+pytestmark = pytest.mark.skipif(native_messages() is None, reason="messages are caught with glibc only")
+
+
+def print_in_c(text: bytes) -> None:
+    """What a C library does that reports to standard error."""
+    libc = ctypes.CDLL(None)
+    libc.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    libc.fputs(text, ctypes.c_void_p.in_dll(libc, "stderr"))
+
+
+def test_what_c_prints_comes_back_as_one_line_and_only_once(capfd):
+    def call() -> int:
+        print_in_c(b"Premature end of JPEG file\n")
+        print_in_c(b"Corrupt JPEG data\n")
+        return 3
+
+    assert listen(call) == (3, "Premature end of JPEG file; Corrupt JPEG data")
+    assert listen(int) == (0, "")
+    assert capfd.readouterr().err == ""
+
+
+def test_an_exception_is_told_after_what_was_printed(capfd):
+    def call() -> None:
+        print_in_c(b"bad Huffman code\n")
+        raise OSError("broken data stream")
+
+    assert listen(call) == (None, "bad Huffman code; OSError: broken data stream")
+    assert capfd.readouterr().err == ""
+
+
+def test_pythons_standard_error_and_descriptor_2_are_left_alone(capfd):
+    def call() -> None:
+        print("from Python", file=sys.stderr)
+        os.write(2, b"from descriptor 2\n")
+
+    assert listen(call) == (None, "")
+    print_in_c(b"from C, afterwards\n")
+    assert capfd.readouterr().err == "from Python\nfrom descriptor 2\nfrom C, afterwards\n"
+
+
+def test_an_interrupt_puts_everything_back(capfd):
+    def call() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        listen(call)
+    print_in_c(b"after the interrupt\n")
+    assert capfd.readouterr().err == "after the interrupt\n"
+
+
+def test_two_threads_hear_each_its_own():
+    heard: dict[int, set[str]] = {0: set(), 1: set()}
+
+    def run(number: int) -> None:
+        for _ in range(200):
+            heard[number].add(listen(print_in_c, b"thread %d\n" % number)[1])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in heard]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == {0: {"thread 0"}, 1: {"thread 1"}}
+
+
+def test_a_flood_is_cut():
+    _, said = listen(print_in_c, b"x" * 100_000)
+    assert len(said) == 300
+    assert said.endswith("…")
+    assert listen(int) == (0, "")
+
+
+def test_one_line():
+    assert one_line(" a \n\n b\n") == "a; b"
