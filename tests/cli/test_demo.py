@@ -68,7 +68,7 @@ def test_data_without_classes_is_not_trained_on(jpeg_folder: Path, tmp_path: Pat
     console = Console(record=True, width=100, file=io.StringIO())
     assert demo(console, data=jpeg_folder / "bee", out=tmp_path) == 0
     told = console.export_text()
-    assert "no folders of classes in the data, so nothing is trained on it" in told
+    assert "No folders of classes in the data, so nothing is trained on it" in told
     assert "loss" not in told
     assert (tmp_path / "contact-sheet.png").exists()
 
