@@ -43,6 +43,7 @@ class Key(NamedTuple):
     k1: int
 
 
+@lru_cache(maxsize=64)  # asked for with every chunk and batch; it costs as much as the draws of a few samples
 def epoch_key(seed: SupportsIndex, epoch: SupportsIndex) -> Key:
     """The key that everything random in one epoch hangs on.
 

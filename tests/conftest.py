@@ -8,7 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from pictures import smooth_image
+
+# The same examples in each run, and no limit of time on a busy machine.
+settings.register_profile("gpuload", deadline=None, derandomize=True)
+settings.load_profile("gpuload")
 
 SHARED = Path(os.environ.get("GPULOAD_SHARED", Path(__file__).parent.parent.parent / "shared"))
 

@@ -8,7 +8,6 @@ never fails the chunk. Nothing is kept from one chunk to the next but the decode
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -256,6 +255,8 @@ def _unsendable(error: Exception) -> TypeError:
 def _seed_generators(seed: int, epoch: int, position: int) -> None:
     """Seed the global generators that a user's dataset may draw from, as a function of the sample's position."""
     words = uniforms(epoch_key(seed, epoch), np.asarray([position], np.int64), GENERATOR_STREAM, 2)[0]
+    import random  # here and below: most workers never need it
+
     value = int(words[0] * 2**32)
     random.seed(value)
     np.random.seed(value)
@@ -266,6 +267,8 @@ def _seed_generators(seed: int, epoch: int, position: int) -> None:
 
 @contextlib.contextmanager
 def _generators_kept() -> Iterator[None]:
+    import random
+
     torch = sys.modules.get("torch")
     states = random.getstate(), np.random.get_state(), torch.get_rng_state() if torch is not None else None
     try:
