@@ -6,7 +6,7 @@ call succeeds and returns grey pixels. So their messages are part of the result,
 While a decoder runs, the C library's variable ``stderr`` points at a stream over a memfd. File descriptor 2 stays as
 it is: what Python writes to ``sys.stderr``, what other threads' children inherit and what a crash handler prints goes
 where it always went, and only C code that prints through ``stderr`` during these milliseconds is caught. A lock keeps
-two decoding threads of one process from reading each other's messages. Cost: 4 µs a call, where a photograph takes 1,000.
+two decoding threads of one process from reading each other's messages. It costs 4 µs a call (a photograph: 1,000).
 
 glibc only (elsewhere the variable may be read-only): `native_messages` then gives None, and decoders that need it are
 not used. One stream and one descriptor per process, for its lifetime; a forked child makes its own.
