@@ -105,6 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and report. Returns the exit status: 1 where a peer could not be measured."""
     options = parse(arguments)
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
     if options.photos is None:
         from gpuload.cli.pictures import make_folder
 
@@ -131,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}\n"
         f"{options.rounds} rounds of {options.epochs - 1} measured epochs, whole batches only\n"
         "DataLoader: torch's, with torchvision's v2 transforms on each sample\n"
-        "memory: proportional (PSS), of the whole process tree\n",
+        "memory: proportional (PSS), of the whole process tree; worker: the largest, without shared memory\n",
         soft_wrap=True,
     )
     if results.keys() & LOADERS.keys():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 __all__ = ["LOADERS", "NAMES", "WORKERS", "Results", "judge", "loader_table", "median_of", "ratio", "workers_table"]
@@ -71,15 +72,15 @@ def ratio(results: Results, name: str, other: str) -> tuple[float, float, float]
 
 def loader_table(results: Results) -> Table:
     """A row for each loader that was measured."""
-    title = "Medians. Ratio: gpuload's rate over the row's, within rounds (least … greatest)"
-    table = Table(title=title, title_justify="left")
-    table.add_column("loader")
+    title = "Medians; ratio: gpuload's rate over the row's, within rounds (least … greatest)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    table.add_column("loader", no_wrap=True)
     for heading in ("images/s", "ratio", "CPU s\nper 1,000", "first\nbatch, s", "memory\nMB", "worker\nMB"):
         table.add_column(heading, justify="right")
     for name in (name for name in LOADERS if name in results):
         rows = results[name]
         compared = name != "gpuload" and "gpuload" in results
-        worker_mb = median_of(rows, "worker_pss_mb")
+        worker_mb = median_of(rows, "worker_mb")
         table.add_row(
             NAMES[name],
             f"{median_of(rows, 'images_per_s'):,.0f}",
@@ -94,8 +95,8 @@ def loader_table(results: Results) -> Table:
 
 def workers_table(results: Results) -> Table:
     """gpuload's workers beside the decoder that they use, running alone."""
-    table = Table(title="Workers beside the decoder alone, on the same cores", title_justify="left")
-    table.add_column("what runs")
+    table = Table(title="Workers beside the decoder alone, on the same cores", title_justify="left", box=box.SIMPLE)
+    table.add_column("what runs", no_wrap=True)
     for heading in ("images/s", "CPU s\nper 1,000"):
         table.add_column(heading, justify="right")
     for name in (name for name in WORKERS if name in results):
@@ -119,8 +120,9 @@ def judge(results: Results) -> list[Verdict]:
                 verdicts.append(Verdict(text, times >= least))
         first_s = median_of(results["gpuload"], "first_batch_s")
         verdicts.append(Verdict(f"first batch within {FIRST_BATCH_S} s: {first_s:.2f} s", first_s <= FIRST_BATCH_S))
-        worker_mb = median_of(results["gpuload"], "worker_pss_mb")
-        text = f"a worker under {WORKER_MB:.0f} MB: {worker_mb:.0f} MB"
+        worker_mb = median_of(results["gpuload"], "worker_mb")
+        share_mb = median_of(results["gpuload"], "worker_share_mb")
+        text = f"a worker under {WORKER_MB:.0f} MB: {worker_mb:.0f} MB (and {share_mb:.0f} MB as its share of the ring)"
         verdicts.append(Verdict(text, worker_mb < WORKER_MB))
     if WORKERS.keys() <= results.keys():
         share = ratio(results, "workers_only", "decoder_alone")[0]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers.recipe import MEAN, STD, Recipe
-from gpuload.cli.processes import cpu_seconds, proportional_mb, resident_mb, tree
+from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
 
 __all__ = ["MEAN", "STD", "Peer", "Recipe", "main"]
 
@@ -79,8 +79,8 @@ def main(build: Callable[[Recipe], Peer]) -> None:
             pids = tree(os.getpid())
             memory = {
                 "pss_mb": sum(map(proportional_mb, pids)),
-                "worker_pss_mb": max(map(proportional_mb, pids[1:]), default=0.0),
-                "worker_rss_mb": max(map(resident_mb, pids[1:]), default=0.0),
+                "worker_mb": max((proportional_mb(pid) - shared_mb(pid) for pid in pids[1:]), default=0.0),
+                "worker_share_mb": max(map(shared_mb, pids[1:]), default=0.0),
                 "processes": len(pids),
             }
     result = {

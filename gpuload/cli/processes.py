@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "proportional_mb", "resident_mb", "tree"]
+__all__ = ["cpu_seconds", "proportional_mb", "shared_mb", "tree"]
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -48,9 +48,9 @@ def proportional_mb(pid: int) -> float:
     return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss:") / 1024
 
 
-def resident_mb(pid: int) -> float:
-    """RSS: all pages that the process has mapped and in memory, shared or not. 0 where it is gone."""
-    return _kilobytes(f"/proc/{pid}/status", "VmRSS:") / 1024
+def shared_mb(pid: int) -> float:
+    """The part of `proportional_mb` that is shared memory: rings, and batches on their way. 0 where it is gone."""
+    return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss_Shmem:") / 1024
 
 
 def _kilobytes(path: str, key: str) -> int:

@@ -36,14 +36,14 @@ def test_median_of_nothing_is_nan() -> None:
 @pytest.mark.parametrize(("own_rate", "met"), [(179, False), (180, True)])
 def test_rate_goal(own_rate: float, met: bool) -> None:
     results = {
-        "gpuload": rounds(own_rate, first_batch_s=0.6, worker_pss_mb=59),
+        "gpuload": rounds(own_rate, first_batch_s=0.6, worker_mb=59, worker_share_mb=20),
         "torch_simplejpeg": rounds(100),
     }
     verdicts = {verdict.text: verdict.met for verdict in judge(results)}
     assert verdicts == {
         f"at least 1.8 times DataLoader, simplejpeg (aim 2.0): {own_rate / 100:.2f}": met,
         "first batch within 0.5 s: 0.60 s": False,
-        "a worker under 60 MB: 59 MB": True,
+        "a worker under 60 MB: 59 MB (and 20 MB as its share of the ring)": True,
     }
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gpuload.cli.processes import cpu_seconds, proportional_mb, resident_mb, tree
+from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -49,8 +49,8 @@ def test_memory_shared_by_two_processes_counts_half() -> None:
     with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert resident_mb(process.pid) >= megabytes
-        assert proportional_mb(process.pid) <= megabytes / 2 + 16
+        assert megabytes / 2 <= proportional_mb(process.pid) <= megabytes / 2 + 16
+        assert shared_mb(process.pid) == pytest.approx(megabytes / 2, abs=1)
         assert sum(map(proportional_mb, tree(process.pid))) >= megabytes
         process.communicate(b"")
 
@@ -60,4 +60,4 @@ def test_a_process_that_is_gone_costs_nothing() -> None:
     process.wait()
     assert cpu_seconds(process.pid) == 0
     assert proportional_mb(process.pid) == 0
-    assert resident_mb(process.pid) == 0
+    assert shared_mb(process.pid) == 0
