@@ -44,14 +44,18 @@ class BatchRunner:
         self._finish = finish
         self._constants = finish.constants(device)
 
-    def __call__(self, images: RaggedImages, draws: Draws, outputs: Sequence[torch.Tensor]) -> None:
+    def __call__(self, images: RaggedImages, draws: Draws, outputs: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W."""
         uniform = all((windows[:, 2:] == windows[0, 2:]).all() for windows in draws.windows_tlhw[1:])
         step = PIECE if uniform else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
-            for output, result in zip(outputs[start:], self._run(images, draws.take(rows), rows), strict=False):
-                output.copy_(result)
+            results = self._run(images, draws.take(rows), rows)
+            if isinstance(outputs, torch.Tensor):
+                outputs[start : start + len(rows)].copy_(results)
+            else:
+                for output, result in zip(outputs[start:], results, strict=False):
+                    output.copy_(result)
 
     def _run(self, images: RaggedImages, draws: Draws, rows: np.ndarray) -> torch.Tensor:
         source = Source.of_ragged(images, rows, draws.windows_tlhw[0])

@@ -104,7 +104,7 @@ class Stage:
         self._ragged = ragged
         self._cpu_threads = cpu_threads
         self._pool = OutputPool() if device.type == "cpu" else None
-        self._run: Callable[[RaggedImages, Draws, Sequence[torch.Tensor]], None] = (
+        self._run: Callable[[RaggedImages, Draws, torch.Tensor | Sequence[torch.Tensor]], None] = (
             SingleRunner(finish) if device.type == "cpu" else BatchRunner(finish, device)
         )
 
@@ -137,7 +137,7 @@ class Stage:
                 ]
                 self._run(images, draws, outputs)
                 return batch, torch.from_numpy(np.array(sizes)).to(self.device)
-            self._run(images, draws, batch.unbind())
+            self._run(images, draws, batch)
             if self._chain.module is not None:
                 with torch.no_grad():
                     return self._chain.module(batch)
