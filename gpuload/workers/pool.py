@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import warnings
@@ -111,6 +112,7 @@ class WorkerPool:
         self._team: dict[int, _Worker] = {}
         settings = {
             "path": list(sys.path),
+            "standard_path": _standard_path(),
             "argv": list(sys.argv),
             "workers": workers,
             "ring_bytes": ring.ring_bytes,
@@ -421,6 +423,14 @@ def check_platform() -> None:
         raise RuntimeError(f"a frozen application has no Python interpreter to start workers with: {remedy}")
     if not sys.executable:
         raise RuntimeError(f"sys.executable is empty, so there is no interpreter to start workers with: {remedy}")
+
+
+def _standard_path() -> list[str]:
+    """The entries of the import path that hold the standard library."""
+    library = sysconfig.get_path("stdlib")
+    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    known = (library, f"{library}/lib-dynload")
+    return [entry for entry in sys.path if entry in known or os.path.basename(entry) == zipped]
 
 
 def _describe_exit(status: Any) -> str:
