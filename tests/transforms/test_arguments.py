@@ -1,0 +1,89 @@
+"""Bad arguments of transforms are refused where they are written, with a text that teaches."""
+
+from __future__ import annotations
+
+import enum
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from gpuload import transforms as T
+
+
+class InterpolationMode(enum.Enum):
+    """As torchvision has it."""
+
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    LANCZOS = "lanczos"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: T.Resize("256"), TypeError, "Resize(size=…) must be an integer, got '256' (str)"),
+        (lambda: T.Resize(0), ValueError, "Resize(size=…) must be at least 1, got 0"),
+        (lambda: T.Resize(None), ValueError, "Resize(size=None) needs max_size=…"),
+        (lambda: T.Resize((10, 20), max_size=30), ValueError, "Resize(max_size=30) goes with one integer as size"),
+        (lambda: T.Resize(40, max_size=30), ValueError, "Resize(max_size=30) must be greater than size=40"),
+        (lambda: T.Resize((1, 2, 3)), ValueError, "must be an integer or (height, width), got 3 values: (1, 2, 3)"),
+        (lambda: T.Resize(8, antialias=False), ValueError, "Resize(antialias=…) must be True, got False"),
+        (lambda: T.Resize(8, "lanczos"), ValueError, "must be one of 'nearest', 'bilinear', 'bicubic', got 'lanczos'"),
+        (lambda: T.Resize(8, InterpolationMode.LANCZOS), ValueError, "Resize(interpolation=…) must be one of"),
+        (lambda: T.CenterCrop(2.5), TypeError, "CenterCrop(size=…) must be an integer, got 2.5 (float)"),
+        (lambda: T.CenterCrop(True), TypeError, "CenterCrop(size=…) must be an integer, got True"),
+        (lambda: T.RandomCrop(8, padding=(1, 2, 3)), ValueError, "must be 1, 2 or 4 numbers, got 3: (1, 2, 3)"),
+        (lambda: T.RandomCrop(8, padding=-1), ValueError, "RandomCrop(padding=…) must be at least 0, got -1"),
+        (lambda: T.RandomCrop(8, fill=300), ValueError, "whole numbers in 0 … 255, got 300"),
+        (lambda: T.RandomCrop(8, fill={}), TypeError, "RandomCrop(fill=…) by type is not supported"),
+        (lambda: T.RandomCrop(8, padding_mode="wrap"), ValueError, "must be one of 'constant', 'edge', 'reflect'"),
+        (lambda: T.RandomCrop(8, pad_if_needed=1), TypeError, "must be True or False, got 1"),
+        (lambda: T.RandomResizedCrop(8, scale=0.5), TypeError, "(scale=…) must be a pair (low, high), got 0.5"),
+        (lambda: T.RandomResizedCrop(8, scale=(1, 0.5)), ValueError, "(low, high) with low ≤ high, got (1.0, 0.5)"),
+        (lambda: T.RandomResizedCrop(8, ratio=(0, 1)), ValueError, "(ratio=…) must be greater than 0, got (0.0, 1.0)"),
+        (lambda: T.RandomHorizontalFlip(1.5), ValueError, "is a probability and must lie in 0 … 1, got 1.5"),
+        (lambda: T.RandomVerticalFlip("0.5"), TypeError, "RandomVerticalFlip(p=…) must be a number, got '0.5' (str)"),
+        (lambda: T.ColorJitter(-0.1), ValueError, "(brightness=…) as a single number must not be negative, got -0.1"),
+        (lambda: T.ColorJitter(contrast=(-0.1, 1)), ValueError, "ColorJitter(contrast=…) must lie in 0 … inf"),
+        (lambda: T.ColorJitter(hue=0.6), ValueError, "ColorJitter(hue=…) must lie in -0.5 … 0.5, got 0.6"),
+        (lambda: T.ColorJitter(saturation=float("nan")), ValueError, "(saturation=…) must be finite, got nan"),
+        (lambda: T.ToDtype("int32"), ValueError, "'uint8', 'float16', 'bfloat16', 'float32', got 'int32'"),
+        (lambda: T.ToDtype({}), TypeError, "ToDtype(dtype=…) by type is not supported"),
+        (lambda: T.ToDtype("float32", scale=1), TypeError, "ToDtype(scale=…) must be True or False, got 1"),
+        (lambda: T.Normalize(0.5, (0.5,)), TypeError, "Normalize(mean=…) must be a sequence with one number"),
+        (lambda: T.Normalize((0.5,), (0.5, 0.5)), ValueError, "got 1 and 2: mean=(0.5,), std=(0.5, 0.5)"),
+        (lambda: T.Normalize((0.5,), (0.0,)), ValueError, "Normalize(std=…) must be greater than 0, got (0.0,)"),
+        (lambda: T.Normalize((0.5, "x"), (1, 1)), TypeError, "Normalize(mean=…)[1] must be a number, got 'x'"),
+    ],
+)  # fmt: skip
+def test_refused(make, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        make()
+
+
+def test_objects_of_other_packages_become_strings():
+    assert T.Resize(8, InterpolationMode.BICUBIC).interpolation == "bicubic"
+    assert T.Resize(8, 2).interpolation == "bilinear"  # Pillow's constants
+    assert T.Resize(8, 0).interpolation == "nearest"
+    assert T.Resize(8, "nearest-exact") == T.Resize(8, "nearest")
+    assert T.ToDtype(torch.bfloat16) == T.ToDtype("bfloat16")
+    assert T.ToDtype(np.float16) == T.ToDtype(np.dtype("float16")) == T.ToDtype("torch.float16")
+
+
+def test_arguments_take_one_form():
+    assert T.CenterCrop(5) == T.CenterCrop([5]) == T.CenterCrop((5, 5))
+    assert T.Resize([5]) == T.Resize(5) != T.Resize((5, 5))
+    assert T.RandomCrop(5, 2) == T.RandomCrop(5, [2, 2]) == T.RandomCrop(5, (2, 2, 2, 2))
+    assert T.RandomCrop(5, (1, 2)).padding == (1, 2, 1, 2)
+    assert T.ColorJitter(0.4) == T.ColorJitter((0.6, 1.4))
+    assert T.ColorJitter(3).brightness == (0, 4)
+    assert T.ColorJitter(0, (1, 1), 0, 0).adjustments == ()
+    assert hash(T.Normalize([0.5], np.array([0.5]))) == hash(T.Normalize((0.5,), (0.5,)))
+
+
+def test_repr_shows_what_is_not_default():
+    assert repr(T.RandomResizedCrop(224)) == "RandomResizedCrop(size=(224, 224))"
+    assert repr(T.Resize(256, "bicubic")) == "Resize(size=256, interpolation='bicubic')"
+    assert repr(T.RandomHorizontalFlip()) == "RandomHorizontalFlip()"

@@ -1,0 +1,196 @@
+"""A chain checks its order, travels to workers, draws the same for a sample in any batch, and plans its decoding."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.rng import epoch_key
+from gpuload.transforms.base import DrawError
+
+KEY = epoch_key(3, 1)
+NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
+
+
+def sizes_of(n: int) -> np.ndarray:
+    return np.random.default_rng(n).integers(40, 300, (n, 2))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "text"),
+    [
+        (
+            [NORMALIZE, T.CenterCrop(8), NORMALIZE],
+            "transforms in an impossible order: CenterCrop (number 2) cannot come after Normalize (number 1), since it "
+            "takes uint8 images and gets normalized ones; put CenterCrop before Normalize",
+        ),
+        (
+            [NORMALIZE, T.RandomHorizontalFlip(), NORMALIZE],
+            "Normalize (number 3) cannot come after Normalize (number 1), since it takes uint8 or float images and "
+            "gets normalized ones; leave one of them out",
+        ),
+        ([NORMALIZE, T.ColorJitter(0.1)], "ColorJitter (number 2) cannot come after Normalize (number 1)"),
+        ([T.ToDtype("float32", scale=True), T.Resize(8)], "Resize (number 2) cannot come after ToDtype (number 1)"),
+        ([T.ToDtype("float32"), T.ToDtype("float16")], "gets float ones; leave one of them out"),
+        (
+            [torch.nn.Identity(), T.CenterCrop(8)],
+            "CenterCrop (number 2) cannot come after the module Identity (number 1), which is applied to the finished "
+            "batch; put the module last",
+        ),
+    ],
+)
+def test_impossible_order(transforms, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        T.Chain(transforms)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "text"),
+    [
+        (T.CenterCrop(8), "transforms must be a list, got one CenterCrop; write [CenterCrop(size=(8, 8))]"),
+        (3, "transforms must be a list of transforms, got int"),
+        ([T.CenterCrop], "transforms[0] is the class CenterCrop; write CenterCrop(…)"),
+        ([T.CenterCrop(8), len], "transforms[1] is no transform of gpuload: got <built-in function len>"),
+    ],
+)
+def test_no_transform(transforms, text):
+    with pytest.raises(TypeError, match=re.escape(text)):
+        T.Chain(transforms)
+
+
+def test_a_transform_of_torchvision_is_named():
+    foreign = type("Resize", (), {"__module__": "torchvision.transforms.v2._geometry"})()
+    with pytest.raises(TypeError, match=re.escape("which is torchvision's; write gpuload.transforms.Resize(…)")):
+        T.Chain([foreign])
+
+
+def test_flips_and_a_dtype_that_changes_nothing_may_stand_anywhere():
+    chain = T.Chain([T.ToDtype("uint8", scale=True), T.CenterCrop(8), NORMALIZE, T.RandomVerticalFlip()])
+    assert len(chain) == 4
+    assert chain.output_size_hw == (8, 8)
+    assert T.Chain(None).output_size_hw is None
+    assert T.Chain([T.CenterCrop((20, 30)), T.Resize(10)]).output_size_hw == (10, 15)
+    assert T.Chain([T.Resize(10)]).output_size_hw is None
+
+
+def test_a_chain_is_a_value():
+    make = lambda size: T.Chain([T.RandomResizedCrop(size), NORMALIZE])  # noqa: E731
+    assert make(8) == make(8) != make(9)
+    assert hash(make(8)) == hash(make(8))
+    assert make(8).fingerprint() == make(8).fingerprint() != make(9).fingerprint()
+    assert len(make(8).fingerprint()) == 16
+    assert list(make(8)) == [T.RandomResizedCrop(8), NORMALIZE]
+    assert make(8) != "chain"
+
+
+def test_the_module_at_the_end_is_kept_apart_and_stays_at_home():
+    module = torch.nn.Identity()
+    chain = T.Chain([T.CenterCrop(8), module])
+    assert chain.module is module
+    assert chain.transforms == (T.CenterCrop(8),)
+    assert chain != T.Chain([T.CenterCrop(8)])
+    assert repr(chain) == "Chain([CenterCrop(size=(8, 8)), <module Identity>])"
+    assert pickle.loads(pickle.dumps(chain)) == T.Chain([T.CenterCrop(8)])
+
+
+def test_it_travels_small_and_brings_no_torch():
+    chain = T.Chain([T.RandomResizedCrop(224, interpolation=2), T.ColorJitter(0.4), T.ToDtype(torch.float16, True)])
+    data = pickle.dumps(chain, protocol=5)
+    assert len(data) < 1000
+    code = f"import pickle, sys; print(pickle.loads({data!r})); assert 'torch' not in sys.modules"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == repr(chain)
+
+
+def test_a_sample_gets_the_same_draws_in_any_batch():
+    chain = T.Chain([
+        T.Resize(200), T.RandomCrop(150, padding=4), T.RandomResizedCrop(64), T.RandomHorizontalFlip(),
+        T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE,
+    ])  # fmt: skip
+    sizes, positions = sizes_of(40), np.arange(1000, 1040)
+    together = chain.draw(KEY, positions, sizes)
+    rows = np.array([31, 2, 17])
+    alone = chain.draw(KEY, positions[rows], sizes[rows])
+    for some, one in zip(together.take(rows).params, alone.params, strict=True):
+        assert (some is None) == (one is None)
+        for name in [] if one is None else one.__dataclass_fields__:
+            np.testing.assert_array_equal(getattr(some, name), getattr(one, name))
+    np.testing.assert_array_equal(chain.regions(KEY, positions, sizes)[rows], alone.windows_tlhw[0])
+    np.testing.assert_array_equal(together.sizes_hw[-1], np.full((40, 2), 64))
+
+
+def test_epochs_positions_and_places_in_the_chain_differ():
+    chain = T.Chain([T.ColorJitter(0.4), T.ColorJitter(0.4)])
+    sizes, positions = sizes_of(8), np.arange(8)
+    draws = chain.draw(KEY, positions, sizes)
+    other = chain.draw(epoch_key(3, 2), positions, sizes)
+    factors = np.concatenate([draws[0].factors, draws[1].factors, other[0].factors])
+    assert len(np.unique(factors)) == 24
+
+
+CROPS = [T.RandomResizedCrop(64), T.CenterCrop(60), T.RandomCrop((50, 40), pad_if_needed=True), T.RandomCrop(30, 9)]
+
+
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("before", [[], [T.Resize(90)], [T.RandomHorizontalFlip(), T.Resize((70, 80), "bicubic")]])
+@pytest.mark.parametrize("after", [[], [T.ColorJitter(contrast=0.5)], [T.Resize(20), T.CenterCrop(15)]])
+def test_the_region_is_what_the_first_transform_needs(crop, before, after):
+    chain = T.Chain([*before, crop, *after])
+    sizes, positions = sizes_of(30), np.arange(30)
+    regions = chain.regions(KEY, positions, sizes)
+    np.testing.assert_array_equal(regions, chain.draw(KEY, positions, sizes).windows_tlhw[0])
+    assert (regions[:, :2] >= 0).all()
+    assert (regions[:, 2:] > 0).all()
+    assert (regions[:, :2] + regions[:, 2:] <= sizes).all()
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [[], [T.RandomHorizontalFlip()], [T.Resize(30)], [NORMALIZE], [T.ColorJitter(contrast=0.5), T.CenterCrop(8)]],
+)
+def test_without_a_crop_in_front_the_region_is_the_whole(transforms):
+    sizes = sizes_of(5)
+    regions = T.Chain(transforms).regions(KEY, np.arange(5), sizes)
+    np.testing.assert_array_equal(regions, np.hstack([np.zeros_like(sizes), sizes]))
+
+
+def test_brightness_before_a_crop_costs_no_pixels():
+    chain = T.Chain([T.ColorJitter(0.5), T.CenterCrop(8)])
+    np.testing.assert_array_equal(chain.regions(KEY, np.arange(1), np.array([[20, 30]])), [[6, 11, 8, 8]])
+
+
+def test_a_resize_before_a_crop_widens_the_region_by_the_filter():
+    sizes, positions = np.array([[400, 600]]), np.arange(1)
+    bilinear = T.Chain([T.Resize(200), T.CenterCrop(100)]).regions(KEY, positions, sizes)
+    bicubic = T.Chain([T.Resize(200, "bicubic"), T.CenterCrop(100)]).regions(KEY, positions, sizes)
+    # Halved: rows 50 … 149 of the result come from rows 100 … 299, and 1 or 3 more on each side.
+    assert bilinear.tolist() == [[98, 198, 204, 204]]
+    assert bicubic.tolist() == [[96, 196, 208, 208]]
+
+
+def test_an_image_smaller_than_the_crop_is_named():
+    chain = T.Chain([T.RandomCrop((30, 50))])
+    sizes = np.array([[60, 60], [60, 40], [10, 60]])
+    text = (
+        "RandomCrop(size=(30, 50)): the image is smaller than the crop, 60×40 (height × width); use "
+        "pad_if_needed=True, or a Resize before it (row 1 of the batch)"
+    )
+    for method in (chain.draw, chain.regions):
+        with pytest.raises(DrawError, match=re.escape(text)) as caught:
+            method(KEY, np.arange(3), sizes)
+        assert caught.value.row == 1
+        assert pickle.loads(pickle.dumps(caught.value)).row == 1
+    with pytest.raises(ValueError, match=re.escape("20×20 (height × width), with its padding 24×24")):
+        T.Chain([T.RandomCrop(30, padding=2)]).draw(KEY, np.arange(1), np.array([[20, 20]]))
+
+
+def test_sizes_must_go_with_the_positions():
+    with pytest.raises(ValueError, match=re.escape("must be of shape (B, 2) beside 3 positions, got (2, 2)")):
+        T.Chain([T.RandomCrop(3)]).draw(KEY, np.arange(3), sizes_of(2))
