@@ -46,7 +46,10 @@ class BatchRunner:
 
     def __call__(self, images: RaggedImages, draws: Draws, outputs: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W."""
-        uniform = all((windows[:, 2:] == windows[0, 2:]).all() for windows in draws.windows_tlhw[1:])
+        # Sources may differ in size, unless colour comes first; from then on all must be of one size.
+        gathers_first = bool(draws.transforms) and not isinstance(draws.transforms[0], ColorJitter)
+        windows = draws.windows_tlhw[1 if gathers_first else 0 :]
+        uniform = all((window[:, 2:] == window[0, 2:]).all() for window in windows)
         step = PIECE if uniform else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
