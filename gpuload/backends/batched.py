@@ -12,20 +12,11 @@ from typing import Final
 import numpy as np
 import torch
 
+from gpuload import transforms as T
 from gpuload.backends.color import ADJUST
 from gpuload.backends.finish import Finish
 from gpuload.backends.gather import Source, crop, resize
 from gpuload.backends.ragged import RaggedImages
-from gpuload.transforms import (
-    CenterCrop,
-    ColorJitter,
-    Draws,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-)
 
 __all__ = ["BatchRunner"]
 
@@ -44,10 +35,10 @@ class BatchRunner:
         self._finish = finish
         self._constants = finish.constants(device)
 
-    def __call__(self, images: RaggedImages, draws: Draws, outputs: torch.Tensor | Sequence[torch.Tensor]) -> None:
+    def __call__(self, images: RaggedImages, draws: T.Draws, outputs: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W."""
         # Sources may differ in size, unless colour comes first; from then on all must be of one size.
-        gathers_first = bool(draws.transforms) and not isinstance(draws.transforms[0], ColorJitter)
+        gathers_first = bool(draws.transforms) and not isinstance(draws.transforms[0], T.ColorJitter)
         windows = draws.windows_tlhw[1 if gathers_first else 0 :]
         uniform = all((window[:, 2:] == window[0, 2:]).all() for window in windows)
         step = PIECE if uniform else 1
@@ -60,7 +51,7 @@ class BatchRunner:
                 for output, result in zip(outputs[start:], results, strict=False):
                     output.copy_(result)
 
-    def _run(self, images: RaggedImages, draws: Draws, rows: np.ndarray) -> torch.Tensor:
+    def _run(self, images: RaggedImages, draws: T.Draws, rows: np.ndarray) -> torch.Tensor:
         source = Source.of_ragged(images, rows, draws.windows_tlhw[0])
         for index, transform in enumerate(draws.transforms):
             source = _apply(source, draws, index, transform)
@@ -73,23 +64,23 @@ class BatchRunner:
         return result
 
 
-def _apply(source: Source, draws: Draws, index: int, transform: object) -> Source:
+def _apply(source: Source, draws: T.Draws, index: int, transform: object) -> Source:
     before, after = draws.windows_tlhw[index], draws.windows_tlhw[index + 1]
     params, size = draws[index], (int(after[0, 2]), int(after[0, 3]))
-    if isinstance(transform, RandomHorizontalFlip | RandomVerticalFlip):
-        return source.flip(params.flipped, horizontally=isinstance(transform, RandomHorizontalFlip))
-    if isinstance(transform, CenterCrop | RandomCrop):
+    if isinstance(transform, T.RandomHorizontalFlip | T.RandomVerticalFlip):
+        return source.flip(params.flipped, horizontally=isinstance(transform, T.RandomHorizontalFlip))
+    if isinstance(transform, T.CenterCrop | T.RandomCrop):
         corners = params.box_tlhw[:, :2] + after[:, :2]
         if np.array_equal(after[:, 2:], before[:, 2:]) and np.array_equal(corners, before[:, :2]):
             return source
         mode, fill = transform.padding_mode, transform.fill
         frames = draws.sizes_hw[index]
         return Source.of_dense(crop(source, np.hstack([corners, before[:, :2]]), size, frames, mode, fill))
-    if isinstance(transform, Resize | RandomResizedCrop):
+    if isinstance(transform, T.Resize | T.RandomResizedCrop):
         box = params.box_tlhw
         corners = before[:, :2] - box[:, :2]
         return Source.of_dense(resize(source, corners, box[:, 2:], params.size_hw, after, transform.interpolation))
-    if isinstance(transform, ColorJitter):
+    if isinstance(transform, T.ColorJitter):
         levels = source.dense().to(torch.float32)
         _jitter(levels, transform.adjustments, params.order, params.factors)
         jittered = Source.of_dense(levels.to(torch.uint8))

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-__all__ = ["ADJUST"]
+__all__ = ["ADJUST", "GUARD", "LUMA", "TINY"]
 
 Factor = float | torch.Tensor
 
@@ -25,6 +25,8 @@ LUMA: Final = (19595 / 65536, 38470 / 65536, 7471 / 65536)
 # A blend by an affine map m + f (x - m) = f x + (1 - f) m loses the last bits where x = m, and cutting off would then
 # miss a level; this is more than what is lost (6e-5 at 511), and shifts one level in 10,000.
 GUARD: Final = 1e-4
+
+TINY: Final = 1e-20  # added to whole numbers that may be 0 before they divide 0
 
 
 def _luma(levels: torch.Tensor) -> torch.Tensor:
@@ -50,16 +52,18 @@ def brightness(levels: torch.Tensor, factor: Factor) -> None:
 
 
 def contrast(levels: torch.Tensor, factor: Factor) -> None:
-    """Blend with the mean of the grey levels, rounded: Pillow's `ImageEnhance.Contrast`."""
-    grey = _luma(levels)
+    """Blend with the mean grey level, rounded: Pillow's `ImageEnhance.Contrast`.
+
+    It is the grey level of the mean colour; Pillow takes the mean of the rounded grey levels, which lies within some
+    thousandths.
+    """
+    channels, height, width = levels.shape[1:]
     # Rows first: their sums stay below 2**24, where float32 is exact, then float64, exact below 2**53.
-    total = grey.sum(dim=3, keepdim=True).sum(dim=2, keepdim=True, dtype=torch.float64)
-    mean = total.div_(grey.shape[2] * grey.shape[3]).add_(0.5).floor_()
-    offset = mean.mul_(1 - factor).add_(GUARD).to(levels.dtype)
-    if isinstance(factor, torch.Tensor):
-        levels.mul_(factor).add_(offset)
-    else:
-        torch.add(offset.view(()), levels, alpha=factor, out=levels)
+    sums = levels.sum(dim=3, keepdim=True).sum(dim=2, keepdim=True, dtype=torch.float64)
+    if channels == 3:
+        sums = sums[:, :1] * LUMA[0] + sums[:, 1:2] * LUMA[1] + sums[:, 2:] * LUMA[2]
+    mean = sums.div(height * width).add_(0.5).floor_()
+    levels.mul_(factor).add_((mean * (1 - factor) + GUARD).to(levels.dtype))
     _to_levels(levels, factor)
 
 
@@ -80,25 +84,21 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
         return
     red, green, blue = levels.split(1, dim=1)
     value = torch.maximum(torch.maximum(red, green), blue)
-    chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    divisor = chroma.clamp(min=1)
-    # Sixths of the circle, from the channel that is greatest, the first of these; -1 … 5.
-    sixths = torch.where(
-        red == value,
-        (green - blue).div_(divisor),
-        torch.where(green == value, (blue - red).div_(divisor).add_(2), (red - green).div_(divisor).add_(4)),
-    )
-    turns = sixths.mul_(255 / 6).add_(sixths < 0, alpha=255).floor_()
-    saturated = chroma.mul_(255).div_(value.clamp(min=1)).floor_()
-    shift = torch.trunc(factor * 255) if isinstance(factor, torch.Tensor) else float(int(factor * 255))
-    sixths = _wrap(turns.add_(shift), 256).mul_(6 / 255)
-    amount = saturated.mul_(value).mul_(1 / 255)
-    for channel, place in ((red, 5.0), (green, 3.0), (blue, 1.0)):
-        # How much of the chroma is missing: a trapezoid over the circle.
-        away = _wrap(sixths + place, 6)
-        away = torch.minimum(away, 4 - away).clamp_(0, 1)
-        torch.sub(value, away.mul_(amount), out=channel)
-    levels.add_(0.5).floor_()
+    least = torch.minimum(torch.minimum(red, green), blue)
+    chroma = value - least
+    # With R, G, B in 0 … 1 between the least and the greatest channel, the hue is 1 + G + B - R sixths of the circle
+    # where G ≥ B, and 5 - (G + B - R) elsewhere: 3 minus a distance with the sign of G - B.
+    distance = 2 - (green + blue - red - least) / (chroma + TINY)
+    turns = torch.copysign(distance, green - blue).mul_(-255 / 6).add_(255 / 2).floor_()
+    shift = torch.trunc(factor * 255) if isinstance(factor, torch.Tensor) else int(factor * 255)
+    sixths = _wrap(turns + shift, 256).mul_(6 / 255)
+    # What the channels lack at most: the saturation, rounded down to whole numbers as Pillow's is, of the value.
+    lack = (chroma * 255).div_(value + TINY).floor_().mul_(value).mul_(1 / 255)
+    value = value - lack + 0.5
+    for channel, start, sign, centre in ((red, -1, 1, 3), (green, 2, -1, 2), (blue, 2, -1, 4)):
+        share = (sixths - centre).abs_().mul_(sign).add_(start).clamp_(0, 1)
+        torch.add(value, share.mul_(lack), out=channel)
+    levels.floor_()
 
 
 def _wrap(numbers: torch.Tensor, period: float) -> torch.Tensor:

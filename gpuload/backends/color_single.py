@@ -11,16 +11,13 @@ Used by the process that runs the stage, one thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 import torch
 
-from gpuload.backends.color import GUARD, LUMA
+from gpuload.backends.color import GUARD, LUMA, TINY
 
 __all__ = ["Floats", "SingleColor"]
-
-TINY: Final = np.float32(1e-20)  # added to whole numbers that may be 0 before they divide 0
 
 
 class Floats:
@@ -65,8 +62,7 @@ class SingleColor:
 
     def _contrast(self, levels: Floats, factor: float) -> None:
         channels, height, width = levels.array.shape
-        # The sums of rows are exact in float32. The mean of the rounded grey levels, which Pillow takes, lies within
-        # some thousandths of the grey level of the means, and takes three times as long.
+        # As in `color.contrast`; the luma of every pixel, of which Pillow takes the mean, costs three times as much.
         sums = levels.tensor.sum(dim=2).numpy().sum(axis=1, dtype=np.float64).tolist()
         grey = sums[0] if channels == 1 else sum(weight * total for weight, total in zip(LUMA, sums, strict=True))
         mean = int(grey / (height * width) + 0.5)

@@ -17,20 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpuload import transforms as T
 from gpuload.backends.color_single import Floats, SingleColor
 from gpuload.backends.finish import Finish
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.resample import Resampler, contiguous, planes, planes_at
-from gpuload.transforms import (
-    CenterCrop,
-    ColorJitter,
-    Draws,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-)
 from gpuload.transforms.resampling import padded_places
 
 __all__ = ["SingleRunner"]
@@ -116,7 +107,7 @@ class SingleRunner:
         self._color = SingleColor()
         self._canvas = _Canvas()
 
-    def __call__(self, images: RaggedImages, draws: Draws, outputs: Outputs) -> None:
+    def __call__(self, images: RaggedImages, draws: T.Draws, outputs: Outputs) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W."""
         canvas = self._canvas
         canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
@@ -180,19 +171,19 @@ class SingleRunner:
 
         return write
 
-    def _step(self, draws: Draws, index: int) -> Step | None:
+    def _step(self, draws: T.Draws, index: int) -> Step | None:
         """What transform `index` does; None where it is part of the chain's end."""
         transform, params = draws.transforms[index], draws[index]
         before, after = draws.windows_tlhw[index], draws.windows_tlhw[index + 1]
-        if isinstance(transform, RandomHorizontalFlip):
+        if isinstance(transform, T.RandomHorizontalFlip):
             return _flip(params.flipped, (slice(None), slice(None, None, -1)))
-        if isinstance(transform, RandomVerticalFlip):
+        if isinstance(transform, T.RandomVerticalFlip):
             return _flip(params.flipped, (slice(None, None, -1),))
-        if isinstance(transform, CenterCrop | RandomCrop):
+        if isinstance(transform, T.CenterCrop | T.RandomCrop):
             return _crop(transform, params, draws.sizes_hw[index], before, after)
-        if isinstance(transform, Resize | RandomResizedCrop):
+        if isinstance(transform, T.Resize | T.RandomResizedCrop):
             return _resize(params, before, after, transform.interpolation, self._resamplers[index])
-        if isinstance(transform, ColorJitter):
+        if isinstance(transform, T.ColorJitter):
             return _jitter(self._color, transform.adjustments, params, before, after)
         return None
 
@@ -208,7 +199,7 @@ def _flip(flipped: np.ndarray, view: tuple[slice, ...]) -> Step:
 
 
 def _crop(
-    transform: CenterCrop | RandomCrop, params: Any, sizes_hw: np.ndarray, before: np.ndarray, after: np.ndarray
+    transform: T.CenterCrop | T.RandomCrop, params: Any, sizes_hw: np.ndarray, before: np.ndarray, after: np.ndarray
 ) -> Step | None:
     starts = params.box_tlhw[:, :2] + after[:, :2]
     outside = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
