@@ -24,8 +24,8 @@ TABLE_MAX: Final = 4096  # up to here a table: a Feistel network on so few value
 LENGTH_MAX: Final = 1 << 62
 STREAM: Final = 2**32 - 1  # of the epoch's random words; transforms count theirs from 0
 
-# Adjacent positions' differences over 10 million samples and more at n = 4,097 and 5,000: 4 rounds are 275 standard deviations
-# from uniform, 5 are 8, 6 and more cannot be told from numpy's permutations. Two are kept as a margin.
+# Adjacent positions' differences over 10 million samples and more at n = 4,097 and 5,000: 4 rounds are 275 standard
+# deviations from uniform, 5 are 8, 6 and more cannot be told from numpy's permutations. Two are kept as a margin.
 ROUNDS: Final = 8
 PIECE: Final = 16384  # positions worked on at once; 4,096 and 65,536 were slower by half
 

@@ -81,7 +81,7 @@ def _dump(obj: Any) -> tuple[memoryview, list[memoryview]]:
                 if reduced is not None:
                     return reduced
             torch: Any = sys.modules.get("torch")
-            if torch is not None and type(obj) is torch.Tensor and obj.device.type == "cpu":
+            if torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
                 reduced = _reduce_tensor(torch, obj)
                 if reduced is not None:
                     return reduced
