@@ -13,6 +13,8 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 INSTALL := $(PIP) install --constraint constraints.txt
+# An editable install is not compiled as an installed package is, and each worker process would pay for it.
+COMPILE := $(BIN)/python -m compileall -q gpuload
 EVERYTHING := --editable '.[cu12,dali,cli,demo]'
 
 .PHONY: install demo test lint bench clean
@@ -45,20 +47,25 @@ $(VENV)/.pip:
 
 $(VENV)/.installed: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[cu12]'
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.installed-demo: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[cu12,cli,demo]'
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) $(EVERYTHING) --group test
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) $(EVERYTHING) --group dev
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) $(EVERYTHING) --group bench
+	$(COMPILE)
 	touch $@

@@ -38,6 +38,7 @@ __all__ = [
 
 ALIGN = 64
 LEAF = "*"
+NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 MIN_PAYLOAD_BYTES = 2048
 Structure = Any  # LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable
 
@@ -78,13 +79,14 @@ def find_images(leaves: Sequence[Any]) -> dict[int, Encoded | Image]:
     """
     found: dict[int, Encoded | Image] = {}
     for place, leaf in enumerate(leaves):
-        if isinstance(leaf, Encoded | Image):
+        kind = type(leaf)
+        if kind is Encoded or kind is Image:
             found[place] = leaf
-        elif not isinstance(leaf, int | float | str | bytes):
-            module = type(leaf).__module__
+        elif kind not in NEVER_IMAGES:
+            module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
                 found[place] = Image(np.asarray(leaf if leaf.mode in ("L", "RGB", "RGBA") else leaf.convert("RGB")))
-            elif module.startswith("torchvision.tv_tensors") and type(leaf).__name__ == "Image":
+            elif module.startswith("torchvision.tv_tensors") and kind.__name__ == "Image":
                 found[place] = Image(leaf.numpy(), layout="CHW")
     if found:
         return found

@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, and not at the first iter()
+
 from gpuload.errors import WorkerError
 from gpuload.ring import Ring
 from gpuload.workers.events import Event, Freed, Lost

@@ -42,14 +42,20 @@ class Job:
 
 @dataclass(slots=True)
 class _Loaded:
-    """One sample on its way: the row it belongs to, its structure, images with their headers, and other leaves."""
+    """One sample on its way: the row it belongs to, its structure, its images, and its other leaves.
+
+    An image is (leaf, header or None, height, width, channels of the result).
+    """
 
     row: int
     structure: Any
     places: tuple[int, ...]
-    images: list[tuple[Encoded | Image, Any, tuple[int, int], int]]  # (leaf, header, (H, W), channels)
+    images: list[tuple[Encoded | Image, Any, int, int, int]]
     values: list[Any]
     source: str | None
+
+
+Box = list[int]  # top, left, height, width
 
 
 class ChunkRunner:
@@ -88,33 +94,28 @@ class ChunkRunner:
                     errors.append((row, _record(request, row, None, error)))
         regions = self._regions(request, loaded, errors)
         # What fits into the slot is decided before any pixel is decoded.
-        places = [
-            np.asarray([image[2] + (image[3],) for image in sample.images], np.int64).reshape(-1, 3)
-            for sample in loaded
-        ]
         nbytes = 0
-        for shapes, tlhw in zip(places, regions, strict=True):
-            for shape, box in zip(shapes, tlhw, strict=True):
-                nbytes += align(int(box[2] * box[3] * shape[2]), ALIGN)
+        for sample, boxes in zip(loaded, regions, strict=True):
+            for image, box in zip(sample.images, boxes, strict=True):
+                nbytes += align(box[2] * box[3] * image[4], ALIGN)
         if nbytes > len(slot):
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
-        columns: list[list[list[int]]] = [[] for _ in range(max((len(s.images) for s in loaded), default=0))]
         kept: list[_Loaded] = []
+        table: list[list[int]] = []  # for each image of each sample that is kept, a row of an `ImageColumn`
         at = 0
-        for sample, tlhw in zip(loaded, regions, strict=True):
+        for sample, boxes in zip(loaded, regions, strict=True):
             if not wanted():
                 return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
             note(sample.row)
+            before = len(table)
             try:
-                entries, end = self._decode(sample, tlhw, slot, at)
+                at = self._decode(sample, boxes, slot, at, table)
             except Exception as error:
+                del table[before:]
                 errors.append((sample.row, _record(request, sample.row, sample.source, error)))
-                continue
-            for column, entry in zip(columns, entries, strict=False):
-                column.append(entry)
-            kept.append(sample)
-            at = end
-        return _reply(request, slot, at, kept, columns, errors)
+            else:
+                kept.append(sample)
+        return _reply(request, slot, at, kept, table, errors)
 
     def _load(self, request: Request, row: int) -> _Loaded:
         index = request.indices[row]
@@ -122,9 +123,8 @@ class ChunkRunner:
             index = int(index)
         if self._seeds:
             _seed_generators(self.job.seed, request.epoch, int(request.positions[row]))
-        sample = self.job.dataset[index]
         leaves: list[Any] = []
-        structure = flatten(sample, leaves)
+        structure = flatten(self.job.dataset[index], leaves)
         found = find_images(leaves)
         images = []
         source = None
@@ -133,59 +133,54 @@ class ChunkRunner:
                 source = source or leaf.source
                 try:
                     header = self.decoder.header(leaf)
-                    images.append(
-                        (leaf, header, self.decoder.size_hw(header), self.decoder.channels(header, leaf.mode))
-                    )
+                    height, width = self.decoder.size_hw(header)
+                    images.append((leaf, header, height, width, self.decoder.channels(header, leaf.mode)))
                 except Exception as error:
                     raise _Sourced(source) from error
             else:
-                height, width, channels = leaf.hwc.shape
-                images.append((leaf, None, (height, width), channels))
+                images.append((leaf, None, *leaf.hwc.shape))
         values = [leaf for place, leaf in enumerate(leaves) if place not in found]
         return _Loaded(row, structure, tuple(found), images, values, source)
 
     def _regions(
         self, request: Request, loaded: list[_Loaded], errors: list[tuple[int, ErrorRecord]]
-    ) -> list[np.ndarray]:
-        """For each sample the regions of its images, int64 (images, 4) tlhw; a sample whose draw fails is taken out."""
-        key = epoch_key(self.job.seed, request.epoch)
-        owners = [i for i, sample in enumerate(loaded) for _ in sample.images]
-        if not owners:
-            return [np.empty((0, 4), np.int64) for _ in loaded]
-        positions = np.asarray([request.positions[loaded[i].row] for i in owners], np.int64)
-        sizes = np.asarray([image[2] for sample in loaded for image in sample.images], np.int64)
+    ) -> list[list[Box]]:
+        """For each sample the regions of its images; a sample whose draw fails is taken out of `loaded`."""
         try:
-            boxes = self.job.chain.regions(key, positions, sizes)
+            return self._draw_regions(request, loaded)
         except ValueError:
             # One image that a transform cannot take: find out whose it is, one sample at a time.
-            results: list[np.ndarray] = []
+            results: list[list[Box]] = []
             for sample in list(loaded):
-                count = len(sample.images)
-                position = np.full(count, request.positions[sample.row], np.int64)
-                size = np.asarray([image[2] for image in sample.images], np.int64).reshape(-1, 2)
                 try:
-                    results.append(self.job.chain.regions(key, position, size) if count else np.empty((0, 4), np.int64))
+                    results += self._draw_regions(request, [sample])
                 except ValueError as error:
                     errors.append((sample.row, _record(request, sample.row, sample.source, error)))
                     loaded.remove(sample)
             return results
-        counts = [len(sample.images) for sample in loaded]
-        return np.split(boxes, np.cumsum(counts)[:-1])
 
-    def _decode(self, sample: _Loaded, regions: np.ndarray, slot: np.ndarray, at: int) -> tuple[list[list[int]], int]:
-        entries = []
-        for (leaf, header, size_hw, channels), box in zip(sample.images, regions.tolist(), strict=True):
+    def _draw_regions(self, request: Request, loaded: list[_Loaded]) -> list[list[Box]]:
+        rows = [sample.row for sample in loaded for _ in sample.images]
+        if not rows:
+            return [[] for _ in loaded]
+        sizes = np.array([image[2:4] for sample in loaded for image in sample.images], np.int64)
+        key = epoch_key(self.job.seed, request.epoch)
+        boxes = iter(self.job.chain.regions(key, request.positions[rows], sizes).tolist())
+        return [[next(boxes) for _ in sample.images] for sample in loaded]
+
+    def _decode(self, sample: _Loaded, boxes: list[Box], slot: np.ndarray, at: int, table: list[list[int]]) -> int:
+        """Put the pixels of a sample into the slot from `at` on; returns where they end."""
+        for (leaf, header, full_height, full_width, channels), box in zip(sample.images, boxes, strict=True):
             top, left, height, width = box
             nbytes = height * width * channels
             out = slot[at : at + nbytes].reshape(height, width, channels)
-            if isinstance(leaf, Encoded):
-                whole = (top, left, height, width) == (0, 0, *size_hw)
-                self.decoder.decode(leaf, header, None if whole else (top, left, height, width), out)
+            if header is not None:
+                self.decoder.decode(leaf, header, (top, left, height, width), out)  # pyright: ignore[reportArgumentType]
             else:
-                out[...] = leaf.hwc[top : top + height, left : left + width]
-            entries.append([at, height, width, channels, *size_hw, *box])
-            at += align(nbytes, ALIGN)
-        return entries, at
+                out[...] = leaf.hwc[top : top + height, left : left + width]  # pyright: ignore[reportAttributeAccessIssue]
+            table.append([at, height, width, channels, full_height, full_width, *box])
+            at = align(at + nbytes, ALIGN)
+        return at
 
 
 class _Sourced(Exception):
@@ -216,14 +211,19 @@ def _reply(
     slot: np.ndarray,
     used_bytes: int,
     kept: list[_Loaded],
-    columns: list[list[list[int]]],
+    table: list[list[int]],
     errors: list[tuple[int, ErrorRecord]],
 ) -> Reply:
     structures = [sample.structure for sample in kept]
     places = [sample.places for sample in kept]
     if all(s == structures[0] for s in structures) and all(p == places[0] for p in places):
         structures, places = structures[:1], places[:1]
-    images = [ImageColumn(np.asarray(column, np.int64).reshape(-1, 10)) for column in columns]
+    # One column for each image leaf. Where the samples differ in their structure there is none that holds, and none is
+    # needed: the parent refuses them.
+    every = np.array(table, np.int64).reshape(-1, 10)
+    images = (
+        [ImageColumn(every[number :: len(places[0])]) for number in range(len(places[0]))] if len(places) == 1 else []
+    )
     content = ChunkContent(
         [sample.row for sample in kept],
         structures,
