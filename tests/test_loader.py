@@ -372,6 +372,21 @@ def test_a_script_without_a_main_guard_runs_and_ends_silently(tmp_path, end):
     assert done.stdout.startswith("[0, 2, 4, 6]\n")
 
 
+def test_code_without_a_file_runs_as_in_a_notebook():
+    code = textwrap.dedent(SCRIPT.format(end="pass"))
+    done = subprocess.run([sys.executable, "-W", "error", "-"], input=code, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[0, 2, 4, 6]\n[8, 10, 12, 14]\n[16, 18]\n"
+
+
+def test_a_folder_dataset_with_read_as_its_loader_is_decoded_by_region(jpeg_folder):
+    """As torchvision's ``ImageFolder(root, loader=gpuload.read)``: samples are tuples of what the loader gives."""
+    paths = gl.ImageFiles(jpeg_folder).paths
+    with_read = epoch(Samples(lambda i: (gl.read(paths[i]), i), 8), batch_size=8, transforms=RECIPE)
+    without = epoch(gl.ImageFiles(jpeg_folder), batch_size=8, transforms=RECIPE)
+    assert torch.equal(with_read[0][0], without[0])
+
+
 def test_importing_gpuload_is_light():
     code = (
         "import sys, gpuload; gpuload.ImageFolder, gpuload.Encoded; print('torch' in sys.modules, 'PIL' in sys.modules)"

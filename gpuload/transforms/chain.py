@@ -12,7 +12,6 @@ backend runs each transform from window to window, so the result is that of the 
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -184,6 +183,8 @@ class Chain:
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that differ between chains with different transforms or arguments."""
+        import hashlib  # workers never need it
+
         parts = [
             (type(t).__name__, *((field.name, getattr(t, field.name)) for field in fields(t) if field.compare))
             for t in self.transforms
