@@ -7,16 +7,18 @@ collection or the interpreter's exit, whichever is first. An epoch's iterator ho
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from gpuload import rng
 from gpuload.backends import RaggedImages, compile_stage
@@ -24,11 +26,12 @@ from gpuload.batch import ImageColumn
 from gpuload.collate import collate, common_structure
 from gpuload.cpus import default_workers, usable_cpus
 from gpuload.decode import Decode
-from gpuload.errors import SampleError
+from gpuload.errors import ErrorRecord, SampleError
 from gpuload.order import Sequential, Shuffle
 from gpuload.ring import Ring
 from gpuload.transfer import make_transfer
 from gpuload.transforms import Chain
+from gpuload.transforms.base import DrawError
 from gpuload.workers.feed import Batch, Feed
 from gpuload.workers.home import HomeEngine
 from gpuload.workers.pool import WorkerPool, check_platform
@@ -158,18 +161,18 @@ class Loader:
                     f"the dataset must have {name} (a map-style dataset), got {type(dataset).__name__}; "
                     "iterable datasets are not supported"
                 )
-        _check_integer("batch_size", batch_size, 1)
-        _check_integer("prefetch_factor", prefetch_factor, 1)
-        _check_integer("ring_bytes", ring_bytes, 1)
-        _check_integer("seed", seed, 0)
+        batch_size = _integer("batch_size", batch_size, 1)
+        prefetch_factor = _integer("prefetch_factor", prefetch_factor, 1)
+        ring_bytes = _integer("ring_bytes", ring_bytes, 1)
+        seed = _integer("seed", seed, 0, 2**64 - 1)
         cpus = usable_cpus()
         if num_workers is None:
             local_ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
             num_workers = default_workers(cpus, local_ranks) if sys.platform == "linux" else 0
-        _check_integer("num_workers", num_workers, 0)
+        num_workers = _integer("num_workers", num_workers, 0)
         if chunk_size is None:
             chunk_size = min(max(-(-batch_size // max(1, num_workers)), LEAST_CHUNK), MOST_CHUNK)
-        _check_integer("chunk_size", chunk_size, 1)
+        chunk_size = _integer("chunk_size", chunk_size, 1, 4096)  # a request has to fit the socket
         if num_workers:
             check_platform()
         if not isinstance(timeout, int | float) or not 0 <= timeout < float("inf"):
@@ -235,13 +238,16 @@ class Loader:
         Raises:
             ValueError: `epoch` is negative.
         """
-        _check_integer("epoch", epoch, 0)
-        self._next_epoch = epoch
+        epoch = self._next_epoch = _integer("epoch", epoch, 0, 2**63 - 1)
         if self._session is None:
             self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch. An iterator of an earlier one that was not exhausted is over."""
+        if self._session is not None:
+            self._session.check_process()
+            if self._session.engine.broken is not None:
+                self.close()  # the last epoch ended with a WorkerError
         if self._session is None:
             self._session = _Session(self._options)
             self._finalizer = weakref.finalize(self, self._session.close)
@@ -320,7 +326,7 @@ class _Launched:
     """A batch whose stage was issued: the value to give, or the error to raise instead."""
 
     value: Any = None
-    tensors: tuple[torch.Tensor, ...] = ()
+    tensors: list[torch.Tensor] = field(default_factory=list)
     ticket: Any = None
     error: Exception | None = None
 
@@ -357,23 +363,32 @@ class _Session:
 
     def next_batch(self, info: bool) -> tuple[Any] | None:
         """The next batch in a 1-tuple, or None at the end of the epoch."""
+        self.check_process()
         if not self.launched:
             batch = self.feed.take()
             if batch is None:
                 return None
             self.launched.append(self._launch(batch, info))
-        current = self.launched.popleft()
-        if self.transfer.asynchronous and (coming := self.feed.take_if_ready()) is not None:
+        if self.transfer.asynchronous and len(self.launched) == 1 and (coming := self.feed.take_if_ready()) is not None:
             # Its copies and its stage run while the consumer works on the current batch.
             self.launched.append(self._launch(coming, info))
+        current = self.launched.popleft()
         if current.error is not None:
             raise current.error
         self.transfer.hand_over(current.ticket, current.tensors)
         return (current.value,)
 
+    def check_process(self) -> None:
+        """Refuse to go on in a child that was forked: ring and workers are its parent's."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this Loader was started in the process that this one was forked from, which its shared memory and "
+                "workers belong to; make a new Loader in the child"
+            )
+
     def drop_epoch(self) -> None:
-        self.launched.clear()
-        if not self._closed:
+        if not self._closed and os.getpid() == self._pid:
+            self.launched.clear()
             self.feed.abandon()
 
     def close(self) -> None:
@@ -381,16 +396,19 @@ class _Session:
             return
         self._closed = True
         self.launched.clear()
-        if os.getpid() == self._pid:
-            self.transfer.close()
-            self.engine.close()
-        self.ring.close()
+        with contextlib.ExitStack() as stack:  # the last first: nobody writes, nothing is copied, the memory goes
+            stack.callback(self.ring.close)
+            if os.getpid() == self._pid:
+                stack.callback(self.transfer.close)
+                stack.callback(self.engine.close)
 
     def _launch(self, batch: Batch, info: bool) -> _Launched:
         try:
             return self._issue(batch, info)
         except BaseException as error:
-            self.feed.release(batch)
+            self.transfer.finish()  # gives the slots back, once what was issued has ended
+            if not batch.loaded:
+                self.feed.release(batch)
             if not isinstance(error, Exception):
                 raise
             return _Launched(error=error)  # raised when this batch is due, which may be after the current one
@@ -419,23 +437,35 @@ class _Session:
             tensors.append(tensor)
             return tensor
 
-        with self.transfer.stream():
+        def release() -> None:
+            self.feed.release(batch)
+
+        module = self.options.chain.module is not None  # its parameters may still be on their way
+        with torch.inference_mode(False), self.transfer.stream(after_consumer=module):
             images = []
             if places:
-                pixels, starts = self.transfer.load(batch)
+                pixels, starts = self.transfer.load(batch, release)
                 for number in range(len(places)):
                     columns = [content.images[number] for content in contents]
-                    images.append(self._stage_images(batch, columns, pixels, starts, name))
-            ticket = self.transfer.finish(lambda: self.feed.release(batch))
-            value = collate(structure, places, images, values, place, name)
-            if info:
-                value = (value, self._info(batch, place))
-        for image in images:
-            tensors.extend(image if isinstance(image, list | tuple) else [image])
-        return _Launched(value, tuple(tensors), ticket)
+                    images.append(self._stage_images(batch, columns, pixels, starts, sources, name))
+            else:
+                release()  # all that was in the slots has been copied
+            with torch.device("cpu"):  # whatever torch's default device is
+                value = collate(structure, places, images, values, place, name)
+                if info:
+                    value = (value, self._info(batch, place))
+            ticket = self.transfer.finish()
+        tensors += [leaf for leaf in tree_leaves(images) if isinstance(leaf, torch.Tensor)]
+        return _Launched(value, tensors, ticket)
 
     def _stage_images(
-        self, batch: Batch, columns: list[ImageColumn], pixels: torch.Tensor, starts: list[int], name: Any
+        self,
+        batch: Batch,
+        columns: list[ImageColumn],
+        pixels: torch.Tensor,
+        starts: list[int],
+        sources: list[str | None],
+        name: Callable[[int], str],
     ) -> Any:
         images = RaggedImages(
             pixels=pixels,
@@ -446,7 +476,18 @@ class _Session:
             labels=_Names(name, len(batch.positions)),
         )
         key = rng.epoch_key(self.options.seed, batch.epoch)
-        draws = self.options.chain.draw(key, batch.positions, images.sizes_hw)
+        try:
+            draws = self.options.chain.draw(key, batch.positions, images.sizes_hw)
+        except DrawError as error:  # of a transform that no worker looked at: it stands behind one of the whole image
+            raise SampleError(
+                ErrorRecord(
+                    position=int(batch.positions[error.row]),
+                    index=int(batch.indices[error.row]),  # pyright: ignore[reportArgumentType]
+                    source=sources[error.row],
+                    cause=f"{type(error).__name__}: {error}",
+                    traceback="",
+                )
+            ) from None
         return self.stage(images, draws)
 
     def _info(self, batch: Batch, place: Any) -> BatchInfo:
@@ -519,8 +560,11 @@ def _resolve_device(device: torch.device | None) -> torch.device:
     return device
 
 
-def _check_integer(name: str, value: Any, least: int) -> None:
+def _integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
+    return int(value)

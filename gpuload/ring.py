@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,6 +88,7 @@ class Ring:
                 raise
             # A process that the user forks must not keep the ring's pages alive.
             self._map.madvise(mmap.MADV_DONTFORK)
+            _rings.add(self)
         else:  # not Linux: without worker processes, private memory serves
             self.fd = -1
             self._map = mmap.mmap(-1, self.ring_bytes)
@@ -123,7 +126,11 @@ class Ring:
             self._retire(self._free.pop(0))
         slot = Slot(offset, size)
         if self.on_new is not None:
-            self.on_new(slot)
+            try:
+                self.on_new(slot)
+            except BaseException:
+                self._add_gap(slot)
+                raise
         self._busy += 1
         return slot
 
@@ -146,9 +153,10 @@ class Ring:
             os.close(self.fd)
             self.fd = -1
         self.bytes = np.empty(0, np.uint8)
-        # Where a tensor of the caller still refers to the pages, they go when it does.
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        if os.getpid() == self._pid:
+            # Where a tensor of the caller still refers to the pages, they go when it does.
+            with contextlib.suppress(BufferError):
+                self._map.close()
 
     def _take_gap(self, size: int) -> int | None:
         for i, (offset, room) in enumerate(self._gaps):
@@ -163,8 +171,11 @@ class Ring:
     def _retire(self, slot: Slot) -> None:
         if self.on_retire is not None:
             self.on_retire(slot)
+        self._add_gap(slot)
         if self.fd >= 0:
             _punch_hole(self.fd, slot.offset, slot.capacity_bytes)
+
+    def _add_gap(self, slot: Slot) -> None:
         self._gaps.append((slot.offset, slot.capacity_bytes))
         self._gaps.sort()
         merged: list[tuple[int, int]] = []
@@ -176,6 +187,19 @@ class Ring:
         self._gaps = merged
 
 
+_rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """The ring is not mapped in the child, and what the child maps may come to lie in its place: never unmap that."""
+    for ring in list(_rings):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(ring._map))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
     if sys.platform != "linux":
         return
@@ -183,4 +207,6 @@ def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     if libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)) != 0:
         code = ctypes.get_errno()
+        if code in (errno.EOPNOTSUPP, errno.ENOSYS):  # a sandbox without holes: the pages stay until the ring goes
+            return
         raise OSError(code, f"cannot give back {nbytes} bytes of the ring: {os.strerror(code)}")

@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,19 +36,22 @@ class CpuTransfer:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._flat: torch.Tensor | None = None
+        self._release: Callable[[], None] | None = None
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[None]:
+    def stream(self, *, after_consumer: bool) -> Iterator[None]:
+        """Where everything of a batch is issued; `after_consumer`: behind what the consumer has issued so far."""
         yield
 
-    def load(self, batch: Batch) -> tuple[torch.Tensor, list[int]]:
-        """The pixels as one flat uint8 tensor on the device, and the offset in it where each part begins."""
+    def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
+        """The pixels as one flat uint8 tensor on the device, and the offset in it where each part begins.
+
+        From here on it is the transfer that calls `release`, when the slots are free.
+        """
+        self._release, batch.loaded = release, True
         parts = batch.parts
         if all(part.slot is not None or part.used_bytes == 0 for part in parts):
-            if self._flat is None:
-                self._flat = torch.from_numpy(self._ring.bytes)
-            return self._flat, [part.slot.offset if part.slot else 0 for part in parts]
+            return torch.from_numpy(self._ring.bytes), [part.slot.offset if part.slot else 0 for part in parts]
         # Parts were moved out of a full ring: gather all of them in one place.
         ends = np.cumsum([part.used_bytes for part in parts]).tolist()
         whole = np.empty(ends[-1], np.uint8)
@@ -56,12 +60,13 @@ class CpuTransfer:
                 whole[end - part.used_bytes : end] = part.data[: part.used_bytes]
         return torch.from_numpy(whole), [end - part.used_bytes for part, end in zip(parts, ends, strict=True)]
 
-    def finish(self, release: Callable[[], None]) -> Any:
-        """The stage was issued; `release` is called when the slots are free. Returns a ticket for `hand_over`."""
-        release()
-        return None
+    def finish(self) -> Any:
+        """Everything of the batch was issued, or given up. Returns a ticket for `hand_over`."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
-    def hand_over(self, ticket: Any, tensors: tuple[torch.Tensor, ...]) -> None:
+    def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         """Make the tensors safe to use on the caller's current stream."""
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -73,7 +78,7 @@ class CpuTransfer:
         return False
 
     def close(self) -> None:
-        self._flat = None
+        """Let go of the ring. No worker writes to it any more."""
 
 
 class CudaTransfer(CpuTransfer):
@@ -85,8 +90,7 @@ class CudaTransfer(CpuTransfer):
         super().__init__(ring)
         self.device = device
         self._stream = torch.cuda.Stream(device)
-        self._copies_done = torch.cuda.Event()
-        self._copied: list[tuple[torch.cuda.Event, Callable[[], None]]] = []
+        self._copied: deque[tuple[torch.cuda.Event, Callable[[], None]]] = deque()
         self._locked: set[int] = set()
         self._refused = False
         self._base = ring.bytes.ctypes.data
@@ -94,30 +98,37 @@ class CudaTransfer(CpuTransfer):
         ring.on_retire = self._unlock
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[None]:
+    def stream(self, *, after_consumer: bool) -> Iterator[None]:
+        if after_consumer:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
-    def load(self, batch: Batch) -> tuple[torch.Tensor, list[int]]:
+    def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         ends = np.cumsum([part.used_bytes for part in batch.parts]).tolist()
-        flat = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8, device=self.device)
+        flat = torch.empty(ends[-1], dtype=torch.uint8, device=self.device)
         starts = []
-        for part, end in zip(batch.parts, ends, strict=True):
-            starts.append(end - part.used_bytes)
-            if part.data is not None and part.used_bytes:
-                source = torch.from_numpy(part.data[: part.used_bytes])
-                flat[starts[-1] : end].copy_(source, non_blocking=part.slot is not None and not self._refused)
-        self._copies_done = torch.cuda.Event()
-        self._copies_done.record(self._stream)
+        try:
+            for part, end in zip(batch.parts, ends, strict=True):
+                starts.append(end - part.used_bytes)
+                if part.data is not None and part.used_bytes:
+                    source = torch.from_numpy(part.data[: part.used_bytes])
+                    flat[starts[-1] : end].copy_(source, non_blocking=part.slot is not None and not self._refused)
+        finally:
+            # Whatever happens next, the slots are free behind this event, and not before.
+            copies_done = torch.cuda.Event()
+            copies_done.record(self._stream)
+            self._copied.append((copies_done, release))
+            batch.loaded = True
         return flat, starts
 
-    def finish(self, release: Callable[[], None]) -> torch.cuda.Event:
-        self._copied.append((self._copies_done, release))
-        stage_done = torch.cuda.Event()
-        stage_done.record(self._stream)
-        return stage_done
+    def finish(self) -> torch.cuda.Event:
+        """The event behind everything that the batch needs, its labels included."""
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        return done
 
-    def hand_over(self, ticket: torch.cuda.Event, tensors: tuple[torch.Tensor, ...]) -> None:
+    def hand_over(self, ticket: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
         consumer = torch.cuda.current_stream(self.device)
         consumer.wait_event(ticket)
         for tensor in tensors:
@@ -132,15 +143,20 @@ class CudaTransfer(CpuTransfer):
             self._copied[0][0].synchronize()
         freed = False
         while self._copied and self._copied[0][0].query():
-            _, release = self._copied.pop(0)
-            release()
+            self._copied.popleft()[1]()
             freed = True
         return freed
 
     def close(self) -> None:
-        while self._copied:
-            self.reclaim(wait=True)
-        super().close()
+        """Wait for the copies, and unlock every slot: memory must not be unmapped while it is registered."""
+        with contextlib.suppress(RuntimeError):  # a CUDA context that an earlier error has broken
+            self._stream.synchronize()
+        self._copied.clear()
+        self._ring.on_new = self._ring.on_retire = None
+        for offset in self._locked:
+            with contextlib.suppress(RuntimeError), torch.cuda.device(self.device):
+                _runtime().cudaHostUnregister(self._base + offset)
+        self._locked.clear()
 
     def _lock(self, slot: Slot) -> None:
         if self._refused:
@@ -184,9 +200,12 @@ def _runtime() -> Any:
 
 
 def _clear_last_error() -> None:
-    """A refused registration leaves its error behind, and torch would raise it at its next launch."""
-    with contextlib.suppress(OSError, AttributeError), open(f"/proc/{os.getpid()}/maps") as maps:
-        for line in maps:
-            if "libcudart" in line:
-                ctypes.CDLL(line.split(maxsplit=5)[5].strip()).cudaGetLastError()
-                return
+    """A refused registration leaves its error behind, and torch would raise it at its next launch.
+
+    Several copies of the runtime may be loaded; the error is in one of them.
+    """
+    with open(f"/proc/{os.getpid()}/maps") as maps:
+        mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "libcudart" in line}
+    for path in mapped:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(path.removesuffix(" (deleted)")).cudaGetLastError()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -268,7 +269,9 @@ def test_a_ring_smaller_than_a_batch_gives_the_same_batches(jpeg_folder, workers
 
 
 def test_an_image_larger_than_the_ring_says_what_to_do(jpeg_folder):
-    with pytest.raises(gl.SampleError, match=r"sample 0.*pixels take .* bytes, more than ring_bytes=65,536; raise"):
+    with pytest.raises(
+        gl.SampleError, match=r"sample 0.*pixels take .* bytes, more than ring_bytes=65,536 allows; raise"
+    ):
         epoch(Samples(lambda i: gl.Image(np.zeros((200, 200, 3), np.uint8)), 1), ring_bytes=1)
 
 
@@ -411,6 +414,8 @@ def test_importing_gpuload_is_light():
         ({"ragged": "crop"}, ValueError, "crop"),
         ({"dtype": "int7"}, (ValueError, TypeError), "int7"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"seed": 2**64}, ValueError, "seed must be at most 18446744073709551615, got 18446744073709551616"),
+        ({"chunk_size": 5000}, ValueError, "chunk_size must be at most 4096, got 5000"),
         ({"decode": "gpu"}, TypeError, "decode must be a gpuload.Decode, got str: 'gpu'"),
         ({"transforms": [T.Normalize(MEAN, STD), T.ColorJitter(0.4)]}, ValueError, "ColorJitter"),
         (
@@ -519,3 +524,136 @@ def test_a_sample_that_kills_its_worker_is_named_and_the_others_arrive():
         ):
             next(iterator)
         assert next(iterator).tolist() == [8, 9, 10, 11]
+
+
+# -- odd surroundings -------------------------------------------------------------------------------------------------
+
+
+def test_after_workers_died_too_often_the_next_epoch_starts_anew(tmp_path):
+    mark = tmp_path / "healed"
+
+    def die_until_healed(index):
+        if not mark.exists():
+            os.kill(os.getpid(), 9)
+        return index
+
+    with gl.Loader(Samples(die_until_healed, 64), 1, num_workers=1, device="cpu") as loader:
+        iterator = iter(loader)
+
+        def until_the_end():
+            while True:
+                with contextlib.suppress(gl.SampleError):
+                    next(iterator)
+
+        with pytest.raises(gl.WorkerError, match="more than max_restarts=10 allows"):
+            until_the_end()
+        with pytest.raises(gl.WorkerError, match="this epoch is over"):
+            next(iterator)
+        mark.touch()
+        assert torch.cat(list(loader)).tolist() == list(range(64))
+
+
+class Falls:
+    """Goes to pieces when it is unpickled."""
+
+    def __reduce__(self):
+        return (int, ("not a number",))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_object_that_cannot_be_unpickled_here_is_an_error_of_its_samples(workers):
+    falls = lambda i: Falls() if i == 3 else i  # noqa: E731
+    with gl.Loader(Samples(falls, 6), 2, num_workers=workers, device="cpu") as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(gl.SampleError, match=r"not a number.*while it was unpickled in the main process"):
+            next(iterator)
+        assert next(iterator).tolist() == [4, 5]
+
+
+def test_a_ctrl_c_without_workers_loses_nothing():
+    interrupted = []
+
+    def interrupt_once_at_5(index):
+        if index == 5 and not interrupted:
+            interrupted.append(index)
+            raise KeyboardInterrupt
+        return index
+
+    with gl.Loader(Samples(interrupt_once_at_5), 4, num_workers=0, device="cpu") as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert next(iterator).tolist() == [4, 5, 6, 7]
+        assert len(list(loader)) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_in_a_forked_child_the_loader_says_whose_it_is_and_the_child_lives(workers):
+    loader = gl.Loader(Samples(lambda i: i), 2, num_workers=workers, device="cpu")
+    iterator = iter(loader)
+    next(iterator)
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for use in (lambda: next(iterator), lambda: iter(loader)):
+            try:
+                use()
+            except RuntimeError as error:
+                os.write(write_end, str(error).encode() + b"|")
+        filled = [np.ones(1 << 22, np.uint8) for _ in range(20)]  # memory that may lie where the ring was
+        del iterator
+        loader.close()
+        os.write(write_end, str(sum(int(a.sum()) for a in filled)).encode())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    *texts, total = os.read(read_end, 10_000).decode().split("|")
+    assert len(texts) == 2
+    assert all("make a new Loader in the child" in text for text in texts)
+    assert int(total) == 20 << 22
+    os.close(read_end)
+    os.close(write_end)
+    assert len(list(loader)) == 5
+    loader.close()
+
+
+def test_batches_made_in_inference_mode_are_ordinary_tensors_and_so_are_later_ones(jpeg_folder):
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 16, transforms=RECIPE, num_workers=0, device="cpu") as loader:
+        with torch.inference_mode():
+            inside = [images for images, _ in loader]
+        loader.set_epoch(0)
+        outside = [images for images, _ in loader]
+    assert not any(images.is_inference() for images in inside)
+    assert all(torch.equal(a, b) for a, b in zip(inside, outside, strict=True))
+
+
+def test_torchs_global_defaults_change_nothing(jpeg_folder):
+    options = {"batch_size": 16, "transforms": RECIPE}
+    expected = epoch(gl.ImageFolder(jpeg_folder), **options)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        found = epoch(gl.ImageFolder(jpeg_folder), **options)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    for (images, _), (images_, _) in zip(found, expected, strict=True):
+        assert images.dtype == torch.float32
+        assert torch.equal(images, images_)
+
+
+def test_numpy_integers_are_integers(jpeg_folder):
+    batches = epoch(gl.ImageFolder(jpeg_folder), batch_size=np.int64(24), num_workers=np.int32(1), transforms=RECIPE)
+    assert len(batches) == 2
+
+
+def test_paths_that_are_no_strings_in_the_import_path_do_not_matter(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    assert len(epoch(Samples(lambda i: i), num_workers=1)) == 10
+
+
+def test_a_draw_that_fails_behind_a_whole_image_transform_names_the_sample():
+    small_at_2 = lambda i: gl.Image(smooth_image(40 if i != 2 else 20, 50, i))  # noqa: E731
+    with pytest.raises(gl.SampleError, match=r"sample 2.*RandomCrop.*smaller than the crop"):
+        epoch(Samples(small_at_2, 4), batch_size=4, transforms=[T.ColorJitter(contrast=0.1), T.RandomCrop(30)])

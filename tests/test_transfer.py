@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 
 import numpy as np
@@ -54,8 +55,7 @@ def locking(monkeypatch):
         monkeypatch.setattr(transfer, "_runtime", lambda: runtime)
         monkeypatch.setattr(transfer, "_clear_last_error", lambda: cleared.append(True))
         monkeypatch.setattr(torch.cuda, "device", lambda device: warnings.catch_warnings())
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-        monkeypatch.setattr(torch.cuda, "Event", lambda: None)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: types.SimpleNamespace(synchronize=lambda: None))
         ring = Ring(1 << 20)
         return ring, CudaTransfer(ring, torch.device("cuda", 0)), runtime, cleared
 
@@ -73,6 +73,15 @@ def test_slots_are_locked_once_and_unlocked_when_they_are_retired(locking):
     assert len(runtime.locked) == 3
     ring.close()
     assert runtime.locked == set()
+
+
+def test_closing_unlocks_slots_that_are_still_in_use_before_the_ring_goes(locking):
+    ring, made, runtime, _ = locking(allowed=100)
+    slots = [ring.acquire(100_000) for _ in range(3)]
+    ring.release(slots[1])
+    made.close()
+    assert runtime.locked == set()
+    ring.close()
 
 
 def test_a_refused_lock_is_one_warning_and_its_error_is_cleared(locking):

@@ -17,6 +17,7 @@ from gpuload.backends.color import ADJUST
 from gpuload.backends.finish import Finish
 from gpuload.backends.gather import Source, crop, resize
 from gpuload.backends.ragged import RaggedImages
+from gpuload.backends.upload import upload
 
 __all__ = ["BatchRunner"]
 
@@ -94,8 +95,8 @@ def _jitter(levels: torch.Tensor, names: tuple[str, ...], order: np.ndarray, fac
         for column, name in enumerate(names):
             rows = np.flatnonzero(order[:, turn] == column)
             if len(rows):
-                index = torch.from_numpy(rows).to(levels.device)
-                factor = torch.from_numpy(factors[rows, column].astype(np.float32)).to(levels.device)
+                index = upload(rows, levels.device)
+                factor = upload(factors[rows, column].astype(np.float32), levels.device)
                 some = levels[index]
                 ADJUST[name](some, factor[:, None, None, None])
                 levels[index] = some

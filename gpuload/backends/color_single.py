@@ -26,7 +26,7 @@ class Floats:
     __slots__ = ("array", "tensor")
 
     def __init__(self, channels: int, height: int, width: int) -> None:
-        self.tensor = torch.empty(channels, height, width)
+        self.tensor = torch.empty(channels, height, width, dtype=torch.float32, device="cpu")
         self.array = self.tensor.numpy()
 
 
@@ -44,7 +44,7 @@ class SingleColor:
             "saturation": self._saturation,
             "hue": self._hue,
         }
-        self._luma = torch.tensor([LUMA], dtype=torch.float32)
+        self._luma = torch.tensor([LUMA], dtype=torch.float32, device="cpu")
         self._planes = Floats(3, 0, 0)
 
     def _scratch(self, levels: Floats) -> Floats:

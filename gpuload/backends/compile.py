@@ -18,6 +18,7 @@ from gpuload.backends.finish import Finish
 from gpuload.backends.memory import OutputPool
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.single import SingleRunner
+from gpuload.backends.upload import upload
 from gpuload.transforms import Chain, ColorJitter, Draws
 from gpuload.transforms.arguments import dtype_name
 
@@ -123,7 +124,9 @@ class Stage:
         """
         channels = self._check(images, draws)
         sizes = draws.sizes_hw[-1]
-        with _intra_op_threads(self._cpu_threads if self.device.type == "cpu" else None):
+        threads = _intra_op_threads(self._cpu_threads if self.device.type == "cpu" else None)
+        # A batch may be made within a user's inference_mode and used outside it; scratch memory lives on in any case.
+        with torch.inference_mode(False), torch.no_grad(), threads:
             if self._ragged == "list":
                 outputs = self._empty_list(channels, sizes)
                 self._run(images, draws, outputs)
@@ -136,11 +139,10 @@ class Stage:
                     for image, (height, width) in zip(batch.unbind(), sizes.tolist(), strict=True)
                 ]
                 self._run(images, draws, outputs)
-                return batch, torch.from_numpy(np.array(sizes)).to(self.device)
+                return batch, upload(np.array(sizes), self.device)
             self._run(images, draws, batch)
             if self._chain.module is not None:
-                with torch.no_grad():
-                    return self._chain.module(batch)
+                return self._chain.module(batch)
             return batch
 
     def _check(self, images: RaggedImages, draws: Draws) -> int:

@@ -12,17 +12,19 @@ Works on any device. Nothing here is kept from call to call.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from gpuload.backends.ragged import RaggedImages
+from gpuload.backends.upload import upload
 from gpuload.transforms.resampling import PRECISION_BITS, filter_weights, nearest_indices, padded_places
 
 __all__ = ["Source", "crop", "resize"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Source:
     """Where the pixels of n images lie; all arrays are int64 (n,), on the host."""
 
@@ -65,11 +67,15 @@ class Source:
         step = np.where(flipped, -step, step)
         return replace(self, base=base, **{"column_step" if horizontally else "row_step": step})
 
+    @cached_property
+    def _steps(self) -> torch.Tensor:
+        """base, row_step and column_step on the device, int64 (3, n); uploaded once, however many taps gather."""
+        return upload(np.stack([self.base, self.row_step, self.column_step]), self.pixels.device)
+
     def gather(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """Pixels N×C×H×W, at rows (n, H) and columns (n, W)."""
         device = self.pixels.device
-        per_image = torch.from_numpy(np.stack([self.base, self.row_step, self.column_step])).to(device)
-        base, row_step, column_step = per_image[:, :, None]
+        base, row_step, column_step = self._steps[:, :, None]
         across = base + columns * column_step
         down = rows * row_step
         channel = torch.arange(self.channels, device=device) * self.channel_step
@@ -104,12 +110,12 @@ def crop(
     for axis in (0, 1):
         wanted = corners[:, axis, None] + np.arange(size_hw[axis])
         found = padded_places(wanted, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
-        at.append(torch.from_numpy(found).to(pixels.device))
-        inside.append(torch.from_numpy((wanted >= 0) & (wanted < frames_hw[:, axis, None])).to(pixels.device))
+        at.append(upload(found, pixels.device))
+        inside.append(upload((wanted >= 0) & (wanted < frames_hw[:, axis, None]), pixels.device))
     result = source.gather(at[0], at[1])
     if mode == "constant":
         there = inside[0][:, None, :, None] & inside[1][:, None, None, :]
-        levels = torch.tensor(fill, dtype=torch.uint8, device=pixels.device).view(-1, 1, 1)
+        levels = upload(np.array(fill, np.uint8).reshape(-1, 1, 1), pixels.device)
         result = torch.where(there, result, levels)
     return result
 
@@ -135,14 +141,15 @@ def resize(
     height, width = windows_tlhw[0, 2:].tolist()
     if interpolation == "nearest":
         at = [
-            torch.from_numpy(
+            upload(
                 np.stack(
                     [
                         nearest_indices(box[axis], size[axis], window[axis], window[axis + 2]) - corner[axis]
                         for box, size, window, corner in zip(boxes_hw, sizes_hw, windows_tlhw, corners, strict=True)
                     ]
-                )
-            ).to(device)
+                ),
+                device,
+            )
             for axis in (0, 1)
         ]
         return source.gather(at[0], at[1])
@@ -151,11 +158,9 @@ def resize(
         firsts, weights = filter_weights(
             boxes_hw[:, axis], sizes_hw[:, axis], windows_tlhw[:, axis], count, interpolation
         )
-        axes.append(
-            (torch.from_numpy(firsts - corners[:, axis, None]).to(device), torch.from_numpy(weights).to(device))
-        )
+        axes.append((upload(firsts - corners[:, axis, None], device), upload(weights, device)))
     (first_row, row_weights), (first_column, column_weights) = axes
-    last_column = torch.from_numpy(source.widths - 1).to(device)[:, None]
+    last_column = _column(source.widths - 1, device)
     rows = torch.minimum(_range(source.heights, source.pixels), _column(source.heights - 1, device))
     total = None
     for tap in range(column_weights.shape[2]):
@@ -176,7 +181,7 @@ def _range(lengths: np.ndarray, like: torch.Tensor) -> torch.Tensor:
 
 
 def _column(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(numbers).to(device)[:, None]
+    return upload(numbers, device)[:, None]
 
 
 def _accumulate(total: torch.Tensor | None, levels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

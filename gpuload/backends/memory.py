@@ -56,7 +56,7 @@ class OutputPool:
         """A contiguous tensor with arbitrary contents."""
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < SMALL_BYTES:
-            return torch.empty(*shape, dtype=dtype)
+            return torch.empty(*shape, dtype=dtype, device="cpu")
         mapping = self._take(nbytes)
         owner = np.frombuffer(mapping, np.uint8, nbytes)
         weakref.finalize(owner, _give_back, self._free, self._max_free, mapping).atexit = False

@@ -34,7 +34,7 @@ class _Canvas:
     floats; whichever was made last."""
 
     def __init__(self) -> None:
-        self.pixels = torch.empty(0, dtype=torch.uint8)
+        self.pixels = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.flat = self.pixels.numpy()
         self._start: tuple[int, int, int, int, int] | None = None
         self._image: np.ndarray | None = None
@@ -93,6 +93,9 @@ class _Canvas:
 Step = Callable[[int, _Canvas], None]
 
 
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
 class SingleRunner:
     """Applies a chain to batches, image by image.
 
@@ -122,6 +125,7 @@ class SingleRunner:
             for step in steps:
                 step(row, canvas)
             write(row, canvas)
+        canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # the ring is not held on to
 
     def _writer(self, outputs: Outputs) -> Step:
         """The end of the chain, into the memory of the batch."""

@@ -204,7 +204,7 @@ class RandomCrop(_Crop):
             raise DrawError(
                 f"RandomCrop(size={size}): the image is smaller than the crop, {height}×{width} (height × width)"
                 f"{f', with its padding {padded[row, 0]}×{padded[row, 1]}' if self.padding else ''}; "
-                f"use pad_if_needed=True, or a Resize before it (row {row} of the batch)",
+                "use pad_if_needed=True, or a Resize before it",
                 row,
             )
         spare = padded - np.array(self.size, np.int64)

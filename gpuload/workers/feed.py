@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from gpuload.batch import ChunkContent, read_content
-from gpuload.errors import ErrorRecord
+from gpuload.errors import ErrorRecord, WorkerError
 from gpuload.ring import Ring, Slot
 from gpuload.workers.events import Event, Freed, Lost
 from gpuload.workers.protocol import Reply, Request, Status
@@ -33,6 +33,8 @@ DEATHS_ALONE = 2  # a sample whose worker died so often while it was alone in a 
 
 class Engine(Protocol):
     """What does the chunks: a `WorkerPool` or a `HomeEngine`."""
+
+    broken: WorkerError | None
 
     def submit(self, request: Request) -> bool: ...
     def disown(self, before: int) -> None: ...
@@ -71,6 +73,7 @@ class Batch:
     indices: np.ndarray | list[object]
     parts: list[Part] = field(default_factory=list)
     open_parts: int = 0
+    loaded: bool = False  # the transfer has it: it says when the slots are free
 
 
 class Feed:
@@ -107,6 +110,7 @@ class Feed:
         self._batches: deque[Batch] = deque()  # in work, in order
         self._waiting: deque[Part] = deque()  # not handed out yet, in order
         self._flying: dict[tuple[int, int], tuple[Slot, Part | None]] = {}  # None: nobody waits for it any more
+        self._events: deque[Event] = deque()  # not dealt with yet
         self._limbo: set[tuple[int, int]] = set()  # those of them that were lost, and may yet be found
 
     def begin(self, batches: Iterator[Batch]) -> None:
@@ -144,6 +148,7 @@ class Feed:
         if not self._batches:
             return None
         batch = self._batches.popleft()
+        self._reclaim(False)
         # The workers shall have work while the consumer has this batch.
         self._plan()
         self._hand_out(waited_for=False)
@@ -155,9 +160,11 @@ class Feed:
 
     def _pump(self, timeout_s: float, *, waited_for: bool) -> None:
         self._plan()
+        self._reclaim(False)  # slots whose copies have ended first, or the ring would grow to its limit
         self._hand_out(waited_for=waited_for)
-        for event in self.engine.gather(timeout_s if self._working else 0.0):
-            self._take_in(event)
+        self._events.extend(self.engine.gather(timeout_s if self._working and not self._events else 0.0))
+        while self._events:
+            self._take_in(self._events.popleft())
         self._hand_out(waited_for=waited_for)
 
     def release(self, batch: Batch) -> None:
@@ -204,8 +211,13 @@ class Feed:
                 part.positions,
                 part.indices,
             )
-            if not self.engine.submit(request):
-                self.ring.release(slot)
+            sent = False
+            try:
+                sent = self.engine.submit(request)
+            finally:
+                if not sent:
+                    self.ring.release(slot)
+            if not sent:
                 return
             self._flying[part.chunk, part.attempt] = (slot, part)
             self._waiting.popleft()
@@ -224,7 +236,7 @@ class Feed:
             # Slots of lost chunks are in the way, and nobody can say yet for how long.
             if part.need_bytes or size <= 1:
                 self._waiting.popleft()
-                self._divide(part, size)
+                self._divide(part, f"its slot of {size:,} bytes finds no room beside those of lost chunks")
                 return None
             size //= 2
         return slot
@@ -271,7 +283,12 @@ class Feed:
 
     def _finish(self, part: Part, slot: Slot, reply: Reply) -> None:
         view = self.ring.view(slot)
-        part.content = read_content(view, reply.meta, reply.meta_at)
+        try:
+            part.content = read_content(view, reply.meta, reply.meta_at)
+        except Exception as error:  # an object of the user's that comes apart when it is unpickled
+            self.ring.release(slot)
+            self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")
+            return
         part.slot, part.data, part.used_bytes = slot, view[: reply.nbytes], reply.nbytes
         part.batch.open_parts -= 1
 
@@ -283,9 +300,9 @@ class Feed:
             self._row_bytes = max(self._row_bytes, min(wished, self._most_row_bytes))
             self._requeue(part, [part])
         else:
-            self._divide(part, need_bytes)
+            self._divide(part, f"its pixels take {need_bytes:,} bytes")
 
-    def _divide(self, part: Part, need_bytes: int) -> None:
+    def _divide(self, part: Part, reason: str) -> None:
         """A chunk that the ring cannot hold: in two halves; if it is a single sample, give that up."""
         rows = len(part.positions)
         if rows > 1:
@@ -293,7 +310,7 @@ class Feed:
         else:
             self._fail(
                 part,
-                f"MemoryError: its pixels take {need_bytes:,} bytes, more than ring_bytes={self.ring.ring_bytes:,}; "
+                f"MemoryError: {reason}, more than ring_bytes={self.ring.ring_bytes:,} allows; "
                 "raise ring_bytes, or let the first transform crop",
             )
 
@@ -329,13 +346,11 @@ class Feed:
         self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.batch.step))
 
     def _fail(self, part: Part, cause: str) -> None:
-        index = part.indices[0]
-        record = ErrorRecord(
-            position=int(part.positions[0]),
-            index=int(index) if isinstance(index, np.integer) else index,
-            source=None,
-            cause=cause,
-            traceback="",
-        )
-        part.content = ChunkContent(errors=[(0, record)])
+        """End a chunk as errors of its samples."""
+        errors = []
+        for row, (position, index) in enumerate(zip(part.positions.tolist(), part.indices, strict=True)):
+            index = int(index) if isinstance(index, np.integer) else index
+            record = ErrorRecord(position=position, index=index, source=None, cause=cause, traceback="")
+            errors.append((row, record))
+        part.content = ChunkContent(errors=errors)
         part.batch.open_parts -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from gpuload.errors import WorkerError
 from gpuload.ring import Ring
 from gpuload.workers.events import Event
 from gpuload.workers.protocol import Request
@@ -17,6 +18,7 @@ class HomeEngine:
 
     workers = 0
     pids: tuple[int, ...] = ()
+    broken: WorkerError | None = None
 
     def __init__(self, job: Job, ring: Ring) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)
@@ -37,9 +39,11 @@ class HomeEngine:
     def gather(self, timeout_s: float) -> list[Event]:
         if not self._waiting:
             return []
-        request = self._waiting.popleft()
+        request = self._waiting[0]
         slot = self._ring.bytes[request.slot_offset : request.slot_offset + request.slot_bytes]
-        return [self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)]
+        reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
+        self._waiting.popleft()  # only now: after a ctrl-C in between it is done once more
+        return [reply]
 
     def close(self) -> None:
         self._waiting.clear()

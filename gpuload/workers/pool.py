@@ -110,12 +110,13 @@ class WorkerPool:
         self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
         self._limbo: list[_Limbo] = []
         self._audit = False  # a death happened: look for chunks that were taken but not noted
+        self.broken: WorkerError | None = None  # why it cannot go on
         self._closed = False
         self._team: dict[int, _Worker] = {}
         settings = {
-            "path": list(sys.path),
+            "path": [entry for entry in sys.path if isinstance(entry, str)],
             "standard_path": _standard_path(),
-            "argv": list(sys.argv),
+            "argv": [str(word) for word in sys.argv],
             "workers": workers,
             "ring_bytes": ring.ring_bytes,
         }
@@ -162,6 +163,13 @@ class WorkerPool:
             WorkerError: a worker could not start, or workers died too often.
         """
         self._check_usable()
+        try:
+            return self._gather(timeout_s)
+        except WorkerError as error:
+            self.broken = error
+            raise
+
+    def _gather(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
         while True:
@@ -249,8 +257,18 @@ class WorkerPool:
             os.close(lifeline_theirs)
             if blocked is not None:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError as error:
+            process.kill()
+            process.wait()
+            ours.close()
+            os.close(lifeline_ours)
+            raise WorkerError(
+                f"worker {number} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
+                "num_workers=0 does the same work in this process"
+            ) from error
         ours.setblocking(False)
-        pidfd = os.pidfd_open(process.pid)
         self._team[number] = _Worker(number, process, ours, lifeline_ours, pidfd)
         self._epoll.register(ours.fileno(), select.EPOLLIN)
         self._epoll.register(pidfd, select.EPOLLIN)
@@ -387,6 +405,8 @@ class WorkerPool:
             )
         if self._closed:
             raise RuntimeError("this Loader's workers are closed")
+        if self.broken is not None:
+            raise WorkerError(f"this epoch is over: {self.broken}")
 
     def _leave_to_parent(self) -> None:
         """In a forked child: close the copies, so that the workers still die with their real parent."""

@@ -180,7 +180,7 @@ def test_an_image_smaller_than_the_crop_is_named():
     sizes = np.array([[60, 60], [60, 40], [10, 60]])
     text = (
         "RandomCrop(size=(30, 50)): the image is smaller than the crop, 60×40 (height × width); use "
-        "pad_if_needed=True, or a Resize before it (row 1 of the batch)"
+        "pad_if_needed=True, or a Resize before it"
     )
     for method in (chain.draw, chain.regions):
         with pytest.raises(DrawError, match=re.escape(text)) as caught:
