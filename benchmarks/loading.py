@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"{'[green]met   [/]' if verdict.met else '[red]missed[/]'} {verdict.text}", soft_wrap=True)
     if options.json:
         everything = {
-            "recipe": json.loads(recipe.to_json()),
+            "recipe": {key: value for key, value in json.loads(recipe.to_json()).items() if key != "root"},
             "photos": {"source": described, "files": count, "mean_kb": mean_kb},
             "machine": {"cpu": cpu_model(), "cpus": cpus},
             "versions": versions,
