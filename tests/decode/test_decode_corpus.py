@@ -20,7 +20,9 @@ NOT_IMAGES = ("container", "tar")
 # file → why gpuload decodes what Pillow refuses ("decodes: …") or the other way round ("refuses: …"). Empty: the two
 # agree on all files. Whole images only; of a truncated JPEG gpuload also decodes regions above the damage.
 DEVIATIONS: dict[str, str] = {}
-MAX_PEAK_BYTES = 250 << 20
+# 150 to 270 MB were seen: 75 for the interpreter with all decoders, the rest for a JPEG of 31,237×193 pixels that
+# one decoder after the other works on. What is refused from its header would take gigabytes.
+MAX_PEAK_BYTES = 400 << 20
 
 
 @pytest.fixture(scope="module")
