@@ -18,13 +18,15 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from gpuload.ring import Ring, Slot
-from gpuload.workers.feed import Batch
+
+if TYPE_CHECKING:  # of the room beside, and only its type
+    from gpuload.workers.feed import Batch
 
 __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer"]
 
