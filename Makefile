@@ -5,6 +5,7 @@
 #   make test      the tests;           ARGS="-k ring" passes arguments on to pytest
 #   make lint      ruff and pyright
 #   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
+#   make soak      ten minutes in which a worker is killed every second and files are damaged; ARGS as for bench
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,7 +18,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 COMPILE := $(BIN)/python -m compileall -q gpuload
 EVERYTHING := --editable '.[cu12,dali,cli,demo]'
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench soak clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -35,6 +36,9 @@ lint: $(VENV)/.installed-lint
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.loading $(ARGS)
+
+soak: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache demo-out

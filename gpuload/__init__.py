@@ -14,29 +14,51 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuload import transforms
+    from gpuload.assembly import BatchInfo
     from gpuload.datasets import ImageFiles, ImageFolder
+    from gpuload.datasets.wrap import wrap
     from gpuload.decode import Decode
-    from gpuload.errors import CollateError, DecodeError, GpuloadError, SampleError, WorkerError
-    from gpuload.loader import BatchInfo, Loader
+    from gpuload.errors import (
+        CollateError,
+        DecodeError,
+        ErrorRecord,
+        GpuloadError,
+        LimitError,
+        SampleError,
+        TooManyErrors,
+        WorkerError,
+    )
+    from gpuload.faults import Faults
+    from gpuload.generators import sample_rng
+    from gpuload.loader import Loader
+    from gpuload.pad import Padded, pad_collate
     from gpuload.sample import Encoded, Image, read
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BatchInfo": "gpuload.loader",
+    "BatchInfo": "gpuload.assembly",
     "CollateError": "gpuload.errors",
     "Decode": "gpuload.decode",
     "DecodeError": "gpuload.errors",
     "Encoded": "gpuload.sample",
+    "ErrorRecord": "gpuload.errors",
+    "Faults": "gpuload.faults",
     "GpuloadError": "gpuload.errors",
     "Image": "gpuload.sample",
     "ImageFiles": "gpuload.datasets",
     "ImageFolder": "gpuload.datasets",
+    "LimitError": "gpuload.errors",
     "Loader": "gpuload.loader",
+    "Padded": "gpuload.pad",
     "SampleError": "gpuload.errors",
+    "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
+    "pad_collate": "gpuload.pad",
     "read": "gpuload.sample",
+    "sample_rng": "gpuload.generators",
     "transforms": "gpuload.transforms",
+    "wrap": "gpuload.datasets.wrap",
 }
 
 __all__ = [
@@ -45,16 +67,24 @@ __all__ = [
     "Decode",
     "DecodeError",
     "Encoded",
+    "ErrorRecord",
+    "Faults",
     "GpuloadError",
     "Image",
     "ImageFiles",
     "ImageFolder",
+    "LimitError",
     "Loader",
+    "Padded",
     "SampleError",
+    "TooManyErrors",
     "WorkerError",
     "__version__",
+    "pad_collate",
     "read",
+    "sample_rng",
     "transforms",
+    "wrap",
 ]
 
 

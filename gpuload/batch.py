@@ -1,46 +1,43 @@
-"""Samples taken apart into columns, and how the columns of a chunk lie in its slot.
+"""Samples taken apart: into their *structure* (nested containers, hashable) and their leaves; which leaves are images.
 
-A worker takes each sample apart into its *structure* (nested containers, hashable) and its leaves. Leaves that are
-images become pixels in the slot; all other leaves travel as values, with the bytes of their arrays in the slot too.
-
-Memory layout of a slot: the decoded regions, H×W×C uint8, each aligned to 64 bytes, in the order of the rows; then the
-payload of arrays; then the packed description itself, where it is too long for a message.
-
-Runs in workers (taking apart, packing) and in the parent (unpacking), so it imports no torch. Nothing here holds state.
+Runs in workers (taking apart) and in the parent (putting together again), so it imports no torch. Nothing here holds
+state.
 """
 
 from __future__ import annotations
 
-import pickle
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from gpuload.errors import ErrorRecord
-from gpuload.ring import align
 from gpuload.sample import Encoded, Image
 
 __all__ = [
-    "ALIGN",
-    "ChunkContent",
-    "ImageColumn",
-    "Packed",
+    "LEAF",
+    "Keys",
     "Structure",
     "describe",
     "find_images",
     "flatten",
-    "read_content",
-    "write_content",
+    "is_tensor",
+    "mapping_like",
+    "rebuild",
+    "unflatten",
 ]
 
-ALIGN = 64
 LEAF = "*"
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
-MIN_PAYLOAD_BYTES = 2048
 Structure = Any  # LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable
+
+
+class Keys(tuple[Any, ...]):
+    """The keys of a dict, sorted, so that samples whose keys stand in another order have one structure; `order` is
+    how they stood."""
+
+    order: tuple[Any, ...]
 
 
 def flatten(sample: Any, leaves: list[Any]) -> Structure:
@@ -51,11 +48,64 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
     if isinstance(sample, list):
         return ("list", None, None, tuple([flatten(child, leaves) for child in sample]))
     if isinstance(sample, Mapping):
-        keys = tuple(sample)
+        keys = _sorted_keys(tuple(sample))
         cls = None if type(sample) is dict else type(sample)
         return ("dict", cls, keys, tuple([flatten(sample[key], leaves) for key in keys]))
+    if hasattr(type(sample), "__dataclass_fields__") and not isinstance(sample, Encoded | Image):
+        keys = tuple(field.name for field in fields(sample) if field.init)
+        return ("dataclass", type(sample), keys, tuple([flatten(getattr(sample, key), leaves) for key in keys]))
     leaves.append(sample)
     return LEAF
+
+
+def _sorted_keys(order: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        keys = tuple(sorted(order))
+    except TypeError:  # of several kinds: in whatever order they stand
+        return order
+    if keys == order:
+        return order
+    keys = Keys(keys)
+    keys.order = order
+    return keys
+
+
+def rebuild(node: Structure, parts: list[Any]) -> Any:
+    """One container of a sample, or of a batch, from its parts: a dict's keys in the order that they had."""
+    kind, cls, keys, _ = node
+    if kind == "list":
+        return parts
+    if kind == "tuple":
+        return tuple(parts) if cls is None else cls(*parts)
+    items = dict(zip(keys, parts, strict=True))
+    if kind == "dataclass":
+        return cls(**items)
+    if isinstance(keys, Keys):
+        items = {key: items[key] for key in keys.order}
+    return items if cls is None else mapping_like(cls, items)
+
+
+def mapping_like(cls: type, items: dict[Any, Any]) -> Any:
+    """A mapping of a type of the user's, where it can be made from a dict."""
+    try:
+        return cls(items)
+    except TypeError:  # a defaultdict, say
+        try:
+            made = cls()
+            made.update(items)
+        except Exception:
+            return items
+        return made
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """A sample put together again from its structure and its leaves, depth first."""
+    rest = iter(leaves)
+
+    def build(node: Structure) -> Any:
+        return next(rest) if node == LEAF else rebuild(node, [build(child) for child in node[3]])
+
+    return build(structure)
 
 
 def describe(structure: Structure) -> str:
@@ -67,6 +117,8 @@ def describe(structure: Structure) -> str:
     name = "" if cls is None else cls.__name__
     if kind == "dict":
         return name + "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"
+    if kind == "dataclass":
+        return name + "(" + ", ".join(f"{key}={part}" for key, part in zip(keys, parts, strict=True)) + ")"
     if kind == "list":
         return "[" + ", ".join(parts) + "]"
     return name + "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
@@ -94,159 +146,11 @@ def find_images(leaves: Sequence[Any]) -> dict[int, Encoded | Image]:
         if isinstance(leaf, np.ndarray):
             if leaf.dtype == np.uint8 and leaf.ndim == 3 and leaf.size and 1 <= leaf.shape[2] <= 4:
                 return {place: Image(leaf)}
-        elif _is_tensor(leaf) and leaf.dim() == 3 and 1 <= leaf.shape[0] <= 4 and str(leaf.dtype) == "torch.uint8":
+        elif is_tensor(leaf) and leaf.dim() == 3 and 1 <= leaf.shape[0] <= 4 and str(leaf.dtype) == "torch.uint8":
             return {place: Image(leaf.numpy(), layout="CHW")}
     return found
 
 
-def _is_tensor(leaf: Any) -> bool:
+def is_tensor(leaf: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(leaf, torch.Tensor)
-
-
-@dataclass(slots=True)
-class ImageColumn:
-    """One image leaf of the samples of a chunk: int64 (samples that loaded, 10).
-
-    A row is: the offset of its first byte in the slot; height, width and channels of what was decoded; height and width
-    of the whole image; top, left, height and width of the decoded region in it.
-    """
-
-    table: np.ndarray
-
-    @property
-    def offsets(self) -> np.ndarray:
-        return self.table[:, 0]
-
-    @property
-    def shapes(self) -> np.ndarray:
-        return self.table[:, 1:4]
-
-    @property
-    def sizes_hw(self) -> np.ndarray:
-        return self.table[:, 4:6]
-
-    @property
-    def regions_tlhw(self) -> np.ndarray:
-        return self.table[:, 6:10]
-
-
-@dataclass(slots=True)
-class ChunkContent:
-    """What a chunk came to.
-
-    `rows` are the rows (places in the request) that loaded; all the other lists have one entry for each of them.
-    """
-
-    rows: list[int] = field(default_factory=list)
-    structures: list[Structure] = field(default_factory=list)  # one, where all rows have the same
-    image_places: list[tuple[int, ...]] = field(default_factory=list)  # likewise
-    images: list[ImageColumn] = field(default_factory=list)
-    values: list[list[Any]] = field(default_factory=list)  # the leaves that are no images
-    sources: list[str | None] = field(default_factory=list)
-    errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)  # (row, what went wrong)
-
-
-@dataclass(slots=True)
-class Packed:
-    """A chunk's description, packed: `nbytes` the chunk takes in its slot, and the description itself (`meta`), or
-    where it lies in the slot (`meta_at`: offset, bytes) if it is too long for a message. `fits` is False where the slot
-    is too small; nothing was written then."""
-
-    nbytes: int
-    fits: bool
-    meta: bytes = b""
-    meta_at: tuple[int, int] | None = None
-
-
-def write_content(content: ChunkContent, slot: np.ndarray, used_bytes: int, *, inline_bytes: int) -> Packed:
-    """Lay the payload of a chunk into its slot behind the `used_bytes` of its pixels, and pack its description.
-
-    Raises:
-        Exception: whatever pickling a leaf raises.
-    """
-    pickled, buffers = _pickle(content)
-    spans: list[int] = []
-    end = used_bytes
-    for buffer in buffers:
-        spans += [end, buffer.nbytes]
-        end = align(end + buffer.nbytes, ALIGN)
-    meta = np.asarray([len(buffers), *spans], np.int64).tobytes() + pickled
-    inline = len(meta) <= inline_bytes
-    total = end if inline else end + len(meta)
-    if total > len(slot):
-        return Packed(total, False)
-    for start, buffer in zip(spans[::2], buffers, strict=True):
-        slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
-    if inline:
-        return Packed(total, True, meta)
-    slot[end:total] = np.frombuffer(meta, np.uint8)
-    return Packed(total, True, b"", (end, len(meta)))
-
-
-def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None) -> ChunkContent:
-    """The other way round. Arrays are copied out of the slot, so that it may be released while they are in use."""
-    if meta_at is not None:
-        offset, length = meta_at
-        meta = slot[offset : offset + length].tobytes()
-    count = int.from_bytes(meta[:8], "little")
-    spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
-    buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)]
-    rows, structures, places, images, values, sources, errors = pickle.loads(
-        memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers
-    )
-    columns = [ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10)) for table in images]
-    return ChunkContent(rows, structures, places, columns, values, sources, errors)
-
-
-def _pickle(content: ChunkContent, *, by_value: bool = False) -> tuple[bytes, list[memoryview]]:
-    """The description as bytes, and the array payloads that shall lie beside it.
-
-    Both ends run the user's own program and what is packed are its own objects: the same trust as between a DataLoader
-    and its workers. No byte of a data file is ever unpickled.
-    """
-    buffers: list[memoryview] = []
-
-    def lay_aside(buffer: pickle.PickleBuffer) -> bool:
-        """False: the buffer goes to the slot. True: it is so short that it stays in the message."""
-        raw = buffer.raw()
-        if raw.nbytes < MIN_PAYLOAD_BYTES:
-            return True
-        buffers.append(raw)
-        return False
-
-    fields = (
-        content.rows,
-        content.structures,
-        content.image_places,
-        [column.table.tobytes() for column in content.images],  # arrays cost pickle ten times as much
-        [[_portable(value) for value in row] for row in content.values],
-        content.sources,
-        content.errors,
-    )
-    if by_value:  # classes of the user's __main__ exist in a worker only under cloudpickle's care
-        import cloudpickle
-
-        return cloudpickle.dumps(fields, protocol=5, buffer_callback=lay_aside), buffers
-    try:
-        return pickle.dumps(fields, 5, buffer_callback=lay_aside), buffers
-    except (pickle.PicklingError, AttributeError):
-        return _pickle(content, by_value=True)
-
-
-def _portable(value: Any) -> Any:
-    """A tensor as an array, so that its bytes go to the slot and not through torch's own shared memory."""
-    if not _is_tensor(value):
-        return value
-    value = value.detach()
-    if str(value.dtype) == "torch.bfloat16":
-        return _Bits(value.view(sys.modules["torch"].int16).numpy(), "bfloat16")
-    return value.numpy()
-
-
-@dataclass(slots=True)
-class _Bits:
-    """A tensor of a type that numpy lacks, as the bits of another."""
-
-    array: np.ndarray
-    dtype: str

@@ -6,14 +6,15 @@ sample becomes a list of the batch, named tuples and mappings keep their type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
 
-from gpuload.batch import LEAF, Structure, _Bits, describe
+from gpuload.batch import LEAF, Structure, describe, rebuild
 from gpuload.errors import CollateError
+from gpuload.packing import TensorBits
 
 __all__ = ["collate", "common_structure"]
 
@@ -42,8 +43,7 @@ def _shown(structure: Structure, places: tuple[int, ...]) -> str:
 
 def collate(
     structure: Structure,
-    image_places: tuple[int, ...],
-    images: Sequence[Any],
+    ready: Mapping[int, Any],
     values: Sequence[Sequence[Any]],
     place: Callable[[Any], Any],
     names: Callable[[int], str],
@@ -52,8 +52,7 @@ def collate(
 
     Args:
         structure: of every sample.
-        image_places: which leaves are images, by their number depth first.
-        images: the finished batch of each image leaf.
+        ready: leaves of the batch that are finished, images among them, by their number depth first.
         values: for each sample its other leaves, in order.
         place: moves a tensor to the device.
         names: how to name the sample of a row in an error.
@@ -63,36 +62,32 @@ def collate(
     """
     leaves: list[Any] = []
     columns = iter(zip(*values, strict=True))
-    ready = dict(zip(image_places, images, strict=True))
 
-    def walk(node: Structure) -> Any:
+    def walk(node: Structure, within: str) -> Any:
         if node == LEAF:
             number = len(leaves)
-            leaves.append(ready[number] if number in ready else _column(list(next(columns)), number, place, names))
+            if number in ready:
+                leaves.append(ready[number])
+            else:
+                # Strings stay as they are: default_collate has a tuple of them in the place of a tuple's, else a list.
+                column = next(columns)
+                column = column if within in ("tuple", "list") else list(column)
+                leaves.append(_column(column, number, place, names))
             return leaves[number]
-        kind, cls, keys, children = node
-        parts = [walk(child) for child in children]
-        if kind == "dict":
-            return _mapping(cls, dict(zip(keys, parts, strict=True)))
-        return cls(*parts) if cls is not None else parts
+        kind, _, _, children = node
+        parts = [walk(child, kind) for child in children]
+        if kind == "tuple" and node[1] is None:
+            return parts  # as default_collate has it
+        return rebuild(node, parts)
 
-    return walk(structure)
+    return walk(structure, "")
 
 
-def _mapping(cls: type | None, items: dict[Any, Any]) -> Any:
-    if cls is None:
-        return items
+def _column(column: Sequence[Any], number: int, place: Callable[[Any], Any], names: Callable[[int], str]) -> Any:
+    if any(isinstance(value, TensorBits) for value in column):
+        column = [value.tensor() if isinstance(value, TensorBits) else value for value in column]
     try:
-        return cls(items)
-    except TypeError:  # a mapping that cannot be made from a dict
-        return items
-
-
-def _column(column: list[Any], number: int, place: Callable[[Any], Any], names: Callable[[int], str]) -> Any:
-    if isinstance(column[0], _Bits):
-        column = [torch.from_numpy(bits.array).view(getattr(torch, bits.dtype)) for bits in column]
-    try:
-        result = default_collate(column)
+        result = default_collate(column)  # pyright: ignore[reportArgumentType]  a tuple will do
     except (TypeError, RuntimeError, ValueError) as error:
         shapes = [getattr(value, "shape", None) for value in column]
         other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)

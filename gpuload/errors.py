@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CollateError", "DecodeError", "ErrorRecord", "GpuloadError", "SampleError", "WorkerError"]
+__all__ = [
+    "CollateError",
+    "DecodeError",
+    "ErrorRecord",
+    "GpuloadError",
+    "LimitError",
+    "SampleError",
+    "TooManyErrors",
+    "WorkerError",
+]
 
 
 class GpuloadError(Exception):
@@ -28,22 +37,44 @@ class CollateError(GpuloadError):
     """Samples that loaded cannot be put together into one batch; the message names two that differ."""
 
 
+class LimitError(GpuloadError):
+    """A limit of the machine (open files, the control group's memory) would be exceeded; raised before it is."""
+
+
 class WorkerError(GpuloadError):
     """A worker process could not be started, or died more often than is allowed."""
+
+
+class TooManyErrors(GpuloadError):
+    """More samples failed than `Faults.max_error_rate` allows, or all that were tried in the place of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorRecord:
     """What went wrong with one sample, as plain values that travel from a worker to the main process.
 
-    `cause` is one line, such as ``"DecodeError: not an image: …"``; `traceback` is the worker's, as text.
+    Attributes:
+        epoch: the epoch's number.
+        position: the sample's place in the epoch's order.
+        index: its index (or key) in the dataset.
+        source: its path or other origin, where one is known.
+        cause: one line, such as ``"DecodeError: not an image: …"``.
+        traceback: of the process where it happened, as text.
+        replaced_by: the index of the sample that was tried in its place, or None.
     """
 
+    epoch: int
     position: int
     index: object
     source: str | None
     cause: str
     traceback: str
+    replaced_by: object = None
+
+    def describe(self) -> str:
+        """Which sample it was and what was wrong, in one line."""
+        origin = f" ({self.source})" if self.source else ""
+        return f"sample {self.index!r}{origin}, at position {self.position} of epoch {self.epoch}: {self.cause}"
 
 
 class SampleError(GpuloadError):
@@ -72,3 +103,9 @@ class SampleError(GpuloadError):
 
     def __reduce__(self) -> tuple[type[SampleError], tuple[ErrorRecord]]:
         return (SampleError, (self.record,))
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """A message of several lines as one, cut where it gets longer than `limit` characters."""
+    joined = "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    return joined if len(joined) <= limit else joined[: limit - 1] + "…"

@@ -7,47 +7,69 @@ collection or the interpreter's exit, whichever is first. An epoch's iterator ho
 
 from __future__ import annotations
 
-import os
-import sys
+import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import GenericAlias
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from gpuload import rng
-from gpuload.cpus import default_workers, usable_cpus
+from gpuload.agenda import Agenda
+from gpuload.assembly import BatchInfo
 from gpuload.decode import Decode
-from gpuload.order import Sequential, Shuffle
-from gpuload.session import BatchInfo, Options, Session, compile_for
-from gpuload.transforms import Chain
-from gpuload.workers.feed import Batch
-from gpuload.workers.pool import check_platform
+from gpuload.epoch import Epoch, Progress
+from gpuload.faults import ErrorLog, Faults, OnError
+from gpuload.interrupts import finalizing, held
+from gpuload.options import check_batches, check_integer, check_options
+from gpuload.plan import Uneven
+from gpuload.replay import Replay, replay
+from gpuload.session import Session, compile_for
+from gpuload.state import Place, State
 
 __all__ = ["BatchInfo", "Loader"]
 
 DEFAULT_RING_BYTES = 2 << 30
-# Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); a first batch comes sooner
-# when each worker has a part of it.
-LEAST_CHUNK, MOST_CHUNK = 8, 32
-FIRST_ORDER_BLOCK = 4096
-ORDER_BLOCK = 65536  # the shuffle is cheapest in large blocks
+# The public attributes that say how the Loader was made.
+OPTIONS = frozenset(
+    {
+        *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn", "pin_memory", "drop_last"),
+        *("num_workers", "prefetch_factor", "persistent_workers", "generator", "timeout", "worker_init_fn"),
+        *("multiprocessing_context", "in_order", "info"),
+    }
+)
 
 
 class Loader:
     """Iterate over a dataset in augmented batches that are on the device.
 
     Args:
-        dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number. A sample is a nested
-            tuple, list or dict; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays.
-        batch_size: samples in a batch.
+        dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number; or an iterable one
+            (torch's `IterableDataset`, or what has ``__iter__`` alone). A sample is a nested tuple, list, dict or
+            dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays.
+        batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors.
         shuffle: a new order each epoch, a function of `seed` and the epoch's number.
+        sampler: gives the keys of an epoch's samples, in place of gpuload's order; it is not shared out over ranks.
+        batch_sampler: gives lists of keys, a batch each.
+        collate_fn: makes a batch of a list of samples (of one sample, with ``batch_size=None``). Samples without
+            images, under no transforms, are collated in the worker; else here, with finished images as C×H×W tensors
+            on the device. Default: the dataset's ``_get_collate_fn()`` where it has one, else as `default_collate`.
+        pin_memory: page-lock batches that stay on the CPU (`device`), and call ``pin_memory()`` of a `collate_fn`'s own
+            batch types, where there is CUDA. What goes to a GPU is page-locked in any case.
         drop_last: leave out the last batch if it is smaller than `batch_size`.
+        worker_init_fn: called in each worker, with its number, before its first sample; once more where a worker was
+            restarted.
+        generator: a `torch.Generator` whose initial seed is taken for `seed`; nothing is drawn from it.
+        multiprocessing_context: None, ``"spawn"`` or ``"forkserver"``, without effect: workers are fresh interpreters.
+        persistent_workers: False ends the workers with each epoch, so that the next one sees what became of the dataset
+            here; default: they stay.
+        in_order: without effect: batches come in order, and no worker waits for that.
         transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may stand last and gets the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
-            process may use, less one for each rank of this machine, at least 1.
-        prefetch_factor: batches in work beyond the one that is in use.
+            process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
+        prefetch_factor: batches in work beyond the one that is in use (of an iterable dataset, for each worker).
         device: where the batches shall be; default: CUDA's current device, or the CPU where there is none.
         dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: what a
             `ToDtype` says, else float32. Without `Normalize` and `ToDtype` images stay uint8.
@@ -55,9 +77,21 @@ class Loader:
         ragged: what to do where the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
             ``"pad"`` with zeros at the bottom and right, giving ``(images, sizes)`` with int64 (N, 2) heights and
             widths.
-        seed: 0 ≤ seed < 2**64; the order and every random draw are a function of it.
+        seed: 0 ≤ seed < 2**64; the order and every random draw are a function of it. Default 0.
+        rank, world_size: which of how many processes this is that share out each epoch. Default: as
+            ``torch.distributed`` says where it is up at `iter()`, else torchrun's environment, else 0 of 1.
+        uneven: what becomes of an epoch's last samples where they are too few for whole batches on all ranks:
+            ``"pad"`` goes on with the epoch's first ones up to a multiple of the ranks, ``"drop"`` cuts to one,
+            ``"exact"`` (for evaluation; needs ``info=True``) counts each once and fills up with rows whose
+            `BatchInfo.valid` is False. With ``drop_last=True`` they are left out.
+        weights: one for each sample: draw with replacement, each as often as its weight says.
+        repeats: so many times in a row the same sample, each time with other draws and on another rank ("repeated
+            augmentation"); an epoch stays as long as it is, with fewer samples.
         decode: a `Decode` with options of decoding.
         timeout: seconds after which a worker that is still at one sample is killed and restarted; 0: never.
+        on_error: what becomes of a sample that cannot be had: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
+            ``"replace"`` it by another one; short for ``faults=Faults(on_error=…)``.
+        faults: a `Faults` with all options of this kind.
         backend: what runs the transforms: ``"auto"`` or ``"torch"``.
         info: give ``(batch, BatchInfo)``.
         chunk_size: samples that a worker does at a time, at most; default: a worker's share of the batch, from 8 to 32.
@@ -68,8 +102,13 @@ class Loader:
         ValueError, TypeError: an argument is wrong; the message says what was expected.
         RuntimeError: worker processes cannot be started on this platform.
 
-    While iterating: `SampleError` names a sample that could not be loaded, `CollateError` two samples that do not go
-    into one batch, `WorkerError` says that workers cannot start or died too often.
+    While iterating: `SampleError` names a sample that could not be loaded, `TooManyErrors` says that more were skipped
+    or replaced than `Faults` allows, `CollateError` names two samples that do not go into one batch, `WorkerError` says
+    that workers cannot start or died too often, `LimitError` that memory or open files would not suffice.
+
+    Attributes:
+        errors: the samples that failed so far: a sequence of `ErrorRecord`, each with epoch, position, index, source,
+            cause, traceback and ``replaced_by``.
 
     Example:
         >>> import numpy as np
@@ -83,96 +122,137 @@ class Loader:
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = 1,
-        shuffle: bool = False,
+        batch_size: int | None = 1,
+        shuffle: bool | None = False,
         *,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
         drop_last: bool = False,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        generator: torch.Generator | None = None,
+        multiprocessing_context: Any = None,
+        persistent_workers: bool = True,
+        in_order: bool = True,
         transforms: Sequence[Any] = (),
         num_workers: int | None = None,
-        prefetch_factor: int = 2,
+        prefetch_factor: int | None = None,
         device: str | int | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         memory_format: str | torch.memory_format = "contiguous_format",
         ragged: Literal["error", "list", "pad"] = "error",
-        seed: int = 0,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        uneven: Uneven = "pad",
+        weights: Any = None,
+        repeats: int = 1,
         decode: Decode | None = None,
         timeout: float = 0,
+        on_error: OnError | None = None,
+        faults: Faults | None = None,
         backend: str = "auto",
         info: bool = False,
         chunk_size: int | None = None,
         ring_bytes: int = DEFAULT_RING_BYTES,
     ) -> None:
-        for name in ("__getitem__", "__len__"):
-            if not hasattr(dataset, name):
-                raise TypeError(
-                    f"the dataset must have {name} (a map-style dataset), got {type(dataset).__name__}; "
-                    "iterable datasets are not supported"
-                )
-        batch_size = _integer("batch_size", batch_size, 1)
-        prefetch_factor = _integer("prefetch_factor", prefetch_factor, 1)
-        ring_bytes = _integer("ring_bytes", ring_bytes, 1)
-        seed = _integer("seed", seed, 0, 2**64 - 1)
-        cpus = usable_cpus()
-        if num_workers is None:
-            local_ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-            num_workers = default_workers(cpus, local_ranks) if sys.platform == "linux" else 0
-        num_workers = _integer("num_workers", num_workers, 0)
-        if chunk_size is None:
-            chunk_size = min(max(-(-batch_size // max(1, num_workers)), LEAST_CHUNK), MOST_CHUNK)
-        chunk_size = _integer("chunk_size", chunk_size, 1, 4096)  # a request has to fit the socket
-        if num_workers:
-            check_platform()
-        if not isinstance(timeout, int | float) or not 0 <= timeout < float("inf"):
-            raise ValueError(f"timeout must be seconds, 0 for none, got {timeout!r}")
-        if decode is not None and not isinstance(decode, Decode):
-            raise TypeError(f"decode must be a gpuload.Decode, got {type(decode).__name__}: {decode!r}")
-        if device is not None:
-            device = torch.device(device)
-            if device.type not in ("cpu", "cuda"):
-                raise ValueError(f"device must be 'cpu' or 'cuda', got {str(device)!r}")
-        self._options = Options(
+        options = self._options = check_options(
             dataset=dataset,
-            chain=transforms if isinstance(transforms, Chain) else Chain(transforms),
             batch_size=batch_size,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            transforms=transforms,
             num_workers=num_workers,
-            cpu_threads=max(1, cpus - num_workers),
             prefetch_factor=prefetch_factor,
             device=device,
-            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-            memory_format=str(memory_format).removeprefix("torch."),
+            dtype=dtype,
+            memory_format=memory_format,
             ragged=ragged,
             seed=seed,
-            decode=decode or Decode(),
-            timeout_s=float(timeout),
+            generator=generator,
+            decode=decode,
+            timeout=timeout,
+            on_error=on_error,
+            faults=faults,
             backend=backend,
             chunk_size=chunk_size,
             ring_bytes=ring_bytes,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            pin_memory=pin_memory,
+            multiprocessing_context=multiprocessing_context,
+        )
+        repeats = check_integer("repeats", repeats, 1)
+        check_batches(
+            iterable=options.iterable,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            drop_last=bool(drop_last),
+            uneven=uneven,
+            weights=weights,
+            repeats=repeats,
+            info=bool(info),
         )
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = batch_size if batch_sampler is None else None
         self.shuffle = bool(shuffle)
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.collate_fn = options.collate_fn
+        self.pin_memory = options.pin_memory
         self.drop_last = bool(drop_last)
-        self.num_workers = num_workers
+        self.num_workers = options.num_workers
+        self.prefetch_factor = options.prefetch_factor
+        self.persistent_workers = bool(persistent_workers)
+        self.generator = generator
+        self.timeout = options.timeout_s
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = multiprocessing_context
+        self.in_order = bool(in_order)
         self.info = bool(info)
-        self._next_epoch = 0
+        self.errors = ErrorLog()
+        self._agenda = Agenda(
+            options,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            rank=rank,
+            world_size=world_size,
+            uneven=uneven,
+            weights=weights,
+            repeats=repeats,
+        )
+        self._next = Place(0, 0)  # where the next iter() begins
         self._epoch = 0
+        self._progress: Progress | None = None  # of the epoch that was begun last
+        self._told = False  # what follows it was set by hand
+        self._told_epoch = -1  # by set_epoch(), last
         self._session: Session | None = None
-        self._iterator: weakref.ref[_Epoch] | None = None
+        self._open_epoch: weakref.ref[Epoch] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         # Compiled once more when the session starts; here only so that what is wrong is said now.
         compile_for(self._options, torch.device("cpu"))
-        if len(self) == 0:
-            length = len(dataset)
-            raise ValueError(
-                "the dataset is empty: len(dataset) is 0"
-                if length == 0
-                else f"drop_last=True leaves no batch: the dataset has {length} samples, batch_size is {batch_size}"
-            )
+        self._agenda.check()
+        self._made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTIONS and getattr(self, "_made", False):
+            raise ValueError(f"{name} cannot be changed once the Loader is made; make another Loader")
+        super().__setattr__(name, value)
+
+    __class_getitem__ = classmethod(GenericAlias)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
-        samples = len(self.dataset)
-        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        """Batches in a whole epoch, the same on each rank.
+
+        Raises:
+            TypeError: an iterable dataset, or a sampler, without a length.
+        """
+        return len(self._agenda)
 
     @property
     def epoch(self) -> int:
@@ -180,47 +260,191 @@ class Loader:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the number of the epoch that the next `iter()` begins.
+        """Fix the number of the epoch that the next `iter()` begins, and tell it to the dataset, here and in the
+        workers, and to the sampler, where those have a ``set_epoch()`` of their own.
+
+        If that is the epoch that `load_state_dict` stands in, its place is kept: a training loop may call this before
+        each epoch, the first one after resuming too.
 
         Raises:
             ValueError: `epoch` is negative.
         """
-        epoch = self._next_epoch = _integer("epoch", epoch, 0, 2**63 - 1)
+        epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+        inner = getattr(self.batch_sampler, "sampler", None)
+        for other in (self.dataset, self.sampler, self.batch_sampler, inner):
+            if callable(set_epoch := getattr(other, "set_epoch", None)):
+                set_epoch(epoch)
+        self._told_epoch = epoch
+        if epoch != self._next.epoch:
+            self._next = Place(epoch, 0)
+        self._told = True
         if self._session is None:
             self._epoch = epoch
 
+    @property
+    def _is_open(self) -> bool:
+        iterator = self._open_epoch() if self._open_epoch is not None else None
+        return iterator is not None and iterator.is_open
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader stands, as a small dict that JSON can hold: after the batches that it gave, not those that
+        it prefetched. Every rank has the same, and any number of ranks and workers can go on from it.
+
+        With a sampler or an iterable dataset it holds what those need too: of a sampler its own ``state_dict()``, of an
+        iterable dataset an entry for each worker, so that the same number of them has to go on.
+
+        Raises:
+            TypeError: such a state is nothing that JSON can hold.
+        """
+        over = self._progress is None or (self._told and not self._is_open)
+        return self._state(self._as_saved(self._next) if over else self._progress.place).to_dict()  # pyright: ignore[reportOptionalMemberAccess]
+
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        """Go on from a state: the next `iter()` gives the rest of its epoch, and those after it all that follows.
+
+        Args:
+            state: from `state_dict`.
+            strict: refuse a state of a loader with another dataset length, seed, order or other transforms; False: go
+                on with a warning.
+
+        Raises:
+            TypeError, ValueError: it is no such state.
+        """
+        loaded = State.from_dict(state)
+        loaded.check(self._state(Place(0, 0)), strict=strict)
+        if loaded.stream is not None and (streams := len(loaded.stream["workers"])) != max(1, self.num_workers):
+            raise ValueError(
+                f"the state is of an iterable dataset with {streams} streams, one for each worker, but this loader has "
+                f"num_workers={self.num_workers}: use num_workers={streams}"
+            )
+        if self._is_open:
+            warnings.warn(
+                "an epoch is open: it goes on as it was, and the next iter() takes the state up",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._told = True
+        self._next = loaded.place
+        if self._session is None:
+            self._epoch = loaded.epoch
+
+    def _as_saved(self, place: Place) -> Place:
+        """An epoch's beginning, with what a sampler or dataset said of itself at the end of the one before."""
+        if self._progress is None or place != Place(place.epoch, 0):
+            return place
+        end = self._progress.place
+        is_end = (end.sampler or {}).get("over") or (end.stream or {}).get("step") == 0
+        return end if is_end and end.epoch == place.epoch else place
+
+    def _state(self, place: Place) -> State:
+        options = self._options
+        return State(
+            epoch=place.epoch,
+            position=place.position,
+            samples=len(self.dataset) if self._agenda.planned else options.samples,
+            seed=options.seed,
+            order=self._agenda.order,
+            # Turned images have other sizes, so other draws.
+            transforms=options.chain.fingerprint() + ("-exif" if options.decode.exif else ""),
+            sampler=place.sampler,
+            stream=place.stream,
+        )
+
+    def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
+        """One augmented sample once more, with what was drawn for it: for the day a loss is NaN.
+
+        It is read, decoded and transformed in this process.
+
+        Args:
+            epoch: its epoch.
+            position: its place in the epoch's order, as `BatchInfo.positions` and `ErrorRecord.position` tell it.
+            index: which sample of the dataset; needed where a sampler said so, as `BatchInfo.indices` tells it.
+
+        Raises:
+            ValueError: there is no such position, or the index is missing.
+            TypeError: an iterable dataset, of which no sample can be asked for.
+            SampleError: it cannot be loaded.
+        """
+        if self._options.iterable:
+            raise TypeError("replay() needs a map-style dataset: an iterable one cannot be asked for a sample again")
+        epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+        last = len(self.dataset) - 1 if self._agenda.planned else 2**63 - 1
+        position = check_integer("position", position, 0, last)
+        if index is not None:
+            keys = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
+            return replay(self._options, epoch, np.array([position]), keys)
+        if not self._agenda.planned:
+            raise ValueError(
+                f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says what stands at a "
+                "position; BatchInfo.indices and ErrorRecord.index tell it"
+            )
+        plan = replace(self._agenda.plan(), batch_size=1, rank=0, world_size=1, drop_last=False)
+        rows = next(plan.batches(epoch, position))
+        return replay(self._options, epoch, rows.positions, rows.indices)
+
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch. An iterator of an earlier one that was not exhausted is over."""
+        """Begin the next epoch. An iterator of an earlier one that was not exhausted is over; one from which nothing
+        was taken does not count as an epoch.
+
+        Raises:
+            ValueError: the dataset has too few samples for a batch on each of the ranks there are by now.
+        """
+        self._agenda.check()
+        schedule = self._agenda.schedule()
+        last = self._progress
+        if last is not None and not last.begun and not self._told:
+            self._next = last.start  # an iterator from which nothing was taken: trainers ask for one to look at it
+        progress = Progress.at(schedule, self._next)
+        if progress.place == self._next:
+            progress.place = self._as_saved(self._next)
         if self._session is not None:
             self._session.check_process()
-            if self._session.engine.broken is not None:
-                self.close()  # the last epoch ended with a WorkerError
+            if not self._session.usable:  # the last epoch ended with a WorkerError, or was broken off by a ctrl-C
+                self.close()
         if self._session is None:
-            self._session = Session(self._options)
-            self._finalizer = weakref.finalize(self, self._session.close)
-        previous = self._iterator() if self._iterator is not None else None
+            with held():  # what was started is remembered
+                self._session = Session(self._options, self.errors)
+                self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
+                self._finalizer.atexit = False  # then it is the session's own affair
+        previous = self._open_epoch() if self._open_epoch is not None else None
         if previous is not None:
             previous.end("a newer iter() of its Loader was started")
-        self._epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        iterator = _Epoch(self, self._session, self._epoch, len(self))
-        self._iterator = weakref.ref(iterator)
+        iterator = Epoch(
+            self,
+            self._session,
+            schedule,
+            progress,
+            info=self.info,
+            persistent=self.persistent_workers,
+            told_epoch=self._told_epoch,
+        )
+        self._told = False
+        epoch = progress.start.epoch
+        self._progress, self._epoch, self._next = progress, epoch, Place(epoch + 1, 0)
+        self._open_epoch = weakref.ref(iterator)
         return iterator
 
     def close(self) -> None:
         """End the worker processes and free the shared memory. The next `iter()` starts anew. Idempotent."""
-        iterator = self._iterator() if self._iterator is not None else None
+        with held():  # a ctrl-C is heard when nothing is left
+            self._close()
+
+    def _close(self) -> None:
+        iterator = self._open_epoch() if self._open_epoch is not None else None
         if iterator is not None:
             iterator.end("its Loader was closed")
-        self._iterator = None
+        if self._session is not None:
+            self._session.close()
         if self._finalizer is not None:
-            self._finalizer()  # closes the session
-        self._session = self._finalizer = None
+            self._finalizer.detach()
+        self._open_epoch = self._session = self._finalizer = None
 
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        with held(deaf=kind is KeyboardInterrupt):  # a second ctrl-C says nothing new
+            self._close()
 
     def __repr__(self) -> str:
         options = self._options
@@ -228,67 +452,3 @@ class Loader:
             f"Loader({self.dataset!r}, batch_size={self.batch_size}, shuffle={self.shuffle}, "
             f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.seed})"
         )
-
-
-class _Epoch(Iterator[Any]):
-    """One pass over the dataset."""
-
-    def __init__(self, loader: Loader, session: Session, epoch: int, steps: int) -> None:
-        self._loader = loader  # keeps it, and with it the session, alive while the loop runs
-        self._session = session
-        self._ended: str | None = None
-        self._left = steps
-        session.feed.begin(_batches(loader, epoch))
-        session.launched.clear()
-
-    def __len__(self) -> int:
-        """Batches that are still to come."""
-        return self._left
-
-    def __next__(self) -> Any:
-        if self._ended is not None:
-            if self._ended == "":
-                raise StopIteration
-            raise RuntimeError(f"this iterator is over: {self._ended}")
-        result = self._session.next_batch(self._loader.info)
-        if result is None:
-            self._ended = ""
-            raise StopIteration
-        self._left -= 1
-        return result[0]
-
-    def end(self, reason: str) -> None:
-        """Over, before its end; what is in work is dropped."""
-        if self._ended is None:
-            self._ended = reason
-            self._session.drop_epoch()
-
-    def __del__(self) -> None:
-        if getattr(self, "_ended", "") is None:
-            self._session.drop_epoch()
-
-
-def _batches(loader: Loader, epoch: int) -> Iterator[Batch]:
-    """The batches of an epoch: positions in order, and the indices that stand there."""
-    samples = len(loader.dataset)
-    total = len(loader) * loader.batch_size if loader.drop_last else samples
-    order = Shuffle(samples, rng.epoch_key(loader._options.seed, epoch)) if loader.shuffle else Sequential(samples)
-    block_start, block = 0, np.empty(0, np.int64)
-    size = loader.batch_size
-    for step, start in enumerate(range(0, total, size)):
-        end = min(start + size, total)
-        if end > block_start + len(block):
-            wanted = max(size, FIRST_ORDER_BLOCK if step == 0 else ORDER_BLOCK)
-            block_start, block = start, order(np.arange(start, min(start + wanted, total), dtype=np.int64))
-        positions = np.arange(start, end, dtype=np.int64)
-        yield Batch(step, epoch, positions, block[start - block_start : end - block_start])
-
-
-def _integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if most is not None and value > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
-    return int(value)

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuload import rng
 
-__all__ = ["Sequential", "Shuffle"]
+__all__ = ["Sequential", "Shuffle", "Weighted", "cumulate"]
 
 TABLE_MAX: Final = 4096  # up to here a table: a Feistel network on so few values is visibly not uniform
 LENGTH_MAX: Final = 1 << 62
@@ -164,6 +164,69 @@ class Shuffle:
                 np.subtract(row, rows, mixed)
             np.minimum(row, mixed, out=row)
         return row << bits | column
+
+
+class Weighted:
+    """Samples drawn with replacement, each position by itself: sample i with a probability of weights[i] / their sum.
+
+    Args:
+        cumulative: float64 (n,), the sums of the weights so far, from `cumulate`; kept, not copied.
+        key: of the epoch, from `gpuload.rng.epoch_key`.
+
+    Example:
+        >>> Weighted(cumulate([0.0, 1.0, 0.0], 3), rng.epoch_key(seed=0, epoch=0))(np.arange(4))
+        array([1, 1, 1, 1])
+    """
+
+    def __init__(self, cumulative: np.ndarray, key: rng.Key) -> None:
+        self.n = len(cumulative)
+        self.key = key
+        self._cumulative = cumulative
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.n}, {self.key})"
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """The indices, int64, that stand at `positions`, of which there are as many as one likes."""
+        positions = _checked("position", positions, LENGTH_MAX)
+        drawn = rng.words(self.key, positions.reshape(-1), STREAM, 2).astype(np.uint64)
+        # 53 random bits, as a float in [0, 1); a draw never lands on a sample of weight 0.
+        numbers = (drawn[:, 0] << _32 | drawn[:, 1]) >> np.array(11, np.uint64)
+        places = numbers.astype(np.float64) * 2.0**-53 * self._cumulative[-1]
+        found = np.searchsorted(self._cumulative, places, side="right")
+        return np.minimum(found, self._last).reshape(positions.shape)
+
+    @cached_property
+    def _last(self) -> int:
+        """The last sample that has a weight: rounding may lead beyond it."""
+        return int(np.searchsorted(self._cumulative, self._cumulative[-1], side="left"))
+
+
+def cumulate(weights: object, n: int) -> np.ndarray:
+    """Weights, checked and summed up, for `Weighted`.
+
+    Raises:
+        TypeError, ValueError: they are not `n` finite numbers of at least 0 of which one is greater.
+    """
+    try:
+        found = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be numbers, one for each sample, got {type(weights).__name__}") from None
+    if found.shape != (n,):
+        raise ValueError(f"weights must be one number for each of the {n} samples, got shape {found.shape}")
+    wrong = np.flatnonzero(~(found >= 0) | np.isinf(found))
+    if len(wrong):
+        raise ValueError(
+            f"weights must be finite and at least 0, but {len(wrong)} are not, the first of them weights[{wrong[0]}] = "
+            f"{found[wrong[0]]}"
+        )
+    total = np.cumsum(found)
+    if n and not 0 < total[-1] < np.inf:
+        raise ValueError(f"weights must have a sum that is finite and greater than 0, got {total[-1]}")
+    return total
 
 
 def _length(n: SupportsIndex) -> int:

@@ -7,8 +7,9 @@ free slots that are too small are retired, their pages given back to the system 
 range is taken; `ring_bytes` is never exceeded.
 
 Ownership: the parent alone hands out slots, and every slot has one user at a time: the worker that fills it, then
-the parent, until `release`. Back-pressure: `acquire` returns None when no slot can be had now; the caller waits
-until one is released.
+the parent, until `release`; or the user, whose arrays look at it, where it was lent (`lend`). Back-pressure: `acquire`
+returns None when no slot can be had now, because the ring is full or because the machine would not have the memory for
+another slot; the caller waits until one is released.
 
 Lifetime: the kernel frees the memory with the last process that maps it. Nothing has a name, nothing lies in
 /dev/shm, so a killed process leaves nothing behind.
@@ -19,18 +20,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from gpuload.errors import LimitError
+
 __all__ = ["Ring", "Slot", "align", "map_ring"]
 
 GRANULE_BYTES = 64 * 1024
+# Left to the rest of the process tree, which takes memory too between two questions for what is left.
+MARGIN_BYTES = 16 << 20
+LENT_SHARE = 4  # at most one so-manyth of the ring is lent to the user
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 
@@ -60,6 +68,7 @@ class Ring:
         ring_bytes: the most shared memory that slots may take together; rounded up to 64 KiB.
         on_new: called with each new slot's memory range (offset, bytes) before its first use (page-locking).
         on_retire: called before a slot's memory is given back.
+        memory_left: how many bytes the machine still allows, None for no limit; asked only when a new slot is made.
 
     Raises:
         ValueError: `ring_bytes` is not positive.
@@ -71,6 +80,7 @@ class Ring:
         *,
         on_new: Callable[[Slot], None] | None = None,
         on_retire: Callable[[Slot], None] | None = None,
+        memory_left: Callable[[], int | None] | None = None,
     ) -> None:
         if ring_bytes <= 0:
             raise ValueError(f"ring_bytes must be positive, got {ring_bytes}")
@@ -78,6 +88,7 @@ class Ring:
         self._pid = os.getpid()
         self.on_new = on_new
         self.on_retire = on_retire
+        self._memory_left = memory_left
         if hasattr(os, "memfd_create"):
             self.fd = os.memfd_create("gpuload-ring", os.MFD_CLOEXEC)
             try:
@@ -96,6 +107,10 @@ class Ring:
         self._free: list[Slot] = []  # the most recently released last
         self._gaps: list[tuple[int, int]] = [(0, self.ring_bytes)]  # (offset, bytes) that belong to no slot, sorted
         self._busy = 0
+        self._lent: dict[int, Slot] = {}
+        self._kept_bytes = self._kept_slots = 0  # lent when the user forked, and never had back
+        self._returned: deque[int] = deque()
+        self._loans = itertools.count()
 
     @property
     def slots(self) -> int:
@@ -107,11 +122,17 @@ class Ring:
         """How many bytes the existing slots span together; at most `ring_bytes`."""
         return self.ring_bytes - sum(size for _, size in self._gaps)
 
-    def acquire(self, nbytes: int) -> Slot | None:
+    def acquire(self, nbytes: int, *, least_bytes: int | None = None) -> Slot | None:
         """A slot of at least `nbytes` bytes, or None where none can be had before another is released.
+
+        Args:
+            nbytes: how large it has to be.
+            least_bytes: where `nbytes` is a guess: what would do as well, should the machine not have the memory for
+                the guess and no slot be in use whose release could change that.
 
         Raises:
             ValueError: `nbytes` is more than the whole ring.
+            LimitError: the machine has not even the memory for `least_bytes`, and no slot is in use.
         """
         if nbytes > self.ring_bytes:
             raise ValueError(f"{nbytes} bytes do not fit into a ring of {self.ring_bytes} bytes")
@@ -119,12 +140,23 @@ class Ring:
             if self._free[i].capacity_bytes >= nbytes:
                 self._busy += 1
                 return self._free.pop(i)
+        least = nbytes if least_bytes is None else min(least_bytes, nbytes)
         size = align(max(nbytes, 1), GRANULE_BYTES)
         while (offset := self._take_gap(size)) is None:
             if not self._free:
                 return None
             self._retire(self._free.pop(0))
         slot = Slot(offset, size)
+        while (lacking := self._lacking()) is not None:
+            if self._free:
+                self._retire(self._free.pop(0))
+                continue
+            self._add_gap(slot)
+            if self._busy > len(self._lent) + self._kept_slots:
+                return None
+            if nbytes <= max(least, 1):
+                raise LimitError(lacking)
+            return self.acquire(max(nbytes // 2, least), least_bytes=least)
         if self.on_new is not None:
             try:
                 self.on_new(slot)
@@ -139,9 +171,50 @@ class Ring:
         self._busy -= 1
         self._free.append(slot)
 
+    def move_out(self, slot: Slot, nbytes: int) -> np.ndarray:
+        """The first `nbytes` bytes of a slot as a copy in ordinary memory; the slot is released.
+
+        Raises:
+            LimitError: the machine has no memory for the copy; the slot remains in use.
+        """
+        if (lacking := self._lacking(nbytes)) is not None:
+            raise LimitError(lacking)
+        copy = self.view(slot)[:nbytes].copy()
+        self.release(slot)
+        return copy
+
     def view(self, slot: Slot) -> np.ndarray:
         """The slot's memory as a flat uint8 array."""
         return self.bytes[slot.offset : slot.offset + slot.capacity_bytes]
+
+    def lend(self, slot: Slot, arrays: Sequence[np.ndarray]) -> bool:
+        """Leave a slot to arrays that are views of it: when the last of them is gone, it can be had back by `collect`.
+
+        Refused where so much would be lent that the rest may not suffice: the user decides when it comes back.
+        """
+        lent_bytes = self._kept_bytes + sum(other.capacity_bytes for other in self._lent.values())
+        if self.fd < 0 or lent_bytes + slot.capacity_bytes > self.ring_bytes // LENT_SHARE:
+            return False
+        # A process that the user forks has what it was forked with.
+        self._map.madvise(mmap.MADV_DOFORK, slot.offset, slot.capacity_bytes)
+        number = next(self._loans)
+        self._lent[number] = slot
+        # One mark for each array but the last: finalizers may run in any thread, and a list's pop is atomic.
+        marks = [number] * (len(arrays) - 1)
+        for array in arrays:
+            weakref.finalize(array, _come_back, marks, self._returned, number).atexit = False
+        return True
+
+    def collect(self) -> bool:
+        """Release what was lent and has come back; True where anything had."""
+        collected = False
+        while self._returned:
+            slot = self._lent.pop(self._returned.popleft(), None)
+            if slot is not None:
+                self._map.madvise(mmap.MADV_DONTFORK, slot.offset, slot.capacity_bytes)
+                self.release(slot)
+                collected = True
+        return collected
 
     def close(self) -> None:
         """Retire the free slots and close the descriptor; the mapping goes with its last reference. Idempotent."""
@@ -157,6 +230,26 @@ class Ring:
             # Where a tensor of the caller still refers to the pages, they go when it does.
             with contextlib.suppress(BufferError):
                 self._map.close()
+
+    def _lacking(self, besides_bytes: int = 0) -> str | None:
+        """Why the machine has no memory for all that the slots span, and so much besides; None if it has."""
+        left = self._memory_left() if self._memory_left is not None else None
+        if left is None:
+            return None
+        # Pages count against the limit when they are first written to, so what is promised and not yet written does
+        # not show in what is left.
+        promised = max(0, self.slot_bytes - self._allocated_bytes()) + besides_bytes
+        if promised + MARGIN_BYTES <= left:
+            return None
+        return (
+            f"decoded images need {promised:,} more bytes of memory, besides {MARGIN_BYTES:,} that the rest of "
+            f"the program is left, but its control group has only {left:,} bytes left. Use a smaller batch_size or "
+            "chunk_size, fewer workers, let the first transform crop, or raise the memory limit of the container or job"
+        )
+
+    def _allocated_bytes(self) -> int:
+        """How much of the ring has pages; 0 where nobody knows, so that too much counts as promised, not too little."""
+        return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
 
     def _take_gap(self, size: int) -> int | None:
         for i, (offset, room) in enumerate(self._gaps):
@@ -187,7 +280,24 @@ class Ring:
         self._gaps = merged
 
 
+def _come_back(marks: list[int], returned: deque[int], number: int) -> None:
+    """One of the arrays that a slot was lent to is gone."""
+    try:
+        marks.pop()
+    except IndexError:  # it was the last
+        returned.append(number)
+
+
 _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+def _after_fork_in_parent() -> None:
+    """What is lent now is seen by the child too, for as long as it likes: it is never written to again."""
+    for ring in list(_rings):
+        back = set(ring._returned)
+        ring._kept_slots += len(ring._lent) - len(back & ring._lent.keys())
+        ring._kept_bytes += sum(slot.capacity_bytes for number, slot in ring._lent.items() if number not in back)
+        ring._lent = {number: slot for number, slot in ring._lent.items() if number in back}
 
 
 def _after_fork_in_child() -> None:
@@ -197,7 +307,7 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(after_in_child=_after_fork_in_child, after_in_parent=_after_fork_in_parent)
 
 
 def _punch_hole(fd: int, offset: int, nbytes: int) -> None:

@@ -1,6 +1,7 @@
 """Slots → device: where the pixels of a batch go, and when its slots are free again.
 
-On the CPU nothing moves: the stage reads the ring, and the slots are free when it has ended.
+On the CPU nothing moves: the stage reads the ring, and the slots are free when it has ended. A batch of plain arrays
+that lies in one slot may be that slot, until the user lets go of it.
 
 On CUDA the ring's slots are page-locked as they come into being, and one side stream does everything: it copies the
 used bytes of each slot into one buffer on the device, runs the stage, and records two events: after the copies (then
@@ -17,16 +18,17 @@ import ctypes
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from gpuload.ring import Ring, Slot
+from gpuload.packing import ALIGN
+from gpuload.ring import Ring, Slot, align
 
 if TYPE_CHECKING:  # of the room beside, and only its type
-    from gpuload.workers.feed import Batch
+    from gpuload.workers.parts import Batch, Part
 
 __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer"]
 
@@ -75,9 +77,17 @@ class CpuTransfer:
         """A small tensor of the batch (labels), on the device."""
         return tensor
 
+    def lend(self, part: Part, arrays: Sequence[np.ndarray]) -> bool:
+        """Leave a part's slot to arrays that look at it, for as long as they live, where that can be done."""
+        if part.slot is None or not self._ring.lend(part.slot, arrays):
+            return False
+        part.slot = None
+        return True
+
     def reclaim(self, wait: bool) -> bool:
-        """Free slots whose copies have ended; True where any were. With `wait`, wait for the oldest copy."""
-        return False
+        """Free slots whose copies have ended, or whose users; True where any were. With `wait`, wait for the oldest
+        copy."""
+        return self._ring.collect()
 
     def close(self) -> None:
         """Let go of the ring. No worker writes to it any more."""
@@ -107,15 +117,15 @@ class CudaTransfer(CpuTransfer):
             yield
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        ends = np.cumsum([part.used_bytes for part in batch.parts]).tolist()
-        flat = torch.empty(ends[-1], dtype=torch.uint8, device=self.device)
-        starts = []
+        # Blocks of arrays are seen as their own type where they lie, which takes aligned addresses.
+        starts = np.cumsum([0, *(align(part.used_bytes, ALIGN) for part in batch.parts)]).tolist()
+        flat = torch.empty(starts.pop(), dtype=torch.uint8, device=self.device)
         try:
-            for part, end in zip(batch.parts, ends, strict=True):
-                starts.append(end - part.used_bytes)
+            for part, start in zip(batch.parts, starts, strict=True):
                 if part.data is not None and part.used_bytes:
                     source = torch.from_numpy(part.data[: part.used_bytes])
-                    flat[starts[-1] : end].copy_(source, non_blocking=part.slot is not None and not self._refused)
+                    place = flat[start : start + part.used_bytes]
+                    place.copy_(source, non_blocking=part.slot is not None and not self._refused)
         finally:
             # Whatever happens next, the slots are free behind this event, and not before.
             copies_done = torch.cuda.Event()

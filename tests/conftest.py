@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from pictures import smooth_image
+
+# A shell's background jobs are started with ctrl-C ignored, and hand that on; programs that tests start must hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in each run, and no limit of time on a busy machine.
 settings.register_profile("gpuload", deadline=None, derandomize=True)

@@ -95,6 +95,36 @@ def test_a_refused_lock_is_one_warning_and_its_error_is_cleared(locking):
     assert made._refused
 
 
+def test_after_a_refused_lock_slots_are_copied_as_pageable_memory_and_still_given_back(locking, monkeypatch):
+    ring, made, *_ = locking(allowed=1)
+    made.device = torch.device("cpu")
+    event = types.SimpleNamespace(record=lambda stream: None, query=lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    asynchronous, copy = [], torch.Tensor.copy_
+
+    def watched(self, source, non_blocking=False):
+        asynchronous.append(non_blocking)
+        return copy(self, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", watched)
+
+    def load(slot, level):
+        ring.view(slot)[:100] = level
+        part = types.SimpleNamespace(slot=slot, data=ring.view(slot)[:100], used_bytes=100)
+        pixels, starts = made.load(types.SimpleNamespace(parts=[part]), lambda: ring.release(slot))
+        return pixels[: part.used_bytes].tolist(), starts
+
+    first = ring.acquire(100_000)
+    assert load(first, 3) == ([3] * 100, [0])
+    with pytest.warns(RuntimeWarning, match="batches are copied from pageable memory, which is slower"):
+        second = ring.acquire(100_000)
+    assert load(second, 4) == ([4] * 100, [0])
+    assert asynchronous == [True, False]
+    assert made.reclaim(False)
+    assert ring.acquire(100_000) is second
+    assert ring.acquire(100_000) is first
+
+
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
 
 

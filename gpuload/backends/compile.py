@@ -26,7 +26,7 @@ __all__ = ["Backend", "MemoryFormat", "Ragged", "Result", "Stage", "compile_stag
 
 Backend = Literal["auto", "torch"]
 MemoryFormat = Literal["contiguous_format", "channels_last"]
-Ragged = Literal["error", "list", "pad"]
+Ragged = Literal["error", "list", "pad", "views"]
 Result = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]
 
 
@@ -51,7 +51,8 @@ def compile_stage(
             are uint8 in any case.
         memory_format: ``"contiguous_format"`` (N×C×H×W) or ``"channels_last"``, or torch's objects.
         ragged: what becomes of images whose sizes differ in the end: ``"error"``, ``"list"`` (a list of tensors, in
-            any case) or ``"pad"`` (zeros on the right and at the bottom, and the sizes beside it, in any case).
+            any case) or ``"pad"`` (zeros on the right and at the bottom, and the sizes beside it, in any case);
+            ``"views"`` is a list too, of views of one tensor where all sizes are the same.
         cpu_threads: how many threads torch uses within a call; None: as many as it is set to.
 
     Raises:
@@ -72,7 +73,7 @@ def compile_stage(
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be a CPU or a CUDA device, got {device}")
-    if chain.module is not None and ragged != "error":
+    if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
             f"ragged={ragged!r} does not go with the module {type(chain.module).__name__} at the end of the "
             "transforms, which needs one tensor for the batch"
@@ -127,7 +128,8 @@ class Stage:
         threads = _intra_op_threads(self._cpu_threads if self.device.type == "cpu" else None)
         # A batch may be made within a user's inference_mode and used outside it; scratch memory lives on in any case.
         with torch.inference_mode(False), torch.no_grad(), threads:
-            if self._ragged == "list":
+            equal = bool((sizes == sizes[0]).all())
+            if self._ragged == "list" or (self._ragged == "views" and not equal):
                 outputs = self._empty_list(channels, sizes)
                 self._run(images, draws, outputs)
                 return outputs
@@ -141,9 +143,18 @@ class Stage:
                 self._run(images, draws, outputs)
                 return batch, upload(np.array(sizes), self.device)
             self._run(images, draws, batch)
-            if self._chain.module is not None:
-                return self._chain.module(batch)
-            return batch
+            result = batch if self._chain.module is None else self._chain.module(batch)
+            return self._views(result, len(images)) if self._ragged == "views" else result
+
+    def _views(self, result: Any, count: int) -> list[torch.Tensor]:
+        if not isinstance(result, torch.Tensor) or result.dim() == 0 or len(result) != count:
+            described = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
+            raise ValueError(
+                f"the module {type(self._chain.module).__name__} at the end of the transforms was given {count} images "
+                f"and returned {described}; with a collate_fn, or batch_size=None, it must return a tensor with a row "
+                "for each image"
+            )
+        return list(result.unbind())
 
     def _check(self, images: RaggedImages, draws: Draws) -> int:
         """How many channels the images have, if they fit the chain and each other."""
@@ -164,7 +175,8 @@ class Stage:
                 "decode to mode 'RGB' or 'L'"
             )
         sizes = draws.sizes_hw[-1]
-        if self._ragged == "error" and (sizes != sizes[0]).any():
+        dense = self._ragged == "error" or (self._ragged == "views" and self._chain.module is not None)
+        if dense and (sizes != sizes[0]).any():
             other = int((sizes != sizes[0]).any(axis=1).argmax())
             first, second = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
             raise ValueError(

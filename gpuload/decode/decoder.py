@@ -13,11 +13,11 @@ import numpy as np
 from gpuload.decode.header import Header, read_header
 from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
 from gpuload.decode.jpeg_header import has_end
-from gpuload.decode.native_messages import listen, one_line
+from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import is_transposed, stored_region, upright
 from gpuload.decode.pillow_images import CHANNELS, open_image
-from gpuload.errors import DecodeError
+from gpuload.errors import DecodeError, one_line
 from gpuload.sample import Encoded, Mode
 
 __all__ = ["Decoder"]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpuload.decode.jpeg_header import SOI, SOS, JpegHeader, count_scans, scan_markers
-from gpuload.decode.native_messages import one_line
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import read_orientation
 from gpuload.decode.pillow_images import FORMATS, PillowImage, open_image, sniff
-from gpuload.errors import DecodeError
+from gpuload.errors import DecodeError, one_line
 
 __all__ = ["Header", "read_header"]
 

@@ -22,7 +22,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from gpuload.decode.jpeg_header import EOI, JpegHeader, has_end
-from gpuload.decode.native_messages import native_messages, one_line
+from gpuload.decode.native_messages import native_messages
+from gpuload.errors import one_line
 
 __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg"]
 

@@ -21,7 +21,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["NativeMessages", "listen", "native_messages", "one_line"]
+from gpuload.errors import one_line
+
+__all__ = ["NativeMessages", "listen", "native_messages"]
 
 T = TypeVar("T")
 UNBUFFERED = 2
@@ -71,12 +73,6 @@ def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
         return call(*args), ""
     except Exception as error:
         return None, one_line(f"{type(error).__name__}: {error}")
-
-
-def one_line(text: str) -> str:
-    """A message of several lines as one, cut where it gets long."""
-    joined = "; ".join(line.strip() for line in text.splitlines() if line.strip())
-    return joined if len(joined) <= 300 else joined[:299] + "…"
 
 
 @functools.cache

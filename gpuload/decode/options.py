@@ -15,7 +15,7 @@ class Decode:
         exif: turn images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does. Off
             by default, as in torchvision's ``ImageFolder``. TIFFs are upright either way: Pillow turns them by itself.
         max_pixels: an image whose header says more pixels than this is refused before any memory is taken for them;
-            None for no limit. The default is Pillow's own.
+            None for no limit (of a WebP, Pillow's own remains). The default is Pillow's own.
         max_scans: a JPEG that comes in more scans than this is refused from its markers (500 scans in 5 KB cost
             seconds of CPU time); None for no limit.
 

@@ -107,6 +107,11 @@ class Transform:
         """Whether every pixel of the output depends on the whole input."""
         return False
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether drawing can raise a `DrawError` for some images."""
+        return False
+
     def __repr__(self) -> str:
         shown = [
             f"{field.name}={getattr(self, field.name)!r}"

@@ -142,7 +142,8 @@ class Chain:
     def regions(self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         """The part of each image that has to be decoded, int64 (B, 4): top, left, height, width.
 
-        Arguments and errors as for `draw`, of which it makes only what it needs.
+        Arguments and errors as for `draw`, of which it makes only what it needs: up to the last transform that the
+        region hangs on, or that may refuse an image, since an image is refused where it is read.
         """
         lead = self.transforms[: self._lead]
         if not lead:
@@ -151,14 +152,15 @@ class Chain:
 
     @cached_property
     def _lead(self) -> int:
-        """How many transforms the decode region hangs on: up to the last crop before one that needs the whole image."""
+        """How many transforms a worker draws: up to the last crop before one that needs the whole image, on which the
+        decode region hangs, or the last that may refuse an image."""
         lead = 0
         for number, transform in enumerate(self.transforms):
             if transform.needs_whole:
                 break
             if transform.crops:
                 lead = number + 1
-        return lead
+        return max([lead, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
 
     @staticmethod
     def _draw(transforms: tuple[Transform, ...], key: Key, positions: np.ndarray, sizes_hw: np.ndarray) -> Draws:

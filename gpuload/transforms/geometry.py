@@ -190,6 +190,10 @@ class RandomCrop(_Crop):
         if not isinstance(self.pad_if_needed, bool):
             raise TypeError(f"RandomCrop(pad_if_needed=…) must be True or False, got {self.pad_if_needed!r}")
 
+    @property
+    def may_refuse(self) -> bool:
+        return not self.pad_if_needed
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
         left, top, right, bottom = self.padding or (0, 0, 0, 0)  # pyright: ignore[reportGeneralTypeIssues]
         before = np.broadcast_to(np.array([top, left], np.int64), sizes_hw.shape)

@@ -11,13 +11,19 @@ __all__ = ["Event", "Freed", "Lost"]
 
 @dataclass(slots=True, frozen=True)
 class Lost:
-    """The worker that had this chunk died, at `row`, or before it noted any (None)."""
+    """The worker that had this chunk died, at `row`, or before it noted any (None).
+
+    `cause` says of what, `outside` whether that came from outside (SIGKILL: memory ran out, or somebody), `stack` where
+    it crashed.
+    """
 
     chunk: int
     attempt: int
     row: int | None
     cause: str
     slot_is_free: bool
+    outside: bool = False
+    stack: str = ""
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,73 +7,49 @@ the next one's: their replies only free their slots.
 Back-pressure: chunks of the batch that is due next always get a slot, in the worst case by moving finished chunks out
 of the ring into ordinary memory; chunks of later batches wait for a free slot. A chunk that does not fit its slot gets
 a larger one; one that does not fit the ring is split, down to a single sample, which then is an error of that sample.
+
+Faults: the chunk of a worker that died is done again, and the sample that it was at, alone. Where failed samples are to
+be replaced, others are asked for as a further chunk of the same batch; their rows stand behind the others until the
+batch is gathered (see `gpuload.harvest`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 
-from gpuload.batch import ChunkContent, read_content
-from gpuload.errors import ErrorRecord, WorkerError
+from gpuload.errors import ErrorRecord, LimitError, WorkerError
+from gpuload.faults import Faults, Tally
+from gpuload.packing import ChunkContent, read_content
 from gpuload.ring import Ring, Slot
 from gpuload.workers.events import Event, Freed, Lost
+from gpuload.workers.parts import Batch, Part
 from gpuload.workers.protocol import Reply, Request, Status
 
-__all__ = ["Batch", "Engine", "Feed", "Part"]
+__all__ = ["Engine", "Feed"]
 
 FIRST_GUESS_BYTES = 320 * 1024  # for one sample, until the data says otherwise
 HEADROOM = 1.25
-DEATHS_ALONE = 2  # a sample whose worker died so often while it was alone in a chunk is a bad sample
+# A sample whose workers died so often while it was alone in a chunk is a bad sample. Deaths by SIGKILL come from
+# outside (memory ran out, somebody killed it), so they may hit anyone.
+OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
 
 
 class Engine(Protocol):
     """What does the chunks: a `WorkerPool` or a `HomeEngine`."""
 
-    broken: WorkerError | None
+    @property
+    def broken(self) -> WorkerError | None: ...
 
     def submit(self, request: Request) -> bool: ...
     def disown(self, before: int) -> None: ...
     def forgive(self) -> None: ...
     def gather(self, timeout_s: float) -> list[Event]: ...
     def close(self) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """A chunk of a batch: what is asked for, and once it is done, what came.
-
-    `data` are the chunk's bytes: a view of its slot, or of private memory where it was moved out (`slot` is None then).
-    """
-
-    batch: Batch
-    positions: np.ndarray
-    indices: np.ndarray | list[object]
-    chunk: int = 0
-    attempt: int = 0
-    need_bytes: int = 0
-    deaths_alone: int = 0
-    slot: Slot | None = None
-    data: np.ndarray | None = None
-    used_bytes: int = 0
-    content: ChunkContent | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """The parts of one batch, in the order of their positions."""
-
-    step: int
-    epoch: int
-    positions: np.ndarray
-    indices: np.ndarray | list[object]
-    parts: list[Part] = field(default_factory=list)
-    open_parts: int = 0
-    loaded: bool = False  # the transfer has it: it says when the slots are free
 
 
 class Feed:
@@ -83,7 +59,12 @@ class Feed:
         engine: does the chunks.
         ring: holds their pixels.
         chunk_size: samples in a chunk, at most.
+        plain_chunk_size: the same from where the samples turn out to be plain arrays: a batch that lies in one slot
+            need not be copied.
         ahead: batches in work beyond the one that was given over last.
+        workers: how many there are: so many batches are in work at least where each is one chunk.
+        faults: what becomes of samples that fail.
+        candidates: for (batch, position, index) of one that failed, the indices to try in its place.
         reclaim: called when the ring is full; True where it made the consumer give slots back (waiting if told to).
     """
 
@@ -94,13 +75,23 @@ class Feed:
         *,
         chunk_size: int,
         ahead: int,
+        workers: int = 1,
+        plain_chunk_size: int = 1,
+        faults: Faults | None = None,
+        candidates: Callable[[Batch, int, object], Iterator[Any]] = lambda batch, position, index: iter(()),
         reclaim: Callable[[bool], bool] = lambda wait: False,
     ) -> None:
         self.engine = engine
         self.ring = ring
         self.chunk_size = chunk_size
-        self.ahead = ahead
+        self._plain_chunk_size = plain_chunk_size
+        self._told_epoch = -1
+        self.ahead = self._ahead_now = ahead
+        self._workers = workers
+        self.faults = faults or Faults()
         self.spilled_chunks = 0
+        self._candidates = candidates
+        self._tally = Tally(self.faults.max_error_rate)
         self._reclaim = reclaim
         self._next_chunk = 1
         # Slots for typical chunks of a small ring must not be so large that only one or two of them fit.
@@ -113,10 +104,12 @@ class Feed:
         self._events: deque[Event] = deque()  # not dealt with yet
         self._limbo: set[tuple[int, int]] = set()  # those of them that were lost, and may yet be found
 
-    def begin(self, batches: Iterator[Batch]) -> None:
-        """Start an epoch; whatever an earlier one left in work is dropped."""
+    def begin(self, batches: Iterator[Batch], told_epoch: int = -1) -> None:
+        """Start an epoch; whatever an earlier one left in work is dropped. `told_epoch`: see `Request`."""
         self.abandon()
+        self._told_epoch = told_epoch
         self._coming = batches
+        self._tally = Tally(self.faults.max_error_rate)
         self.engine.forgive()
 
     def abandon(self) -> None:
@@ -133,21 +126,48 @@ class Feed:
         """Wait for the next batch and take it over; None at the end of the epoch.
 
         The caller `release`s it when its slots are free, at the latest before it waits for another, or on `reclaim`.
+
+        Raises:
+            TooManyErrors: too many samples of the epoch failed.
+            WorkerError: workers died too often.
         """
         self._plan()
         while self._batches and self._batches[0].open_parts:
+            self._check_tally()
             self._pump(1.0, waited_for=True)
+        self._check_tally()
         return self._pop()
+
+    def failed(self) -> list[ErrorRecord]:
+        """The samples of the batches in work that failed, each told once."""
+        records = []
+        for batch in self._batches:
+            records += batch.errors
+            batch.errors = []
+        return records
+
+    @property
+    def _too_many(self) -> bool:
+        """Whether `take` will refuse to go on. Where samples are not passed over, each is raised by itself."""
+        return self.faults.on_error != "raise" and self._tally.exceeded
+
+    def _check_tally(self) -> None:
+        if self._too_many:
+            self._tally.check()
 
     def take_if_ready(self) -> Batch | None:
         """The next batch, where it is complete already."""
         self.pump(0.0)
-        return self._pop() if self._batches and not self._batches[0].open_parts else None
+        if not self._batches or self._batches[0].open_parts or self._too_many:
+            return None
+        return self._pop()
 
     def _pop(self) -> Batch | None:
         if not self._batches:
             return None
         batch = self._batches.popleft()
+        if batch.on_due is not None:
+            batch.on_due(batch)
         self._reclaim(False)
         # The workers shall have work while the consumer has this batch.
         self._plan()
@@ -187,18 +207,25 @@ class Feed:
     # -- handing out ------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        while len(self._batches) < self.ahead and (batch := next(self._coming, None)) is not None:
+        while len(self._batches) < self._ahead_now and (batch := next(self._coming, None)) is not None:
             for start in range(0, len(batch.positions), self.chunk_size):
                 rows = slice(start, start + self.chunk_size)
                 batch.parts.append(Part(batch, batch.positions[rows], batch.indices[rows]))
             batch.open_parts = len(batch.parts)
+            # Where a batch is one worker's affair, each of them shall have one.
+            self._ahead_now = max(self.ahead, self._workers + 1) if batch.open_parts == 1 else self.ahead
             self._batches.append(batch)
             self._waiting.extend(batch.parts)
 
     def _hand_out(self, *, waited_for: bool) -> None:
         while self._waiting:
             part = self._waiting[0]
-            slot = self._slot_for(part, waited_for)
+            try:
+                slot = self._slot_for(part, waited_for)
+            except LimitError:
+                if waited_for:
+                    raise
+                return  # there is time: it is said when somebody waits for it, if nothing has changed by then
             if slot is None:
                 return
             part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
@@ -210,6 +237,9 @@ class Feed:
                 slot.capacity_bytes,
                 part.positions,
                 part.indices,
+                whole=len(part.batch.parts) == 1,
+                stream=part.batch.stream,
+                told_epoch=self._told_epoch,
             )
             sent = False
             try:
@@ -225,7 +255,8 @@ class Feed:
     def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
         size = max(part.need_bytes, len(part.positions) * self._row_bytes)
         size = min(size, self.ring.ring_bytes)
-        while (slot := self.ring.acquire(size)) is None:
+        # What is needed is known only of a chunk that did not fit once; the rest is a guess.
+        while (slot := self.ring.acquire(size, least_bytes=part.need_bytes or 1)) is None:
             if self._reclaim(False):
                 continue
             if self._working or not waited_for or part.batch is not self._batches[0]:
@@ -242,16 +273,32 @@ class Feed:
         return slot
 
     def _spill(self) -> bool:
-        """Move the latest finished chunk out of the ring."""
+        """Make room in the ring: move the latest finished chunk out of it, or, where there is no memory for that
+        either, have it done once more later on."""
         for batch in reversed(self._batches):
             for part in reversed(batch.parts):
-                if part.slot is not None and part.data is not None:
-                    part.data = part.data.copy()
-                    self.ring.release(part.slot)
-                    part.slot = None
+                if part.slot is None or part.data is None:
+                    continue
+                try:
+                    part.data, part.slot = self.ring.move_out(part.slot, part.used_bytes), None
                     self.spilled_chunks += 1
-                    return True
+                except LimitError:
+                    if batch is self._batches[0]:
+                        raise  # it is waited for
+                    if part.content is None or part.content.errors or batch.stream is not None:
+                        continue  # what failed in it has been dealt with; what a stream gave is gone
+                    self._do_again(part)
+                return True
         return False
+
+    def _do_again(self, part: Part) -> None:
+        """Forget what came of a chunk, and wait for its turn."""
+        assert part.slot is not None
+        self.ring.release(part.slot)
+        part.slot = part.data = part.content = None
+        part.attempt += 1
+        part.batch.open_parts += 1
+        self._requeue(part, [part])
 
     # -- taking in --------------------------------------------------------------------------------------------------
 
@@ -290,7 +337,11 @@ class Feed:
             self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")
             return
         part.slot, part.data, part.used_bytes = slot, view[: reply.nbytes], reply.nbytes
-        part.batch.open_parts -= 1
+        if part.content.blocks and not part.content.images and self.chunk_size < self._plain_chunk_size:
+            self.chunk_size = self._plain_chunk_size
+            self._most_row_bytes = max(1, self.ring.ring_bytes // (4 * self.chunk_size))
+            self._row_bytes = min(int(reply.nbytes * HEADROOM / len(part.positions)), self._most_row_bytes)
+        self._settle(part, part.content)
 
     def _enlarge(self, part: Part, need_bytes: int) -> None:
         rows = len(part.positions)
@@ -327,14 +378,24 @@ class Feed:
             )
         else:
             part.deaths_alone += 1
-            if part.deaths_alone < DEATHS_ALONE:
+            part.own_deaths_alone += not lost.outside
+            if part.own_deaths_alone < OWN_DEATHS_ALONE and part.deaths_alone < DEATHS_ALONE:
                 self._requeue(part, [part])
             else:
                 deaths = f"the worker that was alone with it died {part.deaths_alone} times"
-                self._fail(part, f"WorkerError: {deaths}: {lost.cause}")
+                self._fail(part, f"WorkerError: {deaths}: {lost.cause}", lost.stack)
 
     def _split(self, part: Part, slices: list[slice]) -> None:
-        pieces = [Part(part.batch, part.positions[rows], part.indices[rows], attempt=part.attempt) for rows in slices]
+        pieces = [
+            Part(
+                part.batch,
+                part.positions[rows],
+                part.indices[rows],
+                attempt=part.attempt,
+                substitutes=part.substitutes,
+            )
+            for rows in slices
+        ]
         place = part.batch.parts.index(part)
         part.batch.parts[place : place + 1] = pieces
         part.batch.open_parts += len(pieces) - 1
@@ -345,12 +406,64 @@ class Feed:
         # The batch that is due first comes first, however the pieces came back.
         self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.batch.step))
 
-    def _fail(self, part: Part, cause: str) -> None:
+    def _fail(self, part: Part, cause: str, stack: str = "") -> None:
         """End a chunk as errors of its samples."""
         errors = []
         for row, (position, index) in enumerate(zip(part.positions.tolist(), part.indices, strict=True)):
-            index = int(index) if isinstance(index, np.integer) else index
-            record = ErrorRecord(position=position, index=index, source=None, cause=cause, traceback="")
+            record = ErrorRecord(
+                epoch=part.batch.epoch,
+                position=position,
+                index=int(index) if isinstance(index, np.integer) else index,
+                source=None,
+                cause=cause,
+                traceback=stack,
+            )
             errors.append((row, record))
         part.content = ChunkContent(errors=errors)
-        part.batch.open_parts -= 1
+        self._settle(part, part.content)
+
+    def _settle(self, part: Part, content: ChunkContent) -> None:
+        """A chunk has ended: see to what failed in it and, after the last, to a batch of which nothing is left."""
+        batch = part.batch
+        batch.open_parts -= 1
+        errors = [record for _, record in content.errors]
+        if content.stream is None:
+            self._tally.add(len(part.positions), errors)
+        else:  # it may have ended
+            self._tally.add(len(content.rows) + len(errors), errors)
+            if content.stream.broken and errors:
+                batch.fatal = errors[-1]
+        if errors and (self.faults.on_error == "replace" or part.substitutes):
+            self._replace(batch, errors)
+        else:
+            batch.errors += errors
+        skips = self.faults.on_error == "skip" and batch.stream is None
+        if not batch.open_parts and skips and not batch.lost and batch.is_empty:
+            if batch.may_be_dropped:
+                batch.dropped = True
+                return
+            errors, batch.errors = batch.errors, []
+            self._replace(batch, errors)
+
+    def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
+        """Ask for other samples in the place of these, as one more chunk of the batch."""
+        positions, indices = [], []
+        for record in errors:
+            candidates = batch.candidates.get(record.position)
+            if candidates is None:
+                candidates = self._candidates(batch, record.position, record.index)
+                batch.candidates[record.position] = candidates
+            index = next(candidates, None)
+            batch.errors.append(replace(record, replaced_by=index))
+            if index is None:
+                batch.lost = batch.lost or record
+            else:
+                positions.append(record.position)
+                indices.append(index)
+        if not positions:
+            return
+        indices = np.array(indices, np.int64) if isinstance(batch.indices, np.ndarray) else indices
+        part = Part(batch, np.array(positions, np.int64), indices, substitutes=True)
+        batch.parts.append(part)
+        batch.open_parts += 1
+        self._requeue(part, [part])

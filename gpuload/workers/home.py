@@ -25,6 +25,7 @@ class HomeEngine:
         self._ring = ring
         self._waiting: deque[Request] = deque()
         self._wanted_from = 0
+        self._halted = False
 
     def submit(self, request: Request) -> bool:
         self._waiting.append(request)
@@ -37,6 +38,8 @@ class HomeEngine:
         """Nothing dies here."""
 
     def gather(self, timeout_s: float) -> list[Event]:
+        if self._halted:
+            raise RuntimeError("this Loader is closed")
         if not self._waiting:
             return []
         request = self._waiting[0]
@@ -44,6 +47,11 @@ class HomeEngine:
         reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
         self._waiting.popleft()  # only now: after a ctrl-C in between it is done once more
         return [reply]
+
+    def halt(self) -> None:
+        """Let `gather`, in another thread, end at the next sample."""
+        self._halted = True
+        self.disown(2**63)
 
     def close(self) -> None:
         self._waiting.clear()

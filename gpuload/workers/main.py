@@ -8,31 +8,45 @@ kernel sends it SIGKILL when the write end closes with the parent.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import os
 import select
 import signal
 import socket
 import traceback
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from gpuload.generators import seed_generators
 from gpuload.ring import map_ring
-from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, MAX_INLINE_BYTES, Board, Reply, Request
+from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, MAX_INLINE_BYTES, STACK_SIGNAL, Board, Reply, Request
 from gpuload.workers.runner import ChunkRunner, Job
 from gpuload.workers.shipment import receive
+from gpuload.workers.source import is_iterable
+from gpuload.workers.workerinfo import install_worker_info
 
 __all__ = ["run"]
 
 MESSAGE_BYTES = 1 << 20
+INIT_POSITION = 2**62  # where no sample is: what `worker_init_fn` draws from the global generators hangs on it
+MAX_SEED = 2**63 - 1
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     """The life of a worker; returns when the parent closed the queue."""
-    job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd = descriptors
+    job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd, stacks_fd = descriptors
+    # Where it crashes, and where it is when the parent asks: written by C code, even while Python hangs.
+    faulthandler.enable(stacks_fd)
+    faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's affair
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # So is the end that a scheduler announces to all processes of a job: the parent may want batches until it has saved
+    # its state. A handler, not SIG_IGN, which programs that a dataset starts would inherit.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.siginterrupt(signal.SIGTERM, False)
     _die_with_parent(lifeline_fd)
     for fd in descriptors:
         os.set_inheritable(fd, False)
@@ -40,6 +54,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         try:
             job: Job = receive(job_fd)
             runner = ChunkRunner(job, guard_generators=False)
+            _introduce(worker + settings["first_worker"], settings["all_workers"], runner)
         except BaseException:
             replies.send(HELLO_FAILED + traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:])
             return
@@ -51,6 +66,17 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
             while message := queue.recv(MESSAGE_BYTES):
                 replies.send(_do(Request.unpack(message), worker, runner, board, ring).pack())
                 board.write(worker, IDLE, 0, 0)
+
+
+def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
+    """Tell the user's code which worker this is, as a DataLoader's worker does before it takes the first sample."""
+    job = runner.job
+    seed = (job.seed + worker) & MAX_SEED
+    install_worker_info(worker, workers, seed, job.dataset, needed=is_iterable(job.dataset))
+    runner.source.on_torch = partial(install_worker_info, worker, workers, seed, job.dataset, needed=True)
+    if job.worker_init_fn is not None:
+        seed_generators(job.seed, 0, INIT_POSITION + worker)
+        job.worker_init_fn(worker)
 
 
 def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:

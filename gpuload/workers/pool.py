@@ -20,55 +20,31 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
-import subprocess
 import sys
-import sysconfig
-import threading
 import time
 import warnings
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, and not at the first iter()
 
 from gpuload.errors import WorkerError
+from gpuload.interrupts import held, let_through
 from gpuload.ring import Ring
 from gpuload.workers.events import Event, Freed, Lost
-from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, Board, Reply, Request
+from gpuload.workers.process import WorkerProcess, check_platform, standard_path
+from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, Board, Note, Reply, Request
 from gpuload.workers.runner import Job
 from gpuload.workers.shipment import ship
 
-__all__ = ["WorkerPool", "check_platform"]
+__all__ = ["WorkerPool"]
 
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "RAYON_NUM_THREADS",
-    "TBB_NUM_THREADS",
-)
 MESSAGE_BYTES = 1 << 18
 SLOW_SAMPLE_S = 60.0  # without a timeout, a sample that takes longer is named in a warning
 CLOSE_GRACE_S = 1.0
 WATCH_INTERVAL_S = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    number: int
-    process: subprocess.Popen[bytes]
-    replies: socket.socket
-    lifeline: int
-    pidfd: int
-    ready: bool = False
-    killed_for: str | None = None
-    warned_at: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -92,13 +68,24 @@ class WorkerPool:
         ring: where the slots lie.
         timeout_s: a worker that stays at one sample longer is killed, and its chunk lost; 0: never.
         max_restarts: after so many deaths between two calls of `forgive`, the next is an error.
+        first_worker, all_workers: where this pool's workers stand among those of several pools.
 
     Raises:
         RuntimeError: this platform or interpreter cannot start workers; use ``num_workers=0``.
         TypeError: the job cannot be sent.
     """
 
-    def __init__(self, job: Job, workers: int, ring: Ring, *, timeout_s: float = 0.0, max_restarts: int = 10) -> None:
+    def __init__(
+        self,
+        job: Job,
+        workers: int,
+        ring: Ring,
+        *,
+        timeout_s: float = 0.0,
+        max_restarts: int = 10,
+        first_worker: int = 0,
+        all_workers: int | None = None,
+    ) -> None:
         check_platform()
         self.workers = workers
         self.timeout_s = timeout_s
@@ -111,19 +98,33 @@ class WorkerPool:
         self._limbo: list[_Limbo] = []
         self._audit = False  # a death happened: look for chunks that were taken but not noted
         self.broken: WorkerError | None = None  # why it cannot go on
+        self._halted = False
         self._closed = False
-        self._team: dict[int, _Worker] = {}
+        self._team: dict[int, WorkerProcess] = {}
+        self._watch_interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
+        self._watched_at = time.monotonic()
+        self._unsaid: list[str] = []  # warnings
+        self._warned: dict[int, Note | None] = {}  # what a worker was at when the last warning named it
         settings = {
             "path": [entry for entry in sys.path if isinstance(entry, str)],
-            "standard_path": _standard_path(),
+            "standard_path": standard_path(),
             "argv": [str(word) for word in sys.argv],
             "workers": workers,
+            "first_worker": first_worker,
+            "all_workers": workers if all_workers is None else all_workers,
             "ring_bytes": ring.ring_bytes,
         }
-        self._board = Board(workers)
-        self._job_fd = ship(job, settings)
-        self._send_end, self._queue_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._epoll = select.epoll()
+        with let_through():  # pickling a large dataset takes its time, and leaves nothing behind
+            self._job_fd = ship(job, settings)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, self._job_fd)
+            self._board = Board(workers)
+            undo.callback(self._board.close)
+            self._send_end, self._queue_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(self._queue_end.close)
+            undo.callback(self._send_end.close)
+            self._epoll = select.epoll()
+            undo.pop_all()
         _pools.add(self)
         try:
             for number in range(workers):
@@ -135,7 +136,11 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers."""
-        return [worker.process.pid for worker in self._team.values()]
+        return [worker.pid for worker in self._team.values()]
+
+    def fileno(self) -> int:
+        """What becomes readable when `gather` has something to say."""
+        return self._epoll.fileno()
 
     def submit(self, request: Request) -> bool:
         """Put a chunk on the queue; False where the queue is full now. Never blocks."""
@@ -173,7 +178,9 @@ class WorkerPool:
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
         while True:
-            wait = max(0.0, min(deadline - time.monotonic(), WATCH_INTERVAL_S))
+            while self._unsaid and not events:  # a warning may be an error: with nothing in hand
+                warnings.warn(self._unsaid.pop(0), RuntimeWarning, stacklevel=2)
+            wait = max(0.0, min(deadline - time.monotonic(), self._watch_interval_s))
             ready = self._epoll.poll(wait)
             # Whether the queue is empty is asked before the replies are read: see the module's docstring.
             empty = self._audit and self._queue_is_empty()
@@ -190,7 +197,7 @@ class WorkerPool:
                 self._bury(worker, events)
             if empty and self._audit:
                 self._declare_lost(events)
-            if not ready:
+            if time.monotonic() - self._watched_at > self._watch_interval_s:
                 self._watch()
             if events or time.monotonic() >= deadline:
                 return events
@@ -199,89 +206,45 @@ class WorkerPool:
         """End all workers and free every descriptor. Idempotent; waits about a second at most."""
         if self._closed:
             return
-        self._closed = True
-        _pools.discard(self)
+        with contextlib.ExitStack() as stack:  # every step, whatever becomes of another; the last comes first
+            self.halt()
+            self._closed = True
+            _pools.discard(self)
+            stack.callback(self._team.clear)
+            stack.callback(self._board.close)
+            stack.callback(os.close, self._job_fd)
+            stack.callback(self._epoll.close)
+            deadline = time.monotonic() + CLOSE_GRACE_S
+            for worker in self._team.values():
+                stack.callback(worker.end, deadline)
+            stack.callback(self._queue_end.close)
+            stack.callback(self._send_end.close)  # idle workers see the end of the queue
+            self._flying.clear()
+
+    def halt(self) -> None:
+        """Let workers end at their next sample, and `gather`, in another thread, within a second."""
+        self._halted = True
         self._board.wanted_from = 2**63
-        self._send_end.close()  # idle workers see the end of the queue
-        self._queue_end.close()
-        deadline = time.monotonic() + CLOSE_GRACE_S
-        for worker in self._team.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-        for worker in self._team.values():
-            os.close(worker.lifeline)  # SIGKILL for those that remain
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.kill()
-            worker.process.wait()
-            self._forget(worker)
-        self._team.clear()
-        self._flying.clear()
-        self._epoll.close()
-        os.close(self._job_fd)
-        self._board.close()
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def _start(self, number: int) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lifeline_theirs, lifeline_ours = os.pipe()
         self._board.write(number, IDLE, 0, 0)
-        descriptors = (
-            self._job_fd,
-            self._ring.fd,
-            self._board.fd,
-            self._queue_end.fileno(),
-            theirs.fileno(),
-            lifeline_theirs,
-        )
-        command = [
-            sys.executable,
-            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            "-P",
-            str(Path(__file__).with_name("bootstrap.py")),
-            str(number),
-            ",".join(map(str, descriptors)),
-        ]
-        environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(THREAD_VARIABLES, "1"))
-        in_main = threading.current_thread() is threading.main_thread()
-        # A ctrl-C between the child's start and its first line must not kill it with a traceback.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if in_main else None
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment)
-        except OSError as error:
-            ours.close()
-            os.close(lifeline_ours)
-            raise WorkerError(f"worker {number} could not be started with {sys.executable}: {error}") from error
-        finally:
-            theirs.close()
-            os.close(lifeline_theirs)
-            if blocked is not None:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except OSError as error:
-            process.kill()
-            process.wait()
-            ours.close()
-            os.close(lifeline_ours)
-            raise WorkerError(
-                f"worker {number} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
-                "num_workers=0 does the same work in this process"
-            ) from error
-        ours.setblocking(False)
-        self._team[number] = _Worker(number, process, ours, lifeline_ours, pidfd)
-        self._epoll.register(ours.fileno(), select.EPOLLIN)
-        self._epoll.register(pidfd, select.EPOLLIN)
+        shared = (self._job_fd, self._ring.fd, self._board.fd, self._queue_end.fileno())
+        with held():  # a process that was started is one of the team
+            worker = self._team[number] = WorkerProcess(number, shared)
+            for fd in worker.descriptors:
+                self._epoll.register(fd, select.EPOLLIN)
 
     # -- listening --------------------------------------------------------------------------------------------------
 
-    def _by_fd(self, fd: int) -> _Worker | None:
+    def _by_fd(self, fd: int) -> WorkerProcess | None:
         for worker in self._team.values():
             if fd in (worker.pidfd, worker.replies.fileno()):
                 return worker
         return None
 
-    def _drain(self, worker: _Worker, events: list[Event]) -> None:
+    def _drain(self, worker: WorkerProcess, events: list[Event]) -> None:
         while True:
             try:
                 message = worker.replies.recv(MESSAGE_BYTES)
@@ -314,31 +277,39 @@ class WorkerPool:
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 
-    def _bury(self, worker: _Worker, events: list[Event]) -> None:
+    def _bury(self, worker: WorkerProcess, events: list[Event]) -> None:
         self._drain(worker, events)
         note = self._board.read(worker.number)
-        status = worker.process.wait()
-        cause = worker.killed_for or _describe_exit(status)
-        self._forget(worker)
-        os.close(worker.lifeline)
-        del self._team[worker.number]
-        if not worker.ready and status > 0:  # it ended by itself: it would again
+        cause, outside, stack = worker.wait()
+        with held():  # a worker that is forgotten must not be found in the team
+            self._unregister(worker)
+            del self._team[worker.number]
+            self._warned.pop(worker.number, None)
+            worker.forget()
+        if not worker.ready and (worker.status or 0) > 0:  # it ended by itself: it would again
             raise WorkerError(
                 f"worker {worker.number} could not start: {cause}. What it said stands on the standard error; "
                 "num_workers=0 does the same work in this process, where it can be debugged"
             )
-        if self._flying.pop((note.chunk, note.attempt), None) is not None:
-            events.append(Lost(note.chunk, note.attempt, note.row, cause, slot_is_free=True))
+        request = self._flying.pop((note.chunk, note.attempt), None)
+        where = ""
+        if request is not None:
+            where = _at(request, note.row)
+            events.append(
+                Lost(note.chunk, note.attempt, note.row, cause, slot_is_free=True, outside=outside, stack=stack)
+            )
         for limbo in list(self._limbo):
             limbo.suspects.discard(worker.number)
             self._free_if_cleared(limbo, events)
         self._audit = True
         self.restarts += 1
-        self._deaths.append(cause)
+        self._deaths.append(cause + where)
         if self.restarts > self.max_restarts:
             raise WorkerError(
                 f"worker processes died {self.restarts} times in this epoch, more than "
-                f"max_restarts={self.max_restarts} allows; the last causes: {'; '.join(self._deaths[-3:])}"
+                f"max_restarts={self.max_restarts} allows: {_counted(self._deaths)}. Look at these samples with "
+                "num_workers=0, and at the machine's memory; Faults(max_restarts=…) allows more"
+                + (f"\n\nWhere the last one was:\n{stack}" if stack else "")
             )
         self._start(worker.number)
 
@@ -366,36 +337,48 @@ class WorkerPool:
 
     def _watch(self) -> None:
         """Kill workers that stay at one sample longer than the timeout, or name them in a warning."""
+        self._watched_at = time.monotonic()
         now = time.monotonic_ns()
         for worker in self._team.values():
-            note = self._board.read(worker.number)
-            if note.chunk == IDLE or worker.killed_for:
+            if worker.killed_for:
                 continue
-            seconds = (now - note.since_ns) / 1e9
+            if not worker.ready:
+                self._warn_of_slow_start(worker)
+                continue
+            note = self._board.read(worker.number)
             request = self._flying.get((note.chunk, note.attempt))
             if request is None or note.row >= len(request.positions):
-                continue
-            what = f"at sample {request.indices[note.row]} (position {request.positions[note.row]})"
+                continue  # time counts while it has claimed a chunk
+            seconds = (now - note.since_ns) / 1e9
             if self.timeout_s and seconds > self.timeout_s:
-                worker.killed_for = f"no progress for timeout={self.timeout_s:g} seconds"
-                worker.process.kill()
-            elif not self.timeout_s and seconds > SLOW_SAMPLE_S and worker.warned_at != (note.chunk, note.row):
-                worker.warned_at = (note.chunk, note.row)
-                warnings.warn(
-                    f"worker {worker.number} (process {worker.process.pid}) has been {what} for {seconds:.0f} seconds; "
-                    "timeout=… would end it",
-                    RuntimeWarning,
-                    stacklevel=2,
+                stack = worker.stack()
+                if self._board.read(worker.number) != note:
+                    continue  # it went on meanwhile
+                worker.kill(f"no progress for timeout={self.timeout_s:g} seconds", stack)
+            elif not self.timeout_s and seconds > SLOW_SAMPLE_S and self._warned.get(worker.number) != note:
+                stack = worker.stack()
+                if self._board.read(worker.number) != note:
+                    continue
+                self._warned[worker.number] = note
+                self._unsaid.append(
+                    f"worker {worker.number} (process {worker.pid}) has been{_at(request, note.row)} for "
+                    f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
                 )
+
+    def _warn_of_slow_start(self, worker: WorkerProcess) -> None:
+        if time.monotonic() - worker.started_at > SLOW_SAMPLE_S and worker.number not in self._warned:
+            self._warned[worker.number] = None
+            self._unsaid.append(
+                f"worker {worker.number} (process {worker.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
+                f"imports and unpacks the dataset. Where it is:\n{worker.stack()}"
+            )
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
-    def _forget(self, worker: _Worker) -> None:
-        for fd in (worker.pidfd, worker.replies.fileno()):
+    def _unregister(self, worker: WorkerProcess) -> None:
+        for fd in worker.descriptors:
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
-        worker.replies.close()
-        os.close(worker.pidfd)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -403,7 +386,7 @@ class WorkerPool:
                 "this Loader's workers belong to the process that this one was forked from; "
                 "make a new Loader in the child"
             )
-        if self._closed:
+        if self._closed or self._halted:
             raise RuntimeError("this Loader's workers are closed")
         if self.broken is not None:
             raise WorkerError(f"this epoch is over: {self.broken}")
@@ -414,10 +397,7 @@ class WorkerPool:
         self._send_end.close()
         self._queue_end.close()
         for worker in self._team.values():
-            worker.replies.close()
-            os.close(worker.lifeline)
-            os.close(worker.pidfd)
-            worker.process.returncode = 0  # not ours to wait for
+            worker.leave_to_parent()
         self._epoll.close()
         os.close(self._job_fd)
         self._board.close()
@@ -432,32 +412,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def check_platform() -> None:
-    """Refuse, with the remedy, where workers cannot be started.
-
-    Raises:
-        RuntimeError: not Linux, a frozen application, or an interpreter without an executable.
-    """
-    remedy = "use num_workers=0, which does the same work in this process"
-    if sys.platform != "linux":
-        raise RuntimeError(f"worker processes need Linux, this is {sys.platform}: {remedy}")
-    if getattr(sys, "frozen", False):
-        raise RuntimeError(f"a frozen application has no Python interpreter to start workers with: {remedy}")
-    if not sys.executable:
-        raise RuntimeError(f"sys.executable is empty, so there is no interpreter to start workers with: {remedy}")
+def _at(request: Request, row: int) -> str:
+    if row >= len(request.positions):
+        return ""
+    return f" at sample {request.indices[row]} (position {request.positions[row]})"
 
 
-def _standard_path() -> list[str]:
-    """The entries of the import path that hold the standard library."""
-    library = sysconfig.get_path("stdlib")
-    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    known = (library, f"{library}/lib-dynload")
-    return [entry for entry in sys.path if entry in known or os.path.basename(entry) == zipped]
-
-
-def _describe_exit(status: Any) -> str:
-    if isinstance(status, int) and status < 0:
-        with contextlib.suppress(ValueError):
-            return f"killed by {signal.Signals(-status).name}"
-        return f"killed by signal {-status}"
-    return f"exited with status {status}"
+def _counted(deaths: list[str]) -> str:
+    """The causes in the order in which they came first, each with how often it came."""
+    return "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in Counter(deaths).items())

@@ -21,29 +21,34 @@ import enum
 import mmap
 import os
 import pickle
+import signal
 import struct
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["HELLO", "HELLO_FAILED", "IDLE", "Board", "Note", "Reply", "Request", "Status"]
+__all__ = ["HELLO", "HELLO_FAILED", "IDLE", "STACK_SIGNAL", "Board", "Note", "Reply", "Request", "Status"]
 
 IDLE = -1
+STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; the usual ones may be the user's
 HELLO = b"hello"  # the first message of a worker: it is ready
 HELLO_FAILED = b"failed"  # or it cannot be, followed by its traceback as text
-_REQUEST = struct.Struct("<qqqqqqqB")
+_REQUEST = struct.Struct("<qqqqqqqBBB")
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqqq")
 _LIMIT = struct.Struct("<Q")
-MAX_INLINE_BYTES = 48 * 1024  # a message must fit the socket's buffer; more meta data than this lies in the slot
+MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
+MAX_INLINE_BYTES = 48 * 1024  # of a reply, likewise; more meta data than this lies in the slot
 
 
 @dataclass(slots=True)
 class Request:
     """One chunk to be done: which samples, and the slot that they go to.
 
-    `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead.
+    `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead. `whole` says
+    that the chunk is the whole batch. Of an iterable dataset `indices` count the samples of the worker's own stream,
+    and `stream` says which. `told_epoch` is what the user's dataset is told by its own ``set_epoch()``; -1: nothing.
     """
 
     chunk: int
@@ -53,10 +58,13 @@ class Request:
     slot_bytes: int
     positions: np.ndarray
     indices: np.ndarray | list[object]
+    whole: bool = False
+    stream: StreamStart | None = None
+    told_epoch: int = -1
 
     def pack(self) -> bytes:
         plain = isinstance(self.indices, np.ndarray)
-        body = self.indices.tobytes() if isinstance(self.indices, np.ndarray) else pickle.dumps(self.indices, 5)
+        body = self.indices.tobytes() if isinstance(self.indices, np.ndarray) else _pickled_keys(self.indices)
         head = _REQUEST.pack(
             self.chunk,
             self.attempt,
@@ -64,20 +72,66 @@ class Request:
             self.slot_offset,
             self.slot_bytes,
             len(self.positions),
-            len(body),
+            self.told_epoch,
             plain,
+            self.whole,
+            0 if self.stream is None else 1,
         )
-        return head + self.positions.tobytes() + body
+        if (start := self.stream) is not None:
+            fields = (start.run, start.worker, start.samples, start.state, start.stride, start.offset)
+            body += pickle.dumps(fields, 5)
+        message = head + self.positions.tobytes() + body
+        if len(message) > MAX_REQUEST_BYTES:
+            what = "the dataset's state_dict()" if self.stream is not None else "its keys"
+            raise ValueError(
+                f"the request for a chunk of {len(self.positions)} samples has {len(message):,} bytes, more than "
+                f"{MAX_REQUEST_BYTES:,}: {what} are too large to be sent to a worker with each chunk"
+            )
+        return message
 
     @classmethod
     def unpack(cls, message: bytes) -> Request:
-        chunk, attempt, epoch, offset, nbytes, count, _, plain = _REQUEST.unpack_from(message)
+        chunk, attempt, epoch, offset, nbytes, count, told, plain, whole, streams = _REQUEST.unpack_from(message)
         at = _REQUEST.size
         positions = np.frombuffer(message, np.int64, count, at)
         at += positions.nbytes
         # The parent wrote this: dataset keys of the user's own sampler, never anything that a file holds.
         indices = np.frombuffer(message, np.int64, count, at) if plain else pickle.loads(message[at:])
-        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices)
+        stream = StreamStart(*pickle.loads(message[at + 8 * count :])) if streams else None
+        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, bool(whole), stream, told)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """Which pass over an iterable dataset is meant, and where a worker that has not begun it yet begins.
+
+    Attributes:
+        run: the pass, counted by the loader; another number is another iterator.
+        worker: whose stream it is.
+        samples: so many of the stream were taken before.
+        state: what the dataset's own ``state_dict()`` gave after them, or None: they are taken and dropped.
+        stride, offset: sample n of this stream has the position n × stride + offset.
+    """
+
+    run: int
+    worker: int
+    samples: int
+    state: object
+    stride: int
+    offset: int
+
+    def position(self, number: int) -> int:
+        """Of a sample of this stream."""
+        return number * self.stride + self.offset
+
+
+def _pickled_keys(keys: list[object]) -> bytes:
+    try:
+        return pickle.dumps(keys, 5)
+    except (pickle.PicklingError, AttributeError, TypeError):  # of a class of the user's __main__
+        import cloudpickle
+
+        return cloudpickle.dumps(keys, 5)
 
 
 class Status(enum.IntEnum):
@@ -93,7 +147,7 @@ class Reply:
     """The end of one chunk.
 
     `nbytes` is what the chunk takes in its slot (for TOO_LARGE: what it would take). `meta` is the packed description
-    of its samples (see `batch.py`); it lies in the slot at `meta_offset` where it was too long for a message.
+    of its samples (see `packing.py`); it lies in the slot at `meta_offset` where it was too long for a message.
     """
 
     chunk: int

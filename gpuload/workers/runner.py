@@ -8,36 +8,47 @@ never fails the chunk. Nothing is kept from one chunk to the next but the decode
 from __future__ import annotations
 
 import contextlib
-import sys
+import copy
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpuload.batch import ALIGN, ChunkContent, ImageColumn, find_images, flatten, write_content
+from gpuload.batch import describe, find_images, flatten
 from gpuload.decode import Decode, Decoder
-from gpuload.errors import ErrorRecord
+from gpuload.errors import ErrorRecord, one_line
+from gpuload.generators import kept
+from gpuload.packing import ALIGN, ChunkContent, Collated, ImageColumn, StreamPlace, write_content
 from gpuload.ring import align
-from gpuload.rng import epoch_key, uniforms
+from gpuload.rng import epoch_key
 from gpuload.sample import Encoded, Image
 from gpuload.transforms import Chain
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
+from gpuload.workers.source import Ended, Source
 
 __all__ = ["ChunkRunner", "Job"]
 
-GENERATOR_STREAM = 2**31  # the counter stream that keys the generators of users' own datasets
+# Of an error's text so many characters are kept: thousands of records may be.
+MAX_CAUSE, MAX_TRACEBACK = 1000, 8000
+KEPT_BATCHES = 8  # that a collate_fn made and that wait for a larger slot; another worker may get that
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to know, once: sent to each at its start."""
+    """What a worker needs to know, once: sent to each at its start.
+
+    `single` is for a batch_size of None: samples one by one, `collate_fn` gets one of them.
+    """
 
     dataset: Any
     chain: Chain
     decode: Decode
     seed: int
+    collate_fn: Callable[[Any], Any] | None = None
+    worker_init_fn: Callable[[int], Any] | None = None
+    single: bool = False
 
 
 @dataclass(slots=True)
@@ -48,6 +59,7 @@ class _Loaded:
     """
 
     row: int
+    sample: Any
     structure: Any
     places: tuple[int, ...]
     images: list[tuple[Encoded | Image, Any, int, int, int]]
@@ -64,14 +76,20 @@ class ChunkRunner:
     Args:
         job: dataset, transforms, options.
         guard_generators: put the global random generators back after each chunk (in the user's own process).
+
+    Attributes:
+        source: gives the samples.
     """
 
     def __init__(self, job: Job, *, guard_generators: bool) -> None:
         self.job = job
         self.decoder = Decoder(job.decode)
-        self._guard = guard_generators
-        # Datasets of gpuload draw nothing; any other may use the global generators of random, numpy or torch.
-        self._seeds = not type(job.dataset).__module__.startswith("gpuload.datasets")
+        self.source = Source(job.dataset, job.seed)
+        self._guard = guard_generators and self.source.seeds
+        # A batch of plain data is collated where it is made; images are put together after the stage.
+        self._collates = job.collate_fn is not None and not len(job.chain)
+        self._made: dict[Any, Collated] = {}  # collated, and not yet in a slot that is large enough
+        self._sends = False  # whether a collated batch could be sent
 
     def run(
         self,
@@ -83,15 +101,57 @@ class ChunkRunner:
         """Do the chunk; `note` is told each row before it is touched, `wanted` ends the work between two rows."""
         loaded: list[_Loaded] = []
         errors: list[tuple[int, ErrorRecord]] = []
-        with _generators_kept() if self._guard and self._seeds else contextlib.nullcontext():
-            for row in range(len(request.positions)):
+        collated = None
+        rows = len(request.positions)
+        with kept() if self._guard else contextlib.nullcontext():
+            samples = self.source.open(request, lambda: note(min(len(loaded) + len(errors), rows - 1)))
+            for row in range(rows):
                 if not wanted():
                     return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
                 note(row)
                 try:
-                    loaded.append(self._load(request, row))
+                    loaded.append(self._load(row, samples(row)))
+                except Ended:
+                    rows = row
+                    break
                 except Exception as error:
                     errors.append((row, _record(request, row, None, error)))
+                    if self.source.broken:
+                        rows = row + 1
+                        break
+            place = self.source.place(request, rows)
+            if self._collates and request.whole and loaded and not errors and not any(s.images for s in loaded):
+                note(0)
+                collated = self._collated(request, [sample.sample for sample in loaded])
+        reply = None
+        if collated is not None:
+            content = ChunkContent([s.row for s in loaded], sources=[None] * rows, collated=collated, stream=place)
+            try:
+                reply = _pack(request, slot, 0, content, keep_types=True)
+                self._sends = True
+            except Exception:
+                # It cannot be sent (a generator, say, or what holds a lock): it is made where it stays. The samples
+                # may have been changed, so they are taken from the dataset once more; of a stream there is a copy.
+                self._collates = False
+                if request.stream is None:
+                    return self.run(request, slot, note, wanted)
+        if reply is None:
+            reply = self._finish(request, slot, note, wanted, loaded, errors, place)
+        if reply.status is Status.DONE:
+            self._made.pop(_made_key(request), None)
+        return reply
+
+    def _finish(
+        self,
+        request: Request,
+        slot: np.ndarray,
+        note: Callable[[int], None],
+        wanted: Callable[[], bool],
+        loaded: list[_Loaded],
+        errors: list[tuple[int, ErrorRecord]],
+        place: StreamPlace | None,
+    ) -> Reply:
+        """From the samples to what lies in the slot."""
         regions = self._regions(request, loaded, errors)
         # What fits into the slot is decided before any pixel is decoded.
         nbytes = 0
@@ -100,7 +160,7 @@ class ChunkRunner:
                 nbytes += align(box[2] * box[3] * image[4], ALIGN)
         if nbytes > len(slot):
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
-        kept: list[_Loaded] = []
+        kept_: list[_Loaded] = []
         table: list[list[int]] = []  # for each image of each sample that is kept, a row of an `ImageColumn`
         at = 0
         for sample, boxes in zip(loaded, regions, strict=True):
@@ -114,18 +174,22 @@ class ChunkRunner:
                 del table[before:]
                 errors.append((sample.row, _record(request, sample.row, sample.source, error)))
             else:
-                kept.append(sample)
-        return _reply(request, slot, at, kept, table, errors)
+                kept_.append(sample)
+        return self._reply(request, slot, at, kept_, table, errors, place)
 
-    def _load(self, request: Request, row: int) -> _Loaded:
-        index = request.indices[row]
-        if isinstance(index, np.integer):
-            index = int(index)
-        if self._seeds:
-            _seed_generators(self.job.seed, request.epoch, int(request.positions[row]))
+    def _load(self, row: int, sample: Any) -> _Loaded:
+        if sample is None and self.job.collate_fn is None:
+            raise TypeError(
+                "the dataset returned None; return a sample, raise an error, or pass a collate_fn that leaves None out"
+            )
         leaves: list[Any] = []
-        structure = flatten(self.job.dataset[index], leaves)
+        structure = flatten(sample, leaves)
         found = find_images(leaves)
+        if not found and len(self.job.chain) and self.job.collate_fn is None:
+            raise TypeError(
+                f"the sample, {describe(structure)}, has no image for the transforms; return gpuload.Encoded(bytes), "
+                "gpuload.Image, a PIL image, or a uint8 array H×W×C or tensor C×H×W; or leave the transforms out"
+            )
         images = []
         source = None
         for leaf in found.values():
@@ -140,7 +204,31 @@ class ChunkRunner:
             else:
                 images.append((leaf, None, *leaf.hwc.shape))
         values = [leaf for place, leaf in enumerate(leaves) if place not in found]
-        return _Loaded(row, structure, tuple(found), images, values, source)
+        return _Loaded(row, sample, structure, tuple(found), images, values, source)
+
+    def _collated(self, request: Request, samples: list[Any]) -> Collated:
+        """What `collate_fn` makes of a batch, once: it may change the samples, so a chunk that is done again, in a
+        larger slot, gets what was made before."""
+        key = _made_key(request)
+        if key not in self._made:
+            if request.stream is not None and not self._sends:
+                with contextlib.suppress(Exception):  # what cannot be copied is not
+                    samples = copy.deepcopy(samples)
+            self._made[key] = self._collate(samples)
+            if len(self._made) > KEPT_BATCHES:
+                self._made.pop(next(iter(self._made)))
+        return self._made[key]
+
+    def _collate(self, samples: list[Any]) -> Collated:
+        """Run the user's `collate_fn`."""
+        assert self.job.collate_fn is not None
+        try:
+            return Collated(self.job.collate_fn(samples[0] if self.job.single else samples))
+        except Exception as error:
+            return Collated(
+                error=one_line(f"{type(error).__name__}: {_text(error)}", MAX_CAUSE),
+                traceback="".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
+            )
 
     def _regions(
         self, request: Request, loaded: list[_Loaded], errors: list[tuple[int, ErrorRecord]]
@@ -182,6 +270,55 @@ class ChunkRunner:
             at = align(at + nbytes, ALIGN)
         return at
 
+    def _reply(
+        self,
+        request: Request,
+        slot: np.ndarray,
+        used_bytes: int,
+        kept_: list[_Loaded],
+        table: list[list[int]],
+        errors: list[tuple[int, ErrorRecord]],
+        place: StreamPlace | None,
+    ) -> Reply:
+        structures = [sample.structure for sample in kept_]
+        places = [sample.places for sample in kept_]
+        if all(s == structures[0] for s in structures) and all(p == places[0] for p in places):
+            structures, places = structures[:1], places[:1]
+        # One column for each image leaf; where the samples differ in their structure, one with all.
+        every = np.array(table, np.int64).reshape(-1, 10)
+        leaves = len(places[0]) if len(places) == 1 else 1
+        content = ChunkContent(
+            [sample.row for sample in kept_],
+            structures,
+            places,
+            [ImageColumn(every[number::leaves]) for number in range(leaves)],
+            [sample.values for sample in kept_],
+            [sample.source for sample in kept_],
+            sorted(errors, key=lambda entry: entry[0]),
+            stream=place,
+        )
+        keep_types = self.job.collate_fn is not None
+        try:
+            return _pack(request, slot, used_bytes, content, keep_types=keep_types)
+        except Exception as error:
+            # A leaf that cannot be sent. Which one is not worth the search: the dataset gives the same kind for each
+            # sample.
+            failed = [(sample.row, _record(request, sample.row, sample.source, _unsendable(error))) for sample in kept_]
+            errors = sorted(failed + errors, key=lambda entry: entry[0])
+            return _pack(request, slot, 0, ChunkContent(errors=errors, stream=place))
+
+
+def _pack(
+    request: Request, slot: np.ndarray, used_bytes: int, content: ChunkContent, *, keep_types: bool = False
+) -> Reply:
+    packed = write_content(content, slot, used_bytes, inline_bytes=MAX_INLINE_BYTES, keep_types=keep_types)
+    status = Status.DONE if packed.fits else Status.TOO_LARGE
+    return Reply(request.chunk, request.attempt, status, packed.nbytes, packed.meta, packed.meta_at)
+
+
+def _made_key(request: Request) -> tuple[Any, ...]:
+    return request.epoch, int(request.positions[0]), request.stream and request.stream.run
+
 
 class _Sourced(Exception):
     """Carries the source of the image whose header failed; the error itself is the cause."""
@@ -191,6 +328,13 @@ class _Sourced(Exception):
         self.source = source
 
 
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # an exception class of the user's own
+        return f"(its text cannot be had: {type(worse).__name__})"
+
+
 def _record(request: Request, row: int, source: str | None, error: BaseException) -> ErrorRecord:
     if isinstance(error, _Sourced) and error.__cause__ is not None:
         source, error = error.source, error.__cause__
@@ -198,51 +342,13 @@ def _record(request: Request, row: int, source: str | None, error: BaseException
         source = error.filename
     index = request.indices[row]
     return ErrorRecord(
+        epoch=request.epoch,
         position=int(request.positions[row]),
         index=int(index) if isinstance(index, np.integer) else index,
         source=source,
-        cause=f"{type(error).__name__}: {error}",
-        traceback="".join(traceback.format_exception(error)),
+        cause=one_line(f"{type(error).__name__}: {_text(error)}", MAX_CAUSE),
+        traceback="".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
     )
-
-
-def _reply(
-    request: Request,
-    slot: np.ndarray,
-    used_bytes: int,
-    kept: list[_Loaded],
-    table: list[list[int]],
-    errors: list[tuple[int, ErrorRecord]],
-) -> Reply:
-    structures = [sample.structure for sample in kept]
-    places = [sample.places for sample in kept]
-    if all(s == structures[0] for s in structures) and all(p == places[0] for p in places):
-        structures, places = structures[:1], places[:1]
-    # One column for each image leaf. Where the samples differ in their structure there is none that holds, and none is
-    # needed: the parent refuses them.
-    every = np.array(table, np.int64).reshape(-1, 10)
-    images = (
-        [ImageColumn(every[number :: len(places[0])]) for number in range(len(places[0]))] if len(places) == 1 else []
-    )
-    content = ChunkContent(
-        [sample.row for sample in kept],
-        structures,
-        places,
-        images,
-        [sample.values for sample in kept],
-        [sample.source for sample in kept],
-        sorted(errors, key=lambda entry: entry[0]),
-    )
-    try:
-        packed = write_content(content, slot, used_bytes, inline_bytes=MAX_INLINE_BYTES)
-    except Exception as error:
-        # A leaf that cannot be sent. Which one is not worth the search: the dataset gives the same kind for each
-        # sample.
-        failed = [(sample.row, _record(request, sample.row, sample.source, _unsendable(error))) for sample in kept]
-        content = ChunkContent(errors=sorted(failed + errors, key=lambda entry: entry[0]))
-        packed = write_content(content, slot, 0, inline_bytes=MAX_INLINE_BYTES)
-    status = Status.DONE if packed.fits else Status.TOO_LARGE
-    return Reply(request.chunk, request.attempt, status, packed.nbytes, packed.meta, packed.meta_at)
 
 
 def _unsendable(error: Exception) -> TypeError:
@@ -250,31 +356,3 @@ def _unsendable(error: Exception) -> TypeError:
         f"the sample cannot be sent to the main process ({type(error).__name__}: {error}); "
         "return images, arrays, numbers and strings"
     )
-
-
-def _seed_generators(seed: int, epoch: int, position: int) -> None:
-    """Seed the global generators that a user's dataset may draw from, as a function of the sample's position."""
-    words = uniforms(epoch_key(seed, epoch), np.asarray([position], np.int64), GENERATOR_STREAM, 2)[0]
-    import random  # here and below: most workers never need it
-
-    value = int(words[0] * 2**32)
-    random.seed(value)
-    np.random.seed(value)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.manual_seed(value)  # of the CPU alone: torch.manual_seed would touch CUDA's too
-
-
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    import random
-
-    torch = sys.modules.get("torch")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state() if torch is not None else None
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        if torch is not None:
-            torch.set_rng_state(states[2])

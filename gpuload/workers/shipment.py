@@ -18,7 +18,7 @@ import mmap
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,20 @@ def receive(fd: int) -> Any:
 
 
 def _dump(obj: Any) -> tuple[memoryview, list[memoryview]]:
+    buffers: list[memoryview] = []
+
+    def lay_aside(buffer: pickle.PickleBuffer) -> None:
+        buffers.append(buffer.raw())
+
+    stream = io.BytesIO()
+    try:
+        _pickler_class()(stream, protocol=5, buffer_callback=lay_aside).dump(obj)
+    except Exception as error:
+        raise TypeError(_refusal(obj, error)) from error
+    return stream.getbuffer(), buffers
+
+
+def _pickler_class() -> Any:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
@@ -87,21 +101,42 @@ def _dump(obj: Any) -> tuple[memoryview, list[memoryview]]:
                     return reduced
             return super().reducer_override(obj)
 
-    buffers: list[memoryview] = []
+    return Pickler
 
-    def lay_aside(buffer: pickle.PickleBuffer) -> None:
-        buffers.append(buffer.raw())
 
-    stream = io.BytesIO()
-    try:
-        Pickler(stream, protocol=5, buffer_callback=lay_aside).dump(obj)
-    except Exception as error:
-        raise TypeError(
-            f"the dataset or a transform cannot be sent to the worker processes: {type(error).__name__}: {error}. "
-            "Open files, locks, connections and the like when they are first used in the worker, not before; "
-            "or use num_workers=0"
-        ) from error
-    return stream.getbuffer(), buffers
+def _refusal(obj: Any, error: Exception) -> str:
+    """What to say of an object that could not be sent: which part of it, why, and what to do."""
+    from gpuload.workers.culprit import find_culprit  # workers never need it
+
+    base = _pickler_class()
+
+    class Nowhere(io.RawIOBase):
+        def write(self, data: Any) -> int:
+            return len(data)
+
+    def attempt(part: Any, without: Set[int]) -> Exception | None:
+        class Pickler(base):
+            def persistent_id(self, obj: Any) -> Any:
+                return id(obj) if id(obj) in without else None
+
+        try:
+            Pickler(Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(part)
+        except Exception as error:
+            return error
+        return None
+
+    path, culprit, its_error = find_culprit(obj, attempt)
+    error = its_error or error
+    kind = type(culprit)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    thing = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
+    # A `Job` keeps the transforms in its chain.
+    path = path.removeprefix(".").removeprefix("chain.")
+    return (
+        f"{f'{path} ({thing})' if path else thing} cannot be sent to the worker processes: {type(error).__name__}: "
+        f"{error}. Open files, locks, connections and the like when they are first used in the worker, not before; "
+        "or use num_workers=0"
+    )
 
 
 def _write(fd: int, data: bytes | memoryview, offset: int) -> None:

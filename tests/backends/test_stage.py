@@ -24,7 +24,7 @@ def stage_of(transforms, **options):
     ("options", "text"),
     [
         ({"backend": "kornia"}, "backend must be one of 'auto', 'torch', got 'kornia'"),
-        ({"ragged": "crop"}, "ragged must be one of 'error', 'list', 'pad', got 'crop'"),
+        ({"ragged": "crop"}, "ragged must be one of 'error', 'list', 'pad', 'views', got 'crop'"),
         ({"memory_format": "nhwc"}, "memory_format must be one of 'contiguous_format', 'channels_last', got 'nhwc'"),
         ({"dtype": "float64"}, "dtype must be one of 'uint8', 'float16', 'bfloat16', 'float32', got 'float64'"),
         ({"dtype": "uint8"}, "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out"),

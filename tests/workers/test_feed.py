@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuload.batch import LEAF, ChunkContent, ImageColumn, write_content
+from gpuload.batch import LEAF
+from gpuload.packing import ChunkContent, ImageColumn, write_content
 from gpuload.ring import GRANULE_BYTES, Ring
 from gpuload.workers.events import Event, Freed, Lost
-from gpuload.workers.feed import Batch, Feed
+from gpuload.workers.feed import Feed
+from gpuload.workers.parts import Batch
 from gpuload.workers.protocol import Reply, Request, Status
 
 

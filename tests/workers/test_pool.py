@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuload.batch import read_content
 from gpuload.decode import Decode
 from gpuload.errors import WorkerError
+from gpuload.packing import read_content
 from gpuload.ring import Ring
 from gpuload.transforms import Chain
 from gpuload.workers.events import Freed, Lost
-from gpuload.workers.pool import WorkerPool, check_platform
+from gpuload.workers.pool import WorkerPool
+from gpuload.workers.process import check_platform
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.runner import Job
 
@@ -127,6 +128,17 @@ def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
     )
 
 
+def test_pixels_are_streamed_past_the_caches_unless_the_user_set_that_himself(team, monkeypatch):
+    ours = "glibc.cpu.x86_non_temporal_threshold"
+    look = Calls(lambda index: __import__("os").environ["GLIBC_TUNABLES"])
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert team(look).values([0]) == [f"{ours}=98304"]
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    assert team(look).values([0]) == [f"glibc.malloc.check=0:{ours}=98304"]
+    monkeypatch.setenv("GLIBC_TUNABLES", f"{ours}=1234567")
+    assert team(look).values([0]) == [f"{ours}=1234567"]
+
+
 def test_a_worker_never_loads_torch_even_to_decode(team, jpeg_folder):
     from gpuload.datasets import ImageFolder
 
@@ -187,7 +199,8 @@ def test_large_arrays_come_through_the_slot(team):
     [reply] = team_.wait(1)
     assert reply.nbytes >= 2 * 200_000
     assert len(reply.meta) < 2000
-    three, four = (row[0] for row in team_.content(reply).values)
+    [block] = team_.content(reply).blocks
+    three, four = block.array(team_.ring.view(team_.slots[reply.chunk, reply.attempt]))
     assert (three == 3).all()
     assert (four == 4).all()
 
@@ -281,7 +294,8 @@ def test_workers_that_die_too_often_end_the_run(team):
     for chunk in range(3):
         team_.ask(chunk + 1, [chunk])
     with pytest.raises(
-        WorkerError, match=r"died 3 times in this epoch, more than max_restarts=2 allows; .*exited with status 3"
+        WorkerError,
+        match=r"died 3 times in this epoch, more than max_restarts=2 allows: exited with status 3 at sample 0 ",
     ):
         team_.wait(3, Lost)
 
@@ -307,7 +321,68 @@ def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(team):
     team_ = team(Calls(hang_at_3), timeout_s=0.5)
     team_.ask(1, [2, 3])
     [lost] = team_.wait(1, Lost)
-    assert (lost.row, lost.cause) == (1, "no progress for timeout=0.5 seconds")
+    assert (lost.row, lost.cause, lost.outside) == (1, "no progress for timeout=0.5 seconds", False)
+    assert "in hang_at_3" in lost.stack
+
+
+def test_a_crash_tells_where_it_happened(team):
+    def crashes(index):
+        import ctypes
+
+        return ctypes.string_at(index)
+
+    team_ = team(Calls(crashes))
+    team_.ask(1, [0])
+    [lost] = team_.wait(1, Lost)
+    assert (lost.cause, lost.outside) == ("killed by SIGSEGV", False)
+    assert lost.stack.startswith("Fatal Python error: Segmentation fault")
+    assert "in crashes" in lost.stack
+    assert "Extension modules" not in lost.stack
+
+
+def test_a_kill_from_outside_is_told_from_the_workers_own_death(team, tmp_path):
+    started = tmp_path / "started"
+
+    def waits(index):
+        import time
+
+        started.touch()
+        while True:
+            time.sleep(0.01)
+
+    team_ = team(Calls(waits))
+    team_.ask(1, [0])
+    wait_until(started.exists, "the sample is being read")
+    os.kill(team_.pool.pids[0], signal.SIGKILL)
+    [lost] = team_.wait(1, Lost)
+    assert (lost.cause, lost.outside) == ("killed by SIGKILL", True)
+
+
+def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypatch):
+    def hang(index):
+        import time
+
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
+    team_ = team(Calls(hang))
+    team_.ask(1, [7])
+    expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
+    with pytest.warns(RuntimeWarning, match=expected) as warned:
+        team_.pool.gather(3.0)
+    assert len(warned) == 1  # once for a sample
+
+
+def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, monkeypatch):
+    class Slow:
+        def __reduce__(self):
+            return exec, ("def hang_at_import():\n import time\n while True: time.sleep(0.01)\nhang_at_import()",)
+
+    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 1.5)
+    team_ = team(Slow())
+    with pytest.warns(RuntimeWarning, match=r"worker 0 .* has not been ready for[\s\S]*in hang_at_import"):
+        team_.pool.gather(4.0)
 
 
 # -- ends -----------------------------------------------------------------------------------------------------------
@@ -417,6 +492,15 @@ def test_in_a_forked_child_the_pool_says_whose_it_is(team):
     os.close(read_end)
     os.close(write_end)
     assert team_.values([3], chunk=9) == [3]
+
+
+def test_workers_leave_the_announced_end_of_a_job_to_their_parent(team):
+    team_ = team(Calls(lambda index: index))
+    team_.values([1], chunk=1)
+    [pid] = team_.pool.pids
+    os.kill(pid, signal.SIGTERM)
+    assert team_.values([2], chunk=2) == [2]
+    assert team_.pool.pids == [pid]
 
 
 def test_workers_ignore_a_ctrl_c_of_the_terminal(team):

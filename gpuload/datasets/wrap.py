@@ -1,0 +1,369 @@
+"""`wrap`: the datasets of torchvision and Hugging Face, yielding the bytes of images in the place of decoded ones.
+
+Runs in the main process; what it makes is copied to the workers, which read. Neither library is imported here: their
+classes are recognised by name. Of a torchvision dataset nothing is kept but what its samples are made of, in few
+buffers: paths as `gpuload.datasets.paths` has them, labels as an array, COCO's annotations as the JSON that they come
+from. So workers import no torch for it, and share one copy. A Hugging Face dataset is kept, with the decoding of
+its columns switched off; it travels as it pickles, a memory-mapped one as the path of its file.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import operator
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+
+from gpuload.datasets.folder import _checked_mode, _Images, _read
+from gpuload.datasets.paths import Paths
+from gpuload.errors import one_line
+from gpuload.sample import Encoded, Mode
+
+__all__ = ["WrappedCoco", "WrappedFolder", "WrappedRows", "wrap"]
+
+FOLDER: Final = "torchvision.datasets.folder"
+COCO: Final = "torchvision.datasets.coco"
+TORCH: Final = "torch.utils.data.dataset"
+ROWS: Final = "datasets.arrow_dataset"
+# What a folder's files may be read by: nothing is lost when they are read as bytes.
+LOADERS: Final = {
+    (FOLDER, "default_loader"),
+    (FOLDER, "pil_loader"),
+    (FOLDER, "accimage_loader"),
+    ("gpuload.sample", "read"),
+}
+JSON: Final = frozenset({str, int, float, bool, type(None)})
+
+TAKEN = (
+    "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
+    "datasets.Dataset, and torch's Subset and ConcatDataset of these"
+)
+OWN = "For any other dataset, return gpuload.read(path) in the place of the image from a __getitem__ of your own"
+
+
+def wrap(dataset: Any, *, mode: Mode | None = None) -> Any:
+    """Make a dataset of torchvision's or Hugging Face's yield `Encoded` bytes in the place of decoded images.
+
+    Length, order and structure of the samples stay: ``(image, label)``, ``(image, target)``, or a dict of columns::
+
+        loader = gl.Loader(gl.wrap(torchvision.datasets.ImageFolder(root)), batch_size=256, transforms=[…])
+
+    Args:
+        dataset: torchvision's ImageFolder, DatasetFolder, CocoDetection or CocoCaptions, or a subclass that reads its
+            samples as they do; their `target_transform` is applied as before. Or a ``datasets.Dataset`` with columns
+            of ``datasets.Image``, also in lists and dicts. Or torch's Subset or ConcatDataset of such: the same
+            container, around what is wrapped. Datasets of gpuload's own come back as they are.
+        mode: what the pixels become, see `Encoded`. Default: what ``datasets.Image(mode=…)`` says, else ``"RGB"``.
+
+    Hugging Face turns images upright by their EXIF tag, torchvision does not: for the former's pixels give the Loader
+    ``decode=Decode(exif=True)``. Missing images (None) stay None.
+
+    Raises:
+        TypeError: the dataset is of another kind, has a transform or a format, or its class reads samples in a way of
+            its own; the message says which, and what to do.
+        ValueError: a COCO file name leads out of the dataset's root; `mode` is not valid.
+
+    While reading, OSError names a file that is missing.
+
+    Example:
+        >>> wrap([1, 2])
+        Traceback (most recent call last):
+        TypeError: got a builtins.list; gpuload.wrap() takes torchvision's ImageFolder, ...
+    """
+    return _wrap(dataset, mode if mode is None else _checked_mode(mode), "")
+
+
+def _wrap(dataset: Any, mode: Mode | None, where: str) -> Any:
+    cls = type(dataset)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    known = {(base.__module__, base.__name__) for base in cls.__mro__}
+    got = f"got a {name}{where}"
+    if cls.__module__.startswith("gpuload.datasets."):
+        return dataset
+    if (FOLDER, "DatasetFolder") in known:
+        _check_methods(cls, FOLDER, ("__getitem__", "__len__", "__getitems__"), got)
+        _check_transforms(dataset, got)
+        _check_loader(dataset.loader, got)
+        return WrappedFolder(dataset, mode or "RGB")
+    if (COCO, "CocoDetection") in known:
+        _check_methods(cls, COCO, ("__getitem__", "__len__", "__getitems__", "_load_image", "_load_target"), got)
+        _check_transforms(dataset, got)
+        return WrappedCoco(dataset, mode or "RGB")
+    if (TORCH, "Subset") in known:
+        _check_methods(cls, TORCH, ("__getitem__", "__len__", "__getitems__"), got)
+        container = copy.copy(dataset)
+        container.dataset = _wrap(dataset.dataset, mode, f" in a {cls.__name__}{where}")
+        return container
+    if (TORCH, "ConcatDataset") in known:
+        _check_methods(cls, TORCH, ("__getitem__", "__len__", "__getitems__"), got)
+        container = copy.copy(dataset)
+        parts = enumerate(dataset.datasets)
+        container.datasets = [_wrap(part, mode, f" at {i} in a {cls.__name__}{where}") for i, part in parts]
+        return container
+    if (ROWS, "Dataset") in known:
+        _check_methods(cls, ROWS, ("__getitem__", "__len__", "_getitem"), got)
+        return WrappedRows(dataset, mode, got)
+    if known & {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}:
+        raise TypeError(f"{got}, which holds several datasets; wrap one of them, as in gpuload.wrap(dataset['train'])")
+    if ("datasets.iterable_dataset", "IterableDataset") in known:
+        raise TypeError(f"{got}, which has no length and no order; {TAKEN}. Load it without streaming=True")
+    raise TypeError(f"{got}; {TAKEN}. {OWN}")
+
+
+class WrappedFolder(_Images):
+    """What `wrap` makes of an ImageFolder: yields ``(Encoded, label)``.
+
+    Attributes:
+        classes, class_to_idx: as in the dataset that was wrapped.
+        paths: the absolute path of each image, a sequence of str that are made when they are asked for.
+        targets: the label of each image, as the folders give it: an array of the smallest integers that hold them; a
+            list, where a subclass has labels that are no integers.
+        target_transform: what is applied to a label before it is yielded, or None.
+    """
+
+    def __init__(self, dataset: Any, mode: Mode) -> None:
+        self.mode = mode
+        self.paths = _pack([path for path, _ in dataset.samples], dataset.root)
+        self.targets = _labels([target for _, target in dataset.samples])
+        self.classes: list[str] = list(dataset.classes)
+        self.class_to_idx: dict[str, int] = dict(dataset.class_to_idx)
+        self.target_transform: Callable[[Any], Any] | None = dataset.target_transform
+        self._name = type(dataset).__name__
+
+    def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
+        place = self._place(index)
+        target = self.targets[place]
+        if isinstance(self.targets, np.ndarray):
+            target = int(target)
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return self._encoded(place), target
+
+    def __repr__(self) -> str:
+        return f"wrap({self._name}({self.root!r}): {len(self)} images in {len(self.classes)} classes)"
+
+
+class WrappedCoco(_Images):
+    """What `wrap` makes of a CocoDetection: yields ``(Encoded, target)``, the target a list of annotations (captions).
+
+    Attributes:
+        ids: the id of each image in the annotation file.
+        paths: the absolute path of each image, a sequence of str that are made when they are asked for.
+        targets: the target of each image, a sequence of lists that are made when they are asked for.
+        target_transform: what is applied to a target before it is yielded, or None.
+    """
+
+    def __init__(self, dataset: Any, mode: Mode) -> None:
+        self.mode = mode
+        self.ids = _labels(dataset.ids)
+        names = [_inside(dataset.coco.imgs[key]["file_name"], key, dataset.root) for key in dataset.ids]
+        self.paths = _pack(names, os.path.abspath(dataset.root))
+        self.targets = _targets(dataset._load_target(key) for key in dataset.ids)
+        self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
+        self._name = type(dataset).__name__
+
+    def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
+        place = self._place(index)
+        target = self.targets[place]
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return self._encoded(place), target
+
+    def __repr__(self) -> str:
+        return f"wrap({self._name}({self.root!r}): {len(self)} images)"
+
+
+class WrappedRows:
+    """What `wrap` makes of a Hugging Face dataset: yields dicts of its columns, with `Encoded` for each image.
+
+    Attributes:
+        dataset: the dataset that was wrapped, with the decoding of images switched off.
+        features: its features; column_names: its columns.
+    """
+
+    def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
+        kind = dataset.format["type"]
+        columns = dataset.column_names if dataset.format["output_all_columns"] else dataset.format["columns"]
+        if kind is not None:
+            how = "a transform (set_transform, with_transform)" if kind == "custom" else f"the format {kind!r}"
+            raise TypeError(
+                f"{got} with {how}, which takes decoded images: pass dataset.with_format(None), and move what it does "
+                "to Loader(transforms=…); gpuload's batches are tensors"
+            )
+        self.dataset = copy.deepcopy(dataset)  # its tables are shared; its features are not, so that they may change
+        self._plan = _plan({name: self.dataset.info.features[name] for name in columns}, mode)
+        if self._plan is None:
+            raise TypeError(
+                f"{got} without images: none of its columns is a datasets.Image ({', '.join(columns)}); "
+                "say which is one with dataset.cast_column(name, datasets.Image())"
+            )
+
+    @property
+    def features(self) -> Any:
+        return self.dataset.features
+
+    @property
+    def column_names(self) -> list[str]:
+        return self.dataset.column_names
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        try:
+            place = operator.index(index)
+        except TypeError:
+            raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
+        return _filled(self._plan, self.dataset[place])
+
+    def __repr__(self) -> str:
+        return f"wrap(datasets.Dataset: {len(self)} rows of {', '.join(self.column_names)})"
+
+
+class _JsonLists(Sequence[Any]):
+    """Values in one buffer, each as JSON; one is made anew each time that it is asked for."""
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        texts = list(texts)
+        self.data = np.frombuffer(bytearray().join(texts), np.uint8)
+        self.offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(text) for text in texts], out=self.offsets[1:])
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i, n = operator.index(index), len(self)
+        if not -n <= i < n:
+            raise IndexError(f"index {i} is out of range: there are {n} targets")
+        start, end = self.offsets[i % n : i % n + 2].tolist()
+        return json.loads(self.data[start:end].tobytes())
+
+
+def _targets(targets: Iterable[Any]) -> Sequence[Any]:
+    """Targets as JSON, where that gives them back as they are; else, where the user put other things there, a list."""
+    targets = list(targets)
+    if not _is_json(targets):
+        return targets
+    return _JsonLists(json.dumps(target, separators=(",", ":")).encode() for target in targets)
+
+
+def _is_json(values: Collection[Any]) -> bool:
+    """Whether JSON gives values back as they are. (To read them back and compare took 2.4 times as long.)"""
+    kinds = set(map(type, values))
+    if kinds <= JSON:
+        return True
+    if not kinds <= JSON | {list, dict}:
+        return False
+    lists = all(_is_json(value) for value in values if type(value) is list)
+    dicts = [value for value in values if type(value) is dict]
+    return lists and all(set(map(type, value)) <= {str} and _is_json(value.values()) for value in dicts)
+
+
+def _labels(labels: Sequence[Any]) -> Any:
+    """Integers as an array of the smallest type; anything else as a list."""
+    if not labels or any(type(label) is not int for label in labels):
+        return list(labels)
+    low, high = min(labels), max(labels)
+    dtype = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
+    return np.asarray(labels, dtype) if np.issubdtype(dtype, np.integer) else list(labels)
+
+
+def _pack(paths: Iterable[str | os.PathLike[str]], root: str | os.PathLike[str]) -> Paths:
+    """Paths as given (relative ones to the working directory), as absolute ones below the root where they are there."""
+    names = [os.fsencode(path) for path in paths]
+    given = os.path.join(os.fsencode(root), b"")
+    if given and all(map(operator.methodcaller("startswith", given), names)):
+        folder, names = os.path.abspath(root), [name[len(given) :] for name in names]
+    else:
+        folder, names = "/", [os.path.abspath(name)[1:] for name in names]
+    return Paths.pack(os.fsdecode(folder), [(b"".join(names), np.fromiter(map(len, names), np.int64, len(names)))])
+
+
+def _inside(file_name: str, key: Any, root: str | os.PathLike[str]) -> str:
+    """The path of a COCO image. Its name comes from a file of data, and must not lead out of the root."""
+    path = os.path.abspath(os.path.join(root, file_name))
+    if not path.startswith(os.path.join(os.path.abspath(root), "")):
+        raise ValueError(
+            f"the COCO image {key!r} has the file name {file_name!r}, which leads out of {os.fspath(root)!r}; "
+            "give the dataset a root that holds all its images"
+        )
+    return path
+
+
+def _plan(feature: Any, mode: Mode | None) -> Any:
+    """Where images are in a column, and their modes: a mode, a dict of plans, a list of one plan, or None for nowhere.
+
+    Switches their decoding off.
+    """
+    if (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image"):
+        feature.decode = False
+        if mode is None and feature.mode is not None:
+            try:
+                return _checked_mode(feature.mode)
+            except ValueError as error:
+                raise TypeError(f"a column is a datasets.Image whose {error}; give wrap() a mode=") from None
+        return mode or "RGB"
+    if isinstance(feature, Mapping):
+        plans = {name: _plan(part, mode) for name, part in feature.items()}
+        return {name: plan for name, plan in plans.items() if plan is not None} or None
+    inner = feature[0] if isinstance(feature, list | tuple) else getattr(feature, "feature", None)
+    plan = None if inner is None else _plan(inner, mode)
+    return None if plan is None else [plan]
+
+
+def _filled(plan: Any, value: Any) -> Any:
+    """A row, or a part of it, with its images as `Encoded`."""
+    if value is None:
+        return None
+    if isinstance(plan, dict):
+        return {name: _filled(plan[name], part) if name in plan else part for name, part in value.items()}
+    if isinstance(plan, list):
+        return [_filled(plan[0], part) for part in value]
+    data, path = value["bytes"], value["path"]
+    if data is None:
+        if path is None:
+            raise ValueError("an image of the row has neither bytes nor a path")
+        if "://" in path:
+            raise FileNotFoundError(errno.ENOENT, "not a file on this machine; download it beforehand", path)
+        data = _read(path)
+    return Encoded(data, plan, path)
+
+
+def _check_methods(cls: type, module: str, names: Sequence[str], got: str) -> None:
+    for name in names:
+        method = getattr(cls, name, None)
+        if method is not None and getattr(method, "__module__", None) != module:
+            if module == TORCH:
+                why, advice = "which may not know Encoded", "Give it gpuload.wrap() of what is inside, yourself"
+            else:
+                why = "and what that does to images would be lost"
+                advice = "Return gpuload.read(path) from it in the place of the image; that needs no wrap()"
+            raise TypeError(f"{got}, whose class has a {name} of its own, {why}. {advice}")
+
+
+def _check_transforms(dataset: Any, got: str) -> None:
+    joint = dataset.transforms
+    if (type(joint).__module__, type(joint).__name__) == ("torchvision.datasets.vision", "StandardTransform"):
+        joint = joint.transform  # its target_transform stays
+    for name, given in (("transform", dataset.transform), ("transforms", joint)):
+        if given is not None:
+            raise TypeError(
+                f"{got} with {name}={one_line(repr(given), 100)}, which takes decoded images: move it to "
+                "Loader(transforms=…), with the transforms of gpuload.transforms, and pass the dataset without it"
+            )
+
+
+def _check_loader(loader: Any, got: str) -> None:
+    if (getattr(loader, "__module__", None), getattr(loader, "__name__", None)) not in LOADERS:
+        raise TypeError(
+            f"{got} with loader={one_line(repr(loader), 100)}: what that does to images would be lost. If it only "
+            "reads an image, set dataset.loader = gpuload.read"
+        )

@@ -1,0 +1,233 @@
+"""What the machine still allows: open files, and memory before the limit of a control group.
+
+A limit that is met in the middle of an epoch is an `OSError` in any library, or a process that is killed without a
+word. So it is asked for before something is taken, and what does not fit is a `LimitError` with the figures.
+
+Runs in the main process. Read when asked; nothing is cached, since both change with every file and every batch. What
+is missing or makes no sense counts as no limit: a guess must never stop a program that would have run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpuload.errors import LimitError
+
+__all__ = ["check_descriptors", "check_memory", "descriptors_left", "memory_left_bytes"]
+
+# What a `WorkerPool` holds: a queue (2), an epoll, the job, the board of notes; and the ring. Of the last two Python's
+# mmap keeps a second descriptor each.
+POOL_DESCRIPTORS = 8
+# Each worker: the socket of its replies, its lifeline, its pidfd, the file for its stacks.
+WORKER_DESCRIPTORS = 4
+# Only while one is started: its ends of socket and lifeline, /dev/null, the pipe that tells of a failed exec (2). The
+# pidfd comes after them.
+START_DESCRIPTORS = 4
+# Modules that are imported, files that a library looks into: opened for a moment by anything at all.
+SPARE_DESCRIPTORS = 8
+
+# A worker with the JPEG decoder and no torch has 47 to 51 MB resident, of which 19 MB are its own and the rest are
+# libraries' pages; large images and other decoders soon take the difference.
+WORKER_BYTES = 45 * 1000 * 1000
+
+_UNLIMITED = 1 << 60  # version 1 says "none" with the largest multiple of a page below 2**63
+
+
+def descriptors_left() -> int | None:
+    """How many more files this process may open: the soft limit less what is open; None where that is unknown."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit == resource.RLIM_INFINITY:
+            return None
+        # The limit is on numbers, not on how many: one above it (it was lowered later) takes no place below.
+        taken = sum(int(name) < limit for name in os.listdir("/proc/self/fd"))
+    except (ImportError, OSError, ValueError):
+        return None
+    return max(0, limit - taken + 1)  # one was listdir's own
+
+
+def check_descriptors(workers: int) -> None:
+    """Refuse to start worker processes that this process has not enough free file descriptors for.
+
+    Raises:
+        LimitError: they do not fit; the message says how many are needed, how many are left, and what to do.
+    """
+    needed = POOL_DESCRIPTORS + WORKER_DESCRIPTORS * workers + START_DESCRIPTORS + SPARE_DESCRIPTORS
+    left = descriptors_left()
+    if left is None or needed <= left:
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = "no limit" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+    raise LimitError(
+        f"num_workers={workers} takes {needed:,} file descriptors in this process ({WORKER_DESCRIPTORS} for each "
+        f"worker, {needed - WORKER_DESCRIPTORS * workers} besides), but {left:,} are left of the {soft:,} that it may "
+        "have open. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program (hard limit: {most})"
+    )
+
+
+def memory_left_bytes(root: str = "/") -> int | None:
+    """How much more memory this process may take before a control group (version 2 or 1) is at its limit.
+
+    The least over its group and all ancestors of limit − use + what the kernel can reclaim; None where nothing limits
+    it. Reclaimable are the pages of files, in either of the kernel's lists: the active one holds whatever was read
+    twice, after an epoch the dataset. Shared memory, the ring's too, is in neither: it has no file to go back to.
+    Memory that could be swapped out is not counted.
+
+    Args:
+        root: the folder that stands for ``/``.
+    """
+    memory = _tightest(root)
+    return None if memory is None else memory.left_bytes
+
+
+def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
+    """Refuse to begin what the control group has not enough memory left for.
+
+    How large the decoded images will be is not known yet; the ring asks again as it grows.
+
+    Args:
+        workers: processes that will be started.
+        output_bytes: ordinary memory of one finished batch.
+        root: the folder that stands for ``/``.
+
+    Raises:
+        LimitError: it does not fit; the message says what is needed for what, what is left of which limit, and what
+            to do.
+    """
+    memory = _tightest(root)
+    needed = workers * WORKER_BYTES + output_bytes
+    if memory is None or needed <= memory.left_bytes:
+        return
+    raise LimitError(
+        f"at least {_mb(needed)} of memory are needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
+        f"{_mb(output_bytes)} for a finished batch), "
+        f"but the control group {memory.folder} has {_mb(memory.left_bytes)} left of its limit of "
+        f"{_mb(memory.limit_bytes)}. Use fewer workers or a smaller batch_size, or raise "
+        "the limit of the container or job"
+    )
+
+
+class _Memory(NamedTuple):
+    left_bytes: int
+    limit_bytes: int
+    folder: str
+
+
+class _Files(NamedTuple):
+    """The names that a version of control groups has for the same things, and where it is usually mounted."""
+
+    limit: str
+    use: str
+    reclaimable: tuple[bytes, ...]
+    usual: str
+
+
+_VERSIONS = {
+    "cgroup2": _Files(
+        "memory.max", "memory.current", (b"inactive_file", b"active_file", b"slab_reclaimable"), "sys/fs/cgroup"
+    ),
+    "cgroup": _Files(
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        (b"total_inactive_file", b"total_active_file"),
+        "sys/fs/cgroup/memory",
+    ),
+}
+
+
+def _tightest(root: str) -> _Memory | None:
+    """The group that has the least left, among those with a limit."""
+    found = []
+    for folder, files in _groups(root):
+        limit = _number(_read(f"{folder}/{files.limit}"))
+        if limit is None or limit >= _UNLIMITED:
+            continue
+        use = _number(_read(f"{folder}/{files.use}"))
+        if use is not None:
+            left = limit - use + _reclaimable(_read(f"{folder}/memory.stat"), files)
+            found.append(_Memory(max(0, left), limit, folder))
+    return min(found, default=None)
+
+
+def _groups(root: str) -> Iterator[tuple[str, _Files]]:
+    """The folders of this process's memory groups, from its own upwards as far as they can be seen."""
+    mounts = _mounts(root)
+    for line in (_read(os.path.join(root, "proc/self/cgroup")) or b"").splitlines():
+        _, _, rest = os.fsdecode(line).partition(":")
+        controllers, _, path = rest.partition(":")
+        if not path.startswith("/") or (controllers and "memory" not in controllers.split(",")):
+            continue
+        version = "cgroup" if controllers else "cgroup2"
+        files = _VERSIONS[version]
+        places = mounts.get(version) or [("/", files.usual)]
+        # In a container the group may lie outside what is mounted: then that is what the container was given.
+        point, below = next(
+            ((point, below) for base, point in places if (below := _below(path, base)) is not None), (places[0][1], "")
+        )
+        top = os.path.join(root, point)
+        folder = os.path.join(top, below) if below else top
+        while True:  # a limit on any ancestor binds
+            yield folder, files
+            if len(folder) <= len(top):
+                break
+            folder = os.path.dirname(folder)
+
+
+def _mounts(root: str) -> dict[str, list[tuple[str, str]]]:
+    """For each version, which group is mounted where: (group, folder relative to the root)."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for line in (_read(os.path.join(root, "proc/self/mountinfo")) or b"").splitlines():
+        if b" - cgroup" not in line:
+            continue
+        before, _, after = os.fsdecode(line).partition(" - ")
+        fields, kinds = before.split(" "), after.split(" ")
+        if len(fields) < 5 or (kinds[0] == "cgroup" and "memory" not in kinds[-1].split(",")):
+            continue
+        base, point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields[3:5])
+        found.setdefault(kinds[0], []).append((base, point.lstrip("/")))
+    return found
+
+
+def _below(path: str, base: str) -> str | None:
+    """`path` relative to `base`, or None where it does not lie in it."""
+    inner = path.strip("/").split("/") if path.strip("/") else []
+    outer = base.strip("/").split("/") if base.strip("/") else []
+    if ".." in inner or inner[: len(outer)] != outer:
+        return None
+    return "/".join(inner[len(outer) :])
+
+
+def _reclaimable(stat: bytes | None, files: _Files) -> int:
+    total = 0
+    for line in (stat or b"").splitlines():
+        name, _, value = line.partition(b" ")
+        if name in files.reclaimable:
+            total += _number(value) or 0
+    return total
+
+
+def _read(path: str) -> bytes | None:
+    # Most of them are not there. Asked first, since a ctrl-C while an error is handled shows that error too.
+    if not os.access(path, os.R_OK):
+        return None
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        return file.read()
+    return None
+
+
+def _number(text: bytes | None) -> int | None:
+    text = (text or b"").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.0f} MB"

@@ -1,0 +1,58 @@
+"""Which of how many processes this is, in a job that trains on several: told, or found out.
+
+Asked anew at each `iter()`, since `torch.distributed` may come up after a `Loader` was made. Reads the environment and
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["check_rank", "find_rank"]
+
+
+def check_rank(rank: Any, world_size: Any) -> None:
+    """Refuse a rank or number of ranks that cannot be; both None: to be found out.
+
+    Raises:
+        TypeError, ValueError: only one of them is given, or they do not go together.
+    """
+    if rank is None and world_size is None:
+        return
+    if rank is None or world_size is None:
+        raise ValueError(f"rank and world_size go together, got {rank=}, {world_size=}; give both or neither")
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must lie in 0 … world_size-1 = {world_size - 1}, got {rank}")
+
+
+def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """This process's rank and how many there are: as `torch.distributed` says where it is up, else as torchrun's
+    environment (RANK, WORLD_SIZE) says, else (0, 1).
+
+    Raises:
+        ValueError: the environment says something that cannot be.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    environment = os.environ if environment is None else environment
+    told = environment.get("RANK"), environment.get("WORLD_SIZE")
+    if told[0] is None or told[1] is None:
+        return 0, 1
+    try:
+        rank, world_size = int(told[0]), int(told[1])
+        check_rank(rank, world_size)
+    except ValueError as error:
+        raise ValueError(
+            f"the environment has RANK={told[0]!r} and WORLD_SIZE={told[1]!r}, which torchrun would not set ({error}); "
+            "unset them, or pass rank= and world_size="
+        ) from None
+    return rank, world_size

@@ -1,0 +1,251 @@
+"""One worker process as its parent sees it: started, watched, asked where it is, killed.
+
+It owns the process and the parent's ends of what joins the two: the reply socket, the *lifeline* (a pipe that nobody
+writes to: when its write end closes with the parent, the kernel kills the worker), a pidfd, and the *stack file*. All
+are inherited descriptors; nothing has a name.
+
+The stack file is a memfd that the worker's faulthandler writes to: the stacks of its threads when the parent asks for
+them by signal (which works while the worker hangs in C code), and the stack of a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuload.errors import WorkerError
+from gpuload.workers.protocol import STACK_SIGNAL
+
+__all__ = ["WorkerProcess", "check_platform", "standard_path"]
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "TBB_NUM_THREADS",
+)
+# Pixels are copied into a slot that another core reads next: past the caches (`memcpy` with streaming stores) that
+# saves 16 of 35 µs an image, and leaves the file that is decoded next in the cache. Other C libraries know no such
+# setting.
+STREAM_COPIES = "glibc.cpu.x86_non_temporal_threshold"
+STREAM_FROM_BYTES = 96 << 10
+# A process that the kernel holds (a dead network mount) answers no signal, and ends when the kernel lets go of it.
+STACK_WAIT_S = 0.5
+KILL_WAIT_S = 2.0
+MAX_STACK_BYTES = 8192
+
+
+class WorkerProcess:
+    """A running worker.
+
+    Args:
+        number: which worker it is.
+        shared: descriptors that all workers inherit.
+
+    Attributes:
+        pid: the process id.
+        replies: the socket that it answers on, not blocking.
+        pidfd: readable when it has ended.
+        ready: it has said hello.
+        killed_for: why `kill` was called, or None.
+
+    Raises:
+        WorkerError: it could not be started.
+    """
+
+    def __init__(self, number: int, shared: Sequence[int]) -> None:
+        self.number = number
+        self.ready = False
+        self.started_at = time.monotonic()
+        self.killed_for: str | None = None
+        self._killed_at = ""
+        with contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(ours.close)
+            lifeline_theirs, self._lifeline = os.pipe()
+            undo.callback(os.close, self._lifeline)
+            self._stacks = os.memfd_create("gpuload-stacks", os.MFD_CLOEXEC)
+            undo.callback(os.close, self._stacks)
+            descriptors = (*shared, theirs.fileno(), lifeline_theirs, self._stacks)
+            try:
+                self._process = _launch(number, descriptors)
+            except OSError as error:
+                raise WorkerError(f"worker {number} could not be started with {sys.executable}: {error}") from error
+            finally:
+                theirs.close()
+                os.close(lifeline_theirs)
+            try:
+                self.pidfd = os.pidfd_open(self._process.pid)
+            except OSError as error:
+                self._process.kill()
+                self._process.wait()
+                raise WorkerError(
+                    f"worker {number} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
+                    "num_workers=0 does the same work in this process"
+                ) from error
+            undo.pop_all()
+        ours.setblocking(False)
+        self.replies = ours
+        self.pid = self._process.pid
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """What an epoll has to watch."""
+        return self.replies.fileno(), self.pidfd
+
+    def kill(self, reason: str, stack: str) -> None:
+        """End it now; reason and stack are what `wait` will say."""
+        self.killed_for, self._killed_at = reason, stack
+        self._signal(signal.SIGKILL)
+
+    def stack(self) -> str:
+        """Where it is now: the Python stacks of its threads, the innermost call first; or why there are none."""
+        before = os.fstat(self._stacks).st_size
+        if not self.ready and before == 0 and not self._handler_stands():
+            return "(it has not come so far that it could tell where it is)"
+        self._signal(STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_WAIT_S
+        size = before
+        while time.monotonic() < deadline:
+            time.sleep(0.005)
+            last, size = size, os.fstat(self._stacks).st_size
+            if size > before and size == last:
+                return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, before))
+        return f"(it does not answer: state {self._state()!r}; 'D' is waiting in the kernel, for a disk or a mount)"
+
+    def wait(self) -> tuple[str, bool, str]:
+        """Wait for its end. Returns what it died of, whether that came from outside, and the stack where it was, if
+        that is known.
+
+        The exit status is only a hint: where the program ignores SIGCHLD, it reads 0 whatever happened.
+        """
+        status = self._process.wait()
+        if self.killed_for is not None:
+            return self.killed_for, False, self._killed_at
+        text = os.pread(self._stacks, MAX_STACK_BYTES, max(0, os.fstat(self._stacks).st_size - MAX_STACK_BYTES))
+        crash = text.rfind(b"Fatal Python error")
+        return _describe_exit(status), status == -signal.SIGKILL, _tidy(text[crash:]) if crash >= 0 else ""
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status as `subprocess` has it, once `wait` returned."""
+        return self._process.returncode
+
+    def cut(self) -> None:
+        """Close the lifeline: the kernel kills it, whatever it is at."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def end(self, deadline: float) -> None:
+        """Wait until `deadline` (monotonic seconds) for it to end by itself, then kill it; free every descriptor."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        self._signal(signal.SIGKILL)
+        try:
+            self._process.wait(KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.returncode = -signal.SIGKILL  # as it will be
+        self.forget()
+
+    def forget(self) -> None:
+        """Free the parent's descriptors."""
+        self.cut()
+        self.replies.close()
+        for fd in (self.pidfd, self._stacks):
+            if fd >= 0:
+                os.close(fd)
+        self.pidfd = self._stacks = -1
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: close the copies, so that the worker still dies with its real parent."""
+        self._process.returncode = 0  # not ours to wait for
+        self.forget()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def _handler_stands(self) -> bool:
+        """Whether it has a handler for our signal yet; without one the signal would end it."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (STACK_SIGNAL - 1) & 1)
+        return False
+
+    def _state(self) -> str:
+        with contextlib.suppress(OSError, IndexError):
+            return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return "gone"
+
+
+def _launch(number: int, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+        "-P",
+        str(Path(__file__).with_name("bootstrap.py")),
+        str(number),
+        ",".join(map(str, descriptors)),
+    ]
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(THREAD_VARIABLES, "1"))
+    environment["GLIBC_TUNABLES"] = _tunables(environment.get("GLIBC_TUNABLES", ""))
+    # A ctrl-C between the child's start and its first line must not kill it with a traceback.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _tunables(given: str) -> str:
+    """The user's settings of the C library, and ours where they say nothing of it."""
+    return given if STREAM_COPIES in given else ":".join(filter(None, (given, f"{STREAM_COPIES}={STREAM_FROM_BYTES}")))
+
+
+def _tidy(stack: bytes) -> str:
+    """What faulthandler wrote, without its list of extension modules."""
+    return stack.decode(errors="replace").split("\nExtension modules:")[0].strip()
+
+
+def _describe_exit(status: int) -> str:
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-status).name}"
+        return f"killed by signal {-status}"
+    return f"exited with status {status}"
+
+
+def check_platform() -> None:
+    """Refuse, with the remedy, where workers cannot be started.
+
+    Raises:
+        RuntimeError: not Linux, a frozen application, or an interpreter without an executable.
+    """
+    remedy = "use num_workers=0, which does the same work in this process"
+    if sys.platform != "linux":
+        raise RuntimeError(f"worker processes need Linux, this is {sys.platform}: {remedy}")
+    if getattr(sys, "frozen", False):
+        raise RuntimeError(f"a frozen application has no Python interpreter to start workers with: {remedy}")
+    if not sys.executable:
+        raise RuntimeError(f"sys.executable is empty, so there is no interpreter to start workers with: {remedy}")
+
+
+def standard_path() -> list[str]:
+    """The entries of the import path that hold the standard library."""
+    library = sysconfig.get_path("stdlib")
+    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    known = (library, f"{library}/lib-dynload")
+    return [entry for entry in sys.path if entry in known or os.path.basename(entry) == zipped]

@@ -1,0 +1,119 @@
+"""docs/dataloader.md: every row of its tables names tests that exist, and none is missing."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+import gpuload as gl
+
+ROOT = Path(__file__).parent.parent.parent
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+# The classes of PyTorch's test/test_dataloader.py, and of torchdata's test/stateful_dataloader/test_state_dict.py.
+OF_DATALOADER = [
+    "TestDatasetRandomSplit",
+    "TestTensorDataset",
+    "TestStackDataset",
+    "TestConcatDataset",
+    "TestDataLoader",
+    "TestDataLoaderDeviceType",
+    "IntegrationTestDataLoaderDataPipe",
+    "TestStringDataLoader",
+    "TestDictDataLoader",
+    "TestDataLoaderPersistentWorkers",
+    "TestNamedTupleDataLoader",
+    "TestCustomPinFn",
+    "TestIndividualWorkerQueue",
+    "TestSetAffinity",
+    "TestConvAfterFork",
+    "TestOutOfOrderDataLoader",
+]
+OF_STATE = [
+    "TestStatefulDataLoaderIterable_shard0",
+    "TestStatefulDataLoaderMap_shard1",
+    "TestStatefulSampler_shard1",
+    "TestStatefulDataLoaderGenerator_shard2",
+    "TestStatefulDataLoaderGeneratorNoState_shard2",
+    "TestSnapshotZero_shard2",
+    "TestSnapshotEnd_shard2",
+    "TestNumWorkersMismatch_shard3",
+    "TestConcurrentDataLoaders_shard3",
+    "TestFastStateDictRequest_shard3",
+    "TestJsonSerDe_shard3",
+    "TestInitialState_shard0",
+    "TestStatefulDataLoaderIterable2_shard0",
+    "TestDynamicStateIterableDataset_shard0",
+    "TestDatasetIteratorStateDuplication_shard0",
+    "TestFastStateDictRequestRoundRobin_shard3",
+    "TestMultiEpochSDL_shard0",
+    "TestEndOfEpochBehavior_shard0",
+    "TestNotStatefulSamplerSDL_shard0",
+    "TestMultiEpochState_shard0",
+    "TestSingleIterCalled_shard0",
+    "TestStateInitializationDataset",
+    "TestOutOfOrderWithCheckpointing",
+]
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of a section's table."""
+    text = (ROOT / "docs" / "dataloader.md").read_text(encoding="utf-8")
+    body = text.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+ARGUMENTS = rows("Arguments")
+DATALOADER = rows("What PyTorch's tests of DataLoader hold")
+STATE = rows("What torchdata's tests of StatefulDataLoader hold")
+
+
+@cache
+def functions(path: str) -> set[str]:
+    file = ROOT / path
+    tree = ast.parse(file.read_text(encoding="utf-8")) if file.exists() else ast.Module([], [])
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("row", [*ARGUMENTS, *DATALOADER, *STATE], ids=lambda row: row[0].strip("`"))
+def test_each_row_says_how_it_is_and_names_tests_that_exist(row):
+    *_, answer, tests = row
+    assert answer.startswith(("the same", "differs"))
+    named = TEST.findall(tests)
+    assert named
+    assert TEST.sub("", tests).strip(", ") == ""
+    assert [name for path, name in named if name not in functions(path)] == []
+
+
+def test_each_argument_of_dataloader_has_a_row_and_no_other_has():
+    arguments = list(inspect.signature(DataLoader.__init__).parameters)[1:]
+    assert sorted(row[0].strip("`") for row in ARGUMENTS) == sorted(arguments)
+
+
+def test_each_class_of_their_tests_has_a_row_and_no_other_has():
+    def names(table):
+        return [re.match(r"`(\w+)`", row[0])[1] for row in table]
+
+    assert set(names(DATALOADER)) == set(OF_DATALOADER)
+    assert sorted(names(STATE)) == sorted(OF_STATE)
+
+
+def test_each_argument_of_loader_is_documented():
+    found = re.findall(r"^ {8}(\w[\w, ]*): ", gl.Loader.__doc__.split("Args:")[1].split("Raises:")[0], re.MULTILINE)
+    documented = [name.strip() for names in found for name in names.split(",")]
+    assert sorted(documented) == sorted(list(inspect.signature(gl.Loader.__init__).parameters)[1:])
+
+
+def test_one_argument_is_missing_and_one_is_switched_the_other_way_by_default():
+    theirs = inspect.signature(DataLoader.__init__).parameters
+    ours = inspect.signature(gl.Loader.__init__).parameters
+    other = {name for name in theirs if name in ours and bool(theirs[name].default) is not bool(ours[name].default)}
+    assert other == {"persistent_workers"}
+    assert set(theirs) - set(ours) == {"pin_memory_device"}

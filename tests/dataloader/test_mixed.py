@@ -1,0 +1,195 @@
+"""Images beside arrays, samples that a collate_fn changes, and other things that meet only now and then."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, RandomSampler
+
+import gpuload as gl
+
+
+class Made:
+    """Sample i is what a function makes of i."""
+
+    def __init__(self, make, length: int = 24) -> None:
+        self.make, self.length = make, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index):
+        return self.make(index)
+
+
+class Streamed(IterableDataset):
+    def __init__(self, make, length: int = 24) -> None:
+        self.make, self.length = make, length
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (self.make(index) for index in range(first, self.length, step))
+
+
+def loader(dataset, batch_size=8, **options):
+    return gl.Loader(dataset, batch_size, **{"num_workers": 0, "device": "cpu", **options})
+
+
+def image_array_number(index):
+    return np.full((16, 16, 3), index, np.uint8), np.full(1024, index, np.float32), index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"collate_fn": torch.utils.data.default_collate}, {"chunk_size": 3}])
+def test_images_beside_arrays(workers, options):
+    with loader(Made(image_array_number), num_workers=workers, **options) as loader_:
+        batches = list(loader_)
+    assert len(batches) == 3
+    for step, (images, arrays, numbers) in enumerate(batches):
+        assert numbers.tolist() == list(range(8 * step, 8 * step + 8))
+        assert images.shape == (8, 3, 16, 16)
+        assert (images == numbers[:, None, None, None]).all()
+        assert arrays.shape == (8, 1024)
+        assert arrays.dtype == torch.float32
+        assert (arrays == numbers[:, None]).all()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_arrays_stay_in_the_order_of_their_samples_whatever_fails(workers, on_error):
+    def make(index):
+        if index in (2, 9, 10):
+            raise ValueError("bad")
+        return image_array_number(index)
+
+    faults = gl.Faults(on_error=on_error, max_error_rate=1)
+    options = {"num_workers": workers, "chunk_size": 3, "faults": faults}
+    with loader(Made(make), **options) as loader_, pytest.warns(RuntimeWarning, match="bad"):
+        batches = list(loader_)
+    for images, arrays, numbers in batches:
+        assert (images[:, 0, 0, 0] == numbers).all()
+        assert (arrays[:, 5] == numbers).all()
+
+
+def changing(samples):
+    for sample in samples:
+        sample["x"] += 100
+    return torch.stack([sample["x"] for sample in samples])
+
+
+def changing_unsendable(samples):
+    return changing(samples), threading.Lock()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [Made, Streamed])
+@pytest.mark.parametrize("collate_fn", [changing, changing_unsendable])
+def test_a_collate_fn_that_changes_its_samples_is_applied_once(workers, kind, collate_fn):
+    dataset = kind(lambda index: {"x": torch.full((400_000,), index)}, 6)  # too large for the first guess of a slot
+    with loader(dataset, 2, num_workers=workers, collate_fn=collate_fn) as loader_:
+        batches = [batch if isinstance(batch, torch.Tensor) else batch[0] for batch in loader_]
+    assert [batch[:, 0].tolist() for batch in batches] == [[100, 101], [102, 103], [104, 105]]
+
+
+def test_streams_whose_chunks_come_back_for_want_of_room_go_on():
+    dataset = Streamed(lambda index: np.full(600_000 if index < 2 else 100, index, np.uint8), 40)
+    with loader(dataset, 1, num_workers=2, ring_bytes=1 << 20) as loader_:
+        assert [int(batch[0, 0]) for batch in loader_] == list(range(40))
+
+
+def test_subclasses_of_arrays_come_from_workers_without_torch(tmp_path):
+    path = tmp_path / "numbers"
+    np.arange(40_000, dtype=np.float32).tofile(path)
+
+    def make(index):
+        return np.memmap(path, np.float32, "r", index * 4000, (1000,))
+
+    with loader(Made(make, 6), 2, num_workers=1) as loader_:
+        assert [batch[:, 0].tolist() for batch in loader_] == [[0, 1000], [2000, 3000], [4000, 5000]]
+
+
+class Odd(torch.nn.Module):
+    def forward(self, images):
+        raise StopIteration
+
+
+def test_a_stop_iteration_in_the_making_of_a_batch_is_no_quiet_end():
+    with (
+        loader(Made(image_array_number), transforms=[Odd()]) as loader_,
+        pytest.raises(RuntimeError, match="making a batch raised StopIteration"),
+    ):
+        next(iter(loader_))
+
+
+@pytest.mark.parametrize("batch_size", [1, None])
+def test_a_batch_of_one_bad_sample_of_a_sampler_is_left_out(batch_size):
+    def make(index):
+        if index == 3:
+            raise ValueError("bad")
+        return index
+
+    with (
+        pytest.warns(RuntimeWarning, match="bad"),
+        loader(Made(make), batch_size, sampler=range(6), on_error="skip") as loader_,
+    ):
+        assert [int(batch) for batch in loader_] == [0, 1, 2, 4, 5]
+
+
+class Holder:
+    """As a LightningDataModule has it: the loader, and what the loader calls."""
+
+    def __init__(self, workers):
+        self.loader = loader(Made(int), num_workers=workers, collate_fn=self.collate)
+
+    def collate(self, samples):
+        return torch.tensor(samples)
+
+    def __getstate__(self):
+        return {}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_what_it_calls_refers_to_is_collected_with_its_workers(workers):
+    holder = Holder(workers)
+    assert next(iter(holder.loader)).tolist() == list(range(8))
+    gone = weakref.ref(holder)
+    pids = list(holder.loader._session.engine.pids)  # pyright: ignore[reportOptionalMemberAccess]
+    del holder
+    gc.collect()
+    assert gone() is None
+    assert not any(Path(f"/proc/{pid}").exists() and os.kill(pid, 0) is None for pid in pids)
+
+
+def test_a_state_between_two_epochs_holds_what_the_sampler_says_however_it_is_asked_for():
+    def make():
+        return loader(Made(int), sampler=RandomSampler(range(24), generator=torch.Generator().manual_seed(1)))
+
+    first = make()
+    list(first)
+    states = [first.state_dict()]
+    first.set_epoch(1)
+    states.append(first.state_dict())
+    batches = iter(first)
+    states.append(first.state_dict())
+    expected = [batch.tolist() for batch in batches]
+    for state in states:
+        second = make()
+        second.load_state_dict(json.loads(json.dumps(state)))
+        assert [batch.tolist() for batch in second] == expected
+
+
+@pytest.mark.parametrize("workers", [3])
+def test_each_worker_has_a_batch_to_do(workers):
+    """Where a batch is one worker's affair."""
+    with loader(Made(int), 2, num_workers=workers, collate_fn=torch.tensor) as loader_:
+        next(iter(loader_))
+        assert loader_._session.feed._ahead_now >= workers  # pyright: ignore[reportOptionalMemberAccess]

@@ -1,0 +1,110 @@
+"""sample_rng: a generator for the sample that is being made, for libraries that keep their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dataloader.common import Made, gpuload_batches
+from dataloader.streams import Counting
+
+import gpuload as gl
+
+
+def drawn(key):
+    return [int(gl.sample_rng().integers(2**62)) for _ in range(2)]
+
+
+def numbers(**options) -> list[int]:
+    batches = gpuload_batches(Made(drawn), **{"batch_size": 4, "collate_fn": list, **options})
+    for batch in batches:
+        assert all(first == second for first, second in batch)  # each call begins anew
+    return [first for batch in batches for first, _ in batch]
+
+
+def test_it_is_a_function_of_seed_epoch_and_position():
+    expected = numbers(epochs=2)
+    assert len(set(expected)) == 20
+    assert numbers(batch_size=3, epochs=2) == expected
+    assert numbers(num_workers=2, chunk_size=1, epochs=2) == expected
+    assert not set(numbers(seed=1)) & set(expected)
+
+
+def test_it_follows_the_position_and_not_the_key():
+    assert numbers(shuffle=True) == numbers(shuffle=False) == numbers(sampler=range(9, -1, -1))
+
+
+def test_it_draws_something_else_than_the_global_generators():
+    import random
+
+    def both(key):
+        return random.random(), np.random.rand(), gl.sample_rng().random()
+
+    [batch] = gpuload_batches(Made(both, 10), 10, collate_fn=list)
+    assert len({number for row in batch for number in row}) == 30
+
+
+def test_in_the_loop_of_a_stream_too():
+    class Noisy(Counting):
+        def __iter__(self):
+            for number in super().__iter__():
+                yield number, int(gl.sample_rng().integers(2**62))
+
+    one, again = (gpuload_batches(Noisy(7), 3, collate_fn=list) for _ in range(2))
+    assert one == again
+    assert len({value for batch in one for _, value in batch}) == 7
+
+
+def test_outside_of_a_sample_it_says_where_it_belongs():
+    gpuload_batches(Made(drawn), 4, collate_fn=list)
+    with pytest.raises(RuntimeError, match=r"gpuload.sample_rng\(\) was called while no Loader is making a sample"):
+        gl.sample_rng()
+
+
+class KeepsItsOwn:
+    """Stands for a library like Albumentations: it draws from generators that it made itself, once."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng()
+
+    def set_random_seed(self, seed):
+        self.generator = np.random.default_rng(seed)
+
+    def __call__(self, image):
+        return image + self.generator.normal()
+
+
+class Augmented:
+    def __init__(self, transform, samples=8):
+        self.transform = transform
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, key):
+        self.transform.set_random_seed(int(gl.sample_rng().integers(2**31)))
+        return self.transform(np.zeros(3))
+
+
+def test_a_library_with_generators_of_its_own_is_seeded_by_it():
+    expected = gpuload_batches(Augmented(KeepsItsOwn()), 8)[0]
+    assert len(expected[:, 0].unique()) == 8
+    assert (gpuload_batches(Augmented(KeepsItsOwn()), 8, num_workers=2, chunk_size=1)[0] == expected).all()
+
+
+@pytest.mark.filterwarnings("ignore")  # it asks the network for a newer version
+def test_albumentations_is_seeded_by_it(monkeypatch):
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    albumentations = pytest.importorskip("albumentations")
+
+    class Augments(Augmented):
+        def __getitem__(self, key):
+            self.transform.set_random_seed(int(gl.sample_rng().integers(2**31)))
+            return self.transform(image=np.arange(192, dtype=np.float32).reshape(8, 8, 3))["image"]
+
+    def make():
+        return albumentations.Compose([albumentations.HorizontalFlip(p=0.5), albumentations.RandomCrop(4, 4)])
+
+    expected = gpuload_batches(Augments(make()), 8)[0]
+    assert len({sample.numpy().tobytes() for sample in expected}) > 4
+    assert (gpuload_batches(Augments(make()), 8, num_workers=1, chunk_size=1)[0] == expected).all()

@@ -1,0 +1,138 @@
+"""Going on from a saved state where a user's sampler says what comes next."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from dataloader.common import Made
+from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
+
+import gpuload as gl
+
+
+def loader(dataset, *args, **options) -> gl.Loader:
+    return gl.Loader(dataset, *args, **{"device": "cpu", "num_workers": 0, **options})
+
+
+def seeded(seed=5):
+    return torch.Generator().manual_seed(seed)
+
+
+def keys(batches) -> list:
+    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
+
+
+class Own:
+    """Resumable by itself, the way torchdata's samplers are: through its iterator, or itself."""
+
+    def __init__(self, whose):
+        self.whose = whose
+        self.at = 0
+        self.taken = 0
+
+    def __iter__(self):
+        return OwnIterator(self) if self.whose == "iterator" else self._walk()
+
+    def _walk(self):
+        while self.at < 11:
+            self.at += 1
+            self.taken += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self):
+        if self.whose == "iterator":
+            raise AssertionError("the iterator's comes first")
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class OwnIterator:
+    def __init__(self, sampler):
+        self.sampler = sampler
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 11:
+            raise StopIteration
+        self.at += 1
+        self.sampler.taken += 1
+        return self.at - 1
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+RESUMED = {
+    "a list": lambda: {"sampler": [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]},
+    "random": lambda: {"sampler": RandomSampler(range(11))},
+    "random of a generator": lambda: {"sampler": RandomSampler(range(11), generator=seeded())},
+    "weighted": lambda: {"sampler": WeightedRandomSampler([0.1, 0.5, 5.0], 11, generator=seeded())},
+    "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(11), generator=seeded()), 2, False)},
+    "its own": lambda: {"sampler": Own("sampler")},
+    "its iterator's own": lambda: {"sampler": Own("iterator")},
+    "one by one": lambda: {"sampler": RandomSampler(range(11)), "batch_size": None},
+}
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 6, 8])
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_saved_state_goes_on_where_the_sampler_was(name, stop):
+    def make():
+        options = {"batch_size": 2, **RESUMED[name]()}
+        return loader(Made(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options))
+
+    def epochs(loader_, count):
+        return [keys(loader_) for _ in range(count)]
+
+    undisturbed = [batch for epoch in epochs(make(), 3) for batch in epoch]
+    with make() as first:
+        seen, batches = [], iter(first)
+        while len(seen) < stop:
+            batch = next(batches, None)
+            if batch is None:
+                batches = iter(first)
+            else:
+                seen += keys([batch])
+        state = json.loads(json.dumps(first.state_dict()))
+    with make() as second:
+        second.load_state_dict(state)
+        rest = []
+        while len(seen) + len(rest) < len(undisturbed):
+            rest += keys(second)
+    assert seen + rest == undisturbed
+
+
+@pytest.mark.parametrize("whose", ["sampler", "iterator"])
+def test_a_sampler_that_is_resumable_by_itself_is_not_run_through_again(whose):
+    with loader(Made(samples=11), 2, sampler=Own(whose)) as first:
+        batches = iter(first)
+        for _ in range(3):
+            next(batches)
+        state = first.state_dict()
+    again = Own(whose)
+    with loader(Made(samples=11), 2, sampler=again) as second:
+        second.load_state_dict(state)
+        assert keys(second) == [[6, 7], [8, 9], [10]]
+    assert again.taken == 5
+
+
+def test_a_samplers_state_that_json_cannot_hold_is_refused_when_it_is_saved():
+    class Odd(Own):
+        def state_dict(self):
+            return {"at": torch.tensor(1)}
+
+    with loader(Made(samples=11), 2, sampler=Odd("sampler")) as loader_:
+        next(iter(loader_))
+        with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler holds what JSON cannot"):
+            loader_.state_dict()

@@ -1,0 +1,253 @@
+"""What samples may be: whatever torch's DataLoader collates comes out the same, type for type."""
+
+from __future__ import annotations
+
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
+from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from dataloader.common import Made, Many, NamedDict, NamedList, Pair, alike, gpuload_batches, torch_batches
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, random_split
+
+import gpuload as gl
+
+KINDS = {
+    "an integer": lambda i: i,
+    "a bool": lambda i: i > 2,
+    "a float": lambda i: i / 3,
+    "a string": lambda i: f"n{i}",
+    "bytes": lambda i: bytes([i]),
+    "a numpy integer": lambda i: np.int16(i),
+    "a numpy float": lambda i: np.float32(i),
+    "a numpy bool": lambda i: np.bool_(i % 2),
+    "an array": lambda i: np.full((2, 3), i, np.float32),
+    "an array without axes": lambda i: np.array(i, np.int8),
+    "a large array": lambda i: np.full((40, 50), i, np.float64),
+    "an array of uint16": lambda i: np.full(3, i, np.uint16),
+    "an array of complex numbers": lambda i: np.full(3, i * 1j, np.complex64),
+    "an empty array": lambda i: np.empty((0, 4)),
+    "a view with strides": lambda i: np.arange(12.0).reshape(3, 4)[:, ::-2] + i,
+    "a tensor": lambda i: torch.full((2, 3), float(i)),
+    "a scalar tensor": lambda i: torch.tensor(i),
+    "a large tensor": lambda i: torch.full((40, 50), i, dtype=torch.int32),
+    "a tensor of bfloat16": lambda i: torch.full((2,), i, dtype=torch.bfloat16),
+    "a tensor that is transposed": lambda i: (torch.arange(6.0).view(2, 3) + i).t(),
+    "an empty tensor": lambda i: torch.empty(0, 2),
+    "a tuple": lambda i: (i, float(i), f"n{i}"),
+    "a tuple of one": lambda i: (i,),
+    "an empty tuple": lambda i: (),
+    "a list": lambda i: [i, [f"n{i}"]],
+    "a named tuple": lambda i: Pair(i, [f"n{i}", i]),
+    "named tuples within one": lambda i: Pair(Pair(i, f"n{i}"), (i, f"n{i}")),
+    "a dict": lambda i: {"b": i, "a": f"n{i}"},
+    "a dict of keys of any kind": lambda i: {"b": i, 1: i, (2, 3): i, None: i},
+    "a dict within a tuple": lambda i: ({"x": {"y": [np.int64(i)]}}, i),
+    "an empty dict": lambda i: {},
+    "an OrderedDict": lambda i: OrderedDict(b=i, a=i),
+    "a defaultdict": lambda i: defaultdict(list, b=i, a=f"n{i}"),
+    "a UserDict": lambda i: UserDict(a=i),
+    "a ChainMap": lambda i: ChainMap({"a": i}, {"b": i}),
+    "a dict of the user's own": lambda i: NamedDict(a=i, b=(i, i)),
+    "a UserList": lambda i: UserList([i, f"n{i}"]),
+    "a deque": lambda i: deque([i, i]),
+    "a range": lambda i: range(3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_sample_comes_as_dataloader_collates_it(kind):
+    expected = torch_batches(Made(KINDS[kind], 5), 2)
+    assert alike(gpuload_batches(Made(KINDS[kind], 5), 2), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_sample_comes_by_itself_as_dataloader_converts_it(kind):
+    expected = torch_batches(Made(KINDS[kind], 3), None)
+    assert alike(gpuload_batches(Made(KINDS[kind], 3), None), expected)
+
+
+def all_kinds(index):
+    return {kind: make(index) for kind, make in KINDS.items() if kind != "a dict of the user's own"}
+
+
+@pytest.mark.parametrize("batch_size", [3, None])
+def test_samples_of_all_kinds_come_through_workers_unchanged(batch_size):
+    expected = torch_batches(Made(all_kinds, 6), batch_size)
+    assert alike(gpuload_batches(Made(all_kinds, 6), batch_size, num_workers=2, chunk_size=2), expected)
+
+
+def test_a_list_of_the_users_own_comes_as_a_list():
+    """Where DataLoader copies the first sample's and fills it anew."""
+    [batch] = gpuload_batches(Made(lambda i: NamedList([i, f"n{i}"]), 2), 2)
+    [expected] = torch_batches(Made(lambda i: NamedList([i, f"n{i}"]), 2), 2)
+    assert type(expected) is NamedList
+    assert type(batch) in (list, NamedList)
+    assert alike(list(batch), list(expected))
+
+
+@dataclass
+class Labelled:
+    value: float
+    name: str
+
+
+def test_dataclasses_which_dataloader_refuses_are_kept():
+    with pytest.raises(TypeError, match="Labelled"):
+        torch_batches(Made(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
+    [batch] = gpuload_batches(Made(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
+    assert alike(batch, Labelled(torch.tensor([0.0, 0.5], dtype=torch.float64), ["n0", "n1"]))
+
+
+def test_dicts_whose_keys_stand_in_another_order_go_into_one_batch():
+    def turned(index):
+        items = [("label", index), ("name", f"n{index}"), ("array", np.full(2, index))]
+        return dict(items if index % 2 else items[::-1])
+
+    assert alike(gpuload_batches(Made(turned, 6), 3), torch_batches(Made(turned, 6), 3))
+
+
+def test_keys_that_some_samples_lack_are_refused_where_dataloader_takes_the_first_ones():
+    def more(index):
+        return {"a": index} if index == 0 else {"a": index, "b": index}
+
+    assert alike(torch_batches(Made(more, 2), 2), [{"a": torch.tensor([0, 1])}])
+    with pytest.raises(gl.CollateError, match=r"sample 0 is {'a': ·}.*but sample 1 is {'a': ·, 'b': ·}"):
+        gpuload_batches(Made(more, 2), 2)
+
+
+REFUSED = {
+    "a set": lambda i: {i},
+    "None within": lambda i: (i, None),
+    "an object": lambda i: SimpleNamespace(a=i),
+    "an array of strings": lambda i: np.array(["a"]),
+    "an array of objects": lambda i: np.array([i, "a"], object),
+    "lists of different length": lambda i: [i] * (i + 1),
+    "tensors of different shape": lambda i: torch.zeros(i),
+    "an array whose bytes stand the other way round": lambda i: np.full(3, i, ">i4"),
+    "an integer that no tensor holds": lambda i: 2**70,
+    "a read-only mapping of sets": lambda i: MappingProxyType({"a": {i}}),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_dataloader_cannot_collate_is_refused(kind):
+    make = REFUSED[kind]
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        torch_batches(Made(make, 2), 2)
+    with pytest.raises((gl.CollateError, gl.SampleError)) as caught:
+        gpuload_batches(Made(make, 2), 2)
+    assert "sample 0" in str(caught.value)
+
+
+def test_a_memmap_comes_as_dataloader_collates_it(tmp_path):
+    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(6, 1000))
+    rows[:] = np.arange(6000).reshape(6, 1000)
+    assert alike(gpuload_batches(rows, 4), torch_batches(rows, 4))
+    assert alike(gpuload_batches(rows, 4, num_workers=1), torch_batches(rows, 4))
+
+
+def test_the_first_uint8_array_of_a_sample_is_an_image():
+    """H×W×C becomes C×H×W, where DataLoader leaves it as it is; what is no image is not touched."""
+    sample = lambda i: (np.full((4, 5, 3), i, np.uint8), np.full((4, 5, 3), i, np.uint8), np.zeros((4, 5), np.uint8))  # noqa: E731
+    [[image, second, mask]] = gpuload_batches(Made(sample, 2), 2)
+    [[image_, second_, mask_]] = torch_batches(Made(sample, 2), 2)
+    assert image_.shape == (2, 4, 5, 3)
+    assert torch.equal(image, image_.permute(0, 3, 1, 2))
+    assert alike([second, mask], [second_, mask_])
+
+
+def test_two_batches_share_no_memory():
+    """Also where every sample is the same object."""
+    one = torch.zeros(2000)
+    first, second = gpuload_batches(Made(lambda i: one, 4), 2)
+    first += 1
+    assert not second.any()
+    assert not one.any()
+
+
+# -- torch's datasets -------------------------------------------------------------------------------------------------
+
+COLUMNS = torch.arange(20.0).view(10, 2), torch.arange(10)
+
+
+def torch_datasets():
+    tensors = TensorDataset(*COLUMNS)
+    halves = random_split(tensors, [0.3, 0.7], torch.Generator().manual_seed(3))
+    return {
+        "tensors": tensors,
+        "one tensor": TensorDataset(COLUMNS[0]),
+        "subset": Subset(tensors, [7, 2, 2, 5]),
+        "subset of a subset": Subset(Subset(tensors, [9, 7, 5, 3]), [3, 0]),
+        "subset of many": Subset(Many(samples=10), [7, 2, 5]),
+        "concatenated": ConcatDataset([tensors, Subset(tensors, [3]), tensors]),
+        "added": tensors + Subset(tensors, [3]),
+        "stacked": StackDataset(tensors, Made(lambda i: f"n{i}")),
+        "stacked by name": StackDataset(column=TensorDataset(COLUMNS[1]), name=Made(lambda i: i / 2)),
+        "stacked many": StackDataset(Many(samples=10), Made(float)),
+        "first part": halves[0],
+        "second part": halves[1],
+        "both parts": ConcatDataset(halves),
+        "a tensor itself": COLUMNS[0],
+        "an array itself": COLUMNS[0].numpy(),
+        "a list": list(range(7)),
+        "a string": "abcdefg",
+        "a dict": {index: index * 2 for index in range(6)},
+    }
+
+
+@pytest.mark.parametrize("name", torch_datasets())
+def test_torchs_own_datasets_give_what_they_give_in_dataloader(name):
+    assert alike(gpuload_batches(torch_datasets()[name], 3), torch_batches(torch_datasets()[name], 3))
+
+
+def test_torchs_own_datasets_give_it_in_workers_too():
+    chosen = ConcatDataset(
+        [Subset(TensorDataset(*COLUMNS), [7, 2, 2, 5]), random_split(TensorDataset(*COLUMNS), [4, 6])[0]]
+    )
+    assert alike(gpuload_batches(chosen, 3, num_workers=1), torch_batches(chosen, 3))
+
+
+def test_a_shuffled_split_gives_each_of_its_samples_once():
+    first, second = random_split(Made(int, 10), [0.4, 0.6], torch.Generator().manual_seed(0))
+    seen = [torch.cat(gpuload_batches(part, 4, shuffle=True)).tolist() for part in (first, second)]
+    assert [sorted(part) for part in seen] == [sorted(first.indices), sorted(second.indices)]
+    assert sorted(seen[0] + seen[1]) == list(range(10))
+
+
+# -- many at a time ---------------------------------------------------------------------------------------------------
+
+
+def test_getitems_is_asked_for_a_chunk_at_a_time():
+    dataset = Many(samples=10)
+    assert torch.cat(gpuload_batches(dataset, 8, chunk_size=4)).tolist() == list(range(10))
+    assert sorted(dataset.calls) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_getitems_that_gives_another_number_is_an_error_that_says_so():
+    class Short(Many):
+        def __getitems__(self, keys):
+            return super().__getitems__(keys)[:-1]
+
+    with pytest.raises(gl.SampleError, match=r"Short.__getitems__ was given 1 keys and returned 0 samples"):
+        gpuload_batches(Short(), 4)
+
+
+def test_getitems_that_raises_names_the_sample():
+    def fails_at_5(key):
+        return 1 // (key != 5)
+
+    with pytest.raises(gl.SampleError, match=r"sample 5, at position 5.*ZeroDivisionError"):
+        gpuload_batches(Many(fails_at_5), 10)
+    with pytest.warns(RuntimeWarning, match="sample 5"):
+        [batch] = gpuload_batches(Many(fails_at_5), 10, on_error="skip")
+    assert len(batch) == 9
+
+
+def test_the_default_collation_is_torchs_on_a_list_of_samples():
+    """So a user's collate_fn that calls default_collate changes nothing."""
+    samples = [all_kinds(index) for index in range(4)]
+    [batch] = gpuload_batches(Made(all_kinds, 4), 4)
+    assert alike(batch, default_collate(samples))

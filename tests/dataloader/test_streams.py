@@ -1,0 +1,281 @@
+"""Iterable datasets: what comes, in which order, from how many workers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from dataloader.common import alike, gpuload_batches, torch_batches
+from dataloader.streams import Counting, Unshared, share
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
+
+import gpuload as gl
+
+
+class Numbers(IterableDataset):
+    """0 … n−1, as a dataset of torch's own class."""
+
+    def __init__(self, samples=10):
+        self.samples = samples
+
+    def __iter__(self):
+        return iter(range(self.samples))
+
+
+class Sized(Numbers):
+    def __len__(self):
+        return self.samples
+
+
+def keys(batches) -> list:
+    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
+
+
+# -- without workers: the same as DataLoader --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 20])
+def test_a_stream_comes_as_in_dataloader(batch_size, drop_last):
+    options = {"batch_size": batch_size, "drop_last": drop_last, "epochs": 2}
+    assert alike(gpuload_batches(Numbers(), **options), torch_batches(Numbers(), **options))
+
+
+@pytest.mark.parametrize("samples", [0, 7])
+def test_a_stream_comes_one_by_one_without_a_batch_size(samples):
+    assert alike(gpuload_batches(Numbers(samples), None), torch_batches(Numbers(samples), None))
+
+
+def test_an_empty_stream_is_an_empty_epoch():
+    assert gpuload_batches(Numbers(0), 4, epochs=2) == torch_batches(Numbers(0), 4, epochs=2) == []
+
+
+def test_chained_streams_come_one_after_the_other():
+    chained = ChainDataset([Numbers(3), Numbers(0), Numbers(4)])
+    assert alike(gpuload_batches(chained, 2), torch_batches(chained, 2))
+    assert alike(gpuload_batches(Numbers(3) + Numbers(4), 2), torch_batches(Numbers(3) + Numbers(4), 2))
+
+
+def test_samples_may_be_of_any_kind_and_images_are_images():
+    class Pictures(IterableDataset):
+        def __iter__(self):
+            for number in range(3):
+                yield {"image": np.full((4, 5, 3), number, np.uint8), "name": f"n{number}", "more": (number, [1.5])}
+
+    [ours], [theirs] = gpuload_batches(Pictures(), 3), torch_batches(Pictures(), 3)
+    theirs["image"] = theirs["image"].permute(0, 3, 1, 2).contiguous()
+    assert alike(ours, theirs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_endless_stream_is_read_as_far_as_it_is_needed(workers):
+    class Endless:
+        def __iter__(self):
+            worker, count = share()
+            return itertools.count(worker, count)
+
+    with gl.Loader(Endless(), 2, num_workers=workers, device="cpu") as loader:
+        found = keys(itertools.islice(loader, 4))
+    assert found == ([[0, 2], [1, 3], [4, 6], [5, 7]] if workers else [[0, 1], [2, 3], [4, 5], [6, 7]])
+
+
+@pytest.mark.parametrize(("batch_size", "drop_last"), [(3, False), (3, True), (10, False), (None, False)])
+def test_the_length_is_dataloaders(batch_size, drop_last):
+    options = {"batch_size": batch_size, "drop_last": drop_last}
+    assert len(gl.Loader(Sized(), device="cpu", **options)) == len(DataLoader(Sized(), **options))
+    for loader in (gl.Loader(Numbers(), device="cpu", **options), DataLoader(Numbers(), **options)):
+        with pytest.raises(TypeError, match="Numbers"):
+            len(loader)
+
+
+def test_a_stream_that_gives_more_than_its_length_comes_whole():
+    """DataLoader warns; gpuload never took the length for more than what len() says."""
+
+    class Wrong(Sized):
+        def __len__(self):
+            return self.samples - 3
+
+    theirs = DataLoader(Wrong(), 1)
+    assert len(theirs) == 7
+    with pytest.warns(UserWarning, match="Length of IterableDataset"):
+        expected = list(theirs)
+    loader = gl.Loader(Wrong(), 1, device="cpu")
+    assert len(loader) == 7
+    assert alike(list(loader), expected)
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}])
+def test_what_has_no_meaning_for_a_stream_is_refused_as_dataloader_does(options):
+    for make in (DataLoader, gl.Loader):
+        with pytest.raises(ValueError, match=r"[Ii]terable ?[Dd]ataset"):
+            make(Numbers(), **options)
+
+
+def test_replacing_samples_is_refused():
+    with pytest.raises(ValueError, match="there is no other sample to ask for"):
+        gl.Loader(Numbers(), on_error="replace")
+
+
+def test_an_iterator_is_no_dataset():
+    with pytest.raises(TypeError, match="can be iterated over once only"):
+        gl.Loader(iter(range(3)))
+
+
+def test_an_error_of_the_stream_names_its_sample():
+    class Breaks(Numbers):
+        def __iter__(self):
+            yield from (0, 1, 2)
+            raise ZeroDivisionError("three is too many")
+
+    with gl.Loader(Breaks(), 2, device="cpu") as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1]
+        with pytest.raises(gl.SampleError, match=r"ZeroDivisionError: three is too many"):
+            next(batches)
+    with pytest.raises(ZeroDivisionError):
+        torch_batches(Breaks(), 2)
+
+
+def test_what_iter_raises_arrives():
+    class Never(Numbers):
+        def __iter__(self):
+            raise OSError("no such stream")
+
+    with pytest.raises(gl.SampleError, match="OSError: no such stream"):
+        gpuload_batches(Never(), 2)
+
+
+# -- in this process, and nothing of it -------------------------------------------------------------------------------
+
+
+def test_without_workers_the_stream_runs_in_this_process_as_it_is():
+    """Its own threads go on, and it sees the program's environment and numbers of threads."""
+
+    class Threaded(IterableDataset):
+        def __iter__(self):
+            queue, told = [], threading.Event()
+
+            def fill():
+                queue.extend(range(6))
+                told.set()
+
+            thread = threading.Thread(target=fill)
+            thread.start()
+            assert told.wait(10)
+            thread.join()
+            for number in queue:
+                found.append((os.getpid(), threading.get_ident(), torch.get_num_threads(), dict(os.environ)))
+                yield number
+
+    found = []
+    here = (os.getpid(), threading.get_ident(), torch.get_num_threads(), dict(os.environ))
+    before = threading.active_count()
+    assert keys(gpuload_batches(Threaded(), 2)) == [[0, 1], [2, 3], [4, 5]]
+    assert found == [here] * 6
+    assert (torch.get_num_threads(), dict(os.environ), threading.active_count()) == (*here[2:], before)
+
+
+def test_no_workers_is_the_default_and_there_is_no_worker_info():
+    class Asks(IterableDataset):
+        def __iter__(self):
+            yield str(get_worker_info())
+
+    loader = gl.Loader(Asks(), device="cpu")
+    assert loader.num_workers == 0
+    assert list(loader) == [["None"]]
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_workers_take_turns_by_batches_as_dataloaders_do():
+    expected = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9]]
+    with gl.Loader(Counting(11), 3, num_workers=2, device="cpu") as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")  # a stream that is shared out is not taken for one that is not
+        assert keys(loader) == keys(loader) == expected
+    assert keys(gpuload_batches(Counting(11), 3, num_workers=2, drop_last=True)) == expected[:3]
+
+
+def test_a_stream_that_is_not_shared_out_is_told():
+    with gl.Loader(Unshared(6), 2, num_workers=2, device="cpu") as loader:
+        with pytest.warns(RuntimeWarning, match="workers 0 and 1 gave the same first .* every sample comes 2 times"):
+            batches = keys(loader)
+        assert sorted(number for batch in batches for number in batch) == sorted([*range(6)] * 2)  # as in DataLoader
+
+
+def test_worker_init_fn_may_share_it_out():
+    """By the copy of the dataset that the worker has, as torch's documentation shows it."""
+
+    class Bounds(Unshared):
+        start = 0
+
+        def __iter__(self):
+            return iter(range(self.start, self.samples))
+
+    def share_out(worker):
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        assert worker == info.id
+        half = -(-info.dataset.samples // info.num_workers)
+        info.dataset.start = worker * half
+        info.dataset.samples = min((worker + 1) * half, info.dataset.samples)
+
+    found = keys(gpuload_batches(Bounds(7), 2, num_workers=2, worker_init_fn=share_out))
+    assert found == [[0, 1], [4, 5], [2, 3], [6]]
+
+
+def test_a_worker_that_is_killed_in_mid_stream_costs_no_sample_and_repeats_none(tmp_path):
+    undisturbed = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11], [12, 14, 16], [13, 15, 17], [18], [19]]
+    mark = tmp_path / "killed"
+    dataset = Counting(20, kill_at=9, mark=str(mark))
+    assert keys(gpuload_batches(dataset, 3, num_workers=2, chunk_size=1, prefetch_factor=4)) == undisturbed
+    assert mark.exists()
+
+
+def test_a_worker_that_is_killed_from_outside_costs_no_sample():
+    with gl.Loader(Counting(60), 3, num_workers=2, device="cpu") as loader:
+        undisturbed = keys(loader)
+        loader.set_epoch(0)
+        found = []
+        for batch in loader:
+            found += keys([batch])
+            if len(found) in (2, 9):
+                os.kill(loader._session.engine.pids[len(found) % 2], 9)
+    assert found == undisturbed
+
+
+def test_a_slow_worker_does_not_change_the_order():
+    class Slow(Counting):
+        def __iter__(self):
+            worker, _ = share()
+            for number in super().__iter__():
+                if worker == 0:
+                    time.sleep(0.02)
+                yield number
+
+    assert keys(gpuload_batches(Slow(12), 2, num_workers=2)) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+
+
+def test_a_stream_that_ends_early_leaves_the_others_their_turns():
+    class Uneven:
+        def __iter__(self):
+            worker, _ = share()
+            return iter(range(100 * worker, 100 * worker + (2, 7)[worker]))
+
+    assert keys(gpuload_batches(Uneven(), 2, num_workers=2)) == [[0, 1], [100, 101], [102, 103], [104, 105], [106]]
+
+
+def test_a_datapipe_is_a_stream_like_others():
+    """DataLoader has it shuffled and shared out besides; here it is what it is by itself."""
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    one, other = gpuload_batches(IterableWrapper(range(8)).shuffle(), 8, epochs=2, collate_fn=list)
+    assert sorted(one) == sorted(other) == list(range(8))
+    assert one != other

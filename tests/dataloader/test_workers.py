@@ -1,0 +1,265 @@
+"""Worker processes as DataLoader's users know them: what they are told, when they start and end, what they say."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+
+import pytest
+import torch
+from dataloader.common import Made, drawn, gpuload_batches, slow_whoami, torch_batches, whoami
+
+import gpuload as gl
+
+
+def keys(batches) -> list:
+    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
+
+
+def torch_first(worker):
+    import torch.utils.data  # noqa: F401
+
+
+@pytest.mark.parametrize("first", [torch_first, None])
+def test_get_worker_info_says_in_each_worker_which_it_is(first):
+    options = {"batch_size": 1, "collate_fn": list, "num_workers": 2, "seed": 5, "worker_init_fn": first}
+    found = {batch[0] for batch in gpuload_batches(Made(slow_whoami, 20), **options)}
+    assert {entry[1:] for entry in found} == {(0, 2, 5, "Made"), (1, 2, 6, "Made")}
+    assert len({entry[0] for entry in found}) == 2
+    assert whoami(0) is None
+
+
+def test_without_workers_there_is_none():
+    assert gpuload_batches(Made(whoami, 2), 2, collate_fn=list) == [[None, None]]
+
+
+@pytest.mark.parametrize("epochs", [3])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, persistent, epochs):
+    def note(worker):
+        open(tmp_path / f"{worker} {os.getpid()}", "x").close()
+
+    gpuload_batches(Made(), num_workers=2, worker_init_fn=note, persistent_workers=persistent, epochs=epochs)
+    started = [path.name.split() for path in tmp_path.iterdir()]
+    times = 1 if persistent else epochs
+    assert sorted(worker for worker, _ in started) == ["0"] * times + ["1"] * times
+    assert len({pid for _, pid in started}) == 2 * times
+
+
+def test_worker_init_fn_may_change_its_worker():
+    """Its copy of the dataset, its environment, its processors."""
+    cpu = min(os.sched_getaffinity(0))
+
+    def change(worker):
+        os.sched_setaffinity(0, {cpu})
+        os.environ["CHANGED"] = "yes"
+
+    def told(key):
+        return str(sorted(os.sched_getaffinity(0))), os.environ.get("CHANGED", "no")
+
+    assert gpuload_batches(Made(told, 1), num_workers=1, worker_init_fn=change) == [[(str([cpu]),), ("yes",)]]
+    assert "CHANGED" not in os.environ
+
+
+def test_worker_init_fn_is_not_called_without_workers():
+    gpuload_batches(Made(), worker_init_fn=lambda worker: 1 // 0)
+    torch_batches(Made(), worker_init_fn=lambda worker: 1 // 0)
+
+
+def test_an_error_of_worker_init_fn_ends_the_epoch_and_says_where():
+    def fails(worker):
+        raise ZeroDivisionError("not on my watch")
+
+    with pytest.raises(gl.WorkerError, match=r"(?s)ZeroDivisionError: not on my watch"):
+        gpuload_batches(Made(), num_workers=1, worker_init_fn=fails)
+    with pytest.raises(TypeError, match="worker_init_fn must be callable or None, got int: 3"):
+        gl.Loader(Made(), worker_init_fn=3)
+
+
+# -- randomness -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [torch_first, None])
+def test_what_samples_draw_is_the_same_with_any_workers(first):
+    """Where DataLoader's draws hang on num_workers."""
+    options = {"batch_size": 4, "collate_fn": list, "epochs": 2, "shuffle": True}
+    expected = gpuload_batches(Made(drawn), **options)
+    found = gpuload_batches(Made(drawn), num_workers=2, chunk_size=1, worker_init_fn=first, **options)
+    assert found == expected
+    assert expected[:3] != expected[3:]
+    assert gpuload_batches(Made(drawn), seed=1, **options) != expected
+
+
+def test_what_worker_init_fn_draws_differs_between_workers_and_not_between_runs(tmp_path):
+    def note(worker):
+        (tmp_path / f"{worker}").write_text(str(random.random()))
+
+    runs = []
+    for _ in range(2):
+        gpuload_batches(Made(), num_workers=2, worker_init_fn=note)
+        runs.append(sorted(path.read_text() for path in tmp_path.iterdir()))
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+# -- when they start and end ------------------------------------------------------------------------------------------
+
+
+def test_workers_that_stay_have_the_dataset_as_it_was_and_new_ones_see_what_became_of_it():
+    for persistent, later in ((True, 1), (False, 100)):
+        dataset = [1, 1]
+        with gl.Loader(dataset, 2, num_workers=1, device="cpu", persistent_workers=persistent) as loader:
+            assert keys(loader) == [[1, 1]]
+            dataset[:] = [100, 100]
+            assert keys(loader) == [[later, later]]
+    dataset = [1, 1]
+    with gl.Loader(dataset, 2, num_workers=0, device="cpu") as loader:
+        assert keys(loader) == [[1, 1]]
+        dataset[:] = [100, 100, 100]
+        assert (len(loader), keys(loader)) == (2, [[100, 100], [100]])
+
+
+def test_persistent_workers_are_the_same_processes_and_the_others_are_gone_after_each_epoch():
+    with gl.Loader(Made(lambda key: os.getpid(), 2), num_workers=1, device="cpu") as loader:
+        assert len({batch.item() for _ in range(2) for batch in loader}) == 1
+    with gl.Loader(Made(lambda key: os.getpid(), 2), num_workers=1, device="cpu", persistent_workers=False) as loader:
+        pids = {batch.item() for _ in range(2) for batch in loader}
+        assert len(pids) == 2
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", [None, "spawn", "forkserver", multiprocessing.get_context("spawn")])
+def test_contexts_of_fresh_processes_are_taken(context):
+    assert keys(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
+
+
+@pytest.mark.parametrize("context", ["fork", multiprocessing.get_context("fork"), "thread"])
+def test_a_fork_is_refused(context):
+    with pytest.raises(ValueError, match=r"multiprocessing_context=.* cannot be had: gpuload's workers are fresh"):
+        gl.Loader(Made(), multiprocessing_context=context)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_batches_come_in_order_whatever_is_slow(in_order):
+    def slow_at_0(key):
+        if key == 0:
+            time.sleep(0.1)
+        return key
+
+    found = gpuload_batches(Made(slow_at_0, 8), 2, num_workers=2, chunk_size=1, in_order=in_order)
+    assert keys(found) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_prefetch_factor_says_how_many_batches_are_in_work_beyond_the_one_in_use(tmp_path):
+    def note(key):
+        (tmp_path / str(key)).touch()
+        return key
+
+    with gl.Loader(Made(note, 100), 2, num_workers=1, prefetch_factor=3, device="cpu") as loader:
+        batches = iter(loader)
+        next(batches)
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.iterdir())) < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(list(tmp_path.iterdir())) == 8  # and no more: those 2, and 3 batches of 2
+    gpuload_batches(Made(), prefetch_factor=2)  # without workers too, which DataLoader refuses
+    with pytest.raises(ValueError, match="prefetch_factor"):
+        torch.utils.data.DataLoader(Made(), prefetch_factor=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 30}])
+def test_a_timeout_costs_nothing_where_nothing_hangs(options):
+    assert keys(gpuload_batches(Made(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_an_exception_of_a_sample_is_a_sample_error_where_dataloader_raises_its_type():
+    def fails(key):
+        raise KeyError(f"no {key}")
+
+    with pytest.raises(KeyError):
+        torch_batches(Made(fails))
+    for workers in (0, 1):
+        with pytest.raises(gl.SampleError, match=r"sample 0.*KeyError: 'no 0'") as caught:
+            gpuload_batches(Made(fails), num_workers=workers)
+        assert not isinstance(caught.value, KeyError)
+
+
+def test_two_iterators_of_one_loader_are_two_epochs_and_the_first_is_over():
+    """Where DataLoader lets both run."""
+    with gl.Loader(Made(), 5, num_workers=0, device="cpu") as loader:
+        first, second = iter(loader), iter(loader)
+        assert len(list(second)) == 2
+        with pytest.raises(RuntimeError, match="this iterator is over"):
+            next(first)
+    theirs = torch.utils.data.DataLoader(Made(), 5)
+    assert len(list(zip(theirs, theirs, strict=True))) == 2
+
+
+def test_an_empty_dataset_and_one_smaller_than_a_batch_are_refused():
+    """Where DataLoader gives an empty epoch."""
+    assert torch_batches([]) == torch_batches(Made(), 20, drop_last=True) == []
+    with pytest.raises(ValueError, match="the dataset is empty"):
+        gl.Loader([])
+    with pytest.raises(ValueError, match="drop_last=True leaves no batch"):
+        gl.Loader(Made(), 20, drop_last=True)
+
+
+def test_arguments_after_shuffle_have_names():
+    with pytest.raises(TypeError, match="positional"):
+        gl.Loader(Made(), 2, False, [1, 2])  # a sampler, to DataLoader
+    with pytest.raises(TypeError, match="pin_memory_device"):
+        gl.Loader(Made(), pin_memory_device="cuda")
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_size", "sampler", "batch_sampler", "drop_last", "dataset", "persistent_workers"]
+)
+def test_what_is_set_later_is_refused_as_dataloader_does(name):
+    for loader in (torch.utils.data.DataLoader(Made()), gl.Loader(Made(), device="cpu")):
+        with pytest.raises(ValueError, match=name):
+            setattr(loader, name, 2)
+
+
+class Epochs:
+    """Every sample is the epoch that the dataset was told."""
+
+    epoch = -1
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.epoch
+
+    def set_epoch(self, epoch):
+        if epoch == 13:
+            raise ValueError("unlucky")
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_set_epoch_reaches_the_dataset_where_it_is(workers):
+    with gl.Loader(Epochs(), 4, num_workers=workers, device="cpu") as loader:
+        assert [batch.tolist() for batch in loader] == [[-1] * 4] * 2
+        for epoch in (3, 7):
+            loader.set_epoch(epoch)
+            assert [batch.tolist() for batch in loader] == [[epoch] * 4] * 2
+        loader.close()  # new workers are told what the old ones were
+        assert [batch.tolist() for batch in loader] == [[7] * 4] * 2
+
+
+def test_an_error_in_the_datasets_set_epoch_in_a_worker_is_told():
+    class Here(Epochs):
+        def set_epoch(self, epoch):
+            if torch.utils.data.get_worker_info() is not None:
+                super().set_epoch(epoch)
+
+    with gl.Loader(Here(), 4, num_workers=1, device="cpu") as loader:
+        loader.set_epoch(13)
+        with pytest.raises(gl.SampleError, match="ValueError: unlucky"):
+            next(iter(loader))

@@ -1,0 +1,607 @@
+"""Wrapped datasets of torchvision and Hugging Face: the same samples with bytes for images, and what is refused how.
+
+torchvision, pycocotools and datasets are in the dependency group `test`; tests of one that is absent are skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from pictures import smooth_image
+from PIL import Image as PILImage
+from torch.utils.data import ConcatDataset, Subset, random_split
+
+import gpuload as gl
+from gpuload import transforms as T
+
+TAKES = (
+    "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
+    "datasets.Dataset, and torch's Subset and ConcatDataset of these"
+)
+OWN = "For any other dataset, return gpuload.read(path) in the place of the image from a __getitem__ of your own"
+
+
+def starting(text: str) -> str:
+    return f"^{re.escape(text)}"
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def jpeg(number: int, *, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    PILImage.fromarray(smooth_image(20 + number, 30, number)).convert(mode).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def vision() -> ModuleType:
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    from benchmarks.peers.torchvision_import import torchvision
+
+    return torchvision.datasets
+
+
+@pytest.fixture(scope="module")
+def hf() -> ModuleType:
+    spec = importlib.util.find_spec("datasets")  # this folder would be found too, as a package without a file
+    if spec is None or spec.origin is None:
+        pytest.skip("Hugging Face's datasets is not installed")
+    return importlib.import_module("datasets")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """root/{ant,bee,cat}/*.jpg, 10 images, one of them deeper."""
+    root = tmp_path_factory.mktemp("folder")
+    for number in range(10):
+        path = root / ("ant", "bee", "cat")[number % 3] / ("deep" if number == 4 else "") / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(jpeg(number))
+    return root
+
+
+class Coco:
+    """A made annotation file and its images."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.file = root / "images", root / "annotations.json"
+        (self.root / "sub").mkdir(parents=True)
+        ids = [7, 300, 5, 12]
+        names = ["7.jpg", "sub/300.jpg", "5.jpg", "12.jpg"]
+        for key, name in zip(ids, names, strict=True):
+            (self.root / name).write_bytes(jpeg(key % 10))
+        self.write(
+            [{"id": key, "file_name": name} for key, name in zip(ids, names, strict=True)],
+            [
+                {
+                    "id": 100 + n,
+                    "image_id": ids[n % 3],
+                    "category_id": n % 2,
+                    "bbox": [0.1, n, 1e-7, 22.25],
+                    "segmentation": [[1.5, 2, 3, n]],
+                    "iscrowd": 0,
+                    "caption": f"a pícture, {n}",
+                }
+                for n in range(8)
+            ],
+        )
+
+    def write(self, images: list[dict], annotations: list[dict]) -> None:
+        categories = [{"id": 0, "name": "ant"}, {"id": 1, "name": "bee"}]
+        self.file.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+
+
+@pytest.fixture
+def coco(vision: ModuleType, tmp_path: Path) -> Coco:
+    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+    return Coco(tmp_path)
+
+
+def assert_batches_equal(one: Any, other: Any) -> None:
+    one, other = list(one), list(other)
+    assert len(one) == len(other) > 1
+    for (images, labels), (expected, expected_labels) in zip(one, other, strict=True):
+        torch.testing.assert_close(images, expected, rtol=0, atol=0)
+        torch.testing.assert_close(labels, expected_labels)
+
+
+# Folders of torchvision's
+
+
+def test_a_folder_yields_bytes_in_the_same_order_with_the_same_labels(vision: ModuleType, folder: Path) -> None:
+    theirs = vision.ImageFolder(folder)
+    wrapped = gl.wrap(theirs)
+    assert len(wrapped) == len(theirs) == 10
+    assert list(wrapped.paths) == [path for path, _ in theirs.samples]
+    assert wrapped.targets.tolist() == theirs.targets
+    assert (wrapped.classes, wrapped.class_to_idx) == (theirs.classes, theirs.class_to_idx)
+    for index in (*range(10), -1):
+        image, label = wrapped[index]
+        assert image == gl.read(theirs.samples[index][0])
+        assert (label, type(label)) == (theirs.samples[index][1], int)
+    assert repr(wrapped) == f"wrap(ImageFolder({str(folder)!r}): 10 images in 3 classes)"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_wrapped_folder_gives_the_batches_of_gpuloads_own(vision: ModuleType, folder: Path, workers: int) -> None:
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "shuffle": True,
+        "transforms": [T.RandomResizedCrop(16), T.Normalize(mean=(0.5,) * 3, std=(0.2,) * 3)],
+        "device": "cpu",
+    }
+    with (
+        gl.Loader(gl.wrap(vision.ImageFolder(folder)), num_workers=workers, **options) as loader,
+        gl.Loader(gl.ImageFolder(folder), num_workers=0, **options) as own,
+    ):
+        assert_batches_equal(loader, own)
+
+
+def test_the_pixels_are_those_that_torchvision_decodes(vision: ModuleType, folder: Path) -> None:
+    theirs = vision.ImageFolder(folder)
+    with gl.Loader(gl.wrap(theirs), num_workers=0, device="cpu") as loader:
+        for (images, labels), (image, label) in zip(loader, theirs, strict=True):
+            np.testing.assert_array_equal(images[0].permute(1, 2, 0).numpy(), np.asarray(image))
+            assert labels.tolist() == [label]
+
+
+def test_workers_import_no_torch_for_it(vision: ModuleType, folder: Path) -> None:
+    theirs = vision.ImageFolder(folder, target_transform=lambda label: (label, "torch" in sys.modules))
+    with gl.Loader(gl.wrap(theirs), 5, num_workers=2, device="cpu", transforms=[T.CenterCrop(16)]) as loader:
+        batches = list(loader)
+    assert torch.cat([labels for _, (labels, _) in batches]).tolist() == [label for _, label in theirs.samples]
+    assert not any(imported.any() for _, (_, imported) in batches)
+
+
+def test_what_travels_is_small_and_needs_neither_library(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
+    theirs = vision.ImageFolder(folder)
+    theirs.samples = theirs.samples * 1000
+    buffers: list[pickle.PickleBuffer] = []
+    stream = cloudpickle.dumps(gl.wrap(theirs), protocol=5, buffer_callback=buffers.append)
+    assert len(stream) < 1500
+    assert sum(len(buffer.raw()) for buffer in buffers) < 20 * len(theirs.samples)
+    (tmp_path / "wrapped").write_bytes(cloudpickle.dumps(gl.wrap(theirs)))
+    code = f"""
+        import pickle, sys
+        with open({str(tmp_path / "wrapped")!r}, "rb") as file:
+            dataset = pickle.load(file)
+        print(len(dataset), dataset[9][0].source, {{"torch", "torchvision"}} & set(sys.modules))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["10000", theirs.samples[9][0], "set()"]
+
+
+def test_relative_roots_become_absolute(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    for root in (folder.name, f"./{folder.name}/", Path(folder.name)):
+        assert list(gl.wrap(vision.ImageFolder(root)).paths) == list(gl.ImageFolder(folder).paths)
+    monkeypatch.chdir(folder)
+    assert list(gl.wrap(vision.ImageFolder(".")).paths) == list(gl.ImageFolder(folder).paths)
+
+
+def test_samples_that_the_user_has_changed(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
+    """Some left out, one from elsewhere, labels of another kind."""
+    elsewhere = tmp_path / "x.jpg"
+    elsewhere.write_bytes(b"x")
+    theirs = vision.ImageFolder(folder)
+    theirs.samples = [theirs.samples[3], (str(elsewhere), -300)]
+    wrapped = gl.wrap(theirs)
+    assert [wrapped[i][1] for i in range(2)] == [theirs.samples[0][1], -300]
+    assert list(wrapped.paths) == [path for path, _ in theirs.samples]
+    assert wrapped.targets.dtype == np.int16
+    theirs.samples = [(str(elsewhere), "other"), (elsewhere, None)]
+    wrapped = gl.wrap(theirs)
+    assert [wrapped[i] for i in range(2)] == [(gl.read(elsewhere), "other"), (gl.read(elsewhere), None)]
+    theirs.samples = []
+    assert len(gl.wrap(theirs)) == 0
+
+
+def test_subclasses_loaders_and_modes(vision: ModuleType, folder: Path) -> None:
+    class Two(vision.ImageFolder):
+        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+            return ["cat", "ant"], {"cat": 0, "ant": 1}
+
+    assert [gl.wrap(Two(folder))[i][1] for i in range(7)] == [1, 1, 1, 1, 0, 0, 0]
+    loader = vision.folder.pil_loader
+    assert gl.wrap(vision.DatasetFolder(folder, loader, (".jpg",)), mode="L")[0][0].mode == "L"
+    reading = vision.ImageFolder(folder, loader=gl.read)
+    assert [gl.wrap(reading)[i] for i in range(10)] == [reading[i] for i in range(10)]
+    with pytest.raises(ValueError, match=exactly("mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'P'")):
+        gl.wrap(reading, mode="P")
+
+
+def test_errors_of_reading_name_the_path(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
+    theirs = vision.ImageFolder(folder)
+    path = str(tmp_path / "gone.jpg")
+    theirs.samples[2] = (path, 0)
+    wrapped = gl.wrap(theirs)
+    with pytest.raises(FileNotFoundError, match=re.escape(path)):
+        wrapped[2]
+    with pytest.raises(IndexError, match=r"index 10 is out of range: WrappedFolder\('/'\) has 10 images"):
+        wrapped[10]
+    loader = gl.Loader(wrapped, batch_size=5, num_workers=1, device="cpu", ragged="list")
+    with loader, pytest.raises(gl.SampleError) as caught:
+        list(loader)
+    assert (caught.value.index, caught.value.source) == (2, path)
+
+
+def test_transforms_of_images_are_refused(vision: ModuleType, folder: Path) -> None:
+    def double(image: Any) -> Any:
+        return image
+
+    message = (
+        f"got a torchvision.datasets.folder.ImageFolder with transform={double!r}, which takes decoded images: move it "
+        "to Loader(transforms=…), with the transforms of gpuload.transforms, and pass the dataset without it"
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        gl.wrap(vision.ImageFolder(folder, transform=double))
+    theirs = vision.ImageFolder(folder)
+    theirs.transforms = double
+    with pytest.raises(
+        TypeError, match=starting("got a torchvision.datasets.folder.ImageFolder with transforms=<func")
+    ):
+        gl.wrap(theirs)
+
+
+def test_reading_of_the_users_own_is_refused(vision: ModuleType, folder: Path) -> None:
+    class Cropped(vision.ImageFolder):
+        def __getitem__(self, index: int) -> Any:
+            image, label = super().__getitem__(index)
+            return image.crop((0, 0, 1, 1)), label
+
+    name = f"{__name__}.test_reading_of_the_users_own_is_refused.<locals>.Cropped"
+    message = (
+        f"got a {name}, whose class has a __getitem__ of its own, and what that does to images would be lost. Return "
+        "gpuload.read(path) from it in the place of the image; that needs no wrap()"
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        gl.wrap(Cropped(folder))
+    message = (
+        f"got a torchvision.datasets.folder.DatasetFolder with loader={np.load!r}: what that does to images would be "
+        "lost. If it only reads an image, set dataset.loader = gpuload.read"
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        gl.wrap(vision.DatasetFolder(folder, np.load, (".jpg",)))
+
+
+# COCO
+
+
+def test_coco_gives_the_same_targets(vision: ModuleType, coco: Coco) -> None:
+    for kind in (vision.CocoDetection, vision.CocoCaptions):
+        theirs = kind(coco.root, str(coco.file))
+        wrapped = gl.wrap(theirs)
+        assert len(wrapped) == len(theirs) == 4
+        assert wrapped.ids.tolist() == theirs.ids == [5, 7, 12, 300]
+        assert list(wrapped.targets) == [theirs[i][1] for i in range(4)]
+        for index in (0, 1, 2, 3, -1):
+            image, target = wrapped[index]
+            assert target == theirs[index][1]
+            assert image.data == Path(image.source).read_bytes()
+        assert [os.path.relpath(path, coco.root) for path in wrapped.paths] == [
+            "5.jpg",
+            "7.jpg",
+            "12.jpg",
+            "sub/300.jpg",
+        ]
+        assert repr(wrapped) == f"wrap({kind.__name__}({str(coco.root)!r}): 4 images)"
+
+
+def test_coco_in_a_loader(vision: ModuleType, coco: Coco) -> None:
+    def count(target: list[dict]) -> tuple[int, bool]:
+        return len(target), bool({"torch", "torchvision", "pycocotools"} & set(sys.modules))
+
+    theirs = vision.CocoDetection(coco.root, str(coco.file), target_transform=count)
+    transforms = [T.Resize((16, 16))]
+    with gl.Loader(gl.wrap(theirs), 2, num_workers=2, device="cpu", transforms=transforms) as loader:
+        batches = list(loader)
+    assert [tuple(images.shape) for images, _ in batches] == [(2, 3, 16, 16)] * 2
+    counts, imported = (torch.cat([target[place] for _, target in batches]) for place in range(2))
+    assert counts.tolist() == [2, 3, 0, 3]
+    assert not imported.any()
+
+
+def test_coco_with_its_boxes_padded(vision: ModuleType, coco: Coco) -> None:
+    def boxes(target: list[dict]) -> np.ndarray:
+        return np.array([annotation["bbox"] for annotation in target], np.float32).reshape(-1, 4)
+
+    theirs = vision.CocoDetection(coco.root, str(coco.file), target_transform=boxes)
+    options: dict[str, Any] = {"transforms": [T.Resize((16, 16))], "collate_fn": gl.pad_collate, "device": "cpu"}
+    with gl.Loader(gl.wrap(theirs), 4, num_workers=2, **options) as loader:
+        ((images, target),) = loader
+    assert images.data.shape == (4, 3, 16, 16)
+    assert target.sizes.tolist() == [[2, 4], [3, 4], [0, 4], [3, 4]]
+    np.testing.assert_array_equal(target.data[1, :3].numpy(), theirs[1][1])
+
+
+def test_cocos_annotations_travel_in_one_buffer(vision: ModuleType, coco: Coco) -> None:
+    images = [{"id": n, "file_name": f"{n}.jpg"} for n in range(500)]
+    coco.write(images, [{"id": n, "image_id": n % 500, "category_id": 1, "bbox": [n, 1, 2, 3.5]} for n in range(5000)])
+    theirs = vision.CocoDetection(coco.root, str(coco.file))
+    buffers: list[pickle.PickleBuffer] = []
+    stream = cloudpickle.dumps(gl.wrap(theirs), protocol=5, buffer_callback=buffers.append)
+    assert len(stream) < 2000
+    again = pickle.loads(stream, buffers=buffers)
+    assert again.targets[499] == theirs._load_target(499)
+    assert again.targets[-1:] == [theirs._load_target(499)]
+    with pytest.raises(IndexError, match=exactly("index 500 is out of range: there are 500 targets")):
+        again.targets[500]
+
+
+@pytest.mark.parametrize("odd", [(1, 2), {1: 2}, b"RLE", np.float32(1)])
+def test_annotations_that_are_no_json_stay_as_they_are(vision: ModuleType, coco: Coco, odd: Any) -> None:
+    theirs = vision.CocoDetection(coco.root, str(coco.file))
+    theirs.coco.anns[102]["odd"] = odd
+    wrapped = gl.wrap(theirs)
+    target = pickle.loads(pickle.dumps(wrapped))[0][1]
+    assert target == theirs[0][1]
+    assert type(target[0]["odd"]) is type(odd)
+
+
+@pytest.mark.parametrize("name", ["../annotations.json", "/etc/passwd", "sub/../../x.jpg", "../images-2/x.jpg", ""])
+def test_cocos_file_names_stay_below_the_root(vision: ModuleType, coco: Coco, name: str) -> None:
+    coco.write([{"id": 1, "file_name": name}], [])
+    theirs = vision.CocoDetection(coco.root, str(coco.file))
+    message = (
+        f"the COCO image 1 has the file name {name!r}, which leads out of {str(coco.root)!r}; give the dataset a root "
+        "that holds all its images"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        gl.wrap(theirs)
+
+
+def test_cocos_root_may_be_the_working_directory(
+    vision: ModuleType, coco: Coco, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(coco.root)
+    for root in (".", ""):
+        wrapped = gl.wrap(vision.CocoDetection(root, str(coco.file)))
+        monkeypatch.chdir("/")
+        assert wrapped[0][0].source == str(coco.root / "5.jpg")
+        monkeypatch.chdir(coco.root)
+
+
+def test_cocos_transforms_are_refused(vision: ModuleType, coco: Coco) -> None:
+    class Mine(vision.CocoDetection):
+        def _load_target(self, id: int) -> list:
+            return []
+
+    for option in ("transform", "transforms"):
+        theirs = vision.CocoDetection(coco.root, str(coco.file), **{option: print})
+        message = f"got a torchvision.datasets.coco.CocoDetection with {option}=<built-in function print>, which takes"
+        with pytest.raises(TypeError, match=starting(message)):
+            gl.wrap(theirs)
+    with pytest.raises(TypeError, match="Mine, whose class has a _load_target of its own"):
+        gl.wrap(Mine(coco.root, str(coco.file)))
+
+
+# Hugging Face
+
+
+@pytest.fixture
+def rows(hf: ModuleType, tmp_path: Path) -> Any:
+    """6 rows: an image (the last one by its path), a label; more images in a list and a dict."""
+    features = hf.Features(
+        {
+            "image": hf.Image(),
+            "label": hf.ClassLabel(names=["ant", "bee"]),
+            "views": hf.List(hf.Image(mode="L")),
+            "deep": {"image": hf.Image(), "parts": hf.List({"image": hf.Image(), "name": hf.Value("string")})},
+        }
+    )
+    path = tmp_path / "5.jpg"
+    path.write_bytes(jpeg(5))
+    return hf.Dataset.from_list(
+        [
+            {
+                "image": {"bytes": None, "path": str(path)} if n == 5 else {"bytes": jpeg(n), "path": f"{n}.jpg"},
+                "label": n % 2,
+                "views": [{"bytes": jpeg(n + k), "path": None} for k in range(2)],
+                "deep": {
+                    "image": {"bytes": jpeg(n), "path": None},
+                    "parts": [{"image": {"bytes": jpeg(n), "path": None}, "name": "leg"}],
+                },
+            }
+            for n in range(6)
+        ],
+        features=features,
+    )
+
+
+def test_rows_yield_bytes_wherever_an_image_was(rows: Any, tmp_path: Path) -> None:
+    wrapped = gl.wrap(rows)
+    assert len(wrapped) == len(rows) == 6
+    assert wrapped[1] == {
+        "image": gl.Encoded(jpeg(1), source="1.jpg"),
+        "label": 1,
+        "views": [gl.Encoded(jpeg(1), "L"), gl.Encoded(jpeg(2), "L")],
+        "deep": {"image": gl.Encoded(jpeg(1)), "parts": [{"image": gl.Encoded(jpeg(1)), "name": "leg"}]},
+    }
+    assert wrapped[-1]["image"] == gl.read(tmp_path / "5.jpg")
+    assert list(wrapped[0]) == wrapped.column_names == list(wrapped.features) == ["image", "label", "views", "deep"]
+    assert repr(wrapped) == "wrap(datasets.Dataset: 6 rows of image, label, views, deep)"
+    assert isinstance(rows[0]["image"], PILImage.Image), "the dataset that was given must stay as it is"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_rows_in_a_loader(hf: ModuleType, rows: Any, tmp_path: Path, workers: int, where: str) -> None:
+    if where == "disk":
+        rows.save_to_disk(tmp_path / "saved")
+        rows = hf.load_from_disk(tmp_path / "saved")
+    rows = rows.select_columns(["label", "image"]).select([3, 1, 5, 0])
+    with gl.Loader(gl.wrap(rows), 2, num_workers=workers, device="cpu", transforms=[T.CenterCrop(16)]) as loader:
+        batches = list(loader)
+    assert [list(batch) for batch in batches] == [["label", "image"]] * 2
+    assert [batch["label"].tolist() for batch in batches] == [[1, 1], [1, 0]]
+    expected = [np.asarray(PILImage.open(io.BytesIO(jpeg(n)))) for n in (3, 1, 5, 0)]
+    for image, whole in zip(torch.cat([batch["image"] for batch in batches]), expected, strict=True):
+        top, left = round((whole.shape[0] - 16) / 2), round((whole.shape[1] - 16) / 2)
+        np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), whole[top : top + 16, left : left + 16])
+
+
+def test_modes_and_missing_images(hf: ModuleType) -> None:
+    def made(image: Any, **options: Any) -> Any:
+        return hf.Dataset.from_dict({"x": [image]}, features=hf.Features({"x": hf.Image(**options)}))
+
+    image = {"bytes": jpeg(1), "path": None}
+    assert gl.wrap(made(image))[0]["x"].mode == "RGB"
+    assert gl.wrap(made(image, mode="RGBA"))[0]["x"].mode == "RGBA"
+    assert gl.wrap(made(image, mode="RGBA"), mode="L")[0]["x"].mode == "L"
+    assert gl.wrap(made(image, mode="CMYK"), mode="L")[0]["x"].mode == "L"
+    assert gl.wrap(made(image, decode=False))[0] == {"x": gl.Encoded(jpeg(1))}
+    assert gl.wrap(made(None))[0] == {"x": None}
+    message = (
+        "a column is a datasets.Image whose mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'; give "
+        "wrap() a mode="
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        gl.wrap(made(image, mode="CMYK"))
+
+
+def test_with_exif_the_pixels_are_those_that_datasets_decodes(hf: ModuleType) -> None:
+    """A quarter turn, as phones store it."""
+    exif = PILImage.Exif()
+    exif[274] = 6
+    file = io.BytesIO()
+    PILImage.open(io.BytesIO(jpeg(1))).save(file, "JPEG", exif=exif)
+    rows = hf.Dataset.from_dict({"x": [file.getvalue()]}, features=hf.Features({"x": hf.Image()}))
+    with gl.Loader(gl.wrap(rows), num_workers=0, device="cpu", decode=gl.Decode(exif=True)) as loader:
+        (batch,) = loader
+    np.testing.assert_array_equal(batch["x"][0].permute(1, 2, 0).numpy(), np.asarray(rows[0]["x"]))
+
+
+def test_rows_whose_image_is_not_there(hf: ModuleType, tmp_path: Path) -> None:
+    paths = [str(tmp_path / "gone.jpg"), "https://localhost/1.jpg"]
+    rows = hf.Dataset.from_dict({"x": [{"bytes": None, "path": path} for path in paths]})
+    wrapped = gl.wrap(rows.cast_column("x", hf.Image()))
+    with pytest.raises(FileNotFoundError, match=re.escape(paths[0])):
+        wrapped[0]
+    with pytest.raises(
+        FileNotFoundError, match="not a file on this machine; download it beforehand: 'https://localhost"
+    ):
+        wrapped[1]
+    with pytest.raises(TypeError, match=exactly("an index must be an integer, got 'x' (str)")):
+        wrapped["x"]
+
+
+def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) -> None:
+    advice = (
+        ", which takes decoded images: pass dataset.with_format(None), and move what it does to Loader(transforms=…); "
+        "gpuload's batches are tensors"
+    )
+    got = "got a datasets.arrow_dataset.Dataset with "
+    for formatted, what in (
+        (rows.with_format("numpy"), "the format 'numpy'"),
+        (rows.with_transform(lambda batch: batch), "a transform (set_transform, with_transform)"),
+    ):
+        with pytest.raises(TypeError, match=exactly(got + what + advice)):
+            gl.wrap(formatted)
+    message = (
+        "got a datasets.arrow_dataset.Dataset without images: none of its columns is a datasets.Image (label); say "
+        "which is one with dataset.cast_column(name, datasets.Image())"
+    )
+    for without in (rows.select_columns("label"), rows.with_format(None, columns=["label"])):
+        with pytest.raises(TypeError, match=exactly(message)):
+            gl.wrap(without)
+    everything = rows.with_format(None, columns=["label"], output_all_columns=True)
+    assert set(gl.wrap(everything)[0]) == set(rows.column_names)
+    assert isinstance(gl.wrap(everything)[0]["image"], gl.Encoded)
+
+
+def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None:
+    message = (
+        "got a datasets.iterable_dataset.IterableDataset, which has no length and no order; "
+        f"{TAKES}. Load it without streaming=True"
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        gl.wrap(rows.to_iterable_dataset())
+    message = (
+        "got a datasets.dataset_dict.DatasetDict, which holds several datasets; wrap one of them, as in "
+        "gpuload.wrap(dataset['train'])"
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        gl.wrap(hf.DatasetDict(train=rows))
+
+
+# Containers, and all else
+
+
+def test_containers_are_kept_around_what_is_wrapped(vision: ModuleType, folder: Path) -> None:
+    theirs = vision.ImageFolder(folder)
+    subset = Subset(theirs, [7, 2, 2])
+    wrapped = gl.wrap(ConcatDataset([subset, theirs, gl.ImageFiles(folder)]), mode="L")
+    assert type(wrapped) is ConcatDataset
+    assert type(wrapped.datasets[0]) is Subset
+    assert len(wrapped) == 3 + 10 + 10
+    order = [7, 2, 2, *range(10)]
+    assert [wrapped[i][0].source for i in range(13)] == [theirs.samples[n][0] for n in order]
+    assert [wrapped[i][1] for i in range(13)] == [theirs.samples[n][1] for n in order]
+    assert wrapped[0][0].mode == "L"
+    assert wrapped[13] == gl.ImageFiles(folder)[0]
+    assert subset.dataset is theirs, "the container that was given must stay as it is"
+
+
+def test_a_random_split_in_a_loader(vision: ModuleType, folder: Path) -> None:
+    train, _ = random_split(vision.ImageFolder(folder), [6, 4], torch.Generator().manual_seed(3))
+    own = Subset(gl.ImageFolder(folder), train.indices)
+    options: dict[str, Any] = {"batch_size": 4, "transforms": [T.RandomCrop(16)], "device": "cpu"}
+    with (
+        gl.Loader(gl.wrap(train), num_workers=2, **options) as loader,
+        gl.Loader(own, num_workers=0, **options) as other,
+    ):
+        assert_batches_equal(loader, other)
+
+
+def test_containers_with_samples_of_their_own_are_refused(folder: Path) -> None:
+    class Mapped(Subset):
+        def __getitem__(self, index: Any) -> Any:
+            return None
+
+        def __getitems__(self, indices: Any) -> Any:
+            return [None] * len(indices)
+
+    message = (
+        "Mapped, whose class has a __getitem__ of its own, which may not know Encoded. Give it gpuload.wrap() of what "
+        "is inside, yourself"
+    )
+    with pytest.raises(TypeError, match=re.escape(message)):
+        gl.wrap(Mapped(gl.ImageFiles(folder), [0]))
+
+
+def test_all_others_are_refused_by_name(folder: Path) -> None:
+    with pytest.raises(TypeError, match=exactly(f"got a builtins.list; {TAKES}. {OWN}")):
+        gl.wrap([1])
+    where = " at 1 in a ConcatDataset in a Subset"
+    inner = ConcatDataset([gl.ImageFiles(folder), [1, 2]])
+    with pytest.raises(TypeError, match=exactly(f"got a builtins.list{where}; {TAKES}. {OWN}")):
+        gl.wrap(Subset(inner, [0]))
+
+
+def test_torchvisions_others_are_refused_by_name(vision: ModuleType) -> None:
+    message = exactly(f"got a torchvision.datasets.fakedata.FakeData; {TAKES}. {OWN}")
+    with pytest.raises(TypeError, match=message):
+        gl.wrap(vision.FakeData(3))
+
+
+def test_importing_it_imports_neither_library() -> None:
+    code = "import sys, gpuload; gpuload.wrap; sys.exit(bool({'torch', 'torchvision', 'datasets'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,43 @@
+"""Fixtures of the tests of faults: programs that may be killed."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+from faults.programs import Program, Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def start(zygote, tmp_path, jpeg_folder):
+    """Start a script. It finds the names of `zygote.py`, `tmp` (a folder for its files) and `folder` (of JPEGs)."""
+    started: list[Program] = []
+
+    def start(code: str) -> Program:
+        head = f"tmp, folder = {str(tmp_path)!r}, {str(jpeg_folder)!r}\n"
+        started.append(Program(zygote, tmp_path, head + textwrap.dedent(code)))
+        return started[-1]
+
+    yield start
+    for program in started:
+        program.kill()
+
+
+@pytest.fixture
+def succeed(start):
+    """Run a script to its end: it must leave no process, exit with 0 and say nothing on the standard error."""
+
+    def succeed(code: str) -> None:
+        exit_code, error = start(code).end()
+        assert error == "", error
+        assert exit_code == 0
+
+    return succeed

@@ -1,0 +1,111 @@
+"""Programs that end, for better or worse: run them, send them signals, see what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from pathlib import Path
+
+LIMIT_S = 30.0
+# Empty is the line that Python shows for a function which was just entered.
+# Where an error was being handled (a file that is not there, a queue that is full), Python shows that one first.
+ONE_CTRL_C = re.compile(
+    r"(Traceback \(most recent call last\):\n( .*\n|\n)+\w+Error: .*\n"
+    r"\nDuring handling of the above exception, another exception occurred:\n\n)?"
+    r"Traceback \(most recent call last\):\n( .*\n|\n)+KeyboardInterrupt\n"
+)
+
+
+class Zygote:
+    """The program of `zygote.py`, and what it says."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    def ask(self, *words: object) -> None:
+        self.process.stdin.write((" ".join(map(str, words)) + "\n").encode())
+
+    def answer(self) -> int:
+        ready, _, _ = select.select([self.process.stdout], [], [], LIMIT_S)
+        assert ready, f"no end after {LIMIT_S} s"
+        return int(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(LIMIT_S)
+        self.process.stdout.close()
+
+
+class Program:
+    """A script that runs.
+
+    Attributes:
+        pid: its process, which leads the group that its workers are in.
+    """
+
+    def __init__(self, zygote: Zygote, folder: Path, code: str) -> None:
+        self._zygote = zygote
+        self._mark = uuid.uuid4().hex
+        script, self._output, self._error = (folder / f"{self._mark}.{kind}" for kind in ("py", "out", "err"))
+        script.write_text(textwrap.dedent(code))
+        zygote.ask(script, self._output, self._error, self._mark)
+        self.pid = zygote.answer()
+        self.code: int | None = None
+
+    @property
+    def said(self) -> list[str]:
+        """The complete lines that it wrote."""
+        return self._output.read_text().split("\n")[:-1] if self._output.exists() else []
+
+    def hear(self, word: str) -> None:
+        """Wait until it says this."""
+        wait_until(lambda: word in self.said or not alive(self.pid), f"it says {word!r}")
+        assert word in self.said, self._error.read_text()
+
+    def signal(self, number: int) -> None:
+        """To all of its processes, as a terminal does it."""
+        os.killpg(self.pid, number)
+
+    def processes(self) -> list[int]:
+        """It and all that it started, wherever they went."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"GPULOAD_TEST_MARK={self._mark}".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
+    def end(self, within_s: float = LIMIT_S) -> tuple[int, str]:
+        """Wait for its end and that of all its processes. Returns exit code and what stands on the standard error."""
+        self.code = self._zygote.answer()
+        wait_until(lambda: not self.processes(), "all of its processes end", within_s)
+        return self.code, self._error.read_text()
+
+    def kill(self) -> None:
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._zygote.answer()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition, what: str, limit_s: float = LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not after {limit_s} s: {what}"
+        time.sleep(0.002)

@@ -1,0 +1,85 @@
+"""ctrl-C, wherever it hits: the program ends as any Python program does, and at once; a notebook goes on."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from faults.programs import ONE_CTRL_C
+
+# Where the program is when the signal comes, which goes to all processes of its group.
+PLACES = {
+    "in the loop body": """
+        for batch in numbers():
+            say("here")
+            time.sleep(1000)
+    """,
+    "in next() while workers hang": """
+        for batch in numbers(hang_from_8):
+            wait_for_the_hang()
+            say("here")
+    """,
+    "in next() without workers": """
+        def slow(index):
+            if index == 8:
+                say("here")
+                time.sleep(1000)
+        for batch in numbers(slow, num_workers=0):
+            pass
+    """,
+    "while workers start": """
+        class Slow(Numbers):
+            def __setstate__(self, state):
+                say("here")
+                time.sleep(1000)
+        for batch in gl.Loader(Slow(), num_workers=2, device="cpu"):
+            pass
+    """,
+    "while workers import": """
+        started = process._launch
+        def launch(number, descriptors):
+            result = started(number, descriptors)
+            if number == 1:
+                say("here")
+            return result
+        process._launch = launch
+        for batch in numbers():
+            say("too late")
+            time.sleep(1000)
+    """,
+    "in a with block": """
+        with numbers(hang_from_8) as loader:
+            for batch in loader:
+                wait_for_the_hang()
+                say("here")
+    """,
+    "in close()": """
+        loader = numbers(hang_from_8)
+        iterator = iter(loader)
+        next(iterator)
+        wait_for_the_hang()
+        say("here")  # closing takes a second now
+        loader.close()
+        time.sleep(1000)
+    """,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_program_ends_with_its_traceback_and_its_workers_with_it(start, place, times):
+    program = start(PLACES[place])
+    program.hear("here")
+    program.signal(signal.SIGINT)
+    if times == 2:
+        time.sleep(0.05)  # as fingers do it; whatever the program is at by then
+        program.signal(signal.SIGINT)
+    began = time.monotonic()
+    code, error = program.end()
+    assert time.monotonic() - began < 4
+    assert code == -signal.SIGINT
+    if times == 2:  # torch's own work at the interpreter's exit may be hit, and Python shows that
+        error, _, ignored = error.partition("Exception ignored in")
+        assert "gpuload/" not in ignored
+    assert ONE_CTRL_C.fullmatch(error), error

@@ -1,0 +1,90 @@
+"""However a program ends, its workers end with it, nothing stays behind, and it says nothing that it did not mean."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+
+def test_workers_are_gone_within_a_second_when_the_program_is_killed_in_mid_epoch(start):
+    program = start("""
+        for batch, info in make(folder):
+            if info.step == 3:
+                say("here")
+                time.sleep(1000)
+    """)
+    program.hear("here")
+    assert len(program.processes()) == 2
+    os.kill(program.pid, signal.SIGKILL)
+    assert program.end(within_s=1) == (-signal.SIGKILL, "")
+
+
+def test_workers_that_hang_are_gone_within_a_second_when_the_program_is_killed(start):
+    program = start("""
+        iterator = iter(numbers(hang_from_8))
+        next(iterator)
+        wait_for_the_hang()
+        say("here")
+        for batch in iterator:
+            pass
+    """)
+    program.hear("here")
+    os.kill(program.pid, signal.SIGKILL)
+    assert program.end(within_s=1) == (-signal.SIGKILL, "")
+
+
+def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path):
+    program = start("""
+        def at_exit(index):
+            import atexit
+            open(f"{tmp}/{os.getpid()}.began", "w").close()
+            atexit.register(lambda: open(f"{tmp}/{os.getpid()}.ended", "w").close())
+        iterator = iter(numbers(at_exit))
+        next(iterator)
+    """)
+    assert program.end() == (0, "")
+    began = {path.stem for path in tmp_path.glob("*.began")}
+    assert began
+    assert {path.stem for path in tmp_path.glob("*.ended")} == began
+
+
+# How a program ends while an iterator is open, its exit code, and the last line that it shows.
+ENDS = {
+    "at the end of the script": ("", 0, ""),
+    "by sys.exit": ("sys.exit(3)", 3, ""),
+    "by os._exit": ("os._exit(4)", 4, ""),
+    "by an exception": ("raise ZeroDivisionError('here')", 1, "ZeroDivisionError: here\n"),
+    "by an exception in the loop": (
+        "for _ in iterator: raise ZeroDivisionError('here')",
+        1,
+        "ZeroDivisionError: here\n",
+    ),
+    "by SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
+    "by SIGTERM with a handler": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)",
+        5,
+        "",
+    ),
+    "with the iterator in a reference cycle": ("node = [iterator]; node.append(node); del node, iterator", 0, ""),
+    "with workers that hang": ("wait_for_the_hang()", 0, ""),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_program_with_an_open_iterator_says_only_what_it_means_when_it_ends(start, how):
+    code, exit_code, last_line = ENDS[how]
+    program = start(f"""
+        iterator = iter(numbers({"hang_from_8" if "hang" in how else "int"}))
+        next(iterator)
+        {code}
+    """)
+    found, error = program.end()
+    assert found == exit_code
+    if last_line:
+        assert error.startswith("Traceback")
+        assert error.count("Traceback") == 1
+        assert error.endswith(last_line)
+    else:
+        assert error == ""

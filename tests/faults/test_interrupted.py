@@ -1,0 +1,251 @@
+"""Interrupts that the program survives, as a notebook does: what broke off says so, all else is whole."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+IN_DEL = re.compile(r"Exception ignored in: <function _Epoch.__del__ .*\n(.*\n)*?KeyboardInterrupt: \n")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_ctrl_c_in_next_the_iterator_is_over_and_the_next_epoch_is_whole(succeed, workers):
+    succeed(f"""
+        def interrupt(index):
+            if index == 11 and not os.path.exists(f"{{tmp}}/once"):
+                open(f"{{tmp}}/once", "w").close()
+                ctrl_c()
+                time.sleep(0.2 if {workers} else 1)  # the main process waits for this sample
+        loader = numbers(interrupt, num_workers={workers})
+        iterator = iter(loader)
+        seen = []
+        try:
+            while True:
+                seen += next(iterator).tolist()
+        except KeyboardInterrupt:
+            pass
+        assert seen == list(range(len(seen))) and len(seen) in (0, 4, 8), seen
+        for _ in range(2):
+            try:
+                next(iterator)
+                raise AssertionError
+            except RuntimeError as error:
+                assert str(error) == (
+                    "this iterator is over: it was broken off by KeyboardInterrupt, and a batch may be lost. "
+                    "Begin a new epoch with iter()"
+                ), error
+        assert loader.epoch == 0
+        expected = left()
+        assert torch.cat(list(loader)).tolist() == list(range(40))
+        assert loader.epoch == (1 if seen else 0)  # what nothing was taken from is no epoch
+        assert left() == expected
+        del iterator
+        assert left() == expected
+        assert torch.cat(list(loader)).tolist() == list(range(40))
+    """)
+
+
+def test_after_a_ctrl_c_in_iter_the_next_one_begins_the_same_epoch(succeed):
+    succeed("""
+        class Slow(Numbers):
+            def __getstate__(self):  # pickled in the main process, within iter()
+                if not os.path.exists(f"{tmp}/once"):
+                    open(f"{tmp}/once", "w").close()
+                    ctrl_c()
+                    time.sleep(1000)
+                return self.__dict__
+        before = left()
+        loader = gl.Loader(Slow(), 4, num_workers=2, device="cpu", info=True)
+        loader.set_epoch(5)
+        try:
+            iter(loader)
+            raise AssertionError
+        except KeyboardInterrupt:
+            pass
+        assert left() == before, (left(), before)
+        batch, info = next(iter(loader))
+        assert (batch.tolist(), info.epoch, loader.epoch) == ([0, 1, 2, 3], 5, 5)
+    """)
+
+
+def test_a_time_limit_of_the_programs_own_is_as_good_as_a_ctrl_c(succeed):
+    succeed("""
+        class Late(Exception): pass
+        def late(*_): raise Late
+        signal.signal(signal.SIGALRM, late)
+        loader = numbers(hang_from_8)
+        iterator = iter(loader)
+        next(iterator)
+        wait_for_the_hang()
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            for batch in iterator: pass
+            raise AssertionError
+        except Late:
+            pass
+        try:
+            next(iterator)
+            raise AssertionError
+        except RuntimeError as error:
+            assert "it was broken off by Late, and a batch may be lost" in str(error), error
+    """)
+
+
+def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
+    succeed("""
+        import gpuload.session
+        def interrupting(function):
+            def interrupted(*args, **options):
+                result = function(*args, **options)
+                if not armed:
+                    armed.append(True)
+                    ctrl_c()
+                return result
+            return interrupted
+        before = left()
+        for module, name in ((process, "_launch"), (pool, "WorkerProcess"), (gpuload.session, "Feed")):
+            original, armed = getattr(module, name), []
+            setattr(module, name, interrupting(original))
+            loader = numbers()
+            try:
+                iter(loader)
+                raise AssertionError
+            except KeyboardInterrupt:
+                pass
+            assert torch.cat(list(loader)).tolist() == list(range(40))
+            loader.close()
+            assert left() == before, (name, left())
+            setattr(module, name, original)
+
+        def die_once(index):
+            if index == 17 and not os.path.exists(f"{tmp}/once"):
+                open(f"{tmp}/once", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+        loader = numbers(die_once)
+        iterator = iter(loader)
+        process._launch, armed = interrupting(process._launch), []  # of the worker that takes the place of the dead one
+        try:
+            for batch in iterator: pass
+            raise AssertionError
+        except KeyboardInterrupt:
+            pass
+        assert torch.cat(list(loader)).tolist() == list(range(40))
+        loader.close()
+        del iterator
+        assert left() == before, left()
+    """)
+
+
+def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
+    succeed("""
+        end = process.WorkerProcess.end
+        def interrupted(self, deadline):
+            ctrl_c()
+            end(self, deadline)
+            ctrl_c()
+        process.WorkerProcess.end = interrupted
+        before = left()
+        def close():
+            loader = numbers()
+            iter(loader)
+            loader.close()
+        def leave():
+            with numbers() as loader:
+                iter(loader)
+        def collect():
+            loader = numbers()
+            iter(loader)
+            del loader
+            time.sleep(30)
+        def anew():
+            loader = numbers()
+            iterator = iter(loader)
+            loader._session._torn = "a test"
+            iter(loader)
+        def drop():
+            loader = numbers()
+            iterator = iter(loader)
+            loader._session._torn = "a test"
+            del iterator
+            assert workers() == []
+            time.sleep(30)
+        for way in (close, leave, collect, anew, drop):
+            try:
+                way()
+                raise AssertionError(way)
+            except KeyboardInterrupt:
+                pass
+            assert left() == before, (way, left())
+        def leave_interrupted():
+            with numbers() as loader:
+                for batch in loader:
+                    ctrl_c()
+        try:
+            leave_interrupted()
+            raise AssertionError
+        except KeyboardInterrupt as error:
+            assert error.__context__ is None  # the first; those that came in close() would say the same
+        assert left() == before
+    """)
+
+
+@pytest.mark.parametrize("then", ["sys.exit(0)", "pass"])
+def test_the_handler_of_a_signal_may_close_the_loader_in_the_midst_of_next(succeed, then):
+    succeed(f"""
+        def close(*_):
+            loader.close()
+            {then}
+        signal.signal(signal.SIGTERM, close)
+        loader = numbers(hang_from_8)
+        def kill():
+            wait_for_the_hang()
+            os.kill(os.getpid(), signal.SIGTERM)
+        threading.Thread(target=kill).start()
+        try:
+            for batch in loader: pass
+        except RuntimeError as error:
+            assert str(error).startswith("this iterator is over: its Loader was closed")
+        except SystemExit:
+            pass
+        else:
+            raise AssertionError
+        assert workers() == []
+    """)
+
+
+def test_interrupts_at_any_moment_lose_no_sample_of_a_later_epoch_and_leave_nothing(start):
+    program = start("""
+        loader = make(folder)
+        reference = make(folder, num_workers=0)
+        list(reference)
+        list(loader)
+        began = time.monotonic()
+        list(loader)
+        duration = time.monotonic() - began
+        before = left()
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        moments = random.Random(0)
+        broken = 0
+        for _ in range(20):
+            try:
+                # Often within an epoch, sometimes while the next session starts.
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.0001, 1.2 * duration))
+                seen = list(loader)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                broken += 1
+            else:
+                reference.set_epoch(loader.epoch)
+                assert same(seen, reference)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert broken >= 10, broken
+        seen = list(loader)
+        reference.set_epoch(loader.epoch)
+        assert same(seen, reference)
+        assert left() == before, (left(), before)
+    """)
+    exit_code, error = program.end()
+    # Python itself looks for signals when it enters a `__del__`, and then only shows what the handler raised.
+    assert IN_DEL.sub("", error) == "", error
+    assert exit_code == 0

@@ -1,0 +1,166 @@
+"""Loaders and iterators that are dropped, doubled, nested, shared: what each says, and that nothing stays behind."""
+
+from __future__ import annotations
+
+# -- collected --------------------------------------------------------------------------------------------------------
+
+COLLECTED = {
+    "after a break": "for batch in loader: break\ndel batch, loader",
+    "with an open iterator": "iterator = iter(loader); next(iterator)\ndel loader, iterator",
+    "its iterator first": "iterator = iter(loader); next(iterator)\ndel iterator\ndel loader",
+    "in a cycle": "loader.me = loader; next(iter(loader))\ndel loader",
+    "in a cycle with its iterator": "loader.iterator = iter(loader); next(loader.iterator)\ndel loader",
+    "in a cycle in mid-batch": "node = [iter(loader)]; node.append(node); next(node[0])\ndel loader, node",
+    "in a generator that was left": """def batches():
+    for batch in numbers():
+        yield batch
+        return
+list(batches())
+del loader""",
+    "in a generator that is closed": """def batches():
+    yield from numbers()
+generator = batches(); next(generator)
+generator.close()
+del loader, generator""",
+    "interrupted": """def interrupt(index):
+    if index == 8: raise KeyboardInterrupt
+home = numbers(interrupt, num_workers=0)
+with contextlib.suppress(KeyboardInterrupt):
+    for batch in home: pass
+iterator = iter(loader); next(iterator)
+del home, loader, iterator, batch""",
+    "with a copy that lives on": """import copy
+next(iter(loader))
+other = copy.copy(loader)
+del loader; gc.collect(); assert left()[1] == 0
+assert torch.cat(list(other)).tolist() == list(range(40))
+other.close()""",
+}
+
+
+def test_a_loader_that_is_collected_takes_all_with_it(succeed):
+    """One program for all ways, so that each begins with what those before it left."""
+    succeed(f"""
+        before = left()
+        for how, code in {COLLECTED!r}.items():
+            names = dict(globals(), loader=numbers())
+            exec(code, names)
+            after = left()
+            assert after == before, (how, after, before)
+            names.clear()
+    """)
+
+
+def test_after_a_break_the_workers_stop_at_the_next_sample(succeed):
+    succeed("""
+        def slow(index):
+            open(f"{tmp}/{index}", "w").close()
+            while index == 8 and not os.path.exists(f"{tmp}/go"):
+                time.sleep(0.002)
+        loader = numbers(slow, num_workers=1, chunk_size=4)
+        for batch in loader:
+            wait_until(lambda: os.path.exists(f"{tmp}/8"), "the worker is at sample 8")
+            break
+        open(f"{tmp}/go", "w").close()
+        feed = loader._session.feed
+        wait_until(lambda: feed.pump(0.1) or feed.idle(), "the worker has nothing to do")
+        assert not os.path.exists(f"{tmp}/9")
+    """)
+
+
+# -- several ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_loaders_side_by_side_give_what_each_gives_alone(succeed):
+    succeed("""
+        expected = [list(make(folder, num_workers=0, seed=seed)) for seed in (0, 1)]
+        before = left()
+        both = list(zip(make(folder, seed=0), make(folder, seed=1)))
+        assert same([one for one, _ in both], expected[0])
+        assert same([other for _, other in both], expected[1])
+        assert left() == before
+    """)
+
+
+def test_an_epoch_of_another_loader_inside_the_loop(succeed):
+    succeed("""
+        train, check = make(folder, seed=0), make(folder, seed=1, shuffle=False)
+        expected = list(make(folder, seed=0, num_workers=0)), list(make(folder, seed=1, shuffle=False, num_workers=0))
+        seen = []
+        for step, batch in enumerate(train):
+            seen.append(batch)
+            if step in (2, 7):
+                check.set_epoch(0)
+                assert same(check, expected[1])
+        assert same(seen, expected[0])
+    """)
+
+
+def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_one_and_it_says_so(succeed):
+    succeed("""
+        loader = numbers()
+        outer = iter(loader)
+        next(outer)
+        assert torch.cat(list(loader)).tolist() == list(range(40))
+        for _ in range(2):
+            try:
+                next(outer)
+                raise AssertionError
+            except RuntimeError as error:
+                assert str(error) == "this iterator is over: a newer iter() of its Loader was started", error
+        del outer  # does not disturb the newer one
+        newer = iter(loader)
+        older, newer = newer, iter(loader)
+        loader._session.drop_epoch(older._token)  # as a collection in another thread may do it late
+        del older
+        gc.collect()
+        assert torch.cat(list(newer)).tolist() == list(range(40))
+    """)
+
+
+def test_after_close_an_iterator_says_so_and_the_loader_starts_anew(succeed):
+    succeed("""
+        loader = numbers()
+        iterator = iter(loader)
+        next(iterator)
+        before = len(workers())
+        loader.close()
+        assert workers() == []
+        try:
+            next(iterator)
+            raise AssertionError
+        except RuntimeError as error:
+            assert str(error) == "this iterator is over: its Loader was closed", error
+        del iterator
+        assert torch.cat(list(loader)).tolist() == list(range(40))
+        assert len(workers()) == before == 2
+    """)
+
+
+def test_close_ends_all_that_it_can_whatever_one_worker_does(succeed):
+    succeed("""
+        before = left()
+        loader = numbers(num_workers=3)
+        list(loader)
+        stuck, broken, plain = loader._session.engine._team.values()
+        process.KILL_WAIT_S = 0.1
+        wait = stuck._process.wait
+        def kernel_holds_it(timeout=None):
+            assert timeout is not None  # or it would be waited for, for ever
+            raise process.subprocess.TimeoutExpired("worker", timeout)
+        stuck._process.wait = kernel_holds_it
+        end = broken.end
+        def end_and_fail(deadline):
+            end(deadline)
+            raise OSError("something else")
+        broken.end = end_and_fail
+        try:
+            loader.close()
+            raise AssertionError
+        except OSError as error:
+            assert str(error) == "something else"
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(stuck.pid, 0)
+        stuck = broken = plain = wait = end = None
+        assert left() == before, left()
+    """)

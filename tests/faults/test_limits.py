@@ -1,0 +1,358 @@
+"""Open files, shared memory and the memory of a control group running short, for real: each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuload as gl
+from gpuload import limits, session
+from gpuload import transforms as T
+
+LIMIT_S = 60.0
+
+# What each of the programs below begins with.
+PRELUDE = '''
+import gc, json, os, resource, sys, time
+import numpy as np
+import gpuload as gl
+from gpuload import limits, transforms as T
+
+class Numbered:
+    """Sample i is an image of level i % 251; its memory is taken only where it is copied to."""
+    def __init__(self, samples, height=40, width=30, sizes=None):
+        self.samples, self.shape, self.sizes = samples, (height, width, 3), sizes or {}
+    def __len__(self):
+        return self.samples
+    def __getitem__(self, i):
+        return gl.Image(np.broadcast_to(np.uint8(i % 251), self.sizes.get(i, self.shape))), i
+
+def right(batch):
+    images, numbers = batch
+    return (images.amin((1, 2, 3)) == numbers % 251).all() and (images.amax((1, 2, 3)) == numbers % 251).all()
+
+def children():
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and fields[0] != "Z":
+            found.append(int(pid))
+    return found
+
+def descriptors():
+    return {fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}
+
+def left_exactly(free):
+    """Lower the limit until so many descriptors are left; what earlier loaders left to the collector is not waited for."""
+    gc.collect()
+    gc.disable()
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    for soft in range(free, 100_000):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        if limits.descriptors_left() == free:
+            return
+'''
+
+
+def run(program: str, *args: object, before: tuple[str, ...] = ()) -> dict:
+    """Run a program that prints JSON; its errors are ours."""
+    command = [*before, sys.executable, "-c", PRELUDE + textwrap.dedent(program), *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=Path(gl.__file__).parent.parent)
+    assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-3000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# -- open files -------------------------------------------------------------------------------------------------------
+
+
+def test_too_few_open_files_are_refused_before_any_worker_exists():
+    found = run(
+        """
+        import subprocess
+        loader = gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
+        started, popen = [], subprocess.Popen
+        subprocess.Popen = lambda *args, **options: started.append(args) or popen(*args, **options)
+        before = descriptors()
+        left_exactly(20)
+        try:
+            iter(loader)
+        except gl.LimitError as error:
+            text = str(error)
+        same, alive = descriptors() == before, children()
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        print(json.dumps([text, started == [], same, alive, all(map(right, loader)), len(started)]))
+        """
+    )
+    text, none_started, same, alive, works_later, started = found
+    assert text.startswith("num_workers=3 takes 32 file descriptors in this process (4 for each worker, 20 besides), ")
+    assert "but 20 are left of the " in text
+    assert none_started
+    assert same
+    assert alive == []
+    assert works_later
+    assert started == 3
+
+
+def test_the_count_of_descriptors_is_what_workers_take():
+    steady, works, spare, left = run(
+        """
+        def loader():
+            return gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
+        with loader() as first:  # what libraries open once and keep
+            list(first)
+        before = descriptors()
+        with loader() as second:
+            list(second)
+            steady = len(descriptors() - before)
+        limits.SPARE_DESCRIPTORS = 0
+        left_exactly(limits.POOL_DESCRIPTORS + 3 * limits.WORKER_DESCRIPTORS + limits.START_DESCRIPTORS)
+        with loader() as third:
+            iter(third)
+            left = limits.descriptors_left()
+            works = all(map(right, third))
+        print(json.dumps([steady, bool(works), limits.SPARE_DESCRIPTORS, left]))
+        """
+    )
+    assert steady == limits.POOL_DESCRIPTORS + 3 * limits.WORKER_DESCRIPTORS
+    assert works
+    assert spare == 0
+    assert left == limits.START_DESCRIPTORS
+
+
+def test_batches_that_the_user_keeps_take_no_open_files():
+    found = run(
+        """
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        with gl.Loader(Numbered(800), 2, num_workers=2, device="cpu", shuffle=True) as loader:
+            before = len(descriptors())
+            kept = []
+            for batch in loader:
+                kept.append(batch)
+            print(json.dumps([len(kept), all(map(right, kept)), len(descriptors()) - before,
+                              sorted(int(n) for _, numbers in kept for n in numbers) == list(range(800))]))
+        """
+    )
+    batches, right, opened, each_once = found
+    assert batches == 400
+    assert opened <= limits.POOL_DESCRIPTORS + 2 * limits.WORKER_DESCRIPTORS
+    assert right
+    assert each_once
+
+
+# -- /dev/shm ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_dev_shm_does_not_matter():
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("needs unshare(1), to mount a /dev/shm of its own")
+    space = (unshare, "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+    mount = (*space, "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
+    tried = subprocess.run([*mount, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"may not mount a /dev/shm of its own: {tried.stderr.strip()}")
+    found = run(
+        """
+        with open("/dev/shm/filler", "wb", buffering=0) as filler:
+            try:
+                while True:
+                    filler.write(bytes(4096))
+            except OSError as error:
+                full = error.errno
+        with gl.Loader(Numbered(64), 8, num_workers=2, device="cpu") as loader:
+            good = all(map(right, loader))
+            mapped = [line for pid in ["self", *children()] for line in open(f"/proc/{pid}/maps") if "/dev/shm" in line]
+            print(json.dumps([full, bool(good), os.listdir("/dev/shm"), mapped, os.statvfs("/dev/shm").f_bfree]))
+        """,
+        before=mount,
+    )
+    assert found == [28, True, ["filler"], [], 0]  # 28: no space left on device
+
+
+# -- the memory of a control group ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group():
+    """A control group within our own, whose memory can be limited; its processes are gone when the test ends."""
+    folder, files = next(
+        ((folder, files) for folder, files in limits._groups("/") if os.path.exists(f"{folder}/{files.use}")),
+        (None, None),
+    )
+    if folder is None:
+        pytest.skip("this process is in no control group that counts memory")
+    made = Path(folder, f"gpuload-test-{os.getpid()}")
+    try:
+        made.mkdir()
+    except OSError as error:
+        pytest.skip(f"may not make a control group: {error}")
+    try:
+        limit = made / files.limit
+        if not limit.exists():
+            pytest.skip(f"{folder} does not hand the control of memory on to groups within it")
+        try:
+            limit.write_text(str(1 << 40))
+        except OSError as error:
+            pytest.skip(f"may not limit the memory of a control group: {error}")
+        yield limit
+    finally:
+        made.rmdir()
+
+
+IN_GROUP = '''
+def enter(limit):
+    with open(os.path.join(os.path.dirname(limit), "cgroup.procs"), "w") as procs:
+        procs.write(str(os.getpid()))
+
+def leave_mb(limit, mb):
+    """Set the limit so that so much is left."""
+    huge = 1 << 40
+    open(limit, "w").write(str(huge))
+    open(limit, "w").write(str(huge - limits.memory_left_bytes() + (mb << 20)))
+
+def attempt(function):
+    try:
+        return function()
+    except gl.LimitError as error:
+        return str(error)
+
+enter(sys.argv[1])
+list(gl.Loader(Numbered(4), 2, num_workers=1, device="cpu", transforms=[T.Resize((16, 16))]))  # all is loaded now
+'''
+
+
+def run_in(group: Path, program: str) -> dict:
+    return run(IN_GROUP + textwrap.dedent(program), group)
+
+
+def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
+    text, alive, good = run_in(
+        group,
+        """
+        leave_mb(sys.argv[1], 150)
+        loader = gl.Loader(Numbered(64), 32, num_workers=4, device="cpu", transforms=[T.Resize((16, 16))])
+        text = attempt(lambda: iter(loader))
+        alive = children()
+        leave_mb(sys.argv[1], 400)
+        print(json.dumps([text, alive, all(map(right, loader))]))
+        """,
+    )
+    assert text.startswith("at least 180 MB of memory are needed (4 workers of about 45 MB, 0 MB for a finished batch)")
+    assert f"but the control group {group.parent} has 15" in text
+    assert alive == []
+    assert good
+
+
+def test_an_image_that_memory_will_not_suffice_for_is_an_error_and_the_next_epoch_works(group):
+    good, text, again, alive = run_in(
+        group,
+        """
+        leave_mb(sys.argv[1], 160)
+        data = Numbered(32, sizes={20: (9000, 9000, 3)})
+        options = {"transforms": [T.Resize((16, 16))]}
+        loader = gl.Loader(data, 4, num_workers=2, device="cpu", **options)
+        batches = iter(loader)
+        good = all(right(next(batches)) for _ in range(5))
+        text = attempt(lambda: next(batches))
+        again = [attempt(lambda: bool(right(batch))) for _, batch in zip(range(5), loader)]
+        print(json.dumps([good, text, again, len(children())]))
+        """,
+    )
+    assert good
+    assert text.startswith("decoded images need ")
+    assert "but its control group has only" in text
+    assert again == [True] * 5
+    assert alive == 2
+
+
+def test_little_memory_is_back_pressure_and_not_the_end(group):
+    good, most, wanted = run_in(
+        group,
+        """
+        leave_mb(sys.argv[1], 160)
+        data = Numbered(96, 1100, 1000)
+        with gl.Loader(data, 8, num_workers=2, device="cpu", transforms=[T.Resize((16, 16))], prefetch_factor=8,
+                       chunk_size=2) as loader:
+            good, most = True, 0
+            for batch in loader:
+                good = good and bool(right(batch))
+                most = max(most, os.fstat(loader._session.ring.fd).st_blocks * 512)
+        print(json.dumps([good, most, 9 * 8 * 3_300_000]))
+        """,
+    )
+    assert good
+    assert most < 160 << 20 < wanted
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_error_comes_out_of_next_and_the_next_epoch_works(monkeypatch, workers):
+    left: list[int | None] = [None]
+    monkeypatch.setattr(session, "memory_left_bytes", lambda: left[0])
+
+    class Grey:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            return np.full((500, 500, 3), index, np.uint8), index
+
+    with gl.Loader(Grey(), 8, num_workers=workers, device="cpu", chunk_size=4, transforms=[T.Resize((8, 8))]) as loader:
+        for _ in range(3):
+            left[0] = 0
+            with pytest.raises(gl.LimitError, match="decoded images need"):
+                list(loader)
+            left[0] = None
+            assert [images[:, 0, 0, 0].tolist() for images, _ in loader] == [
+                list(range(start, start + 8)) for start in range(0, 64, 8)
+            ]
+            loader.close()  # the slots of the good epoch would do for the next
+
+
+# -- back-pressure ----------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_consumer_does_not_let_memory_grow():
+    ring_bytes = 4 << 20
+    seen = run(
+        """
+        def tree_bytes(pids):
+            total = 0
+            for pid in ("self", *pids):
+                for line in open(f"/proc/{pid}/smaps_rollup"):
+                    if line.startswith(("Pss_Anon:", "Pss_Shmem:")):  # libraries are shared with whoever runs beside
+                        total += int(line.split()[1]) << 10
+            return total
+
+        # Images of many sizes, whose chunks never have the same.
+        sizes = {i: (60 + 7 * (i % 31), 80 + 5 * (i % 23), 3) for i in range(4800)}
+        options = {"num_workers": 2, "device": "cpu", "transforms": [T.Resize((16, 16))]}
+        ring_bytes = int(sys.argv[1])
+        with gl.Loader(Numbered(4800, sizes=sizes), 16, ring_bytes=ring_bytes, prefetch_factor=8, **options) as loader:
+            most, trees, good = 0, [], True
+            for step, batch in enumerate(loader):
+                good = good and bool(right(batch))
+                time.sleep(0.002)  # a training step; the workers run ahead of it
+                most = max(most, os.fstat(loader._session.ring.fd).st_blocks * 512)
+                if step % 50 == 49:
+                    trees.append(tree_bytes(loader._session.engine.pids))
+        print(json.dumps([good, most, trees]))
+        """,
+        ring_bytes,
+    )
+    good, most, trees = seen
+    assert good
+    assert ring_bytes / 2 < most <= ring_bytes
+    assert len(trees) == 6
+    assert max(trees[1:]) - trees[0] < 8 << 20

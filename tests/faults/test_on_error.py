@@ -1,0 +1,346 @@
+"""Samples that fail: raised, skipped, replaced; counted and listed."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import gpuload as gl
+from gpuload import transforms as T
+
+SIDE = 16
+MANY = gl.Faults(on_error="skip", max_error_rate=1.0)
+
+
+class Numbered:
+    """Sample i is an image of level i % 251 and the number i; what is in `bad` raises."""
+
+    def __init__(self, samples: int, bad=()) -> None:
+        self.samples = samples
+        self.bad = frozenset(bad)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise OSError(5, "Input/output error", f"/data/{index}.jpg")
+        return np.full((SIDE, SIDE, 3), index % 251, np.uint8), index
+
+
+def loader(dataset, batch_size=8, **options):
+    return gl.Loader(dataset, batch_size, **{"num_workers": 0, "device": "cpu", "info": True, **options})
+
+
+def epoch(loader_):
+    """[(images, numbers, info)] of an epoch; warnings of the first bad sample are expected."""
+    return [(images, numbers.tolist(), info) for (images, numbers), info in loader_]
+
+
+def numbers_of(batches):
+    return [number for _, numbers, _ in batches for number in numbers]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further ones are only recorded:RuntimeWarning")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_raise_names_the_sample_and_goes_on_with_the_next_batch(workers):
+    with loader(Numbered(24, bad=[9]), num_workers=workers) as loader_:
+        batches = iter(loader_)
+        next(batches)
+        with pytest.raises(
+            gl.SampleError, match=r"sample 9 \(/data/9.jpg\), at position 9 .* could not be loaded: OSError"
+        ):
+            next(batches)
+        assert next(batches)[0][1].tolist() == list(range(16, 24))
+        assert [(entry.index, entry.replaced_by) for entry in loader_.errors] == [(9, None)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skip_leaves_the_sample_out_and_lists_it(workers):
+    loader_ = loader(Numbered(24, bad=[0, 9, 10]), num_workers=workers, on_error="skip", chunk_size=3)
+    with (
+        loader_,
+        pytest.warns(RuntimeWarning, match=r"sample 0 \(/data/0.jpg\), at position 0 of epoch 0: .*left out"),
+    ):
+        batches = epoch(loader_)
+    assert [numbers for _, numbers, _ in batches] == [
+        [1, 2, 3, 4, 5, 6, 7],
+        [8, 11, 12, 13, 14, 15],
+        list(range(16, 24)),
+    ]
+    for images, numbers, info in batches:
+        assert info.positions.tolist() == info.indices.tolist() == numbers
+        assert info.valid.tolist() == [True] * len(numbers)
+        assert images[:, 0, 0, 0].tolist() == numbers
+    [first, second, third] = loader_.errors
+    assert (first.index, first.position, first.epoch, first.source, first.replaced_by) == (0, 0, 0, "/data/0.jpg", None)
+    assert first.cause == "OSError: [Errno 5] Input/output error: '/data/0.jpg'"
+    assert "in __getitem__" in first.traceback
+    assert (second.index, third.index) == (9, 10)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_replace_puts_another_sample_in_the_place(workers):
+    bad = {0, 9, 10, 11}
+    with loader(Numbered(64, bad=bad), num_workers=workers, on_error="replace", chunk_size=3) as loader_:
+        batches = epoch(loader_)
+    assert len(batches) == 8
+    replaced = {entry.position: entry.replaced_by for entry in loader_.errors}
+    assert set(replaced) == bad
+    for step, (images, numbers, info) in enumerate(batches):
+        assert info.positions.tolist() == list(range(8 * step, 8 * step + 8))
+        for position, number in zip(info.positions.tolist(), numbers, strict=True):
+            assert number == replaced.get(position, position)
+            assert number not in bad
+        assert info.indices.tolist() == images[:, 0, 0, 0].tolist() == numbers
+
+
+def test_what_is_replaced_is_the_same_with_any_workers_chunks_and_batches():
+    dataset = Numbered(60, bad=range(0, 60, 5))
+    chain = [T.RandomCrop(8), T.ColorJitter(0.4, 0.4, 0.4)]
+
+    def run(batch_size, **options):
+        faults = gl.Faults(on_error="replace", max_error_rate=1.0)
+        with loader(dataset, batch_size, shuffle=True, seed=5, faults=faults, transforms=chain, **options) as loader_:
+            batches = epoch(loader_)
+        errors = sorted((entry.position, entry.index, entry.replaced_by) for entry in loader_.errors)
+        return torch.cat([images for images, _, _ in batches]), numbers_of(batches), errors
+
+    expected = run(10, num_workers=0)
+    for batch_size, options in ((10, {"num_workers": 1, "chunk_size": 1}), (6, {"num_workers": 2, "chunk_size": 4})):
+        found = run(batch_size, **options)
+        assert torch.equal(found[0], expected[0])
+        assert found[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_of_which_nothing_would_be_left_is_filled(workers):
+    with loader(Numbered(64, bad=range(8, 16)), num_workers=workers, on_error="skip") as loader_:
+        batches = epoch(loader_)
+    assert [len(numbers) for _, numbers, _ in batches] == [8] * 8
+    _, numbers, info = batches[1]
+    assert info.positions.tolist() == list(range(8, 16))
+    assert not set(numbers) & set(range(8, 16))
+    assert {entry.position: entry.replaced_by for entry in loader_.errors if entry.replaced_by is not None} == dict(
+        zip(range(8, 16), numbers, strict=True)
+    ) or len(loader_.errors) > 8  # a substitute that failed as well is listed too
+
+
+def test_the_number_of_batches_stays_so_ranks_keep_step():
+    for on_error in ("skip", "replace"):
+        faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
+        with loader(Numbered(40, bad=range(3, 37)), batch_size=4, faults=faults) as loader_:
+            assert len(epoch(loader_)) == len(loader_) == 10
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_more_errors_than_the_rate_allows_end_the_epoch(on_error):
+    with loader(Numbered(400, bad=range(100, 400)), on_error=on_error, num_workers=2) as loader_:
+        seen = []
+
+        def consume():
+            for (_, numbers), _ in loader_:
+                seen.extend(numbers.tolist())
+
+        with pytest.raises(gl.TooManyErrors, match=r"samples of this epoch .*max_error_rate=0.01 of 1,000") as caught:
+            consume()
+        assert len(seen) <= 120
+        assert "/data/" in str(caught.value)
+        assert len(loader_.errors) > 10
+        assert {entry.index for entry in loader_.errors} <= set(range(100, 400))
+
+
+def test_a_few_errors_in_a_small_dataset_are_no_high_rate():
+    with loader(Numbered(16, bad=range(1, 11)), batch_size=16, on_error="skip") as loader_:
+        assert epoch(loader_)[0][1] == [0, *range(11, 16)]
+
+
+def test_the_count_begins_anew_with_each_epoch():
+    with loader(Numbered(16, bad=range(1, 8)), batch_size=16, on_error="skip") as loader_:
+        for _ in range(3):
+            epoch(loader_)
+    assert loader_.errors.total == 21
+    assert [entry.epoch for entry in loader_.errors[::7]] == [0, 1, 2]
+
+
+def test_a_dataset_of_one_bad_sample_ends_with_what_was_tried():
+    with loader(Numbered(1, bad=[0]), on_error="replace") as loader_:
+        with pytest.raises(
+            gl.TooManyErrors, match=r"nothing could take the place .* position 0 .*sample 0 \(/data/0.jpg\)"
+        ):
+            epoch(loader_)
+        assert [entry.index for entry in loader_.errors] == [0]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_an_image_that_a_late_transform_refuses_is_one_bad_sample(on_error):
+    class Sizes(Numbered):
+        def __getitem__(self, index):
+            side = 8 if index in self.bad else SIDE
+            return np.full((side, side, 3), index, np.uint8), index
+
+    # Contrast looks at the whole image, so no worker needs to know of the crop behind it.
+    chain = [T.ColorJitter(contrast=0.5), T.RandomCrop(12)]
+    with loader(Sizes(16, bad=[3]), on_error=on_error, transforms=chain, num_workers=1) as loader_:
+        numbers = numbers_of(epoch(loader_))
+    assert 3 not in numbers
+    assert len(numbers) == (15 if on_error == "skip" else 16)
+    [entry] = loader_.errors
+    assert entry.index == 3
+    assert "the image is smaller than the crop, 8×8" in entry.cause
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"on_error": "drop"}, ValueError, "on_error must be one of 'raise', 'skip', 'replace', got 'drop'"),
+        ({"on_error": ""}, ValueError, "got ''"),
+        ({"faults": "skip"}, TypeError, "faults must be a gpuload.Faults, got str: 'skip'"),
+        ({"on_error": "skip", "faults": MANY}, ValueError, "are both given; write faults=Faults(on_error='skip', …)"),
+    ],
+)
+def test_options_that_do_not_go_are_refused(options, kind, text):
+    with pytest.raises(kind) as caught:
+        loader(Numbered(4), **options)
+    assert text in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def odd_files(corpus):
+    with (corpus / "SOURCES.tsv").open() as table:
+        names = [row[0] for row in csv.reader(table, delimiter="\t")]
+    paths = [corpus / name for name in names if (corpus / name).is_file()]
+    assert len(paths) > 50
+    return paths
+
+
+class Paths:
+    def __init__(self, paths) -> None:
+        self.paths = [str(path) for path in paths]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        return gl.read(self.paths[index]), index
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+def test_no_odd_file_ends_a_run_that_it_should_not_end(odd_files, jpeg_folder, on_error):
+    good = next(jpeg_folder.rglob("*.jpg"))
+    chain = [T.Resize((32, 32))]
+    refused = 0
+    for path in odd_files:
+        with loader(Paths([path, good]), batch_size=1, on_error=on_error, transforms=chain) as loader_:
+            seen, raised = [], []
+            batches = iter(loader_)
+            while True:
+                try:
+                    (images, numbers), _ = next(batches)
+                except StopIteration:
+                    break
+                except gl.SampleError as error:
+                    raised.append((error.index, error.source))
+                else:
+                    assert images.shape == (1, 3, 32, 32)
+                    seen += numbers.tolist()
+            entries = list(loader_.errors)
+            refused += bool(entries)
+            if not entries:
+                assert seen == [0, 1], path
+            else:
+                assert seen == ([1] if on_error == "raise" else [1, 1]), path
+                assert [(entry.index, entry.source) for entry in entries] == [(0, str(path))], path
+                assert entries[0].replaced_by == (None if on_error == "raise" else 1)
+            assert raised == ([(0, str(path))] if entries and on_error == "raise" else []), path
+    assert refused > 10  # the corpus holds damaged files
+    assert refused < len(odd_files)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_all_odd_files_at_once_in_workers(odd_files, jpeg_folder, on_error):
+    good = [next(jpeg_folder.rglob("*.jpg"))] * 40
+    faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
+    chain = [T.Resize((32, 32))]
+    with loader(Paths([*odd_files, *good]), faults=faults, transforms=chain, num_workers=2, shuffle=True) as loader_:
+        batches = epoch(loader_)
+        assert loader_._session is not None
+        assert loader_._session.engine.restarts == 0  # pyright: ignore[reportAttributeAccessIssue]
+    seen = numbers_of(batches)
+    bad = {entry.index for entry in loader_.errors}
+    assert not bad & set(seen)
+    assert bad | set(seen) >= set(range(len(odd_files)))
+
+
+def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
+    """As on CUDA, where the next batch is issued while the consumer has the current one."""
+    from gpuload.transfer import CpuTransfer
+    from gpuload.workers.feed import Feed
+
+    def ready(feed):  # the workers are always ahead of the consumer
+        while feed._batches and feed._batches[0].open_parts:
+            feed.pump(1.0)
+        return take_if_ready(feed)
+
+    take_if_ready = Feed.take_if_ready
+    monkeypatch.setattr(CpuTransfer, "asynchronous", True)
+    monkeypatch.setattr(Feed, "take_if_ready", ready)
+    with loader(Numbered(800, bad=range(80, 800, 2)), on_error="skip", num_workers=1) as loader_:
+        batches, seen = iter(loader_), 0
+
+        def consume():
+            nonlocal seen
+            for _ in batches:
+                seen += 1
+
+        with pytest.raises(gl.TooManyErrors):
+            consume()
+        assert seen < 20
+        told = len(loader_.errors)
+        with pytest.raises(gl.TooManyErrors):
+            next(batches)
+        assert len(loader_.errors) == told  # each failure is recorded once
+
+
+def test_a_warning_that_is_an_error_costs_no_batch():
+    with loader(Numbered(16, bad=[1]), on_error="skip") as loader_, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches = iter(loader_)
+        with pytest.raises(RuntimeWarning, match="sample 1"):
+            next(batches)
+        assert [numbers.tolist() for (_, numbers), _ in batches] == [[0, 2, 3, 4, 5, 6, 7], list(range(8, 16))]
+        assert [entry.index for entry in loader_.errors] == [1]
+
+
+def test_an_exception_without_a_text_is_an_error_like_others():
+    class Mute(Exception):
+        def __str__(self):
+            raise KeyError("odd")
+
+    class Mutes(Numbered):
+        def __getitem__(self, index):
+            if index in self.bad:
+                raise Mute
+            return super().__getitem__(index)
+
+    with loader(Mutes(16, bad=[3]), on_error="skip") as loader_:
+        assert 3 not in numbers_of(epoch(loader_))
+    assert [entry.cause for entry in loader_.errors] == ["Mute: (its text cannot be had: KeyError)"]
+
+
+def test_rows_of_a_batch_that_is_wrapped_round_keep_their_order():
+    with loader(Numbered(9), batch_size=1, rank=4, world_size=8, uneven="pad") as whole:
+        expected = [info.positions.tolist() for _, _, info in epoch(whole)]
+    with loader(Numbered(9, bad=[8]), batch_size=1, rank=4, world_size=8, uneven="pad", on_error="replace") as replaced:
+        assert [info.positions.tolist() for _, _, info in epoch(replaced)] == expected
+    with loader(Numbered(9), batch_size=2, rank=4, world_size=8, uneven="pad") as whole:
+        expected = [info.positions.tolist() for _, _, info in epoch(whole)]
+    with loader(Numbered(9, bad=[8]), batch_size=2, rank=4, world_size=8, uneven="pad", on_error="replace") as replaced:
+        assert expected == [[8, 0]]
+        assert [info.positions.tolist() for _, _, info in epoch(replaced)] == expected

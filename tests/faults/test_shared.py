@@ -1,0 +1,196 @@
+"""Loaders in threads and in forked children, and in programs that look after child processes in their own way."""
+
+from __future__ import annotations
+
+import pytest
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loader_works_in_a_thread_wherever_it_was_made(succeed):
+    succeed("""
+        before = left()
+        results = []
+        def in_thread(work):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive()
+        def whole(loader):
+            results.append(torch.cat(list(loader)).tolist() == list(range(40)))
+
+        in_thread(lambda: whole(numbers()))
+        assert left() == before
+
+        loader = numbers()
+        in_thread(lambda: whole(loader))
+        whole(loader)  # the workers outlive the thread that started them
+        in_thread(lambda: next(iter(loader)))
+        whole(loader)
+
+        kept = []
+        in_thread(lambda: kept.append(iter(loader)))
+        assert torch.cat(list(kept[0])).tolist() == list(range(40))
+        kept.clear()
+        in_thread(loader.close)
+        assert left() == before, left()
+
+        loader = numbers()
+        iterator = iter(loader)
+        next(iterator)
+        names = [loader, iterator]
+        del loader, iterator
+        in_thread(names.clear)  # collected elsewhere
+        assert left() == before
+        assert results == [True] * 4, results
+    """)
+
+
+def test_threads_that_share_an_iterator_get_each_batch_once(succeed):
+    succeed("""
+        loader = numbers(length=400)
+        for _ in range(3):
+            iterator, seen = iter(loader), [[] for _ in range(4)]
+            def consume(mine):
+                for batch in iterator:
+                    mine.extend(batch.tolist())
+            threads = [threading.Thread(target=consume, args=(mine,)) for mine in seen]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join(30)
+            assert sorted(sum(seen, [])) == list(range(400))
+    """)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
+    succeed(f"""
+        def slow(index):
+            while index >= 8:
+                open(f"{{tmp}}/hangs", "w").close()
+                time.sleep(0.01)
+                if {workers} == 0 and os.path.exists(f"{{tmp}}/go"):
+                    break
+        before = left()
+        loader = numbers(slow, num_workers={workers})
+        errors = []
+        def consume():
+            try:
+                for batch in loader: pass
+            except RuntimeError as error:
+                errors.append(str(error))
+        thread = threading.Thread(target=consume)
+        thread.start()
+        wait_for_the_hang()
+        if {workers} == 0:
+            threading.Timer(0.1, lambda: open(f"{{tmp}}/go", "w").close()).start()
+        began = time.monotonic()
+        loader.close()
+        assert time.monotonic() - began < 4
+        thread.join(30)
+        del thread
+        assert errors == ["this iterator is over: its Loader was closed meanwhile"], errors
+        wait_until(lambda: left() == before, left())
+    """)
+
+
+DAEMONS = {
+    "in next()": ("hang_from_8", "wait_for_the_hang()"),
+    "in the loop body": ("int", "inside.wait(30)"),
+    "all the time": ("int", "time.sleep(0.05)"),
+}
+
+
+@pytest.mark.parametrize("where", DAEMONS)
+def test_a_daemon_thread_that_iterates_while_the_program_ends_says_nothing(succeed, where):
+    function, wait = DAEMONS[where]
+    succeed(f"""
+        inside = threading.Event()
+        def consume():
+            loader = numbers({function}, length=1000)
+            while True:
+                for batch in loader:
+                    inside.set()
+                    time.sleep(0.01 if {where == "in the loop body"} else 0)
+        threading.Thread(target=consume, daemon=True).start()
+        {wait}
+    """)
+
+
+def test_a_ctrl_c_while_a_thread_starts_workers_is_no_affair_of_theirs(succeed):
+    succeed("""
+        started = process._launch
+        def launch(number, descriptors):
+            result = started(number, descriptors)
+            os.kill(result.pid, signal.SIGINT)
+            return result
+        process._launch = launch
+        results = []
+        thread = threading.Thread(target=lambda: results.append(torch.cat(list(numbers())).tolist()))
+        thread.start()
+        thread.join(30)
+        assert results == [list(range(40))], results
+    """)
+
+
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
+def test_a_forked_child_is_told_so_makes_its_own_and_does_not_disturb_its_parent(succeed, end):
+    succeed(f"""
+        loader, reference = make(folder), list(make(folder, num_workers=0))
+        iterator = iter(loader)
+        seen = [next(iterator) for _ in range(3)]
+        pids = workers()
+        child = os.fork()
+        if child == 0:
+            for use in (lambda: next(iterator), lambda: iter(loader)):
+                try:
+                    use()
+                    raise AssertionError
+                except RuntimeError as error:
+                    assert "was started in the process that this one was forked from" in str(error)
+                    assert str(error).endswith("make a new Loader in the child")
+            assert left()[2] <= 1, left()  # what the decoder writes its messages to, and nothing of the parent's Loader
+            mine = make(folder)
+            assert same(mine, reference)
+            assert len(workers()) == 2
+            mine.close()
+            open_one = iter(make(folder))  # ends with the child
+            next(open_one)
+            {end}
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        assert sorted(workers()) == sorted(pids)
+        assert same(seen + list(iterator), reference)
+        assert sorted(workers()) == sorted(pids)
+    """)
+
+
+# -- child processes --------------------------------------------------------------------------------------------------
+
+REAPERS = {
+    "SIGCHLD ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "another who waits for every child": """def reap(*_):
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]: pass
+signal.signal(signal.SIGCHLD, reap)""",
+}
+
+
+@pytest.mark.parametrize("how", REAPERS)
+def test_deaths_are_noticed_where_the_exit_status_is_lost(succeed, how):
+    succeed(f"""
+        exec({REAPERS[how]!r})
+        def die_once(index):
+            if index == 17 and not os.path.exists(f"{{tmp}}/once"):
+                open(f"{{tmp}}/once", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+        before = left()
+        loader = numbers(die_once)
+        assert torch.cat(list(loader)).tolist() == list(range(40))
+        assert os.path.exists(f"{{tmp}}/once")
+        assert len(workers()) == 2
+        loader.close()
+        assert left() == before
+    """)

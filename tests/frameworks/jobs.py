@@ -1,0 +1,86 @@
+"""Jobs on several processes, as torchrun starts them, whose scripts write down what they saw."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 150
+
+# What scripts have in common. `Seen` survives a SIGKILL: a line is with the kernel once it is written.
+COMMON = """
+import hashlib, json, os, signal, sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import gpuload as gl
+from gpuload import transforms as T
+
+folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+
+
+class Numbered:
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return np.random.default_rng(index).integers(0, 256, (10, 11, 3), np.uint8), index
+
+
+CHAIN = [T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ToDtype("float32", scale=True)]
+
+
+class Seen:
+    def __init__(self, name):
+        self.file = open(folder / f"{name}.{os.environ.get('RANK', 0)}.jsonl", "w", buffering=1)
+
+    def note(self, epoch, images, numbers):
+        pixels = hashlib.sha256(images.numpy().tobytes()).hexdigest()
+        self.file.write(json.dumps([epoch, numbers.tolist(), pixels]) + "\\n")
+"""
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """Skip where a package is not installed. It is not imported here: that takes seconds, and warns."""
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
+def run(folder: Path, script: str, options: dict, *, ranks: int = 1) -> tuple[int, str]:
+    """Run a script, to its end or to its death; returns its exit status and what it said."""
+    path = folder / "script.py"
+    path.write_text(COMMON + script)
+    command = [sys.executable]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    process = subprocess.Popen(
+        [*command, str(path), str(folder), json.dumps(options)],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, said
+
+
+def seen(folder: Path, name: str, rank: int = 0) -> list:
+    """What `Seen` wrote down: [epoch, numbers, digest of the images] of each step."""
+    return [json.loads(line) for line in (folder / f"{name}.{rank}.jsonl").read_text().splitlines()]

@@ -1,0 +1,73 @@
+"""accelerate's checkpoints carry a `Loader`, and its `prepare` leaves it as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from frameworks.jobs import LIMIT_S, needs, run, seen
+from frameworks.numbered import Numbered
+
+import gpuload as gl
+
+pytestmark = [needs("accelerate"), pytest.mark.timeout(3 * LIMIT_S)]
+
+TRAINING = """
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+assert accelerator.num_processes == int(os.environ["WORLD_SIZE"])
+model = torch.nn.Linear(3 * 8 * 8, 1)
+loader = gl.Loader(Numbered(33), 4, shuffle=True, seed=3, transforms=CHAIN, num_workers=1, device="cpu")
+model, optimizer, prepared = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 1e-3), loader)
+assert prepared is loader
+accelerator.register_for_checkpointing(loader)
+if options["resume"]:
+    accelerator.load_state(str(folder / "checkpoint"))
+seen, steps = Seen(options["name"]), 0
+with loader:
+    while (epoch := loader.state_dict()["epoch"]) < 2:
+        for images, numbers in loader:
+            accelerator.backward(model(images.flatten(1)).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.note(epoch, images, numbers)
+            steps += 1
+            if steps == options["save_after"]:
+                accelerator.save_state(str(folder / "checkpoint"))
+accelerator.end_training()
+"""
+
+
+def test_load_state_in_a_new_job_gives_the_remaining_batches(tmp_path):
+    status, said = run(tmp_path, TRAINING, {"name": "whole", "save_after": 7, "resume": False}, ranks=2)
+    assert status == 0, said
+    status, said = run(tmp_path, TRAINING, {"name": "resumed", "save_after": -1, "resume": True}, ranks=2)
+    assert status == 0, said
+    shares = []
+    for rank in (0, 1):
+        whole = seen(tmp_path, "whole", rank)
+        assert [epoch for epoch, _, _ in whole] == [0] * 5 + [1] * 5
+        assert seen(tmp_path, "resumed", rank) == whole[7:]
+        shares.append({number for epoch, numbers, _ in whole if epoch == 1 for number in numbers})
+    assert shares[0] | shares[1] == set(range(33))
+
+
+def test_accumulate_does_not_know_a_loaders_last_batch():
+    """It steps on an epoch's last batch only for loaders that it has wrapped."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    loader, stepped = accelerator.prepare(gl.Loader(Numbered(33), 5, num_workers=0, device="cpu")), []
+    for _ in range(2):
+        for _ in loader:
+            with accelerator.accumulate(model):
+                stepped.append(accelerator.sync_gradients)
+    assert stepped == [False, True] * 7  # of 7 batches in each of two epochs
+
+
+def test_skip_first_batches_does_not_take_a_loader():
+    from accelerate import skip_first_batches
+
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        skip_first_batches(gl.Loader(Numbered(33), 5, num_workers=0, device="cpu"), 2)

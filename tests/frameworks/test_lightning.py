@@ -1,0 +1,289 @@
+"""Lightning's fit loop with a `Loader`: passed through, counted, saved in checkpoints, resumed from them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from frameworks.jobs import LIMIT_S, needs, run, seen
+
+pytestmark = [needs("pytorch_lightning"), pytest.mark.timeout(4 * LIMIT_S)]
+
+LIGHTNING = '''
+# torchmetrics, which Lightning imports, imports torchvision wherever it is installed, which takes a second or two, and
+# ends all where it was built for another torch. It is not needed here.
+import importlib.metadata
+
+import lightning_utilities.core.imports as imports
+
+installed = imports._version
+
+
+def version(name):
+    if name == "torchvision":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return installed(name)
+
+
+imports._version = version
+sys.modules["torchvision"] = None
+import pytorch_lightning as pl
+
+
+class Data(pl.LightningDataModule):
+    """As docs/frameworks.md has it."""
+
+    info = False
+    num_workers = 0
+
+    def setup(self, stage):
+        self.training = gl.Loader(
+            Numbered(53), 4, shuffle=True, seed=3, transforms=CHAIN, num_workers=self.num_workers, device="cpu",
+            info=self.info,
+        )
+        self.validation = gl.Loader(
+            Numbered(20), 4, transforms=[T.CenterCrop(8), T.ToDtype("float32", scale=True)], num_workers=0, device="cpu"
+        )
+
+    def train_dataloader(self):
+        return self.training
+
+    def val_dataloader(self):
+        return self.validation
+
+    def state_dict(self):
+        return self.training.state_dict()
+
+    def load_state_dict(self, state):
+        self.training.load_state_dict(state)
+
+
+class Model(pl.LightningModule):
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+        self.validated = 0
+        self.linear = torch.nn.Linear(3 * 8 * 8, 1)
+
+    def training_step(self, batch, batch_idx):
+        images, numbers = batch
+        self.seen(self.current_epoch, images, numbers)
+        return self.linear(images.flatten(1)).mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated += 1
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+QUIET = {
+    "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+    "default_root_dir": str(folder),
+}
+'''
+
+TWO_RANKS = (
+    LIGHTNING
+    + """
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+out = Seen(options["name"])
+Data.num_workers = 1
+
+
+def note(epoch, images, numbers):
+    if trainer.global_step == options["kill_at"] and trainer.global_rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    out.note(epoch, images, numbers)
+
+
+pl.seed_everything(0)
+trainer = pl.Trainer(
+    max_epochs=3, devices=2, strategy="ddp",
+    callbacks=[ModelCheckpoint(folder, every_n_train_steps=5, save_last=True)], **QUIET,
+)
+model, data = Model(note), Data()
+trainer.fit(model, datamodule=data, ckpt_path=options["ckpt_path"])
+assert trainer.train_dataloader is data.training and trainer.val_dataloaders is data.validation
+assert trainer.num_training_batches == len(data.training) == 7
+assert model.validated > 0
+"""
+)
+
+ONE_PROCESS = (
+    LIGHTNING
+    + """
+class Save(pl.Callback):
+    \"\"\"Saves once, after so many steps, in one of the places where ModelCheckpoint does.\"\"\"
+
+    def __init__(self, where, after):
+        self.where, self.after = where, after
+
+    def save(self, where, trainer):
+        if where == self.where and trainer.global_step == self.after and not trainer.sanity_checking:
+            trainer.save_checkpoint(folder / "one.ckpt")
+
+    def on_train_batch_end(self, trainer, *_):
+        self.save("batch", trainer)
+
+    def on_validation_end(self, trainer, *_):
+        self.save("validation", trainer)
+
+    def on_train_epoch_end(self, trainer, *_):
+        self.save("epoch", trainer)
+
+
+class Bare(Data):
+    \"\"\"Leaves the state to Lightning.\"\"\"
+
+    state_dict = pl.LightningDataModule.state_dict
+    load_state_dict = pl.LightningDataModule.load_state_dict
+
+
+def fit(save=None, ckpt_path=None, data=Data, step=None, **options):
+    seen = []
+
+    def note(epoch, images, numbers):
+        pixels = hashlib.sha256(images.numpy().tobytes()).hexdigest()
+        seen.append([epoch, data.training.epoch, numbers.tolist(), pixels])
+
+    data, callbacks = data(), [save] if save else []
+    trainer = pl.Trainer(max_epochs=2, callbacks=callbacks, enable_checkpointing=False, **QUIET, **options)
+    trainer.fit(Model(note), datamodule=data, ckpt_path=ckpt_path)
+    return seen
+
+
+undisturbed = fit()
+results = {"undisturbed": undisturbed, "without sanity check": fit(num_sanity_val_steps=0)}
+for name, (where, after, bare, trainer_options) in options.items():
+    data = Bare if bare else Data
+    whole = fit(Save(where, after), data=data, **trainer_options)
+    rest = fit(ckpt_path=folder / "one.ckpt", data=data, **trainer_options)
+    results[name] = [whole[after:], rest]
+
+
+class Informed(Data):
+    info = True
+
+
+class OnTheDevice(Informed):
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return batch
+
+
+class Epochs(Model):
+    def training_step(self, batch, batch_idx):
+        batch, info = batch
+        assert info.step == batch_idx
+        return super().training_step(batch, batch_idx)
+
+
+Model = Epochs
+for name, data in {"info": Informed, "info, on the device": OnTheDevice}.items():
+    try:
+        results[name] = fit(data=data)
+    except ValueError as error:
+        results[name] = str(error)
+(folder / "results.json").write_text(json.dumps(results))
+"""
+)
+
+
+def test_a_job_on_two_ranks_killed_and_resumed_sees_what_an_undisturbed_one_sees(tmp_path):
+    status, said = run(tmp_path, TWO_RANKS, {"name": "whole", "kill_at": -1, "ckpt_path": None}, ranks=2)
+    assert status == 0, said
+    for checkpoint in tmp_path.glob("*.ckpt"):
+        checkpoint.unlink()
+    # Saved in the midst of the second epoch, after 10 steps; killed two steps later.
+    status, said = run(tmp_path, TWO_RANKS, {"name": "killed", "kill_at": 12, "ckpt_path": None}, ranks=2)
+    assert status != 0, said
+    options = {"name": "resumed", "kill_at": -1, "ckpt_path": str(tmp_path / "last.ckpt")}
+    status, said = run(tmp_path, TWO_RANKS, options, ranks=2)
+    assert status == 0, said
+    assert "not resumable" not in said
+    whole = [seen(tmp_path, "whole", rank) for rank in (0, 1)]
+    for rank in (0, 1):
+        killed, resumed = (seen(tmp_path, name, rank) for name in ("killed", "resumed"))
+        assert len(whole[rank]) == 21
+        assert len(killed) >= 10
+        assert killed == whole[rank][: len(killed)]
+        assert killed[:10] + resumed == whole[rank]
+    for epoch in (0, 1, 2):
+        numbers = [number for share in whole for e, some, _ in share if e == epoch for number in some]
+        assert sorted(set(numbers)) == list(range(53))
+        assert len(numbers) == 54  # one is there twice, so that both ranks have as many
+
+
+# Where the checkpoint was taken, after how many steps of 14 (two epochs), left to Lightning alone, Trainer's options.
+CASES = {
+    "in the first epoch": ("batch", 3, False, {}),
+    "in the second epoch": ("batch", 16, False, {}),
+    "after an epoch's last batch": ("batch", 14, False, {}),
+    "after a validation within an epoch": ("validation", 20, False, {"val_check_interval": 6}),
+    "after the validation at an epoch's end": ("validation", 14, False, {}),
+    "at an epoch's end": ("epoch", 14, False, {}),
+    "at an epoch's end without validation": ("epoch", 14, False, {"limit_val_batches": 0}),
+    "alone: in the second epoch": ("batch", 16, True, {}),
+    "alone: at an epoch's end": ("epoch", 14, True, {}),
+    "cut short": ("batch", 6, False, {"limit_train_batches": 6}),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    status, said = run(folder, ONE_PROCESS, CASES)
+    if status:
+        raise RuntimeError(said)
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_the_sanity_check_does_not_disturb_the_training_loader(results):
+    assert results["undisturbed"] == results["without sanity check"]
+    assert [epoch for epoch, *_ in results["undisturbed"]] == [0] * 14 + [1] * 14
+    for epoch in (0, 1):
+        numbers = [number for e, _, some, _ in results["undisturbed"] if e == epoch for number in some]
+        assert sorted(numbers) == list(range(53))
+
+
+def test_the_epochs_are_numbered_as_lightnings(results):
+    assert [(epoch, own) for epoch, own, *_ in results["undisturbed"]] == [(0, 0)] * 14 + [(1, 1)] * 14
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "in the first epoch",
+        "in the second epoch",
+        "after an epoch's last batch",
+        "after a validation within an epoch",
+        "after the validation at an epoch's end",
+        "at an epoch's end",
+        "at an epoch's end without validation",
+        "alone: in the second epoch",
+    ],
+)
+def test_resumed_from_a_checkpoint(results, case):
+    expected, resumed = results[case]
+    assert expected
+    assert resumed == expected
+
+
+def test_lightning_alone_begins_with_the_first_order_again_after_an_epochs_end(results):
+    """It hands loaders their states only in the midst of an epoch, so the DataModule has to carry them."""
+    _, resumed = results["alone: at an epoch's end"]
+    assert [step[1:] for step in resumed] == [step[1:] for step in results["undisturbed"][:14]]
+
+
+@pytest.mark.parametrize("case", ["info", "info, on the device"])
+def test_batches_with_their_info(results, case):
+    assert results[case] == results["undisturbed"]
+
+
+def test_an_epoch_that_lightning_cuts_short_is_not_over_for_the_loader(results):
+    """So a checkpoint from its end goes on with what was cut off."""
+    expected, resumed = results["cut short"]
+    assert [epoch for epoch, *_ in expected] == [epoch for epoch, *_ in resumed] == [1] * 6
+    assert resumed[:6] != expected
+    assert [step[2] for step in resumed] == [step[2] for step in results["undisturbed"][6:12]]

@@ -1,0 +1,190 @@
+"""Code written for torchdata's `StatefulDataLoader` and a map dataset, run with it and, unchanged, with `Loader`."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from frameworks.numbered import Numbered
+
+import gpuload as gl
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls what torch gave up
+    pytest.mark.timeout(300),
+]
+
+SAMPLES, BATCH, STEPS = 33, 5, 7
+
+
+def torchdata_loader():
+    if importlib.util.find_spec("torchdata") is None:
+        pytest.skip("torchdata is not installed")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader
+
+
+def gpuload_loader():
+    return partial(gl.Loader, device="cpu")
+
+
+@pytest.fixture(params=[torchdata_loader, gpuload_loader])
+def loader_class(request):
+    return request.param()
+
+
+@pytest.fixture(params=[0, 2])
+def num_workers(request):
+    return request.param
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+def through_pickle(state):
+    return pickle.loads(pickle.dumps(state))
+
+
+def through_torch(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+# -- the user's code -------------------------------------------------------------------------------------------------
+
+
+def make(Loader, num_workers=0, shuffle=False):
+    torch.manual_seed(0)
+    return Loader(Numbered(SAMPLES), batch_size=BATCH, shuffle=shuffle, num_workers=num_workers)
+
+
+def reduced(batch) -> tuple:
+    return batch["label"].tolist(), list(batch["name"]), batch["image"].flatten(1).float().mean(1).tolist()
+
+
+def train(loader, first_epoch, epochs, *, stop=None):
+    """What was seen, and the checkpoint that was taken at (epoch, step), after which training ends."""
+    seen = []
+    for epoch in range(first_epoch, epochs):
+        for step, batch in enumerate(loader, 1):
+            seen.append((epoch, reduced(batch)))
+            if (epoch, step) == stop:
+                return seen, {"epoch": epoch, "loader": loader.state_dict()}
+    return seen, {"epoch": epochs, "loader": loader.state_dict()}
+
+
+# -- what holds for both ---------------------------------------------------------------------------------------------
+
+
+def test_both_give_the_same_batches_in_order(num_workers):
+    epochs = [train(make(each(), num_workers), 0, 2)[0] for each in (torchdata_loader, gpuload_loader)]
+    assert epochs[0] == epochs[1]
+    assert len(epochs[0]) == 2 * STEPS
+
+
+@pytest.mark.parametrize("carry", [through_json, through_pickle, through_torch])
+def test_stopped_in_the_midst_of_an_epoch(loader_class, num_workers, carry):
+    undisturbed, _ = train(make(loader_class, num_workers), 0, 3)
+    for stop in ((0, 1), (1, 3), (1, STEPS - 1)):
+        seen, checkpoint = train(make(loader_class, num_workers), 0, 3, stop=stop)
+        checkpoint = carry(checkpoint)
+        loader = make(loader_class, num_workers)
+        loader.load_state_dict(checkpoint["loader"])
+        rest, _ = train(loader, checkpoint["epoch"], 3)
+        assert seen + rest == undisturbed
+
+
+def test_a_state_from_before_the_first_batch_and_one_from_an_epochs_end(loader_class, num_workers):
+    loader = make(loader_class, num_workers)
+    before = loader.state_dict()
+    undisturbed, ended = train(loader, 0, 1)
+    for state in (before, ended["loader"]):
+        again = make(loader_class, num_workers)
+        again.load_state_dict(state)
+        assert train(again, 0, 1)[0] == undisturbed
+
+
+def test_the_rest_of_a_shuffled_epoch(loader_class, num_workers):
+    undisturbed, _ = train(make(loader_class, num_workers, shuffle=True), 0, 1)
+    labels = [label for _, (some, _, _) in undisturbed for label in some]
+    assert sorted(labels) == list(range(SAMPLES)) != labels
+    seen, checkpoint = train(make(loader_class, num_workers, shuffle=True), 0, 1, stop=(0, 4))
+    loader = make(loader_class, num_workers, shuffle=True)
+    loader.load_state_dict(checkpoint["loader"])
+    assert seen + train(loader, 0, 1)[0] == undisturbed
+
+
+def test_two_loaders_that_take_turns(loader_class, num_workers):
+    def turns(loaders):
+        return [[reduced(batch) for batch in pair] for pair in zip(*loaders, strict=True)]
+
+    undisturbed = turns([make(loader_class, num_workers), make(loader_class, num_workers, shuffle=True)])
+    pair = [make(loader_class, num_workers), make(loader_class, num_workers, shuffle=True)]
+    iterators = [iter(loader) for loader in pair]
+    seen = [[reduced(next(iterator)) for iterator in iterators] for _ in range(3)]
+    states = [loader.state_dict() for loader in pair]
+    pair = [make(loader_class, num_workers), make(loader_class, num_workers, shuffle=True)]
+    for loader, state in zip(pair, states, strict=True):
+        loader.load_state_dict(state)
+    assert seen + turns(pair) == undisturbed
+
+
+def test_a_state_that_was_loaded_is_the_state(loader_class):
+    _, checkpoint = train(make(loader_class), 0, 1, stop=(0, 3))
+    undisturbed, _ = train(make(loader_class), 0, 1)
+    loader = make(loader_class)
+    loader.load_state_dict(checkpoint["loader"])
+    third = make(loader_class)
+    third.load_state_dict(loader.state_dict())
+    assert train(third, 0, 1)[0] == undisturbed[3:]
+
+
+def test_after_a_break_the_next_loop_is_a_whole_epoch(loader_class, num_workers):
+    loader = make(loader_class, num_workers)
+    undisturbed, _ = train(loader, 0, 1)
+    assert train(loader, 0, 1, stop=(0, 2))[0] == undisturbed[:2]
+    assert train(loader, 0, 1)[0] == undisturbed
+
+
+# -- the one difference ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("which", "left"), [(torchdata_loader, 0), (gpuload_loader, STEPS)])
+def test_with_its_last_batch_an_epoch_is_over_for_gpuload_and_not_yet_for_torchdata(which, left):
+    """A state from the loop's last turn: torchdata gives the empty rest of that epoch first."""
+    loader_class = which()
+    _, checkpoint = train(make(loader_class), 0, 1, stop=(0, STEPS))
+    loader = make(loader_class)
+    loader.load_state_dict(checkpoint["loader"])
+    assert len(train(loader, 0, 1)[0]) == left
+    assert len(train(loader, 0, 1)[0]) == STEPS
+
+
+def test_the_epoch_that_the_state_names_is_the_one_to_go_on_with():
+    """So this code of a user's trains each epoch once, wherever it was stopped."""
+
+    def go_on(loader, most=10**9):
+        seen = []
+        while (epoch := loader.state_dict()["epoch"]) < 2 and len(seen) < most:
+            for batch in loader:
+                seen.append((epoch, reduced(batch)))
+                if len(seen) == most:
+                    break
+        return seen
+
+    undisturbed = go_on(make(gpuload_loader()))
+    assert len(undisturbed) == 2 * STEPS
+    for stop in (0, 3, STEPS, STEPS + 1, 2 * STEPS):
+        first, second = make(gpuload_loader()), make(gpuload_loader())
+        seen = go_on(first, stop)
+        second.load_state_dict(first.state_dict())
+        assert seen + go_on(second) == undisturbed

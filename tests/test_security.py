@@ -1,0 +1,321 @@
+"""What data may not do: be unpickled or run, lead out of its folder, or take memory before its header was looked at.
+
+The first half reads the source of the package. What is allowed there is listed with its reason; a new use fails until
+it is listed too, and a listed one that is gone fails as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import struct
+import subprocess
+import sys
+import textwrap
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpuload
+
+PACKAGE = Path(gpuload.__file__).parent
+
+# Calls that run what they are given, or that rebuild objects from bytes: full name → what it does.
+UNSAFE = {
+    "builtins.eval": "runs text",
+    "builtins.exec": "runs text",
+    "builtins.compile": "compiles text",
+    "builtins.__import__": "imports a name",
+    "code.InteractiveInterpreter": "runs text",
+    "cloudpickle.load": "unpickles",
+    "cloudpickle.loads": "unpickles",
+    "dill.load": "unpickles",
+    "dill.loads": "unpickles",
+    "joblib.load": "unpickles",
+    "marshal.load": "unmarshals",
+    "marshal.loads": "unmarshals",
+    "numpy.lib.format.read_array": "may unpickle",
+    "os.popen": "runs a shell",
+    "os.system": "runs a shell",
+    "pandas.read_pickle": "unpickles",
+    "pickle.Unpickler": "unpickles",
+    "pickle.load": "unpickles",
+    "pickle.loads": "unpickles",
+    "shelve.open": "unpickles",
+    "subprocess.getoutput": "runs a shell",
+    "subprocess.getstatusoutput": "runs a shell",
+    "torch.hub.load": "runs what it downloads",
+    "torch.load": "unpickles",
+    "yaml.full_load": "builds objects",
+    "yaml.load": "builds objects",
+    "yaml.unsafe_load": "builds objects",
+}
+
+# (file, function, call) → why no byte of a data file gets there.
+ALLOWED = {
+    ("packing.py", "read_content", "pickle.loads"): "samples that a worker of ours wrote, into our own ring",
+    ("workers/bootstrap.py", "_start", "marshal.loads"): "the parent's settings, from a memfd that only it writes",
+    ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's own sampler, sent by the parent",
+    ("workers/shipment.py", "receive", "pickle.loads"): "the user's own dataset, from the parent's memfd",
+}
+
+FOREIGN_MEMORY = ("/dev/shm", "shm_open", "multiprocessing.shared_memory", "SharedMemory")
+NETWORK = {"bind", "connect", "connect_ex", "listen", "accept", "create_connection", "create_server"}
+
+
+class Calls(ast.NodeVisitor):
+    """Every call in a module, with its full name and the function that it stands in."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.names: dict[str, str] = {}
+        self.inside = ["<module>"]
+        self.found: list[tuple[str, str, ast.Call]] = []
+        self.mentioned: list[tuple[str, str]] = []
+        for node in ast.walk(tree):  # an import in a function counts for the whole module
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self.names[alias.asname or alias.name.split(".")[0]] = (
+                        alias.name if alias.asname else alias.name.split(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    self.names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        self.visit(tree)
+
+    def name_of(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, f"builtins.{node.id}")
+        if isinstance(node, ast.Attribute):
+            return f"{self.name_of(node.value)}.{node.attr}"
+        return "?"
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.inside.append(node.name)
+        self.generic_visit(node)
+        self.inside.pop()
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.found.append((self.inside[-1], self.name_of(node.func), node))
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self.mentioned.append((self.inside[-1], self.name_of(node)))
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self.mentioned.append((self.inside[-1], self.name_of(node)))
+
+
+def unsafe_uses(source: str) -> Iterator[tuple[str, str]]:
+    """(function, call) of each use of something that runs or unpickles what it is given."""
+    calls = Calls(ast.parse(source))
+    for function, name in calls.mentioned:  # also where it is only passed on, as `map(pickle.loads, …)`
+        if name in UNSAFE:
+            yield function, name
+    for function, name, node in calls.found:
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        if name == "numpy.load" and not is_constant(given.get("allow_pickle"), False):
+            yield function, "numpy.load without allow_pickle=False"
+        if "shell" in given and not is_constant(given["shell"], False):
+            yield function, f"{name} with shell={ast.unparse(given['shell'])}"
+        if None in given and name.startswith("subprocess."):
+            yield function, f"{name} with ** arguments"
+
+
+def is_constant(node: ast.expr | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def sources() -> list[Path]:
+    found = sorted(PACKAGE.rglob("*.py"))
+    assert len(found) > 40
+    return found
+
+
+def test_nothing_is_unpickled_or_run_but_what_is_listed():
+    uses = {
+        (path.relative_to(PACKAGE).as_posix(), function, name)
+        for path in sources()
+        for function, name in unsafe_uses(path.read_text())
+    }
+    assert uses - set(ALLOWED) == set(), "a use that is not listed: does a byte of a data file reach it?"
+    assert set(ALLOWED) - uses == set(), "listed, but gone: take it off the list"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\npickle.loads(b'')",
+        "from pickle import loads as read\ndef f(x):\n    return read(x)",
+        "import pickle as p\nlist(map(p.loads, []))",
+        "import cloudpickle\ncloudpickle.load(f)",
+        "import marshal\nmarshal.loads(b'')",
+        "eval('1')",
+        "exec('1')",
+        "import numpy as np\nnp.load('x.npy')",
+        "import numpy as np\nnp.load('x.npy', allow_pickle=True)",
+        "import torch\ntorch.load('x')",
+        "import yaml\nyaml.load('x')",
+        "def f():\n    import shelve\n    shelve.open('x')",
+        "import subprocess\nsubprocess.run('ls', shell=True)",
+        "import subprocess\nsubprocess.Popen('ls', **options)",
+        "import os\nos.system('ls')",
+        "class A:\n    def f(self):\n        import pickle\n        class U(pickle.Unpickler): ...",
+    ],
+)
+def test_the_search_finds(source):
+    assert list(unsafe_uses(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\npickle.dumps(1)  # pickle.loads",
+        "'pickle.loads(x)'",
+        "import numpy as np\nnp.load('x.npy', allow_pickle=False)",
+        "import re\nre.compile('x')",
+        "import subprocess\nsubprocess.run(['ls'])",
+    ],
+)
+def test_the_search_does_not_take_for_a_use(source):
+    assert not list(unsafe_uses(source))
+
+
+def test_sockets_are_pairs_and_lead_nowhere():
+    for path in sources():
+        calls = Calls(ast.parse(path.read_text()))
+        imported = {name.split(".")[0] for name in calls.names.values()}
+        assert not imported & {"asyncio", "http", "multiprocessing", "requests", "socketserver", "urllib"}, path
+        for function, name, node in calls.found if "socket" in imported else ():
+            where = f"{path.name}:{node.lineno} in {function}: {name}"
+            assert name.rsplit(".", 1)[-1] not in NETWORK, where
+            if name == "socket.socket":  # an inherited end of a pair
+                assert [keyword.arg for keyword in node.keywords] == ["fileno"], where
+                assert not node.args, where
+            elif name.startswith("socket."):
+                assert name == "socket.socketpair", where
+
+
+def test_shared_memory_has_no_name():
+    for path in sources():
+        tree = ast.parse(path.read_text())
+        documentation = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+                assert not any(name in node.value for name in FOREIGN_MEMORY), f"{path}:{node.lineno}"
+        mentioned = {name for _, name in Calls(tree).mentioned} | set(Calls(tree).names.values())
+        assert not any(foreign in name for foreign in FOREIGN_MEMORY for name in mentioned), path
+
+
+# -- headers come before memory ---------------------------------------------------------------------------------------
+
+SIDE = 60_000  # 3.6 gigapixels: 10.8 GB as RGB
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png() -> bytes:
+    header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(999))) + chunk(b"IEND", b"")
+    )
+
+
+def jpeg(kind: int = 0xC0) -> bytes:
+    frame = struct.pack(">BHHB", 8, SIDE, SIDE, 3) + bytes([1, 0x22, 0, 2, 0x11, 0, 3, 0x11, 0])
+    scan = bytes([3, 1, 0, 2, 0, 3, 0, 0, 63, 0])
+    tables = b"\xff\xdb" + struct.pack(">H", 67) + bytes([0] + [1] * 64)
+    return (
+        b"\xff\xd8" + tables
+        + b"\xff" + bytes([kind]) + struct.pack(">H", 2 + len(frame)) + frame
+        + b"\xff\xda" + struct.pack(">H", 2 + len(scan)) + scan + bytes(50) + b"\xff\xd9"
+    )  # fmt: skip
+
+
+def tiff() -> bytes:
+    tags = [(256, 4, SIDE), (257, 4, SIDE), (258, 3, 8), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1),
+            (278, 4, SIDE), (279, 4, 10)]  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
+    return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(tags)) + entries + bytes(4) + bytes(10)
+
+
+def webp() -> bytes:
+    # An extended header may say up to 2**24 on a side; its product must stay below 2**32.
+    canvas = struct.pack("<I", SIDE - 1)[:3] * 2
+    parts = b"VP8X" + struct.pack("<I", 10) + bytes(4) + canvas + b"VP8L" + struct.pack("<I", 6) + b"\x2f" + bytes(5)
+    return b"RIFF" + struct.pack("<I", 4 + len(parts)) + b"WEBP" + parts
+
+
+def gif() -> bytes:
+    frame = b"\x2c" + struct.pack("<HHHHB", 0, 0, SIDE, SIDE, 0) + b"\x02\x02\x44\x01\x00"
+    return b"GIF89a" + struct.pack("<HHBBB", SIDE, SIDE, 0x80, 0, 0) + bytes(6) + frame + b"\x3b"
+
+
+BOMBS = {
+    "PNG": png(),
+    "JPEG": jpeg(),
+    "progressive JPEG": jpeg(0xC2),
+    "TIFF": tiff(),
+    "WebP": webp(),
+    "GIF": gif(),
+    "BMP": b"BM" + struct.pack("<IIIIiiHHIIiiII", 99, 0, 54, 40, SIDE, SIDE, 1, 24, 0, 0, 0, 0, 0, 0) + bytes(45),
+    "PPM": b"P6 %d %d 255\n" % (SIDE, SIDE) + bytes(99),
+    "QOI": b"qoif" + struct.pack(">IIBB", SIDE, SIDE, 3, 0) + bytes(99),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory):
+    """What was said of each bomb, and how much the peak of the resident memory rose, from a process of its own."""
+    folder = tmp_path_factory.mktemp("bombs")
+    for name, data in BOMBS.items():
+        (folder / name).write_bytes(data)
+    program = """
+        import json, resource, sys
+        from pathlib import Path
+        from gpuload import Decode, DecodeError, Encoded
+        from gpuload.decode import Decoder
+
+        def peak_bytes():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+        decoder = Decoder(Decode(exif=True))
+        before = peak_bytes()
+        said = {}
+        for path in sorted(Path(sys.argv[1]).iterdir()):
+            encoded = Encoded(path.read_bytes())
+            try:
+                decoder.decode(encoded, decoder.header(encoded))
+            except DecodeError as error:
+                said[path.name] = str(error)
+        print(json.dumps([said, peak_bytes() - before]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_of_a_few_bytes_is_refused_from_its_header(refusals, name):
+    assert len(BOMBS[name]) < 250
+    said = refusals[0][name]
+    if name == "WebP" and "DecompressionBombError" in said:  # Pillow's plugin looks for itself, and first
+        assert "Image size (3600000000 pixels) exceeds limit" in said
+    else:
+        assert said == (
+            "the header says 60,000×60,000 = 3,600,000,000 pixels, more than max_pixels=178,956,970: perhaps a "
+            "decompression bomb; if it is not, pass Decode(max_pixels=…)"
+        )
+
+
+def test_no_memory_is_taken_for_the_pixels_that_a_header_promises(refusals):
+    assert refusals[1] < 48 << 20  # Pillow and its libraries; the smallest of the images would take 3.6 GB
