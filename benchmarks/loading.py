@@ -22,10 +22,21 @@ from rich.console import Console
 
 from benchmarks.peers.recipe import Recipe
 from benchmarks.photos import copy_photos, warm
-from benchmarks.report import LOADERS, NAMES, WORKERS, judge, loader_table, median_of, workers_table
+from benchmarks.report import (
+    ARRAYS,
+    LOADERS,
+    NAMES,
+    WORKERS,
+    arrays_table,
+    judge,
+    loader_table,
+    median_of,
+    workers_table,
+)
 
 __all__ = ["main", "parse"]
 
+ARRAY_SAMPLES = 20_000
 REPOSITORY = Path(__file__).parent.parent
 PEER_LIMIT_S = 600
 
@@ -40,17 +51,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3, help="epochs in a run, the first to warm up (default 3)")
     parser.add_argument("--workers", type=int, default=2, help="worker processes; DALI's threads (default 2)")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--only", help=f"comma-separated: loaders, workers, or any of {', '.join(NAMES)}")
+    parser.add_argument("--only", help=f"comma-separated: loaders, workers, arrays, or any of {', '.join(NAMES)}")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
     for name, least in (("rounds", 1), ("epochs", 2), ("workers", 1), ("batch_size", 1), ("files", options.batch_size)):
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
-    groups = {"loaders": list(LOADERS), "workers": list(WORKERS)}
+    groups = {"loaders": list(LOADERS), "workers": list(WORKERS), "arrays": list(ARRAYS)}
     chosen = [] if options.only else list(NAMES)
     for word in options.only.split(",") if options.only else []:
         if word not in NAMES and word not in groups:
-            parser.error(f"--only takes loaders, workers, or any of {', '.join(NAMES)}; got {word!r}")
+            parser.error(f"--only takes loaders, workers, arrays, or any of {', '.join(NAMES)}; got {word!r}")
         chosen += groups.get(word, [word])
     options.peers = list(dict.fromkeys(chosen))
     return options
@@ -116,7 +127,13 @@ def main(arguments: list[str] | None = None) -> int:
         source, described = options.photos, str(options.photos)
     root = copy_photos(source, options.cache, options.files)
     count, mean_kb = warm(root)
-    recipe = Recipe(root=str(root), batch_size=options.batch_size, workers=options.workers, epochs=options.epochs)
+    recipe = Recipe(
+        root=str(root),
+        batch_size=options.batch_size,
+        workers=options.workers,
+        epochs=options.epochs,
+        samples=ARRAY_SAMPLES,
+    )
     results, failed = run_rounds(options.peers, options.rounds, recipe, console)
 
     versions: dict[str, str] = {"python": platform.python_version()}
@@ -140,6 +157,8 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(loader_table(results))
     if results.keys() & WORKERS.keys():
         console.print(workers_table(results))
+    if results.keys() & ARRAYS.keys():
+        console.print(arrays_table(results))
     verdicts = judge(results)
     for verdict in verdicts:
         console.print(f"{'[green]met   [/]' if verdict.met else '[red]missed[/]'} {verdict.text}", soft_wrap=True)

@@ -10,7 +10,19 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-__all__ = ["LOADERS", "NAMES", "WORKERS", "Results", "judge", "loader_table", "median_of", "ratio", "workers_table"]
+__all__ = [
+    "ARRAYS",
+    "LOADERS",
+    "NAMES",
+    "WORKERS",
+    "Results",
+    "arrays_table",
+    "judge",
+    "loader_table",
+    "median_of",
+    "ratio",
+    "workers_table",
+]
 
 LOADERS = {
     "gpuload": "gpuload",
@@ -22,10 +34,16 @@ WORKERS = {
     "workers_only": "gpuload's workers, slots only taken",
     "decoder_alone": "region decoder alone, with its files",
 }
-NAMES = {**LOADERS, **WORKERS}
+ARRAYS = {
+    "arrays_gpuload": "gpuload",
+    "arrays_torch": "DataLoader",
+    "arrays_dali": "DALI (CPU)",
+}
+NAMES = {**LOADERS, **WORKERS, **{name: f"{label}, arrays" for name, label in ARRAYS.items()}}
 
 # Of gpuload's rate over the peer's: at least, and what is aimed at.
 RATE_GOALS = {"torch_simplejpeg": (1.8, 2.0), "dali": (1.5, 1.7)}
+ARRAYS_GOAL = 3.0  # of gpuload's rate over DataLoader's
 WORKERS_RATIO = 0.95
 FIRST_BATCH_S = 0.5
 WORKER_MB = 60.0
@@ -72,20 +90,28 @@ def ratio(results: Results, name: str, other: str) -> tuple[float, float, float]
 
 def loader_table(results: Results) -> Table:
     """A row for each loader that was measured."""
-    title = "Medians; ratio: gpuload's rate over the row's, within rounds (least … greatest)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    return _rates(results, LOADERS, "gpuload", "Medians; ratio: gpuload's rate over the row's, within rounds")
+
+
+def arrays_table(results: Results) -> Table:
+    """The same for those that carry arrays which lie in memory already."""
+    return _rates(results, ARRAYS, "arrays_gpuload", "uint8 arrays in memory and a label, in batches as they are")
+
+
+def _rates(results: Results, names: Mapping[str, str], own: str, title: str) -> Table:
+    table = Table(title=f"{title} (least … greatest)", title_justify="left", box=box.SIMPLE)
     table.add_column("loader", no_wrap=True)
     for heading in ("images/s", "ratio", "CPU s\nper 1,000", "first\nbatch, s", "memory\nMB", "worker\nMB"):
         table.add_column(heading, justify="right")
-    for name in (name for name in LOADERS if name in results):
+    for name in (name for name in names if name in results):
         rows = results[name]
-        compared = name != "gpuload" and "gpuload" in results
+        compared = name != own and own in results
         worker_mb = median_of(rows, "worker_mb")
         table.add_row(
-            NAMES[name],
+            names[name],
             f"{median_of(rows, 'images_per_s'):,.0f}",
-            "{:.2f} ({:.2f} … {:.2f})".format(*ratio(results, "gpuload", name)) if compared else "",
-            f"{median_of(rows, 'cpu_s_per_1000'):.2f}",
+            "{:.2f} ({:.2f} … {:.2f})".format(*ratio(results, own, name)) if compared else "",
+            f"{median_of(rows, 'cpu_s_per_1000'):.3g}",
             f"{median_of(rows, 'first_batch_s'):.2f}",
             f"{median_of(rows, 'pss_mb'):,.0f}",
             f"{worker_mb:,.0f}" if worker_mb else "–",
@@ -124,6 +150,10 @@ def judge(results: Results) -> list[Verdict]:
         share_mb = median_of(results["gpuload"], "worker_share_mb")
         text = f"a worker under {WORKER_MB:.0f} MB: {worker_mb:.0f} MB (and {share_mb:.0f} MB as its share of the ring)"
         verdicts.append(Verdict(text, worker_mb < WORKER_MB))
+    if {"arrays_gpuload", "arrays_torch"} <= results.keys():
+        times = ratio(results, "arrays_gpuload", "arrays_torch")[0]
+        text = f"arrays in memory: at least {ARRAYS_GOAL:.0f} times DataLoader: {times:.2f}"
+        verdicts.append(Verdict(text, times >= ARRAYS_GOAL))
     if WORKERS.keys() <= results.keys():
         share = ratio(results, "workers_only", "decoder_alone")[0]
         text = f"workers at least {WORKERS_RATIO:.0%} of the decoder alone: {share:.1%}"

@@ -23,6 +23,7 @@ class Recipe:
     workers: int = 2
     epochs: int = 3
     size: int = 224
+    samples: int = 0  # of the array benchmark, which reads no files
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

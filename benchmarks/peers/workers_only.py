@@ -15,7 +15,7 @@ from importlib.metadata import version
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.cli.processes import cpu_seconds
-from gpuload.loader import _batches
+from gpuload.state import Place
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
     def epoch(number: int) -> int:
         count = 0
-        feed.begin(_batches(loader, number))
+        feed.begin(loader._agenda.schedule().batches(Place(number, 0)))
         while (batch := feed.take()) is not None:
             count += len(batch.positions)
             feed.release(batch)

@@ -1,0 +1,27 @@
+"""gpuload over arrays in memory."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import torch
+
+import gpuload as gl
+from benchmarks.peers.arrays import Arrays
+from benchmarks.peers.protocol import Peer, Recipe, main
+
+
+def build(recipe: Recipe) -> Peer:
+    loader = gl.Loader(
+        Arrays(recipe.samples, recipe.size),
+        batch_size=recipe.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=recipe.workers,
+        device="cpu",
+    )
+    return Peer(lambda: loader, {"gpuload": version("gpuload")})
+
+
+if __name__ == "__main__":
+    main(build, torch.uint8)

@@ -1,0 +1,230 @@
+"""A long run under fire: a random worker is killed every second, and a part of the files is damaged.
+
+    make soak ARGS="--photos DIR"        or   python -m benchmarks.soak --photos DIR --minutes 10
+
+After each epoch it is counted that every good file arrived exactly once, and that every damaged one either decoded (a
+crop above the place where a file was cut off is whole) or is in `loader.errors`, once. Memory, descriptors and
+processes are taken at the same place of each epoch. It ends by itself, and with status 1 where a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import gpuload as gl
+from benchmarks.damage import damaged_copy
+from benchmarks.loading import REPOSITORY
+from benchmarks.photos import copy_photos, warm
+from gpuload import transforms as T
+from gpuload.cli.processes import proportional_mb, tree
+
+__all__ = ["main"]
+
+RESTART_LIMIT_S = 0.5
+FLAT_MB = 24  # how far the mean memory of the last quarter may lie above that of the second
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
+    parser.add_argument("--files", type=int, default=2000, help="how many files they are copied to (default 2000)")
+    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where the copies are kept")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--kill-every", type=float, default=1.0, help="seconds (default 1)")
+    parser.add_argument("--damaged", type=float, default=0.05, help="the part of damaged files (default 0.05)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    return parser.parse_args(arguments)
+
+
+class Killer(threading.Thread):
+    """Kills a random worker every so often, and waits each time for the one that takes its place."""
+
+    def __init__(self, loader: gl.Loader, every_s: float, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.restarts_s: list[float] = []
+        self.kills = 0
+        self._loader, self._every_s, self._random = loader, every_s, random.Random(seed)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(self._every_s):
+            pool: Any = self._loader._session and self._loader._session.engine
+            number = self._random.choice(list(pool._team))
+            worker = pool._team[number]
+            try:
+                os.kill(worker.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            killed_at = time.perf_counter()
+            self.kills += 1
+            while not self._over.is_set():
+                now = pool._team.get(number)
+                if now is not None and now is not worker and now.ready:
+                    self.restarts_s.append(time.perf_counter() - killed_at)
+                    break
+                time.sleep(0.002)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@dataclass
+class Figures:
+    """What is counted, one entry for each epoch in the lists."""
+
+    epochs: int = 0
+    samples: int = 0
+    refused: int = 0
+    lost: int = 0
+    repeated: int = 0
+    unaccounted: int = 0
+    memory_mb: list[float] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)
+
+    def take(self, seen: Counter[int], refused: Counter[int], good: set[int], damaged: set[int]) -> None:
+        """Count an epoch: `seen` and `refused` are how often each index arrived or was listed."""
+        self.epochs += 1
+        self.samples += seen.total()
+        self.refused += refused.total()
+        self.lost += sum(seen[index] == 0 for index in good)
+        self.repeated += sum(seen[index] > 1 for index in good | damaged)
+        self.unaccounted += sum(seen[index] + refused[index] != 1 for index in damaged)
+        self.unaccounted += sum(refused[index] for index in good)
+
+    def measure(self) -> None:
+        """Memory, descriptors and processes now."""
+        pids = tree(os.getpid())
+        self.memory_mb.append(sum(map(proportional_mb, pids)))
+        self.descriptors.append(len(os.listdir("/proc/self/fd")))
+        self.processes.append(len(pids))
+
+    def growth_mb(self) -> float:
+        quarter = max(1, len(self.memory_mb) // 4)
+        return statistics.mean(self.memory_mb[-quarter:]) - statistics.mean(self.memory_mb[quarter : 2 * quarter])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run and report. Returns the exit status: 1 where a promise was broken."""
+    options = parse(arguments)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    if options.photos is None:
+        from gpuload.cli.pictures import make_folder
+
+        source = make_folder(options.cache / "varied-photographs", count=200)
+    else:
+        source = options.photos
+    whole = copy_photos(source, options.cache, options.files)
+    root = options.cache / "soak"
+    how = damaged_copy(whole, root, options.damaged, options.seed)
+    warm(root)
+    dataset = gl.ImageFolder(root)
+    damaged = {index for index in range(len(dataset)) if dataset.paths[index] in how}
+    good = set(range(len(dataset))) - damaged
+    console.print(
+        f"{len(good):,} good files, {len(damaged)} damaged ({', '.join(sorted(set(how.values())))}); "
+        f"{options.workers} workers, one killed every {options.kill_every:g} s for {options.minutes:g} minutes"
+    )
+    loader = gl.Loader(
+        dataset,
+        options.batch_size,
+        shuffle=True,
+        transforms=[
+            T.RandomResizedCrop(224),
+            T.RandomHorizontalFlip(),
+            T.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
+        ],
+        num_workers=options.workers,
+        device="cpu",
+        info=True,
+        faults=gl.Faults(on_error="skip", max_error_rate=4 * options.damaged, max_restarts=10**9),
+    )
+    figures = Figures()
+    started = said_at = time.monotonic()
+    killer: Killer | None = None
+    with loader:
+        while time.monotonic() - started < 60 * options.minutes or figures.epochs < 4:
+            seen: Counter[int] = Counter()
+            known = loader.errors.total
+            for step, (_, info) in enumerate(loader):
+                seen.update(info.indices.tolist())
+                if killer is None:
+                    killer = Killer(loader, options.kill_every, options.seed)
+                    killer.start()
+                if step == len(loader) // 2:
+                    figures.measure()
+            records = loader.errors[len(loader.errors) - (loader.errors.total - known) :]
+            figures.take(seen, Counter(record.index for record in records), good, damaged)  # type: ignore[arg-type]
+            if time.monotonic() - said_at > 60:
+                said_at = time.monotonic()
+                minutes, kills = (said_at - started) / 60, killer.kills if killer else 0
+                console.print(
+                    f"[dim]{minutes:.0f} min: {figures.epochs} epochs, {kills} kills, {figures.memory_mb[-1]:.0f} MB, "
+                    f"{figures.descriptors[-1]} descriptors[/]"
+                )
+        assert killer is not None
+        killer.stop()
+    return report(console, figures, killer, options, time.monotonic() - started)
+
+
+def report(console: Console, figures: Figures, killer: Killer, options: argparse.Namespace, seconds: float) -> int:
+    restart_s = statistics.median(killer.restarts_s) if killer.restarts_s else float("nan")
+    slowest_s = max(killer.restarts_s, default=float("nan"))
+    quarter = len(figures.descriptors) // 4
+    promises = {
+        f"every good sample exactly once in each epoch: {figures.lost} lost, {figures.repeated} repeated": (
+            figures.lost == figures.repeated == 0
+        ),
+        f"every damaged one decoded or listed, once: {figures.unaccounted} not": figures.unaccounted == 0,
+        f"memory flat: {figures.growth_mb():+.0f} MB from the second to the last quarter": (
+            figures.growth_mb() < FLAT_MB
+        ),
+        f"descriptors flat: {max(figures.descriptors[quarter:])} at most, {max(figures.descriptors[: quarter + 1])} in "
+        "the first quarter": max(figures.descriptors[quarter:]) <= max(figures.descriptors[: quarter + 1]),
+        f"processes: {max(figures.processes)} at most": max(figures.processes) <= options.workers + 1,
+        f"a worker is back in under {RESTART_LIMIT_S} s: median {restart_s:.2f} s, slowest {slowest_s:.2f} s": (
+            restart_s < RESTART_LIMIT_S
+        ),
+        f"nothing left behind: {len(tree(os.getpid())) - 1} processes": len(tree(os.getpid())) == 1,
+    }
+    console.print(
+        f"\n{seconds / 60:.1f} minutes: {figures.epochs} epochs, {figures.samples:,} samples "
+        f"({figures.samples / seconds:,.0f}/s), {killer.kills} kills, {figures.refused:,} samples refused\n"
+        f"memory of all processes: first {figures.memory_mb[0]:.0f}, median "
+        f"{statistics.median(figures.memory_mb):.0f}, last {figures.memory_mb[-1]:.0f} MB\n"
+    )
+    for text, kept in promises.items():
+        console.print(f"{'[green]kept  [/]' if kept else '[red]broken[/]'} {text}", soft_wrap=True)
+    if options.json:
+        facts = {
+            "minutes": seconds / 60,
+            "kills": killer.kills,
+            "restart_s": {"median": restart_s, "slowest": slowest_s},
+            "figures": vars(figures),
+            "promises": promises,
+            "python": sys.version.split()[0],
+        }
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    return 0 if all(promises.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
