@@ -63,6 +63,8 @@ class Assembly:
         self._options = options
         self._stage = stage
         self._transfer = transfer
+        # Whether images come as a batch; or one by one, for a user's rules.
+        self._batched = options.collate_fn is None and not options.single
         self._pool = None if transfer.asynchronous else OutputPool()
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> tuple[Any, list[torch.Tensor]]:
@@ -104,7 +106,11 @@ class Assembly:
             labels=_Names(rows, which),
         )
         key = rng.epoch_key(self._options.seed, epoch)
-        return self._stage(images, self._options.chain.draw(key, rows.positions[which], images.sizes_hw))
+        chain, positions, sizes = self._options.chain, rows.positions[which], images.sizes_hw
+        if chain.views is None:
+            return self._stage(images, chain.draw(key, positions, sizes))
+        views = [self._stage(images, chain.draw(key, positions, sizes, view=v), view=v) for v in range(chain.views)]
+        return views if self._batched else [list(image) for image in zip(*views, strict=True)]
 
     # -- torch's rules ----------------------------------------------------------------------------------------------
 

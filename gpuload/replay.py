@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from gpuload import rng
 from gpuload.batch import unflatten
@@ -19,6 +20,8 @@ from gpuload.harvest import Harvest
 from gpuload.options import Options
 from gpuload.packing import ImageColumn, TensorBits
 from gpuload.session import Session
+from gpuload.transforms import Draws
+from gpuload.transforms.params import NOTHING, OPS, Branches, Ops
 from gpuload.workers.parts import Batch
 
 __all__ = ["Replay", "replay"]
@@ -32,7 +35,7 @@ class Replay:
         epoch, position: where it stands.
         index: its index, or key, in the dataset.
         sample: as the dataset gives it (tensors as arrays), with its images augmented: C×H×W on the device, the same
-            bits as in its batch.
+            bits as in its batch; a list of them where a `MultiView` makes several.
         draws: for each transform its name, and what was drawn for this sample, by name.
     """
 
@@ -72,10 +75,9 @@ def _finished(session: Session, batch: Batch, rows: Harvest) -> Replay:
             pixels, starts = session.transfer.load(batch, lambda: session.feed.release(batch))
             draws = _draws(session.options, batch.epoch, rows, starts)
             made = [session.assembly.images(batch.epoch, rows, leaf, pixels, starts) for leaf in range(len(places))]
-            # ragged="pad" gives (images, sizes), ragged="list" a list.
-            images = [(result[0] if isinstance(result, tuple) else result)[0].clone() for result in made]
+            images = [_first(result, session.options.chain.views) for result in made]
         ticket = session.transfer.finish()
-    session.transfer.hand_over(ticket, images)
+    session.transfer.hand_over(ticket, tree_leaves(images))
     ready, others = dict(zip(places, images, strict=True)), iter(rows.values[0])
     count, index = len(images) + len(rows.values[0]), rows.indices[0]
     leaves = [ready[place] if place in ready else _plain(next(others)) for place in range(count)]
@@ -97,11 +99,32 @@ def _plain(value: Any) -> Any:
 
 def _draws(options: Options, epoch: int, rows: Harvest, starts: list[int]) -> tuple[tuple[str, dict[str, Any]], ...]:
     """What was drawn for the sample's first image; all its images share what does not hang on their sizes."""
-    drawn = options.chain.draw(
-        rng.epoch_key(options.seed, epoch), rows.positions, ImageColumn(rows.table(0, starts)).sizes_hw
-    )
+    key, sizes = rng.epoch_key(options.seed, epoch), ImageColumn(rows.table(0, starts)).sizes_hw
+    chain = options.chain
     return tuple(
-        (type(transform).__name__, {f.name: getattr(params, f.name)[0].tolist() for f in fields(params)})
-        for transform, params in zip(drawn.transforms, drawn.params, strict=True)
-        if params is not None
+        entry for view in range(len(chain.lines)) for entry in _told(chain.draw(key, rows.positions, sizes, view=view))
     )
+
+
+def _told(drawn: Draws) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """What was drawn for the first image, in plain values; transforms that hold others are told as what they chose."""
+    told = []
+    for transform, params in zip(drawn.transforms, drawn.params, strict=True):
+        if isinstance(params, Branches):
+            for rows, draws in zip(params.rows, params.draws, strict=True):
+                if len(rows) and rows[0] == 0:
+                    told += _told(draws)
+        elif params is not None:
+            values = ((field.name, getattr(params, field.name)) for field in fields(params))
+            plain = {name: value[0].tolist() for name, value in values if isinstance(value, np.ndarray)}
+            if isinstance(params, Ops):
+                plain["operations"] = [OPS[code] for code in plain.pop("codes") if code != NOTHING]
+            told.append((type(transform).__name__, plain))
+    return tuple(told)
+
+
+def _first(result: Any, views: int | None) -> Any:
+    """The first image of a batch; ragged="pad" gives (images, sizes), ragged="list" a list; views are a list."""
+    if views is not None:
+        return [_first(view, None) for view in result]
+    return (result[0] if isinstance(result, tuple) else result)[0].clone()

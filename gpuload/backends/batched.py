@@ -7,17 +7,19 @@ issued on the current stream; parameters go to the device as small arrays. Nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from gpuload import transforms as T
-from gpuload.backends.color import ADJUST
 from gpuload.backends.finish import Finish
 from gpuload.backends.gather import Source, crop, resize
+from gpuload.backends.operations import OPERATIONS
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.upload import upload
+from gpuload.backends.warp import warp_batch
+from gpuload.transforms.params import FILTERS, NOTHING, OPS, Box, Branches, Flip, Ops, Warp
 
 __all__ = ["BatchRunner"]
 
@@ -30,18 +32,22 @@ class BatchRunner:
     Args:
         finish: the end of the chain.
         device: where.
+        masks: what is given are masks: they are moved as images are, by the nearest pixel, and keep their values.
     """
 
-    def __init__(self, finish: Finish, device: torch.device) -> None:
+    def __init__(self, finish: Finish, device: torch.device, *, masks: bool = False) -> None:
         self._finish = finish
         self._constants = finish.constants(device)
+        self._masks = masks
 
     def __call__(self, images: RaggedImages, draws: T.Draws, outputs: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W."""
-        # Sources may differ in size, unless colour comes first; from then on all must be of one size.
-        gathers_first = bool(draws.transforms) and not isinstance(draws.transforms[0], T.ColorJitter)
+        # Sources may differ in size, unless something comes first that takes pixels as they are; from then on all must
+        # be of one size.
+        gathers_first = bool(draws.params) and isinstance(draws.params[0], Box | Flip)
         windows = draws.windows_tlhw[1 if gathers_first else 0 :]
         uniform = all((window[:, 2:] == window[0, 2:]).all() for window in windows)
+        uniform = uniform and (images.shapes[:, 2] == images.shapes[0, 2]).all()
         step = PIECE if uniform else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
@@ -54,9 +60,7 @@ class BatchRunner:
 
     def _run(self, images: RaggedImages, draws: T.Draws, rows: np.ndarray) -> torch.Tensor:
         source = Source.of_ragged(images, rows, draws.windows_tlhw[0])
-        for index, transform in enumerate(draws.transforms):
-            source = _apply(source, draws, index, transform)
-        levels = source.dense()
+        levels = self._line(source, draws, draws.windows_tlhw).dense()
         if self._finish.dtype == torch.uint8:
             return levels
         result = levels.to(torch.float32)
@@ -64,39 +68,108 @@ class BatchRunner:
             result.mul_(self._constants[0]).add_(self._constants[1])
         return result
 
+    def _line(self, source: Source, draws: T.Draws, windows: tuple[np.ndarray, ...]) -> Source:
+        for index, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
+            sizes = draws.sizes_hw[index]
+            source = self._apply(source, transform, params, sizes, windows[index], windows[index + 1])
+        return source
 
-def _apply(source: Source, draws: T.Draws, index: int, transform: object) -> Source:
-    before, after = draws.windows_tlhw[index], draws.windows_tlhw[index + 1]
-    params, size = draws[index], (int(after[0, 2]), int(after[0, 3]))
-    if isinstance(transform, T.RandomHorizontalFlip | T.RandomVerticalFlip):
-        return source.flip(params.flipped, horizontally=isinstance(transform, T.RandomHorizontalFlip))
-    if isinstance(transform, T.CenterCrop | T.RandomCrop):
-        corners = params.box_tlhw[:, :2] + after[:, :2]
-        if np.array_equal(after[:, 2:], before[:, 2:]) and np.array_equal(corners, before[:, :2]):
-            return source
-        mode, fill = transform.padding_mode, transform.fill
-        frames = draws.sizes_hw[index]
-        return Source.of_dense(crop(source, np.hstack([corners, before[:, :2]]), size, frames, mode, fill))
-    if isinstance(transform, T.Resize | T.RandomResizedCrop):
-        box = params.box_tlhw
-        corners = before[:, :2] - box[:, :2]
-        return Source.of_dense(resize(source, corners, box[:, 2:], params.size_hw, after, transform.interpolation))
-    if isinstance(transform, T.ColorJitter):
-        levels = source.dense().to(torch.float32)
-        _jitter(levels, transform.adjustments, params.order, params.factors)
-        jittered = Source.of_dense(levels.to(torch.uint8))
-        return jittered if np.array_equal(before, after) else jittered.cut(after)
-    return source
+    def _apply(
+        self, source: Source, transform: Any, params: Any, sizes_hw: np.ndarray, before: np.ndarray, after: np.ndarray
+    ) -> Source:
+        match params:
+            case Flip():
+                return source.flip(params.flipped, horizontally=params.axis == 1)
+            case Box() if transform.pads:
+                size = int(after[0, 2]), int(after[0, 3])
+                corners = params.box_tlhw[:, :2] + after[:, :2]
+                if np.array_equal(after[:, 2:], before[:, 2:]) and np.array_equal(corners, before[:, :2]):
+                    return source
+                places = np.hstack([corners, before[:, :2]])
+                fill = transform.outside(masks=self._masks)
+                return Source.of_dense(crop(source, places, size, sizes_hw, transform.padding_mode, fill))
+            case Box():
+                corners = before[:, :2] - params.box_tlhw[:, :2]
+                boxes, sizes = params.box_tlhw[:, 2:], params.size_hw
+                filters = self._filters(transform, params, len(before))
+                results = None
+                for name in np.unique(filters).tolist():
+                    rows = np.flatnonzero(filters == name)
+                    some = source if len(rows) == len(filters) else source.take(rows)
+                    found = resize(some, corners[rows], boxes[rows], sizes[rows], after[rows], name)
+                    if len(rows) == len(filters):
+                        return Source.of_dense(found)
+                    if results is None:
+                        results = found.new_empty((len(filters), *found.shape[1:]))
+                    results[upload(rows, found.device)] = found
+                assert results is not None
+                return Source.of_dense(results)
+            case Warp():
+                return self._warp(source, transform, params, after)
+            case Ops() if not self._masks:
+                levels = source.dense().to(torch.float32)
+                operated = Source.of_dense(operate(levels, params, transform).to(torch.uint8))
+                return operated if np.array_equal(before, after) else operated.cut(after)
+            case Branches():
+                return self._branch(source, params, after)
+        return source
 
+    def _filters(self, transform: Any, params: Any, count: int) -> np.ndarray:
+        if self._masks:
+            return np.full(count, "nearest")
+        if params.filters is None:
+            return np.full(count, transform.interpolation)
+        return np.array(FILTERS)[params.filters]
 
-def _jitter(levels: torch.Tensor, names: tuple[str, ...], order: np.ndarray, factors: np.ndarray) -> None:
-    """Make the adjustments, the first of all images first; images with the same adjustment go together."""
-    for turn in range(len(names)):
-        for column, name in enumerate(names):
-            rows = np.flatnonzero(order[:, turn] == column)
+    def _warp(self, source: Source, transform: Any, params: Warp, after: np.ndarray) -> Source:
+        levels = source.dense()
+        height, width = params.size_hw[0].tolist()
+        filters = self._filters(transform, params, len(levels))
+        fill = transform.outside(masks=self._masks)
+        results = levels if levels.shape[2:] == (height, width) else levels.new_empty(*levels.shape[:2], height, width)
+        for name in np.unique(filters).tolist():
+            rows = np.flatnonzero((filters == name) & params.warped)
             if len(rows):
                 index = upload(rows, levels.device)
-                factor = upload(factors[rows, column].astype(np.float32), levels.device)
-                some = levels[index]
-                ADJUST[name](some, factor[:, None, None, None])
-                levels[index] = some
+                results[index] = warp_batch(levels[index], params.coefficients[rows], (height, width), name, fill)
+        warped = Source.of_dense(results)
+        return warped if (after[:, 2:] == [height, width]).all() else warped.cut(after)
+
+    def _branch(self, source: Source, params: Branches, after: np.ndarray) -> Source:
+        """Each way for the images that take it. All results are of one size, or there is but one image."""
+        if len(params.rows) == 1 and len(params.rows[0]) == params.count:
+            return self._line(source, params.draws[0], params.draws[0].windows_for(after))
+        results: torch.Tensor | None = None
+        ways = list(zip(params.rows, params.draws, strict=True))
+        taken = np.concatenate([rows for rows, _ in ways]) if ways else np.empty(0, np.int64)
+        rest = np.setdiff1d(np.arange(params.count), taken)
+        for rows, draws in [*ways, (rest, None)]:
+            if not len(rows):
+                continue
+            some = source.take(rows)
+            if draws is not None:
+                some = self._line(some, draws, draws.windows_for(after[rows]))
+            found = some.dense()
+            if results is None:
+                results = found.new_empty((params.count, *found.shape[1:]))
+            results[upload(rows, found.device)] = found
+        assert results is not None
+        return Source.of_dense(results)
+
+
+def operate(levels: torch.Tensor, params: Ops, transform: Any) -> torch.Tensor:
+    """Do the operations, the first of all images first; images with the same one go together."""
+    for turn in range(params.codes.shape[1]):
+        for code in np.unique(params.codes[:, turn]).tolist():
+            if code == NOTHING:
+                continue
+            rows = np.flatnonzero(params.codes[:, turn] == code)
+            index = upload(rows, levels.device)
+            values = params.values[rows, turn]
+            if OPS[code] == "warp":
+                fill, size = transform.outside(masks=False), (levels.shape[2], levels.shape[3])
+                some = warp_batch(levels[index].to(torch.uint8), values, size, transform.interpolation, fill)
+                levels[index] = some.to(torch.float32)
+            elif OPS[code] != "identity":
+                levels[index] = OPERATIONS[OPS[code]](levels[index], upload(values, levels.device))
+    return levels

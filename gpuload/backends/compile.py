@@ -19,8 +19,9 @@ from gpuload.backends.memory import OutputPool
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.single import SingleRunner
 from gpuload.backends.upload import upload
-from gpuload.transforms import Chain, ColorJitter, Draws
+from gpuload.transforms import Chain, Draws
 from gpuload.transforms.arguments import dtype_name
+from gpuload.transforms.params import Branches, Mixture, Ops
 
 __all__ = ["Backend", "MemoryFormat", "Ragged", "Result", "Stage", "compile_stage"]
 
@@ -78,7 +79,8 @@ def compile_stage(
             f"ragged={ragged!r} does not go with the module {type(chain.module).__name__} at the end of the "
             "transforms, which needs one tensor for the batch"
         )
-    return Stage(chain, device, Finish.of(chain, dtype), layout, ragged, cpu_threads)
+    finishes = [Finish.of(line.transforms, dtype) for line in chain.lines]
+    return Stage(chain, device, finishes, layout, ragged, cpu_threads)
 
 
 class Stage:
@@ -86,36 +88,35 @@ class Stage:
 
     Attributes:
         device: where the results are.
-        dtype: of the results.
     """
 
     def __init__(
         self,
         chain: Chain,
         device: torch.device,
-        finish: Finish,
+        finishes: Sequence[Finish],
         memory_format: str,
         ragged: str,
         cpu_threads: int | None,
     ) -> None:
         self.device = device
-        self.dtype = finish.dtype
         self._chain = chain
-        self._finish = finish
+        self._finishes = finishes
         self._channels_last = memory_format == "channels_last"
         self._ragged = ragged
         self._cpu_threads = cpu_threads
         self._pool = OutputPool() if device.type == "cpu" else None
-        self._run: Callable[[RaggedImages, Draws, torch.Tensor | Sequence[torch.Tensor]], None] = (
-            SingleRunner(finish) if device.type == "cpu" else BatchRunner(finish, device)
-        )
+        self._runs: list[Callable[[RaggedImages, Draws, torch.Tensor | Sequence[torch.Tensor]], None]] = [
+            SingleRunner(finish) if device.type == "cpu" else BatchRunner(finish, device) for finish in finishes
+        ]
 
-    def __call__(self, images: RaggedImages, draws: Draws) -> Result:
+    def __call__(self, images: RaggedImages, draws: Draws, *, view: int = 0) -> Result:
         """Make a batch.
 
         Args:
             images: the decoded regions, on the stage's device.
             draws: from the chain's `draw`, for these images.
+            view: which of the chain's views they are for.
 
         Returns:
             N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
@@ -123,26 +124,26 @@ class Stage:
         Raises:
             ValueError: the images do not go together: in channels, or in size with ``ragged="error"``.
         """
-        channels = self._check(images, draws)
-        sizes = draws.sizes_hw[-1]
+        channels = self._check(images, draws, self._finishes[view])
+        run, dtype, sizes = self._runs[view], self._finishes[view].dtype, draws.sizes_hw[-1]
         threads = _intra_op_threads(self._cpu_threads if self.device.type == "cpu" else None)
         # A batch may be made within a user's inference_mode and used outside it; scratch memory lives on in any case.
         with torch.inference_mode(False), torch.no_grad(), threads:
             equal = bool((sizes == sizes[0]).all())
             if self._ragged == "list" or (self._ragged == "views" and not equal):
-                outputs = self._empty_list(channels, sizes)
-                self._run(images, draws, outputs)
+                outputs = self._empty_list(channels, sizes, dtype)
+                run(images, draws, outputs)
                 return outputs
-            batch = self._empty((len(images), channels, *sizes.max(axis=0).tolist()))
+            batch = self._empty((len(images), channels, *sizes.max(axis=0).tolist()), dtype)
             if self._ragged == "pad":
                 batch.zero_()
                 outputs = [
                     image[:, :height, :width]
                     for image, (height, width) in zip(batch.unbind(), sizes.tolist(), strict=True)
                 ]
-                self._run(images, draws, outputs)
+                run(images, draws, outputs)
                 return batch, upload(np.array(sizes), self.device)
-            self._run(images, draws, batch)
+            run(images, draws, batch)
             result = batch if self._chain.module is None else self._chain.module(batch)
             return self._views(result, len(images)) if self._ragged == "views" else result
 
@@ -156,7 +157,7 @@ class Stage:
             )
         return list(result.unbind())
 
-    def _check(self, images: RaggedImages, draws: Draws) -> int:
+    def _check(self, images: RaggedImages, draws: Draws, finish: Finish) -> int:
         """How many channels the images have, if they fit the chain and each other."""
         if len(images) == 0 or len(images) != len(draws):
             raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(draws)}")
@@ -168,10 +169,10 @@ class Stage:
                 f"and {images.labels[other]} has {counts[other]}; give Encoded(…, mode='RGB') for all of them"
             )
         channels = int(counts[0])
-        self._finish.check(channels, images.labels[0])
-        if channels not in (1, 3) and any(isinstance(transform, ColorJitter) for transform in self._chain):
+        finish.check(channels, images.labels[0])
+        if channels not in (1, 3) and (name := _coloring(draws)):
             raise ValueError(
-                f"ColorJitter takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
+                f"{name} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
                 "decode to mode 'RGB' or 'L'"
             )
         sizes = draws.sizes_hw[-1]
@@ -186,19 +187,29 @@ class Stage:
             )
         return channels
 
-    def _empty(self, shape: Sequence[int]) -> torch.Tensor:
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for N×C×H×W results."""
         n, channels, height, width = shape
         inner = (n, height, width, channels) if self._channels_last else tuple(shape)
         if self._pool is not None:
-            batch = self._pool.empty(inner, self.dtype)
+            batch = self._pool.empty(inner, dtype)
         else:
-            batch = torch.empty(inner, dtype=self.dtype, device=self.device)
+            batch = torch.empty(inner, dtype=dtype, device=self.device)
         return batch.permute(0, 3, 1, 2) if self._channels_last else batch
 
-    def _empty_list(self, channels: int, sizes_hw: np.ndarray) -> list[torch.Tensor]:
+    def _empty_list(self, channels: int, sizes_hw: np.ndarray, dtype: torch.dtype) -> list[torch.Tensor]:
         """Memory for results of different sizes."""
-        return [self._empty((1, channels, *size))[0] for size in sizes_hw.tolist()]
+        return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]
+
+
+def _coloring(draws: Draws) -> str | None:
+    """The name of a transform that changes colours."""
+    for transform, params in zip(draws.transforms, draws.params, strict=True):
+        if isinstance(params, Ops | Mixture):
+            return type(transform).__name__
+        if isinstance(params, Branches) and (name := next(filter(None, map(_coloring, params.draws)), None)):
+            return name
+    return None
 
 
 @contextlib.contextmanager

@@ -6,12 +6,13 @@ float32. Made once for a chain, by `compile_stage`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from gpuload.transforms import Chain, Normalize, ToDtype
+from gpuload.transforms import Normalize, ToDtype
+from gpuload.transforms.base import Transform
 
 __all__ = ["Finish"]
 
@@ -32,10 +33,10 @@ class Finish:
     channels: int | None
 
     @classmethod
-    def of(cls, chain: Chain, dtype: str | None) -> Finish:
-        """What a chain asks for; `dtype` is that of float results, None for what `ToDtype` says, or float32."""
+    def of(cls, transforms: Iterable[Transform], dtype: str | None) -> Finish:
+        """What transforms in a row ask for; `dtype` is that of float results, None for what `ToDtype` says, or float32."""
         factor, named, normalize = None, None, None
-        for transform in chain:
+        for transform in transforms:
             if isinstance(transform, ToDtype) and transform.makes:
                 factor, named = 1 / 255 if transform.scale else 1.0, transform.dtype
             elif isinstance(transform, Normalize):

@@ -60,6 +60,17 @@ class Source:
         base = self.base + tlhw[:, 0] * self.row_step + tlhw[:, 1] * self.column_step
         return replace(self, base=base, heights=tlhw[:, 2], widths=tlhw[:, 3])
 
+    def take(self, rows: np.ndarray) -> Source:
+        """Some of the images."""
+        return replace(
+            self,
+            base=self.base[rows],
+            row_step=self.row_step[rows],
+            column_step=self.column_step[rows],
+            heights=self.heights[rows],
+            widths=self.widths[rows],
+        )
+
     def flip(self, flipped: np.ndarray, *, horizontally: bool) -> Source:
         """Mirror some of the images."""
         step, length = (self.column_step, self.widths) if horizontally else (self.row_step, self.heights)

@@ -11,12 +11,15 @@ import enum
 import math
 import numbers
 import operator
-from typing import Any, Final, Literal
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 __all__ = [
     "Dtype",
+    "Fill",
     "Interpolation",
     "antialias_flag",
     "dtype_name",
@@ -98,10 +101,34 @@ def size_pair(name: str, value: Any) -> tuple[int, int]:
     return side, side
 
 
-def fill_values(name: str, value: Any) -> tuple[int, ...]:
-    """What padding is filled with: one uint8 level, or one for each channel."""
-    if isinstance(value, dict):
-        raise TypeError(f"{name} by type is not supported; give one number, or one for each channel, got {value!r}")
+class Fill(NamedTuple):
+    """What padding is filled with, by type: `image`, a level or one for each channel; `mask`, a value."""
+
+    image: tuple[int, ...]
+    mask: int
+
+
+def fill_values(name: str, value: Any) -> tuple[int, ...] | Fill:
+    """What padding is filled with: one uint8 level, or one for each channel; or a dict of both kinds, by `Image` and
+    `Mask` (torchvision's classes of these names too). A type that is not in the dict gets what a defaultdict gives, 0
+    otherwise; None is 0."""
+    if isinstance(value, Mapping):
+        by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in value}
+        unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
+        if unknown:
+            raise TypeError(f"{name} by type takes gpuload.Image and gpuload.Mask, got {unknown[0]}")
+        missing = value.default_factory() if isinstance(value, defaultdict) and value.default_factory else 0
+        missing = value.get("others", missing)
+        image = value[by_name["Image"]] if "Image" in by_name else missing
+        mask = value[by_name["Mask"]] if "Mask" in by_name else missing
+        mask = 0 if mask is None else mask
+        if is_sequence(mask):
+            raise TypeError(f"{name} for masks must be one number, got {mask!r}")
+        return Fill(_levels(name, image), whole(f"{name} for masks", mask, least=0))
+    return _levels(name, value)
+
+
+def _levels(name: str, value: Any) -> tuple[int, ...]:
     if value is None:
         value = 0
     values = tuple(value) if is_sequence(value) else (value,)

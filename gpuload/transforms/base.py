@@ -3,7 +3,8 @@
 A transform knows four things, all vectorised over the samples of a batch: how its parameters come from uniform
 numbers and image sizes (`draw`), what size it makes of an image (`output_sizes`), which part of its input it must see
 to give a part of its output (`input_windows`), and where in a chain it may stand (`works_on`, `makes`). It never
-touches pixels: that is a backend's work. Imported by workers, so there is no torch here; nothing here holds state.
+touches pixels: that is a backend's work, which looks at the kind of the parameters (`gpuload.transforms.params`), not
+at the transform. Imported by workers, so there is no torch here; nothing here holds state.
 
 Sizes are int64 (B, 2), height and width. Boxes and windows are int64 (B, 4): top, left, height, width, in the frame of
 the image they belong to; they may reach beyond it where a crop pads.
@@ -11,16 +12,18 @@ the image they belong to; they may reach beyond it where a crop pads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["Box", "DrawError", "Flip", "Params", "Transform", "Uniforms", "clipped", "full_windows", "take"]
+from gpuload import rng
+from gpuload.rng import Key
+from gpuload.transforms.arguments import Fill
+from gpuload.transforms.params import Params
 
-# How many numbers a sample needs → float64 (B, count) in the open interval (0, 1).
-Uniforms = Callable[[int], np.ndarray]
+__all__ = ["DrawError", "Transform", "Uniforms", "clipped", "full_windows"]
 
 
 class DrawError(ValueError):
@@ -39,42 +42,42 @@ class DrawError(ValueError):
         return self.message
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Params:
-    """The parameters of one transform for a batch: a dataclass of arrays whose first axis is the sample."""
+@dataclass(slots=True, eq=False)
+class Uniforms:
+    """Where a transform's random numbers come from: called with how many a sample needs, it gives float64 (B, count)
+    in the open interval (0, 1).
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Box(Params):
-    """A box is cut out and resampled to a size; where both sizes are equal, nothing is resampled.
-
-    `box_tlhw`: (B, 4), may reach beyond the image where the transform pads. `size_hw`: (B, 2).
+    `stream` is the counter stream of the transform; one that holds others has theirs behind its own, as `at` says.
+    `boxes` are each sample's boxes as they are at this place of the chain, float64 (n, 4), left, top, right and bottom;
+    None where no transform of the chain reads them.
     """
 
-    box_tlhw: np.ndarray
-    size_hw: np.ndarray
+    key: Key
+    positions: np.ndarray
+    stream: int
+    boxes: Sequence[np.ndarray] | None = None
 
+    def __call__(self, count: int) -> np.ndarray:
+        return rng.uniforms(self.key, self.positions, self.stream, count)
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Flip(Params):
-    """`flipped`: bool (B,), which images are mirrored."""
-
-    flipped: np.ndarray
-
-
-def take(params: Params | None, rows: np.ndarray) -> Params | None:
-    """The parameters of some samples of a batch."""
-    if params is None:
-        return None
-    return replace(params, **{field.name: getattr(params, field.name)[rows] for field in fields(params)})
+    def at(self, offset: int, rows: np.ndarray) -> Uniforms:
+        """For some of the samples, the stream that lies `offset` behind this one."""
+        boxes = None if self.boxes is None else [self.boxes[row] for row in rows.tolist()]
+        return Uniforms(self.key, self.positions[rows], self.stream + offset, boxes)
 
 
 @dataclass(frozen=True, repr=False)
 class Transform:
     """Base of all declarations."""
 
-    # In which states an image may come: "uint8" levels, "float" numbers, "normalized" ones.
-    works_on: ClassVar[tuple[str, ...]] = ("uint8",)
+    # In which states an image may come: "uint8" levels, "float" (levels that ToDtype makes numbers of), "normalized".
+    works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
+    # Whether a box that reaches beyond the image is padded (and never resampled); by `padding_mode` and `fill`.
+    pads: ClassVar[bool] = False
+    # Whether pixels move but boxes, masks and keypoints could not follow.
+    image_only: ClassVar[bool] = False
+    # Whether it draws from the boxes of a sample.
+    reads_boxes: ClassVar[bool] = False
 
     @property
     def makes(self) -> str | None:
@@ -97,6 +100,10 @@ class Transform:
         """The part of each input that these parts of the outputs are made from."""
         return windows_tlhw
 
+    def keeps(self, params: Any, row: int, boxes: np.ndarray) -> np.ndarray | None:
+        """Which of a sample's boxes (n, 4) before the transform are still there after it, bool (n,); None for all."""
+        return None
+
     @property
     def crops(self) -> bool:
         """Whether some of the input may not matter to the output."""
@@ -111,6 +118,26 @@ class Transform:
     def may_refuse(self) -> bool:
         """Whether drawing can raise a `DrawError` for some images."""
         return False
+
+    def outside(self, *, masks: bool) -> tuple[int, ...]:
+        """What lies outside an image, or a mask: its `fill`, one level or one for each channel; for a mask one number.
+
+        A fill with one number for each channel says nothing of masks, which get 0; a dict says it.
+        """
+        fill: Any = getattr(self, "fill", (0,))
+        if isinstance(fill, Fill):
+            return (fill.mask,) if masks else fill.image
+        return fill if not masks or len(fill) == 1 else (0,)
+
+    @property
+    def children(self) -> tuple[Transform, ...]:
+        """The transforms that it holds."""
+        return ()
+
+    @property
+    def streams(self) -> int:
+        """How many counter streams it draws from: its own, and those of the transforms that it holds."""
+        return 1 + sum(child.streams for child in self.children)
 
     def __repr__(self) -> str:
         shown = [

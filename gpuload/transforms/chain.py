@@ -1,70 +1,67 @@
 """A chain of transforms: its order checked, its draws made, and what of an image it needs to see.
 
 A `Chain` is made once, in the main process, and pickled to every worker (a few hundred bytes, no torch). It is
-immutable. Transform i draws from the counter stream i of `gpuload.rng`, so a draw depends on the epoch's key, the
-sample's position, the transform's place in the chain and the image's size, and on nothing else.
+immutable. Each transform draws from counter streams of its own (`gpuload.rng`), numbered in the order in which they are
+written, so a draw depends on the epoch's key, the sample's position, the transform's place in the chain, the image's
+size and perhaps its boxes, and on nothing else.
 
-**The decode plan.** Going backwards from the whole result, every transform says which part (*window*) of its input it
-needs; what comes out at the front is the region that a worker decodes. A crop narrows the window, a flip mirrors it, a
-resize widens it by the support of its filter, and a transform that looks at the whole image (contrast) resets it. A
-backend runs each transform from window to window, so the result is that of the whole chain on the whole image.
+With a `MultiView` a chain has several *lines*, one for each view: what stands before it, with the same draws in each;
+the view's own transforms; and what stands behind it, drawn for each view anew.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from gpuload.rng import Key, uniforms
-from gpuload.transforms.base import Params, Transform, full_windows, take
+from gpuload.rng import Key
+from gpuload.transforms.base import Transform, full_windows
+from gpuload.transforms.composite import Compose
+from gpuload.transforms.draws import Draws, draw_line
+from gpuload.transforms.multiview import MultiView
 
-__all__ = ["Chain", "Draws"]
+__all__ = ["Chain", "Draws", "Line"]
 
 
 @dataclass(frozen=True)
-class Draws:
-    """What was drawn for the images of a batch.
-
-    `params[i]` (also ``draws[i]``) are the parameters of transform i, or None; `sizes_hw[i]` int64 (B, 2) are the
-    sizes of its inputs, and ``sizes_hw[-1]`` those of the results.
-    """
+class Line:
+    """Transforms that stand one behind the other, each with the number of its first counter stream."""
 
     transforms: tuple[Transform, ...]
-    params: tuple[Params | None, ...]
-    sizes_hw: tuple[np.ndarray, ...]
-
-    def __len__(self) -> int:
-        """How many images."""
-        return len(self.sizes_hw[0])
-
-    def __getitem__(self, transform: int) -> Any:
-        return self.params[transform]
+    streams: tuple[int, ...]
 
     @cached_property
-    def windows_tlhw(self) -> tuple[np.ndarray, ...]:
-        """The part of the input of each transform that matters, int64 (B, 4); one more, the whole, for the result."""
-        windows = [full_windows(self.sizes_hw[-1])]
-        for transform, params, sizes in zip(
-            reversed(self.transforms), reversed(self.params), reversed(self.sizes_hw[:-1]), strict=True
-        ):
+    def lead(self) -> int:
+        """How many transforms a worker draws: up to the last crop before one that needs the whole image, on which the
+        decode region hangs, or the last that may refuse an image."""
+        lead = 0
+        for number, transform in enumerate(self.transforms):
             if transform.needs_whole:
-                windows.append(full_windows(sizes))
-            else:
-                windows.append(transform.input_windows(params, sizes, windows[-1]))
-        return tuple(reversed(windows))
+                break
+            if transform.crops:
+                lead = number + 1
+        return max([lead, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
 
-    def take(self, rows: np.ndarray) -> Draws:
-        """The draws of some of the images."""
-        return Draws(
-            self.transforms,
-            tuple(take(params, rows) for params in self.params),
-            tuple(sizes[rows] for sizes in self.sizes_hw),
-        )
+    def draw(
+        self,
+        key: Key,
+        positions: np.ndarray,
+        sizes_hw: np.ndarray,
+        boxes: Sequence[np.ndarray] | None = None,
+        *,
+        lead: bool = False,
+    ) -> Draws:
+        """Draw the parameters of all transforms, or of the leading ones."""
+        end = self.lead if lead else len(self.transforms)
+        positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
+        if sizes.shape != (len(positions), 2):
+            raise ValueError(f"sizes_hw must be of shape (B, 2) beside {len(positions)} positions, got {sizes.shape}")
+        return draw_line(self.transforms[:end], self.streams[:end], key, positions, sizes, boxes)
 
 
 class Chain:
@@ -75,6 +72,7 @@ class Chain:
 
     Attributes:
         transforms: the declarations, as a tuple.
+        lines: what is applied to an image, one after the other; one `Line` for each view.
         module: the trailing `nn.Module`, or None. It does not travel when a chain is pickled.
 
     Raises:
@@ -88,6 +86,7 @@ class Chain:
     """
 
     transforms: tuple[Transform, ...]
+    lines: tuple[Line, ...]
     module: Any
 
     def __init__(self, transforms: Iterable[Any] | None = ()) -> None:
@@ -109,77 +108,71 @@ class Chain:
                 self.module = entry
             elif not isinstance(entry, Transform):
                 raise TypeError(_no_transform(entry, number))
-        self.transforms = tuple(found if self.module is None else found[:-1])
-        self._check_order()
+        self.transforms = tuple(_flat(found if self.module is None else found[:-1]))
+        self.lines = _lines(self.transforms)
+        for line in self.lines:
+            _check_order(line.transforms)
 
-    def _check_order(self) -> None:
-        state, maker = "uint8", -1
-        for number, transform in enumerate(self.transforms):
-            if state not in transform.works_on:
-                late, early = _name(transform), _name(self.transforms[maker])
-                remedy = "leave one of them out" if late == early else f"put {late} before {early}"
-                raise ValueError(
-                    f"transforms in an impossible order: {late} (number {number + 1}) cannot come after {early} "
-                    f"(number {maker + 1}), since it takes {' or '.join(transform.works_on)} images and gets {state} "
-                    f"ones; {remedy}"
-                )
-            if transform.makes is not None:
-                state, maker = transform.makes, number
+    @property
+    def views(self) -> int | None:
+        """How many views `MultiView` makes of an image; None without one."""
+        return len(self.lines) if any(isinstance(transform, MultiView) for transform in self.transforms) else None
 
-    def draw(self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray) -> Draws:
+    @cached_property
+    def reads_boxes(self) -> bool:
+        """Whether a draw hangs on the boxes of a sample."""
+        return any(transform.reads_boxes for line in self.lines for transform in line.transforms)
+
+    def draw(
+        self,
+        key: Key,
+        positions: np.ndarray,
+        sizes_hw: np.ndarray,
+        boxes: Sequence[np.ndarray] | None = None,
+        *,
+        view: int = 0,
+    ) -> Draws:
         """Draw the parameters of all transforms.
 
         Args:
             key: of the epoch.
             positions: int64 (B,), the places of the samples in the epoch's order.
             sizes_hw: int64 (B, 2), the sizes of their images.
+            boxes: of each sample, float64 (n, 4) left, top, right, bottom; needed where `reads_boxes`.
+            view: which of the views.
 
         Raises:
             DrawError: a transform cannot be drawn for an image, which its `row` names.
         """
-        return self._draw(self.transforms, key, positions, sizes_hw)
+        return self.lines[view].draw(key, positions, sizes_hw, boxes)
 
-    def regions(self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        """The part of each image that has to be decoded, int64 (B, 4): top, left, height, width.
+    def regions(
+        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
+        """The part of each image that has to be decoded, int64 (B, 4): top, left, height, width; of several views the
+        smallest box around what each needs.
 
         Arguments and errors as for `draw`, of which it makes only what it needs: up to the last transform that the
         region hangs on, or that may refuse an image, since an image is refused where it is read.
         """
-        lead = self.transforms[: self._lead]
-        if not lead:
-            return full_windows(np.asarray(sizes_hw, np.int64))
-        return self._draw(lead, key, positions, sizes_hw).windows_tlhw[0]
-
-    @cached_property
-    def _lead(self) -> int:
-        """How many transforms a worker draws: up to the last crop before one that needs the whole image, on which the
-        decode region hangs, or the last that may refuse an image."""
-        lead = 0
-        for number, transform in enumerate(self.transforms):
-            if transform.needs_whole:
-                break
-            if transform.crops:
-                lead = number + 1
-        return max([lead, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
-
-    @staticmethod
-    def _draw(transforms: tuple[Transform, ...], key: Key, positions: np.ndarray, sizes_hw: np.ndarray) -> Draws:
-        positions, sizes = np.asarray(positions, np.int64), [np.asarray(sizes_hw, np.int64)]
-        if sizes[0].shape != (len(positions), 2):
-            raise ValueError(
-                f"sizes_hw must be of shape (B, 2) beside {len(positions)} positions, got {sizes[0].shape}"
-            )
-        params = []
-        for stream, transform in enumerate(transforms):
-            params.append(transform.draw(partial(uniforms, key, positions, stream), sizes[-1]))
-            sizes.append(transform.output_sizes(params[-1], sizes[-1]))
-        return Draws(transforms, tuple(params), tuple(sizes))
+        sizes_hw = np.asarray(sizes_hw, np.int64)
+        found = []
+        for line in self.lines:
+            if not line.lead:
+                found.append(full_windows(sizes_hw))
+            else:
+                found.append(line.draw(key, positions, sizes_hw, boxes, lead=True).windows_tlhw[0])
+        if len(found) == 1:
+            return found[0]
+        start = np.min([windows[:, :2] for windows in found], axis=0)
+        end = np.max([windows[:, :2] + windows[:, 2:] for windows in found], axis=0)
+        return np.concatenate([start, end - start], axis=1)
 
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
-        """The size of every result, or None where it hangs on the image."""
+        """The size of every result, of the first view, or None where it hangs on the image."""
         size = None
-        for transform in self.transforms:
+        for transform in self.lines[0].transforms:
             size = transform.output_size(size)
         return size
 
@@ -187,11 +180,7 @@ class Chain:
         """16 hexadecimal digits that differ between chains with different transforms or arguments."""
         import hashlib  # workers never need it
 
-        parts = [
-            (type(t).__name__, *((field.name, getattr(t, field.name)) for field in fields(t) if field.compare))
-            for t in self.transforms
-        ]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr([_identity(transform) for transform in self.transforms]).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self.transforms)
@@ -215,6 +204,69 @@ class Chain:
         if self.module is not None:
             names.append(f"<module {_name(self.module)}>")
         return f"Chain([{', '.join(names)}])"
+
+
+def _flat(transforms: Iterable[Transform]) -> Iterator[Transform]:
+    for transform in transforms:
+        if isinstance(transform, Compose):
+            yield from _flat(transform.transforms)
+        else:
+            yield transform
+
+
+def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
+    places = [number for number, transform in enumerate(transforms) if isinstance(transform, MultiView)]
+    if len(places) > 1:
+        raise ValueError(
+            f"transforms in an impossible order: there are two MultiViews (numbers {places[0] + 1} and "
+            f"{places[1] + 1}); write all views in one"
+        )
+    split = places[0] if places else len(transforms)
+    before, after = transforms[:split], transforms[split + 1 :]
+    views = transforms[split].chains if places else ((),)  # pyright: ignore[reportAttributeAccessIssue]
+    shared, next_stream = _numbered(before, 0)
+    lines = []
+    for view in views:
+        inside = tuple(_flat(view))
+        streams, next_stream = _numbered((*inside, *after), next_stream)
+        lines.append(Line((*before, *inside, *after), (*shared, *streams)))
+    return tuple(lines)
+
+
+def _numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], int]:
+    """The first counter stream of each, and the next that is free."""
+    streams = []
+    for transform in transforms:
+        streams.append(first)
+        first += transform.streams
+    return streams, first
+
+
+def _check_order(transforms: tuple[Transform, ...]) -> None:
+    state, maker = "uint8", -1
+    for number, transform in enumerate(transforms):
+        if state not in transform.works_on:
+            late, early = _name(transform), _name(transforms[maker])
+            remedy = "leave one of them out" if late == early else f"put {late} before {early}"
+            raise ValueError(
+                f"transforms in an impossible order: {late} (number {number + 1}) cannot come after {early} "
+                f"(number {maker + 1}), since it takes {' or '.join(transform.works_on)} images and gets {state} "
+                f"ones; {remedy}"
+            )
+        if transform.makes is not None:
+            state, maker = transform.makes, number
+
+
+def _identity(transform: Transform) -> tuple[Any, ...]:
+    """What makes a transform what it is, in plain values."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Transform):
+            return _identity(value)
+        return tuple(map(plain, value)) if isinstance(value, tuple) else value
+
+    values = ((field.name, plain(getattr(transform, field.name))) for field in fields(transform) if field.compare)
+    return type(transform).__name__, *values
 
 
 def _is_module(entry: Any) -> bool:

@@ -6,27 +6,17 @@ Draws only; the arithmetic is a backend's. Levels stay whole numbers in 0 … 25
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence
-from gpuload.transforms.base import Params, Transform, Uniforms
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.params import VALUES, Ops, code
 
-__all__ = ["ADJUSTMENTS", "ColorJitter", "Jitter"]
+__all__ = ["ADJUSTMENTS", "ColorJitter"]
 
 ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Jitter(Params):
-    """`order`: int64 (B, n), in which order the n adjustments are made, as columns of `factors`.
-
-    `factors`: float64 (B, n), one column for each name in `ColorJitter.adjustments`.
-    """
-
-    order: np.ndarray
-    factors: np.ndarray
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,8 +38,6 @@ class ColorJitter(Transform):
         ColorJitter(brightness=(0.6, 1.4), hue=(-0.1, 0.1))
     """
 
-    works_on: ClassVar[tuple[str, ...]] = ("uint8",)
-
     brightness: float | tuple[float, float] | None = None
     contrast: float | tuple[float, float] | None = None
     saturation: float | tuple[float, float] | None = None
@@ -70,13 +58,16 @@ class ColorJitter(Transform):
         # Contrast is relative to the mean of the image.
         return self.contrast is not None
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         names = self.adjustments
         columns = [ADJUSTMENTS.index(name) for name in names]
         numbers = uniforms(8)
         ranges = np.array([getattr(self, name) for name in names]).reshape(-1, 2)
         factors = ranges[:, 0] + numbers[:, columns] * (ranges[:, 1] - ranges[:, 0])
-        return Jitter(np.argsort(numbers[:, [4 + column for column in columns]], axis=1, kind="stable"), factors)
+        order = np.argsort(numbers[:, [4 + column for column in columns]], axis=1, kind="stable")
+        values = np.zeros((*order.shape, VALUES))
+        values[:, :, 0] = np.take_along_axis(factors, order, axis=1)
+        return Ops(np.array([code(name) for name in names], np.int64)[order], values)
 
 
 def _factor_range(

@@ -21,7 +21,8 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import Box, DrawError, Flip, Params, Transform, Uniforms, clipped, full_windows
+from gpuload.transforms.base import DrawError, Transform, Uniforms, clipped, full_windows
+from gpuload.transforms.params import Box, Flip, Params
 from gpuload.transforms.resampling import source_windows
 
 __all__ = ["CenterCrop", "RandomCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "Resize"]
@@ -111,6 +112,8 @@ class Resize(Transform):
 @dataclass(frozen=True, repr=False)
 class _Crop(Transform):
     """What crops share: the box is all that was drawn, and the size of the result is the crop's."""
+
+    pads: ClassVar[bool] = True
 
     size: int | tuple[int, int]
 
@@ -244,6 +247,7 @@ class _RandomFlip(Transform):
     """What both flips share: a coin for each sample."""
 
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float", "normalized")
+    axis: ClassVar[int]
 
     p: float = 0.5
 
@@ -251,11 +255,10 @@ class _RandomFlip(Transform):
         object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
-        return Flip(uniforms(1)[:, 0] < self.p)
+        return Flip(uniforms(1)[:, 0] < self.p, self.axis)
 
-    def mirrored(self, params: Flip, sizes_hw: np.ndarray, windows_tlhw: np.ndarray, axis: int) -> np.ndarray:
-        """The windows seen from before the flip along an axis."""
-        windows = windows_tlhw.copy()
+    def input_windows(self, params: Flip, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+        windows, axis = windows_tlhw.copy(), self.axis
         opposite = sizes_hw[:, axis] - windows[:, axis] - windows[:, axis + 2]
         windows[:, axis] = np.where(params.flipped, opposite, windows[:, axis])
         return windows
@@ -265,13 +268,11 @@ class _RandomFlip(Transform):
 class RandomHorizontalFlip(_RandomFlip):
     """Mirror left and right, with probability `p`."""
 
-    def input_windows(self, params: Flip, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        return self.mirrored(params, sizes_hw, windows_tlhw, 1)
+    axis: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, repr=False)
 class RandomVerticalFlip(_RandomFlip):
     """Mirror top and bottom, with probability `p`."""
 
-    def input_windows(self, params: Flip, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        return self.mirrored(params, sizes_hw, windows_tlhw, 0)
+    axis: ClassVar[int] = 0

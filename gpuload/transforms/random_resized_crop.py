@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 
 from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, size_pair
-from gpuload.transforms.base import Box, Params, Transform, Uniforms, full_windows
+from gpuload.transforms.base import Transform, Uniforms, full_windows
+from gpuload.transforms.params import Box, Params
 from gpuload.transforms.resampling import source_windows
 
 __all__ = ["RandomResizedCrop"]

@@ -11,6 +11,7 @@ from gpuload import transforms as T
 from gpuload.backends import compile_stage
 from gpuload.backends.batched import BatchRunner
 from gpuload.rng import epoch_key
+from gpuload.transforms.params import OPS
 
 FILTERS = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -62,8 +63,8 @@ def apply(transform, params, row: int, image):
         sides = isinstance(transform, T.RandomHorizontalFlip)
         return image.transpose(Image.FLIP_LEFT_RIGHT if sides else Image.FLIP_TOP_BOTTOM)
     if isinstance(transform, T.ColorJitter):
-        for column in params.order[row]:
-            image = adjust(image, transform.adjustments[column], params.factors[row, column])
+        for code, values in zip(params.codes[row], params.values[row], strict=True):
+            image = adjust(image, OPS[code], values[0])
         return image
     if isinstance(transform, T.CenterCrop | T.RandomCrop):
         return crop(transform, image, params.box_tlhw[row])
@@ -153,7 +154,7 @@ def test_random_chains(seed, make_images, make_batch):
 
     # And so it is with batched operations, which run on CUDA.
     batched = [torch.empty_like(image) for image in result]
-    BatchRunner(stage._finish, torch.device("cpu"))(ragged, draws, batched)
+    BatchRunner(stage._finishes[0], torch.device("cpu"))(ragged, draws, batched)
     for image, expected in zip(batched, one_by_one(chain, draws, images), strict=True):
         assert abs(levels(image) - expected).max() / scale <= limit
 

@@ -54,7 +54,7 @@ def descriptors():
     return {fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}
 
 def left_exactly(free):
-    """Lower the limit until so many descriptors are left; what earlier loaders left to the collector is not waited for."""
+    """Lower the limit until so many descriptors are left; no collector frees some meanwhile."""
     gc.collect()
     gc.disable()
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -1,0 +1,187 @@
+"""What each kind of parameters does to one image on the CPU.
+
+A `Steps` turns what was drawn for a batch into a list of steps, functions of (row, canvas), made once for a batch; each
+image is then taken through them. Keeps scratch memory between batches; used by one thread of the stage's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpuload import transforms as T
+from gpuload.backends.canvas import Canvas
+from gpuload.backends.resample import Resampler
+from gpuload.backends.single_operations import SingleOperations
+from gpuload.backends.warp import warp_image
+from gpuload.transforms.params import FILTERS, NOTHING, Box, Branches, Flip, Ops, Warp
+from gpuload.transforms.resampling import padded_places
+
+__all__ = ["Step", "Steps"]
+
+# What is done to the canvas for the image of a row.
+Step = Callable[[int, Canvas], None]
+
+MIRROR = {0: (slice(None, None, -1),), 1: (slice(None), slice(None, None, -1))}
+
+
+class Steps:
+    """Makes steps.
+
+    Args:
+        masks: for masks, which are only moved, and by the nearest pixel.
+    """
+
+    def __init__(self, *, masks: bool = False) -> None:
+        self._masks = masks
+        self._operations = SingleOperations()
+        self._resamplers: list[Resampler] = []
+        self._used = 0
+
+    def of(self, draws: T.Draws) -> list[Step]:
+        """The steps for a batch."""
+        self._used = 0
+        return self._line(draws, draws.windows_tlhw)
+
+    def _line(self, draws: T.Draws, windows: tuple[np.ndarray, ...]) -> list[Step]:
+        steps = []
+        for index, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
+            step = self._step(transform, params, draws.sizes_hw[index], windows[index], windows[index + 1])
+            if step is not None:
+                steps.append(step)
+        return steps
+
+    def _step(
+        self, transform: Any, params: Any, sizes_hw: np.ndarray, before: np.ndarray, after: np.ndarray
+    ) -> Step | None:
+        """What a transform does, from window to window; None where it is part of the chain's end."""
+        match params:
+            case Flip():
+                return _flip(params)
+            case Box() if transform.pads:
+                fill = transform.outside(masks=self._masks)
+                return _crop(params, transform.padding_mode, fill, sizes_hw, before, after)
+            case Box():
+                filters = self._filters(transform, params, len(before))
+                return _resize(params, before, after, filters, self._resampler())
+            case Warp():
+                fill = transform.outside(masks=self._masks)
+                return _warp(params, self._filters(transform, params, len(before)), fill, before, after)
+            case Ops():
+                return None if self._masks else self._operate(transform, params, before, after)
+            case Branches():
+                return self._branch(params, after)
+        return None
+
+    def _resampler(self) -> Resampler:
+        """One for each resize of a chain: a result is valid until the next call."""
+        if self._used == len(self._resamplers):
+            self._resamplers.append(Resampler())
+        self._used += 1
+        return self._resamplers[self._used - 1]
+
+    def _filters(self, transform: Any, params: Any, count: int) -> list[str]:
+        if self._masks:
+            return ["nearest"] * count
+        if params.filters is None:
+            return [transform.interpolation] * count
+        return [FILTERS[number] for number in params.filters.tolist()]
+
+    def _operate(self, transform: Any, params: Ops, before: np.ndarray, after: np.ndarray) -> Step:
+        codes, values = params.codes.tolist(), params.values.tolist()
+        apply = self._operations.apply
+        windows = None if np.array_equal(before, after) else after.tolist()
+
+        def step(row: int, canvas: Canvas) -> None:
+            for number, code in enumerate(codes[row]):
+                if code != NOTHING:
+                    apply(canvas, code, values[row][number], transform)
+            if windows is not None:
+                top, left, height, width = windows[row]
+                canvas.set(canvas.image()[top : top + height, left : left + width])
+
+        return step
+
+    def _branch(self, params: Branches, after: np.ndarray) -> Step:
+        ways: list[tuple[list[Step], int] | None] = [None] * params.count
+        for rows, draws in zip(params.rows, params.draws, strict=True):
+            steps = self._line(draws, draws.windows_for(after[rows]))
+            for place, row in enumerate(rows.tolist()):
+                ways[row] = steps, place
+
+        def step(row: int, canvas: Canvas) -> None:
+            way = ways[row]
+            if way is not None:
+                for inner in way[0]:
+                    inner(way[1], canvas)
+
+        return step
+
+
+def _flip(params: Flip) -> Step:
+    flags, view = params.flipped.tolist(), MIRROR[params.axis]
+
+    def step(row: int, canvas: Canvas) -> None:
+        if flags[row]:
+            canvas.set(canvas.image()[view])
+
+    return step
+
+
+def _crop(
+    params: Box, padding_mode: str, fill: Any, sizes_hw: np.ndarray, before: np.ndarray, after: np.ndarray
+) -> Step | None:
+    starts = params.box_tlhw[:, :2] + after[:, :2]
+    outside = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
+    if not outside.any():
+        return None  # the window that was decoded, or resampled, is the crop
+
+    def step(row: int, canvas: Canvas) -> None:
+        if not outside[row]:
+            return
+        image, inside, at = canvas.image(), [], []
+        for axis in (0, 1):
+            length = int(sizes_hw[row, axis])
+            wanted = starts[row, axis] + np.arange(after[row, axis + 2])
+            at.append(padded_places(wanted, length, padding_mode) - before[row, axis])
+            inside.append((wanted >= 0) & (wanted < length))
+        result = image[at[0][:, None], at[1]]
+        if padding_mode == "constant":
+            result[~(inside[0][:, None] & inside[1])] = fill
+        canvas.set(result)
+
+    return step
+
+
+def _resize(params: Box, before: np.ndarray, after: np.ndarray, filters: list[str], resampler: Resampler) -> Step:
+    corners = (before[:, :2] - params.box_tlhw[:, :2]).tolist()
+    boxes, sizes, windows = params.box_tlhw[:, 2:].tolist(), params.size_hw.tolist(), after.tolist()
+
+    def step(row: int, canvas: Canvas) -> None:
+        box, size, window, interpolation = boxes[row], sizes[row], windows[row], filters[row]
+        if window[:2] == [0, 0] and window[2:] == size != box and interpolation != "nearest":
+            canvas.set(resampler.whole(canvas.planes(), (size[0], size[1]), interpolation))
+            return
+        result = resampler.window(
+            canvas.image(), tuple(corners[row]), tuple(box), tuple(size), tuple(window), interpolation
+        )
+        canvas.set(result)
+
+    return step
+
+
+def _warp(params: Warp, filters: list[str], fill: Any, before: np.ndarray, after: np.ndarray) -> Step:
+    coefficients, sizes = params.coefficients.tolist(), params.size_hw.tolist()
+    warped, windows = params.warped.tolist(), after.tolist()
+
+    def step(row: int, canvas: Canvas) -> None:
+        top, left, height, width = windows[row]
+        if warped[row]:
+            canvas.set(warp_image(canvas.image(), coefficients[row], tuple(sizes[row]), filters[row], fill))
+        image = canvas.image()
+        if image.shape[:2] != (height, width):
+            canvas.set(image[top : top + height, left : left + width])
+
+    return step

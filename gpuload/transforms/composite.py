@@ -1,0 +1,252 @@
+"""Transforms that hold others: all of them, some of them, in any order, for each sample its own.
+
+What is drawn for samples that go different ways is a `Branches`: for each way the samples that take it, and their
+draws. Transforms inside have counter streams of their own, so what one sample draws never hangs on another. Imported by
+workers; no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuload.transforms.arguments import finite, is_sequence, probability
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.draws import draw_line
+from gpuload.transforms.params import Branches
+
+__all__ = ["Compose", "Identity", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
+
+EVERYWHERE = ("uint8", "float", "normalized")
+
+
+@dataclass(frozen=True, repr=False)
+class Identity(Transform):
+    """Leave images as they are: torch's and torchvision's ``Identity``, for a choice that does nothing."""
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+
+
+@dataclass(frozen=True, repr=False)
+class Compose(Transform):
+    """Transforms one behind the other; within a chain the same as writing them there.
+
+    Args:
+        transforms: a list of transforms.
+
+    Raises:
+        TypeError: it is no list of transforms.
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+
+    transforms: Sequence[Transform]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", held(type(self).__name__, self.transforms))
+
+    @property
+    def children(self) -> tuple[Transform, ...]:
+        return tuple(self.transforms)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
+        raise NotImplementedError("a chain takes the transforms out of a Compose")
+
+
+@dataclass(frozen=True, repr=False)
+class _Branching(Transform):
+    """What transforms share that hold others: each is drawn for the samples that take its way.
+
+    Those inside must not turn levels into floats, since images of one batch are of one kind.
+    """
+
+    transforms: Sequence[Transform]
+
+    def __post_init__(self) -> None:
+        own = type(self).__name__
+        children = held(own, self.transforms)
+        object.__setattr__(self, "transforms", children)
+        for child in children:
+            if any(inner.makes for inner in flat([child])):
+                raise ValueError(
+                    f"{own} cannot hold {type(child).__name__}, which makes floats of levels: it would do so for some "
+                    "images of a batch only; put it behind"
+                )
+
+    @property
+    def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple(state for state in EVERYWHERE if all(state in inner.works_on for inner in flat(self.transforms)))
+
+    @property
+    def children(self) -> tuple[Transform, ...]:
+        return tuple(self.transforms)
+
+    @property
+    def crops(self) -> bool:
+        return any(inner.crops for inner in flat(self.transforms))
+
+    @property
+    def needs_whole(self) -> bool:
+        return any(inner.needs_whole for inner in flat(self.transforms))
+
+    @property
+    def may_refuse(self) -> bool:
+        return any(inner.may_refuse for inner in flat(self.transforms))
+
+    @property
+    def image_only(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return any(inner.image_only for inner in flat(self.transforms))
+
+    @property
+    def reads_boxes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return any(inner.reads_boxes for inner in flat(self.transforms))
+
+    def branches(
+        self, uniforms: Uniforms, sizes_hw: np.ndarray, ways: Iterable[tuple[np.ndarray, Sequence[int]]]
+    ) -> Branches:
+        """Draw for ways through the children: (rows, which children in which order)."""
+        offsets = np.cumsum([1, *(child.streams for child in self.transforms)]).tolist()
+        rows_, draws = [], []
+        for rows, order in ways:
+            if not len(rows):
+                continue
+            transforms, streams = [], []
+            for number in order:
+                inside = flat([self.transforms[number]])
+                at = offsets[number]
+                if isinstance(self.transforms[number], Compose):
+                    at += 1
+                for inner in inside:
+                    transforms.append(inner)
+                    streams.append(uniforms.stream + at)
+                    at += inner.streams
+            some = uniforms.at(0, rows)
+            drawn = draw_line(transforms, streams, some.key, some.positions, sizes_hw[rows], some.boxes)
+            rows_.append(rows)
+            draws.append(drawn)
+        return Branches(tuple(rows_), tuple(draws), len(sizes_hw))
+
+    def output_sizes(self, params: Branches, sizes_hw: np.ndarray) -> np.ndarray:
+        sizes = np.array(sizes_hw)
+        for rows, draws in zip(params.rows, params.draws, strict=True):
+            sizes[rows] = draws.sizes_hw[-1]
+        return sizes
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        return None if size_hw is None or self._outcomes(size_hw) != {size_hw} else size_hw
+
+    def _outcomes(self, size_hw: tuple[int, int]) -> set[tuple[int, int] | None]:
+        return {inner.output_size(size_hw) for inner in flat(self.transforms)}
+
+    def input_windows(self, params: Branches, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+        windows = np.array(windows_tlhw)
+        for rows, draws in zip(params.rows, params.draws, strict=True):
+            windows[rows] = draws.windows_for(windows_tlhw[rows])[0]
+        return windows
+
+
+@dataclass(frozen=True, repr=False)
+class RandomApply(_Branching):
+    """Apply transforms, all of them or none, with a probability.
+
+    Args:
+        transforms: a list of transforms.
+        p: the probability.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these; a transform makes floats of levels.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "p", probability("RandomApply(p=…)", self.p))
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Branches:
+        rows = np.flatnonzero(uniforms(1)[:, 0] < self.p)
+        return self.branches(uniforms, sizes_hw, [(rows, range(len(self.transforms)))])
+
+
+@dataclass(frozen=True, repr=False)
+class RandomChoice(_Branching):
+    """Apply one of several transforms.
+
+    Args:
+        transforms: a list of transforms.
+        p: how likely each is, brought to a sum of 1; None: all alike.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these; a transform makes floats of levels.
+    """
+
+    p: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.p is None:
+            return
+        if not is_sequence(self.p) or len(self.p) != len(self.transforms):
+            raise ValueError(
+                f"RandomChoice(p=…) must have one number for each of the {len(self.transforms)} transforms, "
+                f"got {self.p!r}"
+            )
+        numbers = tuple(finite("RandomChoice(p=…)", number) for number in self.p)
+        if min(numbers) < 0 or sum(numbers) <= 0:
+            raise ValueError(f"RandomChoice(p=…) must be numbers that are not negative, with a sum, got {self.p!r}")
+        object.__setattr__(self, "p", numbers)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Branches:
+        share = np.ones(len(self.transforms)) if self.p is None else np.array(self.p)
+        ends = np.cumsum(share / share.sum())
+        ends[-1] = 1.0
+        chosen = np.searchsorted(ends, uniforms(1)[:, 0], side="right")
+        ways = [(np.flatnonzero(chosen == number), [number]) for number in range(len(self.transforms))]
+        return self.branches(uniforms, sizes_hw, ways)
+
+
+@dataclass(frozen=True, repr=False)
+class RandomOrder(_Branching):
+    """Apply transforms in an order of each sample's own.
+
+    Args:
+        transforms: a list of transforms.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these; a transform makes floats of levels.
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Branches:
+        orders = np.argsort(uniforms(len(self.transforms)), axis=1, kind="stable")
+        kinds, which = np.unique(orders, axis=0, return_inverse=True)
+        which = which.ravel()
+        ways = [(np.flatnonzero(which == number), order.tolist()) for number, order in enumerate(kinds)]
+        return self.branches(uniforms, sizes_hw, ways)
+
+
+def flat(transforms: Iterable[Transform]) -> list[Transform]:
+    """The transforms, with those that a `Compose` holds in its place."""
+    found = []
+    for transform in transforms:
+        found += flat(transform.transforms) if isinstance(transform, Compose) else [transform]
+    return found
+
+
+def held(own: str, transforms: Any) -> tuple[Transform, ...]:
+    """What a transform is given to hold, as a tuple."""
+    if isinstance(transforms, Transform) or not is_sequence(transforms):
+        raise TypeError(f"{own}(transforms=…) must be a list of transforms, got {transforms!r}")
+    children = tuple(transforms)
+    if not children:
+        raise ValueError(f"{own}(transforms=…) is empty; give at least one transform (Identity() does nothing)")
+    for number, child in enumerate(children):
+        if not isinstance(child, Transform):
+            raise TypeError(
+                f"{own}(transforms=…)[{number}] is no transform of gpuload: got {child!r} ({type(child).__name__})"
+            )
+        if isinstance(child, Transform) and type(child).__name__ == "MultiView":
+            raise ValueError(f"{own} cannot hold a MultiView, which makes several images of one; write it in the chain")
+    return children

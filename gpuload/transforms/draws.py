@@ -1,0 +1,100 @@
+"""What was drawn for the images of a batch by transforms that stand one behind the other, and what it needs of them.
+
+**The decode plan.** Going backwards from the whole result, every transform says which part (*window*) of its input it
+needs; what comes out at the front is the region that a worker decodes. A crop narrows the window, a flip mirrors it, a
+resize widens it by the support of its filter, and a transform that looks at the whole image (contrast) resets it. A
+backend runs each transform from window to window, so the result is that of the whole chain on the whole image.
+
+Made in workers and in the main process; imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gpuload.rng import Key
+from gpuload.transforms.base import Transform, Uniforms, full_windows
+from gpuload.transforms.params import Params, take
+from gpuload.transforms.points import move_boxes
+
+__all__ = ["Draws", "draw_line"]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn for the images of a batch.
+
+    `params[i]` (also ``draws[i]``) are the parameters of transform i, or None; `sizes_hw[i]` int64 (B, 2) are the
+    sizes of its inputs, and ``sizes_hw[-1]`` those of the results.
+    """
+
+    transforms: tuple[Transform, ...]
+    params: tuple[Params | None, ...]
+    sizes_hw: tuple[np.ndarray, ...]
+
+    def __len__(self) -> int:
+        """How many images."""
+        return len(self.sizes_hw[0])
+
+    def __getitem__(self, transform: int) -> Any:
+        return self.params[transform]
+
+    @cached_property
+    def windows_tlhw(self) -> tuple[np.ndarray, ...]:
+        """The part of the input of each transform that matters, int64 (B, 4); one more, the whole, for the result."""
+        return self.windows_for(full_windows(self.sizes_hw[-1]))
+
+    def windows_for(self, results_tlhw: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The same, where only windows of the results are wanted."""
+        windows = [results_tlhw]
+        for transform, params, sizes in zip(
+            reversed(self.transforms), reversed(self.params), reversed(self.sizes_hw[:-1]), strict=True
+        ):
+            if transform.needs_whole:
+                windows.append(full_windows(sizes))
+            else:
+                windows.append(transform.input_windows(params, sizes, windows[-1]))
+        return tuple(reversed(windows))
+
+    def take(self, rows: np.ndarray) -> Draws:
+        """The draws of some of the images."""
+        return Draws(
+            self.transforms,
+            tuple(take(params, rows) for params in self.params),
+            tuple(sizes[rows] for sizes in self.sizes_hw),
+        )
+
+
+def draw_line(
+    transforms: Sequence[Transform],
+    streams: Sequence[int],
+    key: Key,
+    positions: np.ndarray,
+    sizes_hw: np.ndarray,
+    boxes: Sequence[np.ndarray] | None = None,
+) -> Draws:
+    """Draw the parameters of transforms that stand one behind the other.
+
+    Args:
+        transforms: the declarations.
+        streams: the counter stream of each.
+        key: of the epoch.
+        positions: int64 (B,), the places of the samples in the epoch's order.
+        sizes_hw: int64 (B, 2), the sizes of their images.
+        boxes: of each sample, float64 (n, 4) left, top, right, bottom; needed where a transform reads them.
+    """
+    sizes, params = [sizes_hw], []
+    last = max((n for n, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
+    for number, (stream, transform) in enumerate(zip(streams, transforms, strict=True)):
+        drawn = transform.draw(Uniforms(key, positions, stream, boxes if number <= last else None), sizes[-1])
+        after = transform.output_sizes(drawn, sizes[-1])
+        if boxes is not None and number < last:
+            boxes = move_boxes(transform, drawn, boxes, sizes[-1], after)
+        params.append(drawn)
+        sizes.append(after)
+    return Draws(tuple(transforms), tuple(params), tuple(sizes))

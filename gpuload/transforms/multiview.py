@@ -1,0 +1,61 @@
+"""Several views of one image: SimCLR's two, BYOL's pair, DINO's two global and eight local crops.
+
+A chain with a `MultiView` is worked out by `gpuload.transforms.chain`: one line of transforms for each view. Imported
+by workers; no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuload.transforms.arguments import is_sequence
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.composite import EVERYWHERE, Compose, held
+
+__all__ = ["MultiView"]
+
+
+@dataclass(frozen=True, repr=False)
+class MultiView(Transform):
+    """Make several views of each image, each by transforms of its own, with draws of its own.
+
+    A batch has a list of tensors in the image's place, one for each view in this order, N×C×H×W each. The file is read
+    and decoded once, the part of it that any view needs. What stands before it in the chain is drawn once for all
+    views, what stands behind it is applied to each view, with draws of its own.
+
+    Args:
+        chains: for each view a list of transforms, or one transform.
+
+    Raises:
+        TypeError, ValueError: it is no list of such lists, or is empty.
+
+    Example:
+        >>> from gpuload import transforms as T
+        >>> T.Chain([T.MultiView([T.RandomResizedCrop(224), *[T.RandomResizedCrop(96)] * 6])]).views
+        7
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+
+    chains: Sequence[Sequence[Transform] | Transform]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.chains, Transform) or not is_sequence(self.chains) or not len(self.chains):
+            raise TypeError(f"MultiView(chains=…) must be a list with the transforms of each view, got {self.chains!r}")
+        chains = []
+        for number, chain in enumerate(self.chains):
+            if isinstance(chain, Compose):
+                chain = chain.transforms
+            chains.append(held(f"MultiView(chains=…)[{number}]", [chain] if isinstance(chain, Transform) else chain))
+        object.__setattr__(self, "chains", tuple(chains))
+
+    @property
+    def children(self) -> tuple[Transform, ...]:
+        return tuple(transform for chain in self.chains for transform in chain)  # pyright: ignore
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
+        raise NotImplementedError("a chain makes a line of transforms for each view")
