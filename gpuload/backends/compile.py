@@ -88,6 +88,7 @@ class Stage:
 
     Attributes:
         device: where the results are.
+        dtype: of the results; of the first view's, where there are several.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Stage:
         cpu_threads: int | None,
     ) -> None:
         self.device = device
+        self.dtype = finishes[0].dtype
         self._chain = chain
         self._finishes = finishes
         self._channels_last = memory_format == "channels_last"

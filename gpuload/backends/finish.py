@@ -34,7 +34,7 @@ class Finish:
 
     @classmethod
     def of(cls, transforms: Iterable[Transform], dtype: str | None) -> Finish:
-        """What transforms in a row ask for; `dtype` is that of float results, None for what `ToDtype` says, or float32."""
+        """What transforms in a row ask for; `dtype` is of float results, None for what `ToDtype` says, or float32."""
         factor, named, normalize = None, None, None
         for transform in transforms:
             if isinstance(transform, ToDtype) and transform.makes:

@@ -1,8 +1,8 @@
 """What was drawn: a few kinds of parameters, which all transforms come to, and all that a backend must know.
 
 A transform is torchvision's word for one of these with certain distributions: Resize, CenterCrop, RandomResizedCrop,
-Pad and RandomZoomOut all come to a `Box`, rotations to a `Warp`, everything that changes colours to `Ops`, in an order that
-is data. All arrays have the samples as their first axis. Imported by workers, so there is no torch here.
+Pad and RandomZoomOut all come to a `Box`, rotations to a `Warp`, everything that changes colours to `Ops`, in an order
+that is data. All arrays have the samples as their first axis. Imported by workers, so there is no torch here.
 """
 
 from __future__ import annotations
