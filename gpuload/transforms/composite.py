@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_sequence, probability
-from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.base import DrawError, Transform, Uniforms
 from gpuload.transforms.draws import draw_line
 from gpuload.transforms.params import Branches
 
@@ -124,7 +124,10 @@ class _Branching(Transform):
                     streams.append(uniforms.stream + at)
                     at += inner.streams
             some = uniforms.at(0, rows)
-            drawn = draw_line(transforms, streams, some.key, some.positions, sizes_hw[rows], some.boxes)
+            try:
+                drawn = draw_line(transforms, streams, some.key, some.positions, sizes_hw[rows], some.boxes)
+            except DrawError as error:
+                raise DrawError(error.message, int(rows[error.row])) from None
             rows_.append(rows)
             draws.append(drawn)
         return Branches(tuple(rows_), tuple(draws), len(sizes_hw))
