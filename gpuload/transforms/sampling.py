@@ -1,0 +1,82 @@
+"""Numbers of other distributions from uniform ones: normal, gamma, beta, Dirichlet.
+
+Each takes a fixed count of uniform numbers, in the open interval (0, 1), for a number that it gives, so that draws stay
+a pure function of their counters. Vectorised over all leading axes. Imported by workers; no torch and no scipy here.
+
+Gamma variates: Marsaglia, Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000). They are kept as
+logarithms, since those of small shapes are too small for a float64: the beta variates of 0.001 would be 0/0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+__all__ = ["beta", "beta_count", "dirichlet", "dirichlet_count", "gamma_count", "log_gamma", "normal"]
+
+TRIES: Final = 8  # of which each is accepted with a probability of 0.95 or more: all fail once in 10**10
+
+
+def normal(uniforms: np.ndarray) -> np.ndarray:
+    """Standard normal numbers by Box and Muller, as many as uniform ones: their last axis is even, and behind the half
+    of it that are cosines stand the sines."""
+    half = uniforms.shape[-1] // 2
+    radius = np.sqrt(-2 * np.log(uniforms[..., :half]))
+    angle = (2 * math.pi) * uniforms[..., half:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
+
+
+def gamma_count(shape: float) -> int:
+    """How many uniform numbers a gamma variate of this shape takes: 1 for shape 1, else 17."""
+    return 1 if shape == 1 else 2 * TRIES + 1
+
+
+def log_gamma(uniforms: np.ndarray, shape: float) -> np.ndarray:
+    """Logarithms of gamma variates of a shape > 0 and scale 1, from the last axis, of `gamma_count(shape)` numbers."""
+    if shape == 1:
+        return np.log(-np.log(uniforms[..., 0]))
+    # A variate of a shape below 1 is one of the shape above, times u ** (1 / shape).
+    third = (shape + 1 if shape < 1 else shape) - 1 / 3
+    deviates = normal(uniforms[..., :TRIES])
+    cubes = (1 + deviates / math.sqrt(9 * third)) ** 3
+    logs = np.log(np.maximum(cubes, 1e-300))
+    accepted = np.log(uniforms[..., TRIES:-1]) < 0.5 * deviates**2 + third * (1 - cubes + logs)
+    accepted &= cubes > 0
+    first = accepted.argmax(axis=-1)[..., None]
+    found = np.take_along_axis(logs, first, axis=-1)[..., 0]
+    found = math.log(third) + np.where(accepted.any(axis=-1), found, 0.0)
+    return found + np.log(uniforms[..., -1]) / shape if shape < 1 else found
+
+
+def beta_count(a: float, b: float) -> int:
+    """How many uniform numbers a beta variate takes."""
+    return 1 if a == b == 1 else gamma_count(a) + gamma_count(b)
+
+
+def beta(uniforms: np.ndarray, a: float, b: float) -> np.ndarray:
+    """Beta variates of shapes a, b > 0, from the last axis, of `beta_count(a, b)` numbers."""
+    if a == b == 1:
+        return uniforms[..., 0]
+    split = gamma_count(a)
+    return dirichlet(uniforms[..., : split + gamma_count(b)], (a, b))[..., 0]
+
+
+def dirichlet_count(shapes: Sequence[float]) -> int:
+    """How many uniform numbers a Dirichlet variate takes."""
+    return sum(gamma_count(shape) for shape in shapes)
+
+
+def dirichlet(uniforms: np.ndarray, shapes: Sequence[float]) -> np.ndarray:
+    """Dirichlet variates, shares with a sum of 1, along the last axis: as many as `shapes`, all > 0. From the last axis
+    of `uniforms`, of `dirichlet_count(shapes)` numbers."""
+    logs, start = [], 0
+    for shape in shapes:
+        end = start + gamma_count(shape)
+        logs.append(log_gamma(uniforms[..., start:end], shape))
+        start = end
+    logs = np.stack(logs, axis=-1)
+    shares = np.exp(logs - logs.max(axis=-1, keepdims=True))
+    return shares / shares.sum(axis=-1, keepdims=True)
