@@ -5,6 +5,7 @@
 #   make test      the tests;           ARGS="-k ring" passes arguments on to pytest
 #   make lint      ruff and pyright
 #   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
+#   make notebooks run the notebooks and write their outputs into them
 #   make soak      ten minutes in which a worker is killed every second and files are damaged; ARGS as for bench
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 COMPILE := $(BIN)/python -m compileall -q gpuload
 EVERYTHING := --editable '.[cu12,dali,cli,demo]'
 
-.PHONY: install demo test lint bench soak clean
+.PHONY: install demo test lint bench notebooks soak clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -36,6 +37,9 @@ lint: $(VENV)/.installed-lint
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.loading $(ARGS)
+
+notebooks: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --overwrite notebooks $(ARGS)
 
 soak: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.soak $(ARGS)
