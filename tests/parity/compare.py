@@ -84,7 +84,10 @@ def measure(case: Case, images: Sequence[np.ndarray], *, seed: int = 3, key_epoc
     positions, key = np.arange(len(images)), epoch_key(seed, key_epoch)
     regions = chain.regions(key, positions, sizes)
     ragged = RaggedImages.from_arrays(
-        [image[t : t + h, l : l + w] for image, (t, l, h, w) in zip(images, regions.tolist(), strict=True)]
+        [
+            image[top : top + h, left : left + w]
+            for image, (top, left, h, w) in zip(images, regions.tolist(), strict=True)
+        ]
     )
     ragged.sizes_hw, ragged.regions_tlhw = sizes, regions
     draws = chain.draw(key, positions, sizes)
