@@ -12,12 +12,13 @@ import math
 import numbers
 import operator
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 __all__ = [
+    "MASK_DTYPES",
     "Dtype",
     "Fill",
     "Interpolation",
@@ -38,6 +39,7 @@ Dtype = Literal["uint8", "float16", "bfloat16", "float32"]
 
 INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
 DTYPES: Final = ("uint8", "float16", "bfloat16", "float32")
+MASK_DTYPES: Final = ("uint8", "int16", "int32", "int64", "bool", "float32")
 PILLOW_FILTERS: Final = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
 
@@ -168,10 +170,8 @@ def antialias_flag(name: str, value: Any) -> bool:
     return True
 
 
-def dtype_name(name: str, value: Any) -> Dtype:
+def dtype_name(name: str, value: Any, allowed: Sequence[str] = DTYPES) -> Dtype:
     """The name of a dtype, from a string, a torch dtype or a numpy dtype."""
-    if isinstance(value, dict):
-        raise TypeError(f"{name} by type is not supported; give one dtype for images, got {value!r}")
     if type(value).__module__ == "torch" or isinstance(value, str):
         found = str(value).removeprefix("torch.")
     else:
@@ -179,6 +179,6 @@ def dtype_name(name: str, value: Any) -> Dtype:
             found = np.dtype(value).name
         except TypeError:
             found = None
-    if found not in DTYPES:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, DTYPES))}, got {value!r}")
+    if found not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return found  # pyright: ignore[reportReturnType]

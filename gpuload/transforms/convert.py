@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import dtype_name, finite, is_sequence
+from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence
 from gpuload.transforms.base import Transform
 
 __all__ = ["Normalize", "ToDtype"]
@@ -18,8 +19,12 @@ class ToDtype(Transform):
     """Convert to a dtype.
 
     Args:
-        dtype: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"uint8"``, as a string or as torch's or numpy's object.
+        dtype: of images: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"uint8"``, as a string or as torch's or
+            numpy's object. Or a dict of dtypes by type, with ``gpuload.Image``, ``gpuload.Mask`` and ``"others"``
+            (torchvision's classes of these names too); None leaves what it is for as it is. Masks may become
+            ``"uint8"``, ``"int16"``, ``"int32"``, ``"int64"``, ``"bool"`` or ``"float32"``, unscaled.
         scale: bring 0 … 255 to 0 … 1; otherwise the numbers stay as they are.
+        mask_dtype: of masks; another way to say it.
 
     Raises:
         TypeError, ValueError: an argument is not one of these.
@@ -27,21 +32,49 @@ class ToDtype(Transform):
     Example:
         >>> ToDtype(np.float32, scale=True)
         ToDtype(dtype='float32', scale=True)
+        >>> ToDtype({"Image": "float32", "Mask": "int64", "others": None}, scale=True)
+        ToDtype(dtype='float32', scale=True, mask_dtype='int64')
     """
 
-    works_on: ClassVar[tuple[str, ...]] = ("uint8",)
-
-    dtype: str
+    dtype: str | None
     scale: bool = False
+    mask_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", dtype_name("ToDtype(dtype=…)", self.dtype))
+        dtype, masks = self.dtype, self.mask_dtype
+        if isinstance(dtype, Mapping):
+            if masks is not None:
+                raise ValueError("ToDtype(mask_dtype=…) goes with one dtype for images; a dict says it with Mask")
+            dtype, masks = _by_type(dtype)
+        elif dtype is None and masks is None:
+            raise TypeError("ToDtype(dtype=None) leaves images as they are, and needs mask_dtype=…")
+        object.__setattr__(self, "dtype", None if dtype is None else dtype_name("ToDtype(dtype=…)", dtype))
+        masks = None if masks is None else dtype_name("ToDtype(dtype=…) for masks", masks, MASK_DTYPES)
+        object.__setattr__(self, "mask_dtype", masks)
         if not isinstance(self.scale, bool):
             raise TypeError(f"ToDtype(scale=…) must be True or False, got {self.scale!r}")
 
     @property
+    def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ("uint8",) if self.dtype is not None else ("uint8", "float", "normalized")
+
+    @property
     def makes(self) -> str | None:
-        return None if self.dtype == "uint8" else "float"
+        return None if self.dtype in (None, "uint8") else "float"
+
+
+def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """The dtypes of images and of masks."""
+    by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in dtypes}
+    unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
+    if unknown and any(dtypes[by_name[name]] is not None for name in unknown):
+        raise TypeError(f"ToDtype(dtype=…) by type takes gpuload.Image and gpuload.Mask, got {unknown[0]}")
+    others = dtypes.get("others")
+    image = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), others)
+    masks = dtypes[by_name["Mask"]] if "Mask" in by_name else others
+    if image is None and masks is None:
+        raise TypeError(f"ToDtype(dtype=…) by type changes neither images nor masks, got {dtypes!r}")
+    return image, masks
 
 
 @dataclass(frozen=True, repr=False)
