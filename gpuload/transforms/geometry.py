@@ -136,9 +136,15 @@ class _Crop(Transform):
         return Box(np.concatenate([starts, sizes], axis=1), sizes)
 
     def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        windows = windows_tlhw.copy()
-        windows[:, :2] += params.box_tlhw[:, :2]
-        return clipped(windows, sizes_hw)
+        wanted = windows_tlhw.copy()
+        wanted[:, :2] += params.box_tlhw[:, :2]
+        windows = clipped(wanted, sizes_hw)
+        if self.padding_mode in ("reflect", "symmetric"):  # pyright: ignore[reportAttributeAccessIssue]
+            # What a mirror shows can lie anywhere in the image.
+            outside = (wanted[:, :2] < 0) | (wanted[:, :2] + wanted[:, 2:] > sizes_hw)
+            windows[:, :2][outside] = 0
+            windows[:, 2:][outside] = sizes_hw[outside]
+        return windows
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,16 +223,6 @@ class RandomCrop(_Crop):
         spare = padded - np.array(self.size, np.int64)
         starts = (uniforms(2) * (spare + 1)).astype(np.int64)
         return self.boxes(starts - before)
-
-    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        windows = super().input_windows(params, sizes_hw, windows_tlhw)
-        if self.padding_mode in ("reflect", "symmetric"):
-            # What a mirror shows can lie anywhere in the image.
-            ends = params.box_tlhw[:, :2] + windows_tlhw[:, :2] + windows_tlhw[:, 2:]
-            outside = (params.box_tlhw[:, :2] + windows_tlhw[:, :2] < 0) | (ends > sizes_hw)
-            windows[:, :2][outside] = 0
-            windows[:, 2:][outside] = sizes_hw[outside]
-        return windows
 
 
 def _padding(name: str, value: Any) -> tuple[int, int, int, int] | None:
