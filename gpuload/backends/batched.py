@@ -6,7 +6,6 @@ issued on the current stream; parameters go to the device as small arrays. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +14,13 @@ import torch
 from gpuload import transforms as T
 from gpuload.backends.finish import Finish
 from gpuload.backends.gather import Source, crop, resize
-from gpuload.backends.operations import OPERATIONS
+from gpuload.backends.mixture import mix_batch
+from gpuload.backends.operations import OPERATIONS, in_channels
 from gpuload.backends.ragged import RaggedImages
+from gpuload.backends.results import Outputs, apply_late, erase_levels
 from gpuload.backends.upload import upload
 from gpuload.backends.warp import warp_batch
-from gpuload.transforms.params import FILTERS, NOTHING, OPS, Box, Branches, Flip, Ops, Warp
+from gpuload.transforms.params import FILTERS, NOTHING, OPS, Box, Branches, Erase, Flip, Mixture, Ops, Warp
 
 __all__ = ["BatchRunner"]
 
@@ -40,8 +41,12 @@ class BatchRunner:
         self._constants = finish.constants(device)
         self._masks = masks
 
-    def __call__(self, images: RaggedImages, draws: T.Draws, outputs: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Write the result for image i to ``outputs[i]``, C×H×W."""
+    def __call__(
+        self, images: RaggedImages, draws: T.Draws, outputs: Outputs, partners: np.ndarray | None = None
+    ) -> None:
+        """Write the result for image i to ``outputs[i]``, C×H×W; it is mixed with that of its partner, see
+        `apply_late`."""
+        draws, late = draws.split()
         # Sources may differ in size, unless something comes first that takes pixels as they are; from then on all must
         # be of one size.
         gathers_first = bool(draws.params) and isinstance(draws.params[0], Box | Flip)
@@ -57,6 +62,8 @@ class BatchRunner:
             else:
                 for output, result in zip(outputs[start:], results, strict=False):
                     output.copy_(result)
+        if late is not None:
+            apply_late(outputs, late, partners=partners, masks=self._masks)
 
     def _run(self, images: RaggedImages, draws: T.Draws, rows: np.ndarray) -> torch.Tensor:
         source = Source.of_ragged(images, rows, draws.windows_tlhw[0])
@@ -110,6 +117,13 @@ class BatchRunner:
                 levels = source.dense().to(torch.float32)
                 operated = Source.of_dense(operate(levels, params, transform).to(torch.uint8))
                 return operated if np.array_equal(before, after) else operated.cut(after)
+            case Mixture() if not self._masks:
+                levels = source.dense().to(torch.float32)
+                mixed = mix_batch(levels, params, lambda some, chain: operate(some, chain, transform))
+                mixed = Source.of_dense(mixed.to(torch.uint8))
+                return mixed if np.array_equal(before, after) else mixed.cut(after)
+            case Erase() if not self._masks:
+                return Source.of_dense(erase_levels(source.dense(), params, transform, before))
             case Branches():
                 return self._branch(source, params, after)
         return source
@@ -167,9 +181,22 @@ def operate(levels: torch.Tensor, params: Ops, transform: Any) -> torch.Tensor:
             index = upload(rows, levels.device)
             values = params.values[rows, turn]
             if OPS[code] == "warp":
-                fill, size = transform.outside(masks=False), (levels.shape[2], levels.shape[3])
-                some = warp_batch(levels[index].to(torch.uint8), values, size, transform.interpolation, fill)
-                levels[index] = some.to(torch.float32)
+                filters = None if params.filters is None else params.filters[rows, turn]
+                _warp_levels(levels, rows, values, filters, transform)
             elif OPS[code] != "identity":
-                levels[index] = OPERATIONS[OPS[code]](levels[index], upload(values, levels.device))
-    return levels
+                levels[index] = OPERATIONS[OPS[code]](levels[index], values)
+    return in_channels(levels, transform.output_channels(levels.shape[1]))
+
+
+def _warp_levels(
+    levels: torch.Tensor, rows: np.ndarray, coefficients: np.ndarray, filters: np.ndarray | None, transform: Any
+) -> None:
+    """Warp these images in place, those of one filter together."""
+    fill, size = transform.outside(masks=False), (levels.shape[2], levels.shape[3])
+    if filters is None:
+        filters = np.full(len(rows), FILTERS.index(transform.interpolation))
+    for number in np.unique(filters).tolist():
+        some = np.flatnonzero(filters == number)
+        index = upload(rows[some], levels.device)
+        warped = warp_batch(levels[index].to(torch.uint8), coefficients[some], size, FILTERS[number], fill)
+        levels[index] = warped.to(torch.float32)

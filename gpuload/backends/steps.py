@@ -7,16 +7,20 @@ image is then taken through them. Keeps scratch memory between batches; used by 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
 from gpuload import transforms as T
 from gpuload.backends.canvas import Canvas
+from gpuload.backends.mixture import mix_image
 from gpuload.backends.resample import Resampler
-from gpuload.backends.single_operations import SingleOperations
+from gpuload.backends.results import boxes_within
+from gpuload.backends.single_operations import SingleOperations, in_channels, warp_canvas
 from gpuload.backends.warp import warp_image
-from gpuload.transforms.params import FILTERS, NOTHING, Box, Branches, Flip, Ops, Warp
+from gpuload.transforms.params import FILTERS, NOTHING, Box, Branches, Erase, Flip, Mixture, Ops, Warp
+from gpuload.transforms.params import code as code_of
 from gpuload.transforms.resampling import padded_places
 
 __all__ = ["Step", "Steps"]
@@ -24,6 +28,7 @@ __all__ = ["Step", "Steps"]
 # What is done to the canvas for the image of a row.
 Step = Callable[[int, Canvas], None]
 
+WARP: Final = code_of("warp")
 MIRROR = {0: (slice(None, None, -1),), 1: (slice(None), slice(None, None, -1))}
 
 
@@ -71,6 +76,10 @@ class Steps:
                 return _warp(params, self._filters(transform, params, len(before)), fill, before, after)
             case Ops():
                 return None if self._masks else self._operate(transform, params, before, after)
+            case Mixture():
+                return None if self._masks else self._mix(transform, params, before, after)
+            case Erase():
+                return None if self._masks else _erase(transform, params, before)
             case Branches():
                 return self._branch(params, after)
         return None
@@ -91,16 +100,37 @@ class Steps:
 
     def _operate(self, transform: Any, params: Ops, before: np.ndarray, after: np.ndarray) -> Step:
         codes, values = params.codes.tolist(), params.values.tolist()
+        filters = None if params.filters is None else params.filters.tolist()
         apply = self._operations.apply
         windows = None if np.array_equal(before, after) else after.tolist()
 
         def step(row: int, canvas: Canvas) -> None:
             for number, code in enumerate(codes[row]):
-                if code != NOTHING:
+                if filters is not None and code == WARP:
+                    warp_canvas(canvas, values[row][number], FILTERS[filters[row][number]], transform)
+                elif code != NOTHING:
                     apply(canvas, code, values[row][number], transform)
             if windows is not None:
-                top, left, height, width = windows[row]
-                canvas.set(canvas.image()[top : top + height, left : left + width])
+                _cut(canvas, windows[row])
+            in_channels(canvas, transform)
+
+        return step
+
+    def _mix(self, transform: Any, params: Mixture, before: np.ndarray, after: np.ndarray) -> Step:
+        codes, values = params.codes.tolist(), params.values.tolist()
+        shares = params.weights.astype(np.float32)
+        apply = self._operations.apply
+        windows = None if np.array_equal(before, after) else after.tolist()
+
+        def step(row: int, canvas: Canvas) -> None:
+            def chain(number: int) -> None:
+                for code, numbers in zip(codes[row][number], values[row][number], strict=True):
+                    if code != NOTHING:
+                        apply(canvas, code, numbers, transform)
+
+            mix_image(canvas, shares[row], [partial(chain, number) for number in range(len(codes[row]))])
+            if windows is not None:
+                _cut(canvas, windows[row])
 
         return step
 
@@ -118,6 +148,11 @@ class Steps:
                     inner(way[1], canvas)
 
         return step
+
+
+def _cut(canvas: Canvas, window: list[int]) -> None:
+    top, left, height, width = window
+    canvas.set(canvas.image()[top : top + height, left : left + width])
 
 
 def _flip(params: Flip) -> Step:
@@ -183,5 +218,23 @@ def _warp(params: Warp, filters: list[str], fill: Any, before: np.ndarray, after
         image = canvas.image()
         if image.shape[:2] != (height, width):
             canvas.set(image[top : top + height, left : left + width])
+
+    return step
+
+
+def _erase(transform: Any, params: Erase, before: np.ndarray) -> Step | None:
+    boxes = boxes_within(params, before)
+    rows = set(np.flatnonzero(boxes[:, :, 2:].all(axis=2).any(axis=1)).tolist())
+    if not rows:
+        return None
+    places, levels = boxes.tolist(), np.array(transform.numbers, np.uint8)
+
+    def step(row: int, canvas: Canvas) -> None:
+        if row not in rows:
+            return
+        image = canvas.image().copy()  # it may lie in the ring
+        for top, left, height, width in places[row]:
+            image[top : top + height, left : left + width] = levels
+        canvas.set(image)
 
     return step

@@ -110,10 +110,13 @@ class Ops(Params):
     """Operations on each image, one after the other, in an order of its own.
 
     `codes`: int64 (B, n), of `OPS`, or `NOTHING`. `values`: float64 (B, n, `VALUES`), what each operation needs.
+    `filters`: int64 (B, n), codes of `FILTERS`, where each warp has its own; else it is the transform's
+    ``interpolation``.
     """
 
     codes: np.ndarray
     values: np.ndarray
+    filters: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,16 +143,15 @@ class Erase(Params):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mix(Params):
-    """Each image is mixed with that of its partner, the sample at position p XOR 1.
+    """Each image is mixed with that of its partner, the sample at position p XOR 1; which row of a batch that is, if
+    any, is not drawn, but told to what applies it.
 
     `share`: float64 (B,), of the image itself, in its label too. `box_tlhw`: int64 (B, 4), what is pasted from the
-    partner (CutMix); of no height for MixUp, which blends. `partner`: int64 (B,), its row in the batch; the image's own
-    where it has none.
+    partner (CutMix); of no height for MixUp, which blends.
     """
 
     share: np.ndarray
     box_tlhw: np.ndarray
-    partner: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

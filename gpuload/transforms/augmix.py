@@ -1,0 +1,89 @@
+"""AugMix: several short chains of operations, mixed with the image itself.
+
+Draws only: what they come to is a `Mixture`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from gpuload.transforms.arguments import Interpolation, finite, whole
+from gpuload.transforms.auto import AutomaticAugment, chosen, signed
+from gpuload.transforms.base import Uniforms
+from gpuload.transforms.params import NOTHING, VALUES, Mixture
+from gpuload.transforms.policies import MIX, operations
+from gpuload.transforms.sampling import beta, beta_count, dirichlet, dirichlet_count
+
+__all__ = ["AugMix"]
+
+BINS: Final = 10  # of magnitudes, of which `severity` are drawn from
+DEEPEST: Final = 3  # operations in a chain whose depth is drawn
+
+
+@dataclass(frozen=True, repr=False)
+class AugMix(AutomaticAugment):
+    """Mix an image with what several chains of random operations make of it.
+
+    The share of the image itself is of the beta distribution, those of the chains within the rest of the Dirichlet
+    distribution.
+
+    Args:
+        severity: how many of the 10 magnitudes, from the least on, are drawn from: 1 … 10.
+        mixture_width: how many chains.
+        chain_depth: how many operations in each; 0 or less: 1 … 3, drawn for each chain.
+        alpha: the parameter of both distributions, greater than 0.
+        all_ops: whether brightness, colour, contrast and sharpness are among the operations.
+        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        fill: what comes from outside the image; None: black.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+
+    Example:
+        >>> AugMix(severity=5, all_ops=False)
+        AugMix(severity=5, all_ops=False)
+    """
+
+    severity: int = 3
+    mixture_width: int = 3
+    chain_depth: int = -1
+    alpha: float = 1.0
+    all_ops: bool = True
+    interpolation: Interpolation = "bilinear"
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        severity = whole("AugMix(severity=…)", self.severity, least=1)
+        if severity > BINS:
+            raise ValueError(f"AugMix(severity=…) must lie in 1 … {BINS}, got {severity}")
+        alpha = finite("AugMix(alpha=…)", self.alpha)
+        if alpha <= 0:
+            raise ValueError(f"AugMix(alpha=…) must be greater than 0, got {alpha:g}")
+        if not isinstance(self.all_ops, bool | np.bool_):
+            raise TypeError(f"AugMix(all_ops=…) must be True or False, got {self.all_ops!r}")
+        width = whole("AugMix(mixture_width=…)", self.mixture_width, least=1)
+        depth = whole("AugMix(chain_depth=…)", self.chain_depth, least=-(2**31))
+        for name, value in (("severity", severity), ("mixture_width", width), ("chain_depth", depth), ("alpha", alpha)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "all_ops", bool(self.all_ops))
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mixture:
+        width, depth = self.mixture_width, max(self.chain_depth, 0) or DEEPEST
+        steps, shapes = width * depth, [self.alpha] * width
+        counts = [steps, steps, steps, width, beta_count(self.alpha, self.alpha), dirichlet_count(shapes)]
+        which, strength, sign, depths, own, shares = np.split(uniforms(sum(counts)), np.cumsum(counts[:-1]), axis=1)
+        space = MIX[self.all_ops]
+        kinds = chosen(space.numbers, which)
+        places = (strength * self.severity).astype(np.int64)
+        magnitudes = signed(kinds, space.magnitudes(kinds, BINS, places, sizes_hw), sign)
+        codes, values = operations(kinds, magnitudes, sizes_hw)
+        codes = codes.reshape(-1, width, depth)
+        if self.chain_depth <= 0:
+            codes[np.arange(depth) > (depths * DEEPEST).astype(np.int64)[:, :, None]] = NOTHING
+        first = beta(own, self.alpha, self.alpha)[:, None]
+        weights = np.concatenate([first, (1 - first) * dirichlet(shares, shapes)], axis=1)
+        return Mixture(codes, values.reshape(-1, width, depth, VALUES), weights)

@@ -1,0 +1,178 @@
+"""Automatic augmentation as torchvision has it: AutoAugment, RandAugment, TrivialAugment.
+
+Each comes to a list of operations for each sample; `gpuload.transforms.policies` says which there are and how strong
+they are. Boxes, masks and keypoints are refused, as torchvision does: the published methods are for classification.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from gpuload.transforms.arguments import Interpolation, fill_values, interpolation_name, whole
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.params import NOTHING, Ops
+from gpuload.transforms.policies import AUTO, POLICIES, RAND, SIGNED, WIDE, operations, policy_table
+
+__all__ = ["AutoAugment", "AutomaticAugment", "RandAugment", "TrivialAugmentWide", "chosen", "signed"]
+
+BINS: Final = 10  # of AutoAugment's magnitudes
+
+
+class AutomaticAugment(Transform):
+    """What these transforms share: how pixels that are moved are interpolated, and what comes from outside.
+
+    No dataclass itself, so that each has these two as its last arguments, where torchvision has them.
+    """
+
+    image_only: ClassVar[bool] = True
+
+    interpolation: Interpolation
+    fill: Any
+
+    def __post_init__(self) -> None:
+        own = type(self).__name__
+        object.__setattr__(self, "interpolation", interpolation_name(f"{own}(interpolation=…)", self.interpolation))
+        if self.fill is not None:
+            object.__setattr__(self, "fill", fill_values(f"{own}(fill=…)", self.fill))
+
+    def outside(self, *, masks: bool) -> tuple[int, ...]:
+        return (0,) if self.fill is None else super().outside(masks=masks)
+
+    @property
+    def needs_whole(self) -> bool:
+        return True  # histograms, means, rotations
+
+
+@dataclass(frozen=True, repr=False)
+class AutoAugment(AutomaticAugment):
+    """One of 25 pairs of operations, each of them with a probability: a policy that was searched for on a data set.
+
+    Args:
+        policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``; torchvision's `AutoAugmentPolicy` too.
+        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        fill: what comes from outside the image; None: black.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+
+    Example:
+        >>> AutoAugment("cifar10")
+        AutoAugment(policy='cifar10')
+    """
+
+    policy: str = "imagenet"
+    interpolation: Interpolation = "nearest"
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        policy = self.policy.value if isinstance(self.policy, enum.Enum) else self.policy
+        if policy not in POLICIES:
+            raise ValueError(
+                f"AutoAugment(policy=…) must be one of {', '.join(map(repr, POLICIES))}, got {self.policy!r}"
+            )
+        object.__setattr__(self, "policy", policy)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        numbers = uniforms(5)
+        kinds, probabilities, places = policy_table(self.policy)
+        pairs = (numbers[:, 0] * len(kinds)).astype(np.int64)
+        kinds = kinds[pairs]
+        magnitudes = signed(kinds, AUTO.magnitudes(kinds, BINS, places[pairs], sizes_hw), numbers[:, 3:])
+        codes, values = operations(kinds, magnitudes, sizes_hw)
+        codes[numbers[:, 1:3] >= probabilities[pairs]] = NOTHING
+        return Ops(codes, values)
+
+
+@dataclass(frozen=True, repr=False)
+class RandAugment(AutomaticAugment):
+    """Some operations one after the other, each drawn from 14, all of one strength.
+
+    Args:
+        num_ops: how many.
+        magnitude: which of the bins, counted from 0.
+        num_magnitude_bins: how many bins there are between no effect and the greatest, at least 2.
+        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        fill: what comes from outside the image; None: black.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+
+    Example:
+        >>> RandAugment(magnitude=5)
+        RandAugment(magnitude=5)
+    """
+
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+    interpolation: Interpolation = "nearest"
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "num_ops", whole("RandAugment(num_ops=…)", self.num_ops, least=0))
+        bins = whole("RandAugment(num_magnitude_bins=…)", self.num_magnitude_bins, least=2)
+        magnitude = whole("RandAugment(magnitude=…)", self.magnitude, least=0)
+        if magnitude >= bins:
+            raise ValueError(
+                f"RandAugment(magnitude=…) is one of the {bins} bins of num_magnitude_bins, 0 … {bins - 1}, "
+                f"got {magnitude}"
+            )
+        object.__setattr__(self, "num_magnitude_bins", bins)
+        object.__setattr__(self, "magnitude", magnitude)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        numbers = uniforms(2 * self.num_ops)
+        kinds = chosen(RAND.numbers, numbers[:, : self.num_ops])
+        places = np.full(kinds.shape, self.magnitude, np.int64)
+        magnitudes = RAND.magnitudes(kinds, self.num_magnitude_bins, places, sizes_hw)
+        return Ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, self.num_ops :]), sizes_hw))
+
+
+@dataclass(frozen=True, repr=False)
+class TrivialAugmentWide(AutomaticAugment):
+    """One operation, drawn from 14, of a strength that is drawn too, up to very strong.
+
+    Args:
+        num_magnitude_bins: how many bins there are between no effect and the greatest, at least 2.
+        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        fill: what comes from outside the image; None: black.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+
+    Example:
+        >>> TrivialAugmentWide(interpolation="bilinear")
+        TrivialAugmentWide(interpolation='bilinear')
+    """
+
+    num_magnitude_bins: int = 31
+    interpolation: Interpolation = "nearest"
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bins = whole("TrivialAugmentWide(num_magnitude_bins=…)", self.num_magnitude_bins, least=2)
+        object.__setattr__(self, "num_magnitude_bins", bins)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        numbers = uniforms(3)
+        kinds = chosen(WIDE.numbers, numbers[:, :1])
+        places = (numbers[:, 1:2] * self.num_magnitude_bins).astype(np.int64)
+        magnitudes = WIDE.magnitudes(kinds, self.num_magnitude_bins, places, sizes_hw)
+        return Ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, 2:]), sizes_hw))
+
+
+def chosen(kinds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """One of the kinds for each uniform number."""
+    return kinds[(numbers * len(kinds)).astype(np.int64)]
+
+
+def signed(kinds: np.ndarray, magnitudes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The magnitudes, half of those negative that have a sign."""
+    return np.where(SIGNED[kinds] & (numbers < 0.5), -magnitudes, magnitudes)

@@ -1,0 +1,204 @@
+"""What automatic augmentation is made of: its operations, how strong they are, and the policies that were searched for.
+
+A *kind* is an operation as the papers name it, a place in `KINDS`; `operations` brings kinds and magnitudes to codes
+and values of `gpuload.transforms.params.OPS`. Magnitudes come in bins from none to the greatest, as float32, which is
+what torchvision computes them in: whole pixels are cut from them, and a last bit could be one.
+
+Sources of the policies: Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; of the
+spaces: "RandAugment", NeurIPS 2020; Müller, Hutter, "TrivialAugment", ICCV 2021; Hendrycks et al., "AugMix", ICLR 2020;
+with the ranges of torchvision 0.28. Imported by workers; no torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from gpuload.transforms.matrices import rotation_coefficients
+from gpuload.transforms.params import VALUES, code
+
+__all__ = ["AUTO", "KINDS", "MIX", "POLICIES", "RAND", "WIDE", "Space", "affine", "operations", "policy_table"]
+
+KINDS: Final = (
+    "Identity",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+    "Rotate",
+    "Brightness",
+    "Color",
+    "Contrast",
+    "Sharpness",
+    "Posterize",
+    "Solarize",
+    "AutoContrast",
+    "Equalize",
+    "Invert",
+)
+SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE = range(1, 6)
+POSTERIZE: Final = KINDS.index("Posterize")
+
+# By kind: the code; whether the magnitude has a sign; the operation's first value is `FIRST` + `TIMES` * magnitude.
+CODES: Final = np.array(
+    [
+        code(name)
+        for name in (
+            *("identity", "warp", "warp", "warp", "warp", "warp", "brightness", "saturation", "contrast"),
+            *("sharpness", "posterize", "solarize", "autocontrast", "equalize", "invert"),
+        )
+    ],
+    np.int64,
+)
+SIGNED: Final = np.array([1 <= kind <= 9 for kind in range(len(KINDS))])
+FIRST: Final = np.array([1.0 if 6 <= kind <= 9 else 0.0 for kind in range(len(KINDS))])
+TIMES: Final = np.array([{10: 1.0, 11: 255.0}.get(kind, FIRST[kind]) for kind in range(len(KINDS))])
+
+# Per axis that a shift goes along: its place in a size (height, width), and among the coefficients.
+UNMOVED: Final = np.array([1.0, 0, 0, 0, 1, 0, 0, 0])
+
+
+@dataclass(frozen=True)
+class Space:
+    """The operations that one method chooses from, and their greatest magnitudes.
+
+    `shear` is a tangent, `rotate` in degrees, `enhance` what is added to a factor of 1; `translate` a share of the
+    image's side, or, where `pixels`, a number of them. `bits` are those that a posterize keeps, in the first bin and
+    in the last.
+    """
+
+    kinds: tuple[str, ...]
+    shear: float
+    translate: float
+    rotate: float
+    enhance: float
+    bits: tuple[int, int]
+    pixels: bool = False
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The kinds, as places in `KINDS`."""
+        return np.array([KINDS.index(kind) for kind in self.kinds], np.int64)
+
+    def magnitudes(self, kinds: np.ndarray, bins: int, places: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
+        """Float64 (B, n), without a sign, of the kinds (B, n) at these places among so many bins."""
+        found = _magnitudes(self, bins)[kinds, places]
+        if not self.pixels:
+            shifted = (kinds == TRANSLATE_X) | (kinds == TRANSLATE_Y)
+            if shifted.any():
+                rows, columns = np.nonzero(shifted)
+                sides = sizes_hw[rows, (kinds[rows, columns] == TRANSLATE_X).astype(np.int64)]
+                found[rows, columns] = _ramp(self.translate * sides, bins, places[rows, columns])
+        return found
+
+
+def _ramp(ends: np.ndarray | float, bins: int, places: np.ndarray, *, down: bool = False) -> np.ndarray:
+    """Numbers at places of ramps from 0 to the ends, or back, as torch's linspace has them: from the nearer end, by a
+    step that is a float32, and rounded to one once."""
+    tops = np.asarray(ends, np.float64).astype(np.float32)
+    step = (tops / np.float32(bins - 1)).astype(np.float64)
+    rest = bins - 1 - places
+    below, above = (rest, places) if down else (places, rest)
+    low, high = step * below, tops - step * above
+    return np.where((places < bins // 2) != down, low, high).astype(np.float32).astype(np.float64)
+
+
+@lru_cache(maxsize=32)
+def _magnitudes(space: Space, bins: int) -> np.ndarray:
+    """By kind and bin; shifts by shares of the image are left at 0."""
+    places = np.arange(bins)
+    table = np.zeros((len(KINDS), bins))
+    table[SHEAR_X] = table[SHEAR_Y] = _ramp(space.shear, bins, places)
+    if space.pixels:
+        table[TRANSLATE_X] = table[TRANSLATE_Y] = _ramp(space.translate, bins, places)
+    table[ROTATE] = _ramp(space.rotate, bins, places)
+    table[6:10] = _ramp(space.enhance, bins, places)
+    first, last = space.bits
+    fewer = places.astype(np.float32) / np.float32((bins - 1) / (first - last))
+    table[POSTERIZE] = np.round(np.float32(first) - fewer)
+    table[KINDS.index("Solarize")] = _ramp(1.0, bins, places, down=True)
+    return table
+
+
+_ALL: Final = KINDS
+AUTO: Final = Space(_ALL[1:], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
+RAND: Final = Space(_ALL[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
+WIDE: Final = Space(_ALL[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
+# By whether all operations are allowed, or only those that robustness is not measured with.
+MIX: Final = {
+    everything: Space((*_ALL[1:6], *_ALL[10:14], *(_ALL[6:10] if everything else ())), 0.3, 1 / 3, 30.0, 0.9, (4, 0))
+    for everything in (True, False)
+}
+
+
+def operations(kinds: np.ndarray, magnitudes: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes int64 (B, n) and values float64 (B, n, `VALUES`) of kinds (B, n) and magnitudes with their signs (B, n)."""
+    values = np.zeros((*kinds.shape, VALUES))
+    values[..., 0] = FIRST[kinds] + TIMES[kinds] * magnitudes
+    rows, columns = np.nonzero((kinds >= SHEAR_X) & (kinds <= ROTATE))
+    if len(rows):
+        which, amounts = kinds[rows, columns], magnitudes[rows, columns]
+        # An image goes right by whole pixels where the magnitude is positive; coefficients lead back to the input.
+        amounts = np.where((which == TRANSLATE_X) | (which == TRANSLATE_Y), -np.trunc(amounts), amounts)
+        values[rows, columns] = affine(which, amounts, sizes_hw[rows])
+    return CODES[kinds], values
+
+
+def affine(kinds: np.ndarray, amounts: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
+    """The coefficients float64 (n, 8) of shears about the top left corner, by tangents; of shifts, by what is added to
+    a place in the output; and of rotations about the centre, counterclockwise in degrees: those that Pillow makes."""
+    found = np.tile(UNMOVED, (len(kinds), 1))
+    for kind, place in ((SHEAR_X, 1), (SHEAR_Y, 3), (TRANSLATE_X, 2), (TRANSLATE_Y, 5)):
+        here = kinds == kind
+        found[here, place] = amounts[here]
+    turned = np.flatnonzero(kinds == ROTATE)
+    if len(turned):
+        found[turned] = rotation_coefficients(amounts[turned], None, sizes_hw[turned])[0]
+    return found
+
+
+# Each line holds two policies of two operations: name, probability, bin of 10 (none where there is no magnitude).
+POLICIES: Final = {
+    "imagenet": """
+        Posterize .4 8, Rotate .6 9; Solarize .6 5, AutoContrast .6; Equalize .8, Equalize .6;
+        Posterize .6 7, Posterize .6 6; Equalize .4, Solarize .2 4; Equalize .4, Rotate .8 8;
+        Solarize .6 3, Equalize .6; Posterize .8 5, Equalize 1; Rotate .2 3, Solarize .6 8;
+        Equalize .6, Posterize .4 6; Rotate .8 8, Color .4 0; Rotate .4 9, Equalize .6; Equalize 0, Equalize .8;
+        Invert .6, Equalize 1; Color .6 4, Contrast 1 8; Rotate .8 8, Color 1 2; Color .8 8, Solarize .8 7;
+        Sharpness .4 7, Invert .6; ShearX .6 5, Equalize 1; Color .4 0, Equalize .6; Equalize .4, Solarize .2 4;
+        Solarize .6 5, AutoContrast .6; Invert .6, Equalize 1; Color .6 4, Contrast 1 8; Equalize .8, Equalize .6
+    """,
+    "cifar10": """
+        Invert .1, Contrast .2 6; Rotate .7 2, TranslateX .3 9; Sharpness .8 1, Sharpness .9 3;
+        ShearY .5 8, TranslateY .7 9; AutoContrast .5, Equalize .9; ShearY .2 7, Posterize .3 7;
+        Color .4 3, Brightness .6 7; Sharpness .3 9, Brightness .7 9; Equalize .6, Equalize .5;
+        Contrast .6 7, Sharpness .6 5; Color .7 7, TranslateX .5 8; Equalize .3, AutoContrast .4;
+        TranslateY .4 3, Sharpness .2 6; Brightness .9 6, Color .2 8; Solarize .5 2, Invert 0;
+        Equalize .2, AutoContrast .6; Equalize .2, Equalize .6; Color .9 9, Equalize .6;
+        AutoContrast .8, Solarize .2 8; Brightness .1 3, Color .7 0; Solarize .4 5, AutoContrast .9;
+        TranslateY .9 9, TranslateY .7 9; AutoContrast .9, Solarize .8 3; Equalize .8, Invert .1;
+        TranslateY .7 9, AutoContrast .9
+    """,
+    "svhn": """
+        ShearX .9 4, Invert .2; ShearY .9 8, Invert .7; Equalize .6, Solarize .6 6; Invert .9, Equalize .6;
+        Equalize .6, Rotate .9 3; ShearX .9 4, AutoContrast .8; ShearY .9 8, Invert .4; ShearY .9 5, Solarize .2 6;
+        Invert .9, AutoContrast .8; Equalize .6, Rotate .9 3; ShearX .9 4, Solarize .3 3; ShearY .8 8, Invert .7;
+        Equalize .9, TranslateY .6 6; Invert .9, Equalize .6; Contrast .3 3, Rotate .8 4; Invert .8, TranslateY 0 2;
+        ShearY .7 6, Solarize .4 8; Invert .6, Rotate .8 4; ShearY .3 7, TranslateX .9 3; ShearX .1 6, Invert .6;
+        Solarize .7 2, TranslateY .6 7; ShearY .8 4, Invert .8; ShearX .7 9, TranslateY .8 3;
+        ShearY .8 5, AutoContrast .7; ShearX .7 2, Invert .1
+    """,
+}
+
+
+@lru_cache(maxsize=4)
+def policy_table(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A policy as arrays of its 25 pairs: kinds int64 (25, 2), probabilities float64 (25, 2), bins int64 (25, 2)."""
+    pairs = [[entry.split() for entry in pair.split(",")] for pair in POLICIES[name].split(";")]
+    kinds = np.array([[KINDS.index(entry[0]) for entry in pair] for pair in pairs], np.int64)
+    probabilities = np.array([[float(entry[1]) for entry in pair] for pair in pairs])
+    bins = np.array([[int(entry[2]) if len(entry) > 2 else 0 for entry in pair] for pair in pairs], np.int64)
+    return kinds, probabilities, bins
