@@ -7,7 +7,7 @@ memory comes from on the CPU, and the scratch memory of its backend; it starts n
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,10 +17,12 @@ from gpuload.backends.batched import BatchRunner
 from gpuload.backends.finish import Finish
 from gpuload.backends.memory import OutputPool
 from gpuload.backends.ragged import RaggedImages
+from gpuload.backends.results import check_erasing
 from gpuload.backends.single import SingleRunner
 from gpuload.backends.upload import upload
 from gpuload.transforms import Chain, Draws
 from gpuload.transforms.arguments import dtype_name
+from gpuload.transforms.composite import flat
 from gpuload.transforms.params import Branches, Mixture, Ops
 
 __all__ = ["Backend", "MemoryFormat", "Ragged", "Result", "Stage", "compile_stage"]
@@ -79,6 +81,11 @@ def compile_stage(
             f"ragged={ragged!r} does not go with the module {type(chain.module).__name__} at the end of the "
             "transforms, which needs one tensor for the batch"
         )
+    if chain.mixing is not None and ragged in ("list", "pad"):
+        raise ValueError(
+            f"ragged={ragged!r} does not go with {type(chain.mixing).__name__}, which mixes images of one size; end "
+            "the transforms with a crop or a Resize((height, width)) before it, and leave ragged out"
+        )
     finishes = [Finish.of(line.transforms, dtype) for line in chain.lines]
     return Stage(chain, device, finishes, layout, ragged, cpu_threads)
 
@@ -108,17 +115,21 @@ class Stage:
         self._ragged = ragged
         self._cpu_threads = cpu_threads
         self._pool = OutputPool() if device.type == "cpu" else None
-        self._runs: list[Callable[[RaggedImages, Draws, torch.Tensor | Sequence[torch.Tensor]], None]] = [
+        self._runs: list[SingleRunner | BatchRunner] = [
             SingleRunner(finish) if device.type == "cpu" else BatchRunner(finish, device) for finish in finishes
         ]
 
-    def __call__(self, images: RaggedImages, draws: Draws, *, view: int = 0) -> Result:
+    def __call__(
+        self, images: RaggedImages, draws: Draws, *, view: int = 0, partners: np.ndarray | None = None
+    ) -> Result:
         """Make a batch.
 
         Args:
             images: the decoded regions, on the stage's device.
             draws: from the chain's `draw`, for these images.
             view: which of the chain's views they are for.
+            partners: int64 (N,), with which row each is mixed, where a transform mixes images; its own for none. Two
+                are each other's. None: rows 2k and 2k + 1.
 
         Returns:
             N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
@@ -145,7 +156,7 @@ class Stage:
                 ]
                 run(images, draws, outputs)
                 return batch, upload(np.array(sizes), self.device)
-            run(images, draws, batch)
+            run(images, draws, batch, partners)
             result = batch if self._chain.module is None else self._chain.module(batch)
             return self._views(result, len(images)) if self._ragged == "views" else result
 
@@ -160,7 +171,7 @@ class Stage:
         return list(result.unbind())
 
     def _check(self, images: RaggedImages, draws: Draws, finish: Finish) -> int:
-        """How many channels the images have, if they fit the chain and each other."""
+        """How many channels the results have, if the images fit the chain and each other."""
         if len(images) == 0 or len(images) != len(draws):
             raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(draws)}")
         counts = images.shapes[:, 2]
@@ -171,14 +182,17 @@ class Stage:
                 f"and {images.labels[other]} has {counts[other]}; give Encoded(…, mode='RGB') for all of them"
             )
         channels = int(counts[0])
-        finish.check(channels, images.labels[0])
+        check_erasing(draws, channels, images.labels[0])
         if channels not in (1, 3) and (name := _coloring(draws)):
             raise ValueError(
                 f"{name} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
                 "decode to mode 'RGB' or 'L'"
             )
+        given, channels = channels, _channels_after(draws, channels, images.labels[0])
+        finish.check(channels, images.labels[0] if channels == given else f"{images.labels[0]} after all transforms")
         sizes = draws.sizes_hw[-1]
-        dense = self._ragged == "error" or (self._ragged == "views" and self._chain.module is not None)
+        needs_one = self._chain.module is not None or self._chain.mixing is not None
+        dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
         if dense and (sizes != sizes[0]).any():
             other = int((sizes != sizes[0]).any(axis=1).argmax())
             first, second = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
@@ -202,6 +216,19 @@ class Stage:
     def _empty_list(self, channels: int, sizes_hw: np.ndarray, dtype: torch.dtype) -> list[torch.Tensor]:
         """Memory for results of different sizes."""
         return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]
+
+
+def _channels_after(draws: Draws, channels: int, label: str) -> int:
+    """How many channels images of so many have after all transforms."""
+    for transform in draws.transforms:
+        for inner in flat(transform.children):
+            if inner.output_channels(channels) != channels:
+                raise ValueError(
+                    f"{type(transform).__name__} holds {inner!r}, which would change the number of channels of some "
+                    f"images of a batch only: {label} has {channels} there; put it outside"
+                )
+        channels = transform.output_channels(channels)
+    return channels
 
 
 def _coloring(draws: Draws) -> str | None:

@@ -9,8 +9,6 @@ threads. The result for an image does not depend on the batch that it is in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -19,11 +17,10 @@ from gpuload.backends.canvas import Canvas
 from gpuload.backends.finish import Finish
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.resample import contiguous
+from gpuload.backends.results import Outputs, apply_late
 from gpuload.backends.steps import Step, Steps
 
 __all__ = ["SingleRunner"]
-
-Outputs = torch.Tensor | Sequence[torch.Tensor]
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
@@ -38,12 +35,17 @@ class SingleRunner:
 
     def __init__(self, finish: Finish, *, masks: bool = False) -> None:
         self._finish = finish
+        self._masks = masks
         self._scale, self._bias = (constant.numpy() for constant in finish.constants(torch.device("cpu")))
         self._steps = Steps(masks=masks)
         self._canvas = Canvas()
 
-    def __call__(self, images: RaggedImages, draws: T.Draws, outputs: Outputs) -> None:
-        """Write the result for image i to ``outputs[i]``, C×H×W."""
+    def __call__(
+        self, images: RaggedImages, draws: T.Draws, outputs: Outputs, partners: np.ndarray | None = None
+    ) -> None:
+        """Write the result for image i to ``outputs[i]``, C×H×W; it is mixed with that of its partner, see
+        `apply_late`."""
+        draws, late = draws.split()
         canvas = self._canvas
         canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
         steps = self._steps.of(draws)
@@ -58,6 +60,8 @@ class SingleRunner:
                 step(row, canvas)
             write(row, canvas)
         canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # the ring is not held on to
+        if late is not None:
+            apply_late(outputs, late, partners=partners, masks=self._masks)
 
     def _writer(self, outputs: Outputs) -> Step:
         """The end of the chain, into the memory of the batch."""

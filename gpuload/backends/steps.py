@@ -224,7 +224,7 @@ def _warp(params: Warp, filters: list[str], fill: Any, before: np.ndarray, after
 
 def _erase(transform: Any, params: Erase, before: np.ndarray) -> Step | None:
     boxes = boxes_within(params, before)
-    rows = set(np.flatnonzero(boxes[:, :, 2:].all(axis=2).any(axis=1)).tolist())
+    rows = set(np.nonzero(boxes[:, :, 2:].all(axis=2))[0].tolist())
     if not rows:
         return None
     places, levels = boxes.tolist(), np.array(transform.numbers, np.uint8)

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from gpuload import rng
+from gpuload.box_formats import BoxFormat
 from gpuload.rng import Key
 from gpuload.transforms.arguments import Fill
 from gpuload.transforms.params import Params
 
-__all__ = ["DrawError", "Transform", "Uniforms", "clipped", "full_windows"]
+__all__ = ["DrawError", "Standing", "Transform", "Uniforms", "clipped", "full_windows"]
 
 
 class DrawError(ValueError):
@@ -66,6 +67,15 @@ class Uniforms:
         return Uniforms(self.key, self.positions[rows], self.stream + offset, boxes)
 
 
+class Standing(NamedTuple):
+    """Where in a chain a transform stands: in which `state` images come to it (see `Transform.works_on`); whether they
+    are `finished`, so that nothing behind it needs levels; how many levels are a `unit` of the numbers they will be."""
+
+    state: str
+    finished: bool
+    unit: float
+
+
 @dataclass(frozen=True, repr=False)
 class Transform:
     """Base of all declarations."""
@@ -78,11 +88,26 @@ class Transform:
     image_only: ClassVar[bool] = False
     # Whether it draws from the boxes of a sample.
     reads_boxes: ClassVar[bool] = False
+    # Whether it may leave out boxes of a sample, and what belongs to them.
+    drops_boxes: ClassVar[bool] = False
+    # Whether it cuts boxes to the image.
+    clips_boxes: ClassVar[bool] = False
+    # Whether it mixes an image with that of another sample.
+    mixes: ClassVar[bool] = False
 
     @property
     def makes(self) -> str | None:
         """The state that it brings an image to; None: as it was."""
         return None
+
+    @property
+    def late(self) -> bool:
+        """Whether it is applied to finished images, and so all that stands behind it."""
+        return False
+
+    def standing(self, place: Standing) -> Transform:
+        """Itself, knowing where in a chain it stands; a ValueError where it cannot stand there."""
+        return self
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params | None:
         """The parameters for images of these sizes; None where there are none."""
@@ -96,12 +121,21 @@ class Transform:
         """The size of every result, where it is known before any image is seen."""
         return size_hw
 
+    def output_channels(self, channels: int) -> int:
+        """How many channels the results have."""
+        return channels
+
     def input_windows(self, params: Any, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
         """The part of each input that these parts of the outputs are made from."""
         return windows_tlhw
 
-    def keeps(self, params: Any, row: int, boxes: np.ndarray) -> np.ndarray | None:
+    def keeps(self, params: Any, row: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray | None:
         """Which of a sample's boxes (n, 4) before the transform are still there after it, bool (n,); None for all."""
+        return None
+
+    @property
+    def box_format(self) -> BoxFormat | None:
+        """The format that it gives boxes; None: the one that they have."""
         return None
 
     @property
@@ -143,7 +177,7 @@ class Transform:
         shown = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)
-            if getattr(self, field.name) != field.default
+            if field.repr and getattr(self, field.name) != field.default
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 

@@ -8,13 +8,13 @@ workers; no torch here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_sequence, probability
-from gpuload.transforms.base import DrawError, Transform, Uniforms
+from gpuload.transforms.base import DrawError, Standing, Transform, Uniforms
 from gpuload.transforms.draws import draw_line
 from gpuload.transforms.params import Branches
 
@@ -52,6 +52,9 @@ class Compose(Transform):
     def children(self) -> tuple[Transform, ...]:
         return tuple(self.transforms)
 
+    def standing(self, place: Standing) -> Transform:
+        return replace(self, transforms=tuple(child.standing(place) for child in self.transforms))
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
         raise NotImplementedError("a chain takes the transforms out of a Compose")
 
@@ -74,6 +77,11 @@ class _Branching(Transform):
                 raise ValueError(
                     f"{own} cannot hold {type(child).__name__}, which makes floats of levels: it would do so for some "
                     "images of a batch only; put it behind"
+                )
+            if any(inner.output_channels(3) != 3 for inner in flat([child])):
+                raise ValueError(
+                    f"{own} cannot hold {child!r}, which would make one channel of three for some images of a batch "
+                    "only; use Grayscale(3), whose three channels are equal, or put it outside"
                 )
 
     @property
@@ -103,6 +111,17 @@ class _Branching(Transform):
     @property
     def reads_boxes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return any(inner.reads_boxes for inner in flat(self.transforms))
+
+    @property
+    def mixes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return any(inner.mixes for inner in flat(self.transforms))
+
+    @property
+    def late(self) -> bool:
+        return any(inner.late for inner in flat(self.transforms))
+
+    def standing(self, place: Standing) -> Transform:
+        return replace(self, transforms=tuple(child.standing(place) for child in self.transforms))
 
     def branches(
         self, uniforms: Uniforms, sizes_hw: np.ndarray, ways: Iterable[tuple[np.ndarray, Sequence[int]]]

@@ -61,6 +61,17 @@ class Draws:
                 windows.append(transform.input_windows(params, sizes, windows[-1]))
         return tuple(reversed(windows))
 
+    def split(self) -> tuple[Draws, Draws | None]:
+        """What is drawn for transforms that work on levels, and for those behind them, if any, that work on finished
+        images."""
+        at = next((number for number, transform in enumerate(self.transforms) if transform.late), None)
+        if at is None:
+            return self, None
+        return (
+            Draws(self.transforms[:at], self.params[:at], self.sizes_hw[: at + 1]),
+            Draws(self.transforms[at:], self.params[at:], self.sizes_hw[at:]),
+        )
+
     def take(self, rows: np.ndarray) -> Draws:
         """The draws of some of the images."""
         return Draws(

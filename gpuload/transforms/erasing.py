@@ -1,0 +1,181 @@
+"""Random erasing: boxes of an image are overwritten, in torchvision's way and in timm's.
+
+What it writes hangs on where it stands in a chain, which `standing` tells it: levels before `ToDtype`, else the numbers
+of finished images. Imported by workers; no torch here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Literal, get_args
+
+import numpy as np
+
+from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
+from gpuload.transforms.base import Standing, Transform, Uniforms
+from gpuload.transforms.params import Erase
+
+__all__ = ["Mode", "RandomErasing"]
+
+Mode = Literal["const", "rand", "pixel"]
+
+TRIES: Final = 10  # torchvision's, and timm's
+WORDS: Final = 2.0**32  # a uniform number is (word + ½) / 2**32
+
+
+@dataclass(frozen=True, repr=False)
+class RandomErasing(Transform):
+    """Overwrite a box of an image, with probability `p`.
+
+    Behind `Normalize` it overwrites finished images, and `value` is a number as those have. So it is behind `ToDtype`,
+    where nothing follows that needs levels; where something does, `value` is still a number as `ToDtype` makes them,
+    rounded to a level. Before `ToDtype` it is a level, a whole number in 0 … 255.
+
+    Zhong et al., "Random erasing data augmentation", AAAI 2020; torchvision's distribution: of 10 boxes that are drawn
+    the first one that is smaller than the image. `mode` and the counts are timm's.
+
+    Args:
+        p: the probability.
+        scale: the range of a box's share of the image's area, within 0 … 1; of several boxes together.
+        ratio: the range of a box's height over its width, greater than 0; the logarithm is uniform.
+        value: a number, one for each channel, or ``"random"``: a standard normal number for each pixel and channel,
+            which only finished images can hold.
+        inplace: taken for torchvision's sake; changes nothing.
+        mode: as timm has it: ``"const"`` is `value`; ``"pixel"`` the same as ``value="random"``; ``"rand"`` one random
+            colour for a box, of standard normal numbers. None: as `value` says.
+        min_count, max_count: how many boxes, uniformly; no `max_count` is `min_count`.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these. A chain raises a ValueError where `value` cannot be had
+            at the place where it stands.
+
+    Example:
+        >>> RandomErasing(0.25, value="random")
+        RandomErasing(p=0.25, value='random')
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = ("uint8", "float", "normalized")
+
+    p: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+    value: float | Sequence[float] | str = 0.0
+    inplace: bool = field(default=False, compare=False)
+    mode: str | None = field(default=None, kw_only=True)
+    min_count: int = field(default=1, kw_only=True)
+    max_count: int | None = field(default=None, kw_only=True)
+    place: Standing | None = field(default=None, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        own = "RandomErasing"
+        object.__setattr__(self, "p", probability(f"{own}(p=…)", self.p))
+        object.__setattr__(self, "scale", interval(f"{own}(scale=…)", self.scale))
+        if not 0 <= self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"{own}(scale=…) is a share of the image's area and must lie in 0 … 1, got {self.scale}")
+        object.__setattr__(self, "ratio", interval(f"{own}(ratio=…)", self.ratio, positive=True))
+        object.__setattr__(self, "value", _value(self.value))
+        modes = get_args(Mode)
+        if self.mode is not None and self.mode not in modes:
+            raise ValueError(f"{own}(mode=…) must be one of {', '.join(map(repr, modes))} or None, got {self.mode!r}")
+        if self.mode == "const" and self.value == "random":
+            raise ValueError(f"{own}(value='random') does not go with mode='const'; give a number, or leave mode out")
+        if self.mode in ("rand", "pixel") and self.value not in ("random", 0.0):
+            raise ValueError(
+                f"{own}(value={self.value!r}) has no meaning with mode={self.mode!r}; leave one of them out"
+            )
+        object.__setattr__(self, "min_count", whole(f"{own}(min_count=…)", self.min_count, least=1))
+        if self.max_count is not None:
+            object.__setattr__(self, "max_count", whole(f"{own}(max_count=…)", self.max_count, least=self.min_count))
+
+    @property
+    def kind(self) -> str:
+        """What is written: ``"const"``, ``"rand"`` or ``"pixel"``."""
+        return self.mode or ("pixel" if self.value == "random" else "const")
+
+    @property
+    def late(self) -> bool:
+        return self.place is not None and self.place.finished
+
+    def standing(self, place: Standing) -> RandomErasing:
+        placed = replace(self)
+        object.__setattr__(placed, "place", place)
+        if not place.finished:
+            placed._check_levels(place)
+        return placed
+
+    def _check_levels(self, place: Standing) -> None:
+        if self.kind != "const":
+            asked = f"mode={self.mode!r}" if self.mode else "value='random'"
+            raise ValueError(
+                f"RandomErasing({asked}) makes normal numbers, which levels cannot hold, and stands "
+                + ("before ToDtype or Normalize" if place.state == "uint8" else "before a transform that needs levels")
+                + ("; put it behind Normalize" if place.state == "uint8" else "; put it last, behind Normalize")
+            )
+        for number in _numbers(self.value):
+            level = number * place.unit
+            if not 0 <= level <= 255 or (place.state == "uint8" and level != int(level)):
+                bounds = (
+                    f"numbers in 0 … {255 / place.unit:g}" if place.state == "float" else "whole numbers in 0 … 255"
+                )
+                raise ValueError(
+                    f"RandomErasing(value={self.value!r}) stands where images are "
+                    f"{'levels' if place.state == 'uint8' else 'floats that are still to be transformed'}, so it takes "
+                    f"{bounds}; put it behind Normalize for a number of finished images"
+                )
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What is written, one number or one for each channel: levels, or numbers of finished images."""
+        assert self.place is not None
+        if self.place.finished:
+            return _numbers(self.value)
+        return tuple(float(round(number * self.place.unit)) for number in _numbers(self.value))
+
+    def fits(self, channels: int) -> bool:
+        """Whether it can be done to images with so many channels."""
+        return self.kind != "const" or len(self.numbers) in (1, channels)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Erase:
+        most = self.max_count or self.min_count
+        drawn = uniforms(4 + most * (2 + 2 * TRIES))
+        erased, counted, words, rest = np.split(drawn, [1, 2, 4], axis=1)
+        rest = rest.reshape(len(drawn), most, 2 + 2 * TRIES)
+        counts = self.min_count + (counted * (most - self.min_count + 1)).astype(np.int64)
+        areas = (sizes_hw.prod(axis=1, keepdims=True) / counts)[:, :, None]
+        areas = areas * (self.scale[0] + rest[:, :, 2 : 2 + TRIES] * (self.scale[1] - self.scale[0]))
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratios = np.exp(low + rest[:, :, 2 + TRIES :] * (high - low))
+        tried_hw = np.rint(np.sqrt(np.stack([areas * ratios, areas / ratios], axis=3))).astype(np.int64)
+        fits = (tried_hw < sizes_hw[:, None, None]).all(axis=3)
+        first = fits.argmax(axis=2)[:, :, None, None]
+        boxes_hw = np.take_along_axis(tried_hw, first, axis=2)[:, :, 0]
+        starts = (rest[:, :, :2] * (sizes_hw[:, None] - boxes_hw + 1)).astype(np.int64)
+        boxes = np.concatenate([starts, boxes_hw], axis=2)
+        there = (
+            (erased < self.p)
+            & (np.arange(most) < counts)
+            & np.take_along_axis(fits, first[..., 0], axis=2)[:, :, 0]
+            & (boxes_hw > 0).all(axis=2)
+        )
+        boxes[~there] = 0
+        return Erase(boxes, (words * WORDS).astype(np.uint64))
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _value(value: Any) -> float | tuple[float, ...] | str:
+    name = "RandomErasing(value=…)"
+    if isinstance(value, str):
+        if value != "random":
+            raise ValueError(f"{name} as a text must be 'random', got {value!r}")
+        return value
+    if not is_sequence(value):
+        return finite(name, value)
+    numbers = tuple(finite(name, number) for number in value)
+    if not 1 <= len(numbers) <= 4:
+        raise ValueError(f"{name} must be one number, or one for each of 1 to 4 channels, got {value!r}")
+    return numbers

@@ -1,0 +1,139 @@
+"""MixUp and CutMix: each image is mixed with that of its neighbour, and its label with the neighbour's.
+
+Torchvision pairs a batch's samples by rolling it, and draws one share for all. Here the image at position p of the
+epoch's order is mixed with the one at position p XOR 1, each with draws of its own, so the result is the same on any
+number of ranks. Who is whose partner is the main process's affair (`gpuload.mixing`); here is only what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuload.transforms.arguments import finite, whole
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.draws import Draws
+from gpuload.transforms.params import Branches, Mix
+from gpuload.transforms.sampling import beta, beta_count
+
+__all__ = ["CutMix", "MixUp", "drawn_mix"]
+
+
+@dataclass(frozen=True, repr=False)
+class _Mixing(Transform):
+    """What both share."""
+
+    works_on: ClassVar[tuple[str, ...]] = ("float", "normalized")
+    mixes: ClassVar[bool] = True
+
+    alpha: float = field(default=1.0, kw_only=True)
+    num_classes: int | None = field(default=None, kw_only=True)
+    labels_getter: Callable[[Any], Any] | str | None = field(default="default", kw_only=True, compare=False)
+
+    def __post_init__(self) -> None:
+        own = type(self).__name__
+        object.__setattr__(self, "alpha", finite(f"{own}(alpha=…)", self.alpha))
+        if self.alpha <= 0:
+            raise ValueError(f"{own}(alpha=…) must be greater than 0, got {self.alpha}")
+        if self.num_classes is not None:
+            object.__setattr__(self, "num_classes", whole(f"{own}(num_classes=…)", self.num_classes, least=1))
+        if not (self.labels_getter in ("default", None) or callable(self.labels_getter)):
+            raise ValueError(
+                f"{own}(labels_getter=…) must be 'default', a function of the batch, or None for images without "
+                f"labels, got {self.labels_getter!r}"
+            )
+
+    @property
+    def late(self) -> bool:
+        return True
+
+    def shares(self, uniforms: Uniforms, more: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """The shares of the images themselves, (B,), and so many more uniform numbers."""
+        drawn = uniforms(more + beta_count(self.alpha, self.alpha))
+        return beta(drawn[:, more:], self.alpha, self.alpha), drawn[:, :more]
+
+
+@dataclass(frozen=True, repr=False)
+class MixUp(_Mixing):
+    """Blend each image with its neighbour's, and its label too.
+
+    With a share λ from the distribution Beta(α, α), drawn for each sample: image = λ · image + (1 - λ) · neighbour's,
+    and so the label. The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable
+    dataset: rows 2k and 2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour, at the end of
+    an epoch or beside one that was skipped, stays as it is. Stands behind `ToDtype` and `Normalize`.
+
+    Zhang et al., "mixup: Beyond empirical risk minimization", ICLR 2018; torchvision draws one λ for a whole batch.
+
+    Args:
+        alpha: α, greater than 0.
+        num_classes: how many classes there are; needed where labels are integers (N,), which become soft labels
+            float32 (N, num_classes) by it.
+        labels_getter: where in a batch the labels are. ``"default"``: what is second in it, if that is a tensor; or
+            in a dict (the batch, or what is second in it) the key "labels", or one with "label" in it, in any case. A
+            function is given the batch and returns the tensor. None: there are no labels.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+
+    Example:
+        >>> MixUp(num_classes=1000)
+        MixUp(num_classes=1000)
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mix:
+        share, _ = self.shares(uniforms)
+        return Mix(share, np.zeros((len(share), 4), np.int64))
+
+
+@dataclass(frozen=True, repr=False)
+class CutMix(_Mixing):
+    """Paste a box of the neighbour's image into each image, and mix the labels by its area.
+
+    With λ from Beta(α, α), the box has about the share 1 - λ of the image's area and the image's shape; its centre is
+    uniform, and what lies outside is cut off. The label's share is that of the pixels that are left. All else as for
+    `MixUp`.
+
+    Yun et al., "CutMix: Regularization strategy to train strong classifiers with localizable features", ICCV 2019.
+
+    Args:
+        alpha, num_classes, labels_getter: as for `MixUp`.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+
+    Example:
+        >>> CutMix(alpha=0.5)
+        CutMix(alpha=0.5)
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mix:
+        share, centres = self.shares(uniforms, 2)
+        middle = (centres * sizes_hw).astype(np.int64)
+        half = (0.5 * np.sqrt(1 - share)[:, None] * sizes_hw).astype(np.int64)
+        start, end = np.maximum(middle - half, 0), np.minimum(middle + half, sizes_hw)
+        boxes = np.concatenate([start, end - start], axis=1)
+        return Mix(1 - boxes[:, 2:].prod(axis=1) / sizes_hw.prod(axis=1), boxes)
+
+
+def drawn_mix(draws: Draws) -> Mix | None:
+    """How each image is mixed, out of all that was drawn for a batch; None where no transform mixes."""
+    for transform, params in zip(draws.transforms, draws.params, strict=True):
+        if transform.mixes:
+            return _spread(params, len(draws))
+    return None
+
+
+def _spread(params: Any, count: int) -> Mix:
+    """For each of `count` samples; those that no way leads to a mixing transform are not mixed."""
+    if isinstance(params, Mix):
+        return params
+    share, boxes = np.ones(count), np.zeros((count, 4), np.int64)
+    if isinstance(params, Branches):
+        for rows, draws in zip(params.rows, params.draws, strict=True):
+            found = drawn_mix(draws)
+            if found is not None:
+                share[rows], boxes[rows] = found.share, found.box_tlhw
+    return Mix(share, boxes)
