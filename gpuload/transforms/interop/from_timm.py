@@ -1,0 +1,321 @@
+"""A data configuration of timm becomes the chain that `timm.data.create_transform` makes of it.
+
+Meaning and defaults are those of timm 1.0 (timm/data/transforms_factory.py), for chains without its prefetcher; timm is
+not imported. What cannot be said in gpuload is an error that names it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from gpuload.transforms.arguments import finite, is_sequence, probability, size_pair, whole
+from gpuload.transforms.base import Transform
+from gpuload.transforms.color import ColorJitter
+from gpuload.transforms.composite import RandomApply
+from gpuload.transforms.convert import Normalize, ToDtype
+from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
+from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
+from gpuload.transforms.random_resized_crop import RandomResizedCrop
+
+__all__ = ["from_timm"]
+
+
+class Default(enum.Enum):
+    """Says that an argument was not given, where None has a meaning of its own."""
+
+    TIMM = "as data_config says, else timm's default"
+
+    def __repr__(self) -> str:
+        return "<timm's default>"
+
+
+TIMM: Final = Default.TIMM
+
+# Of timm.data.create_transform, all that a data_config may hold.
+DEFAULTS: Final[dict[str, Any]] = {
+    "input_size": 224,
+    "interpolation": "bilinear",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "crop_pct": None,
+    "crop_mode": None,
+    "crop_border_pixels": None,
+    "no_aug": False,
+    "train_crop_mode": None,
+    "scale": None,
+    "ratio": None,
+    "hflip": 0.5,
+    "vflip": 0.0,
+    "color_jitter": 0.4,
+    "color_jitter_prob": None,
+    "grayscale_prob": 0.0,
+    "gaussian_blur_prob": 0.0,
+    "auto_augment": None,
+    "re_prob": 0.0,
+    "re_mode": "const",
+    "re_count": 1,
+    "normalize": True,
+}
+CROP_PCT: Final = 0.875
+
+# What create_transform takes too, with the values that say nothing, and what to do otherwise.
+REFUSED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+    "naflex": ((False,), "patches of images of many sizes are no batch of images"),
+    "patchify": ((False,), "make patches of the finished batch; an nn.Module may stand last in the chain"),
+    "re_num_splits": ((0, 1), "every image is drawn for by itself; there are no splits of a batch"),
+    "separate": ((False,), "it gives three chains; take the list apart"),
+    "tf_preprocessing": ((False,), "TensorFlow's resampling is not here"),
+    "use_prefetcher": ((False,), "gpuload puts batches on the device by itself; leave it out"),
+}
+# What says something only where one of those is wanted, and is passed over.
+WITHOUT_EFFECT: Final = ("max_seq_len", "patch_size", "patchify_channels_last", "patchify_flatten")
+
+
+def from_timm(
+    data_config: Mapping[str, Any] | None = None,
+    is_training: bool = False,
+    *,
+    no_aug: bool | Default = TIMM,
+    train_crop_mode: Literal["rrc", "rkrc", "rkrr"] | Default | None = TIMM,
+    scale: tuple[float, float] | Default | None = TIMM,
+    ratio: tuple[float, float] | Default | None = TIMM,
+    hflip: float | Default = TIMM,
+    vflip: float | Default = TIMM,
+    color_jitter: float | Sequence[float] | Default | None = TIMM,
+    color_jitter_prob: float | Default | None = TIMM,
+    grayscale_prob: float | Default = TIMM,
+    gaussian_blur_prob: float | Default = TIMM,
+    auto_augment: str | Default | None = TIMM,
+    interpolation: str | Default = TIMM,
+    re_prob: float | Default = TIMM,
+    re_mode: str | Default = TIMM,
+    re_count: int | Default = TIMM,
+    crop_pct: float | Default | None = TIMM,
+    crop_mode: Literal["center", "squash", "border"] | Default | None = TIMM,
+    crop_border_pixels: int | Default | None = TIMM,
+    normalize: bool | Default = TIMM,
+) -> list[Transform]:
+    """Write timm's preprocessing as gpuload's transforms.
+
+    Args:
+        data_config: what ``timm.data.resolve_model_data_config(model)`` gives: input_size, interpolation, mean, std,
+            crop_pct, crop_mode; it may hold any of the arguments below too.
+        is_training: the chain for training, with its augmentation; otherwise that for evaluation.
+        no_aug: for training, without augmentation.
+        train_crop_mode: ``"rrc"`` (RandomResizedCrop), ``"rkrc"`` or ``"rkrr"`` (ResizeKeepRatio and a crop, in the
+            middle or at random).
+        scale, ratio: of the random crop; None: timm's.
+        hflip, vflip: probabilities of flips.
+        color_jitter: of brightness, contrast and saturation; or three numbers, or four with hue; None: none. An
+            `auto_augment` takes its place.
+        color_jitter_prob: how often it is applied; None: always.
+        grayscale_prob, gaussian_blur_prob: probabilities.
+        auto_augment: timm's string for RandAugment, such as ``"rand-m9-mstd0.5-inc1"``.
+        interpolation: ``"random"`` (bilinear or bicubic, for each sample), or a filter's name.
+        re_prob, re_mode, re_count: of `RandomErasing`.
+        crop_pct, crop_mode, crop_border_pixels: of evaluation.
+        normalize: False gives uint8 batches.
+
+    Returns:
+        A list for ``Loader(transforms=…)``.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these, or cannot be mapped, which names it.
+
+    Example:
+        >>> config = {"input_size": (3, 224, 224), "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
+        >>> from_timm(config)[:2]
+        [Resize(size=248, interpolation='bicubic'), CenterCrop(size=(224, 224))]
+    """
+    given = {
+        "no_aug": no_aug,
+        "train_crop_mode": train_crop_mode,
+        "scale": scale,
+        "ratio": ratio,
+        "hflip": hflip,
+        "vflip": vflip,
+        "color_jitter": color_jitter,
+        "color_jitter_prob": color_jitter_prob,
+        "grayscale_prob": grayscale_prob,
+        "gaussian_blur_prob": gaussian_blur_prob,
+        "auto_augment": auto_augment,
+        "interpolation": interpolation,
+        "re_prob": re_prob,
+        "re_mode": re_mode,
+        "re_count": re_count,
+        "crop_pct": crop_pct,
+        "crop_mode": crop_mode,
+        "crop_border_pixels": crop_border_pixels,
+        "normalize": normalize,
+    }
+    options = _options(data_config, given)
+    size_hw = _size(options["input_size"])
+    if not is_training:
+        chain = _evaluation(options, size_hw)
+    elif options["no_aug"]:
+        filter_name = "bilinear" if options["interpolation"] == "random" else options["interpolation"]
+        chain = [Resize(size_hw, interpolation=filter_name), CenterCrop(size_hw)]
+    else:
+        chain = [*_moved(options, size_hw), *_colored(options, size_hw)]
+    if not options["normalize"]:
+        return chain
+    chain += [ToDtype("float32", scale=True), Normalize(mean=options["mean"], std=options["std"])]
+    if is_training and not options["no_aug"] and options["re_prob"] > 0:
+        chain.append(_erasing(options))
+    return chain
+
+
+def _options(data_config: Mapping[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """All of timm's options: as given, else as the configuration says, else timm's default."""
+    if data_config is not None and not isinstance(data_config, Mapping):
+        raise TypeError(
+            "from_timm(data_config=…) must be a dict, as timm.data.resolve_model_data_config(model) gives one, got "
+            f"{data_config!r} ({type(data_config).__name__})"
+        )
+    config = dict(data_config or {})
+    for name, (harmless, remedy) in REFUSED.items():
+        value = config.pop(name, harmless[0])
+        if value not in harmless:
+            raise ValueError(f"from_timm: {name}={value!r} cannot be mapped: {remedy}")
+    for name in WITHOUT_EFFECT:
+        config.pop(name, None)
+    unknown = sorted(set(config) - set(DEFAULTS))
+    if unknown:
+        raise ValueError(
+            f"from_timm(data_config=…) holds {unknown[0]!r}, which is none of the arguments of timm's create_transform "
+            f"that gpuload knows: {', '.join(DEFAULTS)}"
+        )
+    given = {name: value for name, value in given.items() if value is not TIMM}
+    for name, value in given.items():
+        if name in config and config[name] != value:
+            # Evaluation filters are part of a model's configuration, and training scripts override them.
+            if name in ("interpolation", "crop_pct", "crop_mode"):
+                continue
+            raise ValueError(f"from_timm: {name} is given twice, as {value!r} and in data_config as {config[name]!r}")
+    options = {**DEFAULTS, **config, **given}
+    for name in ("hflip", "vflip", "grayscale_prob", "gaussian_blur_prob", "re_prob"):
+        options[name] = probability(f"from_timm({name}=…)", options[name])
+    return options
+
+
+def _size(value: Any) -> tuple[int, int]:
+    """(channels, height, width), (height, width) or one side, as timm takes them."""
+    if is_sequence(value) and len(value) == 3:
+        value = value[1:]
+    return size_pair("from_timm: input_size", value)
+
+
+def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    filter_name = options["interpolation"]
+    if filter_name == "random":
+        raise ValueError("from_timm: interpolation='random' is for training; name a filter for evaluation")
+    share = CROP_PCT if options["crop_pct"] is None else finite("from_timm(crop_pct=…)", options["crop_pct"])
+    if not 0 < share <= 1:
+        raise ValueError(f"from_timm(crop_pct=…) must be greater than 0, and at most 1, got {share}")
+    scaled = math.floor(size_hw[0] / share), math.floor(size_hw[1] / share)
+    chain: list[Transform] = []
+    if options["crop_border_pixels"]:
+        chain.append(TrimBorder(options["crop_border_pixels"]))
+    mode = options["crop_mode"]
+    if mode not in (None, "", "center", "squash", "border"):
+        raise ValueError(f"from_timm(crop_mode=…) must be 'center', 'squash' or 'border', got {mode!r}")
+    if mode == "squash":
+        return [*chain, Resize(scaled, interpolation=filter_name), CenterCrop(size_hw)]
+    if mode == "border":
+        fill = tuple(round(255 * level) for level in options["mean"])
+        resize = ResizeKeepRatio(scaled, longest=1.0, interpolation=filter_name)
+        return [*chain, resize, CenterCropOrPad(size_hw, fill=fill)]
+    if scaled[0] == scaled[1]:
+        return [*chain, Resize(scaled[0], interpolation=filter_name), CenterCrop(size_hw)]
+    return [*chain, ResizeKeepRatio(scaled, interpolation=filter_name), CenterCrop(size_hw)]
+
+
+def _moved(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    """timm's primary transforms: crop and flips."""
+    mode, scale, ratio = options["train_crop_mode"] or "rrc", options["scale"], options["ratio"]
+    chain: list[Transform]
+    if mode == "rrc":
+        crop = RandomResizedCrop(
+            size_hw, scale=scale or (0.08, 1.0), ratio=ratio or (3 / 4, 4 / 3), interpolation=options["interpolation"]
+        )
+        chain = [crop]
+    elif mode in ("rkrc", "rkrr"):
+        resize = ResizeKeepRatio(
+            size_hw,
+            interpolation=options["interpolation"],
+            random_scale_prob=0.5,
+            random_scale_range=scale or (0.8, 1.0),
+            random_scale_area=True,
+            random_aspect_prob=0.5,
+            random_aspect_range=ratio or (0.9, 1 / 0.9),
+        )
+        crop = (CenterCropOrPad if mode == "rkrc" else RandomCropOrPad)(size_hw, padding_mode="reflect")
+        chain = [resize, crop]
+    else:
+        raise ValueError(f"from_timm(train_crop_mode=…) must be 'rrc', 'rkrc' or 'rkrr', got {mode!r}")
+    if options["hflip"]:
+        chain.append(RandomHorizontalFlip(options["hflip"]))
+    if options["vflip"]:
+        chain.append(RandomVerticalFlip(options["vflip"]))
+    return chain
+
+
+def _colored(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    """timm's secondary transforms: automatic augmentation, or jitter; grayscale; blur."""
+    from gpuload.transforms.color_random import GaussianBlur, RandomGrayscale
+
+    chain: list[Transform] = []
+    if options["auto_augment"]:
+        chain.append(_automatic(options, size_hw))
+    elif options["color_jitter"] is not None:
+        jitter = _jitter(options["color_jitter"])
+        share = options["color_jitter_prob"]
+        chain.append(jitter if share is None else RandomApply([jitter], p=share))
+    if options["grayscale_prob"]:
+        chain.append(RandomGrayscale(options["grayscale_prob"]))
+    if options["gaussian_blur_prob"]:
+        chain.append(RandomApply([GaussianBlur(23)], p=options["gaussian_blur_prob"]))
+    return chain
+
+
+def _jitter(value: Any) -> ColorJitter:
+    strengths = tuple(value) if is_sequence(value) else (value,) * 3
+    if len(strengths) not in (3, 4):
+        raise ValueError(
+            "from_timm(color_jitter=…) must be one number, or three (brightness, contrast, saturation), or four, with "
+            f"hue; got {value!r}"
+        )
+    return ColorJitter(*strengths)
+
+
+def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
+    from gpuload.transforms.timm_randaugment import TimmRandAugment
+
+    text = options["auto_augment"]
+    if not isinstance(text, str):
+        raise TypeError(f"from_timm(auto_augment=…) must be a string, got {text!r} ({type(text).__name__})")
+    if not text.startswith("rand"):
+        raise ValueError(
+            f"from_timm(auto_augment={text!r}) cannot be mapped: gpuload has timm's RandAugment ('rand-…'); for other "
+            "policies put AutoAugment or AugMix, which are torchvision's, in the list"
+        )
+    hparams: dict[str, Any] = {
+        "translate_const": int(min(size_hw) * 0.45),
+        "img_mean": tuple(min(255, round(255 * level)) for level in options["mean"]),
+    }
+    if options["interpolation"] != "random":
+        hparams["interpolation"] = options["interpolation"]
+    return TimmRandAugment(text, hparams)
+
+
+def _erasing(options: dict[str, Any]) -> Transform:
+    from gpuload.transforms.erasing import RandomErasing
+
+    mode = str(options["re_mode"]).lower() or "const"
+    count = whole("from_timm(re_count=…)", options["re_count"] or 1, least=1)
+    return RandomErasing(
+        options["re_prob"], scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), mode=mode, min_count=1, max_count=count
+    )

@@ -1,0 +1,233 @@
+"""A chain of torchvision becomes one of gpuload: each transform becomes that of the same name, argument by argument.
+
+torchvision's objects are known by the names of their classes and modules and read by their attributes; nothing of
+torchvision, or of torch, is imported. What cannot be said in gpuload is an error that names the transform and its
+place, never a chain that means something else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from gpuload.transforms.arguments import is_sequence
+from gpuload.transforms.base import Transform
+from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
+from gpuload.transforms.convert import ToDtype
+from gpuload.transforms.interop.tables import ARGUMENTS, IN_LEVELS, NOTHING_TO_DO, REFUSED, RENAMED, TO_DTYPE
+
+__all__ = ["from_torchvision"]
+
+
+def from_torchvision(transforms: Any) -> list[Transform]:
+    """Write torchvision's transforms as gpuload's.
+
+    Every argument is carried over; every draw is then made for each sample. ``ToImage``, ``PILToTensor``,
+    ``ToPureTensor`` and ``ToPILImage`` do nothing, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype``
+    become `ToDtype`.
+
+    Args:
+        transforms: a ``Compose``, one transform, or a list of them, of `torchvision.transforms.v2` or
+            `torchvision.transforms`; an ``nn.Sequential`` of them too.
+
+    Returns:
+        A list for ``Loader(transforms=…)``; more may be added to it.
+
+    Raises:
+        TypeError: something is no transform of torchvision, or a ``Lambda``.
+        ValueError: gpuload does not have a transform, or does not take one of its arguments.
+
+    Example:
+        >>> from torchvision.transforms import v2  # doctest: +SKIP
+        >>> from_torchvision(v2.Compose([v2.ToImage(), v2.RandomCrop(32, padding=4)]))  # doctest: +SKIP
+        [RandomCrop(size=(32, 32), padding=(4, 4, 4, 4))]
+    """
+    return _Reader().chain(transforms)
+
+
+class _Reader:
+    """Reads a chain from front to back, and remembers the `ToDtype` that made floats of the images, once one has."""
+
+    def __init__(self) -> None:
+        self._floats: ToDtype | None = None
+
+    def chain(self, transforms: Any) -> list[Transform]:
+        found: list[Transform] = []
+        for entry, place in _flat(transforms, "transforms"):
+            for transform in self._read(entry, place):
+                if not isinstance(transform, ToDtype) or not transform.makes:
+                    found.append(transform)
+                elif self._floats is None:
+                    self._floats = transform
+                    found.append(transform)
+                else:
+                    # Floats to floats: torchvision only changes their width. It is said where they are made.
+                    number = found.index(self._floats)
+                    masks = transform.mask_dtype or self._floats.mask_dtype
+                    self._floats = dataclasses.replace(self._floats, dtype=transform.dtype, mask_dtype=masks)
+                    found[number] = self._floats
+        return found
+
+    def _read(self, entry: Any, place: str) -> Iterator[Transform]:
+        name = type(entry).__name__
+        if isinstance(entry, Transform):
+            yield entry
+        elif not _is_theirs(entry):
+            raise TypeError(_foreign(entry, place))
+        elif name in REFUSED:
+            error = TypeError if name == "Lambda" else ValueError
+            raise error(f"from_torchvision: {place} is {name}, which gpuload does not have: {REFUSED[name]}")
+        elif name in ("RandomApply", "RandomChoice", "RandomOrder"):
+            yield from self._container(name, entry, place)
+        elif name in NOTHING_TO_DO:
+            if name == "Identity":
+                yield Identity()
+            elif name == "ToPILImage":
+                self._check_to_pil(entry, place)
+        elif name in TO_DTYPE:
+            yield from self._to_dtype(name, entry, place)
+        elif name in ARGUMENTS:
+            yield _made(_ours(name), self._arguments(name, entry), place)
+        else:
+            raise ValueError(
+                f"from_torchvision: {place} is {name}, which gpuload does not have; do it in the dataset's "
+                "__getitem__, or make an nn.Module of it that takes a batch, and put that last in the chain"
+            )
+
+    def _container(self, name: str, entry: Any, place: str) -> Iterator[Transform]:
+        if name == "RandomApply":
+            inside = [
+                transform
+                for inner, at in _flat(list(entry.transforms), f"{place}.transforms")
+                for transform in self._read(inner, at)
+            ]
+            if inside:
+                yield _made(RandomApply, {"transforms": inside, "p": entry.p}, place)
+            return
+        units = [self._unit(inner, f"{place}.transforms[{number}]") for number, inner in enumerate(entry.transforms)]
+        if name == "RandomOrder":
+            units = [unit for unit in units if not isinstance(unit, Identity)]
+            if units:
+                yield _made(RandomOrder, {"transforms": units}, place)
+            return
+        shares = None if entry.p is None or len(set(entry.p)) == 1 else list(entry.p)
+        yield _made(RandomChoice, {"transforms": units, "p": shares}, place)
+
+    def _unit(self, entry: Any, place: str) -> Transform:
+        """What a choice or an order takes as one, which may be several one behind the other."""
+        found = [transform for inner, at in _flat(entry, place) for transform in self._read(inner, at)]
+        return found[0] if len(found) == 1 else Compose(found) if found else Identity()
+
+    def _to_dtype(self, name: str, entry: Any, place: str) -> Iterator[Transform]:
+        if name == "ToDtype":
+            arguments = {"dtype": entry.dtype, "scale": entry.scale}
+        else:
+            arguments = {"dtype": "float32" if name == "ToTensor" else entry.dtype, "scale": True}
+        transform = _made(ToDtype, arguments, place)
+        if self._floats is not None and transform.dtype == "uint8":
+            raise ValueError(
+                f"from_torchvision: {place}, {name}, makes levels of floats again; leave it out, and the conversion to "
+                "floats before it: gpuload computes as on uint8 images until Normalize in any case"
+            )
+        if transform.makes or transform.mask_dtype:  # uint8 to uint8 is nothing
+            yield transform
+
+    def _check_to_pil(self, entry: Any, place: str) -> None:
+        if entry.mode is not None:
+            raise ValueError(
+                f"from_torchvision: {place}, ToPILImage(mode={entry.mode!r}), changes the mode of images; have them "
+                "decoded to it, by gpuload.Encoded(…, mode=…), and leave it out"
+            )
+        if self._floats is not None:
+            raise ValueError(
+                f"from_torchvision: {place}, ToPILImage, makes levels of floats again; leave it out, and the "
+                "conversion to floats before it: gpuload computes as on uint8 images until Normalize in any case"
+            )
+
+    def _arguments(self, name: str, entry: Any) -> dict[str, Any]:
+        arguments = {
+            argument: _plain(getattr(entry, RENAMED.get((name, argument), argument))) for argument in ARGUMENTS[name]
+        }
+        if name == "RandomErasing":
+            arguments["value"] = _erasing_value(arguments["value"])
+        if self._floats is not None and self._floats.scale:
+            for argument in arguments:
+                if (name, argument) in IN_LEVELS:
+                    arguments[argument] = arguments[argument] * 255
+        return arguments
+
+
+def _flat(entry: Any, place: str) -> Iterator[tuple[Any, str]]:
+    """What stands in a chain, each with its place, with that of a Compose or a list in its place."""
+    name = type(entry).__name__
+    if isinstance(entry, Transform):
+        yield entry, place
+    elif _is_theirs(entry) and name in ("Sequential", "ModuleList"):
+        for number, inner in enumerate(entry):
+            yield from _flat(inner, f"{place}[{number}]")
+    elif _is_theirs(entry) and name == "Compose":
+        inside = "transforms" if place == "transforms" else f"{place}.transforms"
+        for number, inner in enumerate(entry.transforms):
+            yield from _flat(inner, f"{inside}[{number}]")
+    elif isinstance(entry, list | tuple):
+        for number, inner in enumerate(entry):
+            yield from _flat(inner, f"{place}[{number}]")
+    else:
+        yield entry, place
+
+
+def _is_theirs(entry: Any) -> bool:
+    module = type(entry).__module__
+    if module.startswith("torch.nn.modules."):
+        return type(entry).__name__ in ("Identity", "ModuleList", "Sequential")
+    return module == "torchvision.transforms" or module.startswith("torchvision.transforms.")
+
+
+def _ours(name: str) -> type[Transform]:
+    return getattr(importlib.import_module("gpuload.transforms"), name)
+
+
+def _made(kind: Any, arguments: dict[str, Any], place: str) -> Any:
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"from_torchvision: {place}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """An argument as ours take it: enumerations by their names, tensors as numbers, getters of labels by name."""
+    if isinstance(value, enum.Enum) and isinstance(value.value, str):
+        return value.value
+    if not isinstance(value, enum.Enum) and callable(getattr(value, "tolist", None)):
+        return value.tolist()
+    if callable(value) and getattr(value, "__module__", "").startswith("torchvision.transforms."):
+        # labels_getter, which MixUp and CutMix keep as a function: of two that torchvision makes for a word.
+        return "default" if value.__name__ == "_find_labels_default_heuristic" else None
+    if isinstance(value, list | tuple):
+        return tuple(_plain(entry) for entry in value)
+    return value
+
+
+def _erasing_value(value: Any) -> Any:
+    """v2 keeps "random" as None and a number as a list of it."""
+    if value is None:
+        return "random"
+    return value[0] if is_sequence(value) and len(value) == 1 else value
+
+
+def _foreign(entry: Any, place: str) -> str:
+    kind = type(entry)
+    text = (
+        f"from_torchvision: {place} is no transform of torchvision: got {entry!r} ({kind.__module__}.{kind.__name__})"
+    )
+    if isinstance(entry, type):
+        return f"from_torchvision: {place} is the class {entry.__name__}; write {entry.__name__}(…)"
+    if kind.__module__.split(".")[0] == "timm":
+        return f"{text}; write from_timm(data_config, …) for timm's chains"
+    return (
+        f"{text}; call it in the dataset's __getitem__, or, where it is an nn.Module that takes a batch, put it last "
+        "in the chain"
+    )

@@ -1,0 +1,100 @@
+"""What becomes of each transform of torchvision: which of ours it is, and which of its attributes say so.
+
+One table for both of torchvision's faces, `torchvision.transforms` and `torchvision.transforms.v2`, whose classes have
+the same names and, where both exist, the same attributes. The tests hold these tables against torchvision's own
+signatures: an argument that is in no table would be lost without a word. Data only.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["ARGUMENTS", "CONTAINERS", "IN_LEVELS", "NOTHING_TO_DO", "REFUSED", "RENAMED", "TO_DTYPE"]
+
+# Ours has the same name and takes the same arguments; theirs keeps each in an attribute of that name.
+ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
+    "AugMix": ("severity", "mixture_width", "chain_depth", "alpha", "all_ops", "interpolation", "fill"),
+    "AutoAugment": ("policy", "interpolation", "fill"),
+    "CenterCrop": ("size",),
+    "ClampBoundingBoxes": ("clamping_mode",),
+    "ColorJitter": ("brightness", "contrast", "saturation", "hue"),
+    "ConvertBoundingBoxFormat": ("format",),
+    "CutMix": ("alpha", "num_classes", "labels_getter"),
+    "GaussianBlur": ("kernel_size", "sigma"),
+    "GaussianNoise": ("mean", "sigma", "clip"),
+    "Grayscale": ("num_output_channels",),
+    "MixUp": ("alpha", "num_classes", "labels_getter"),
+    "Normalize": ("mean", "std", "inplace"),
+    "Pad": ("padding", "fill", "padding_mode"),
+    "RandAugment": ("num_ops", "magnitude", "num_magnitude_bins", "interpolation", "fill"),
+    "RandomAdjustSharpness": ("sharpness_factor", "p"),
+    "RandomAffine": ("degrees", "translate", "scale", "shear", "interpolation", "fill", "center"),
+    "RandomAutocontrast": ("p",),
+    "RandomCrop": ("size", "padding", "pad_if_needed", "fill", "padding_mode"),
+    "RandomEqualize": ("p",),
+    "RandomErasing": ("p", "scale", "ratio", "value", "inplace"),
+    "RandomGrayscale": ("p",),
+    "RandomHorizontalFlip": ("p",),
+    "RandomInvert": ("p",),
+    "RandomIoUCrop": (
+        "min_scale",
+        "max_scale",
+        "min_aspect_ratio",
+        "max_aspect_ratio",
+        "sampler_options",
+        "trials",
+    ),
+    "RandomPerspective": ("distortion_scale", "p", "interpolation", "fill"),
+    "RandomPhotometricDistort": ("brightness", "contrast", "saturation", "hue", "p"),
+    "RandomPosterize": ("bits", "p"),
+    "RandomResize": ("min_size", "max_size", "interpolation", "antialias"),
+    "RandomResizedCrop": ("size", "scale", "ratio", "interpolation", "antialias"),
+    "RandomRotation": ("degrees", "interpolation", "expand", "center", "fill"),
+    "RandomShortestSize": ("min_size", "max_size", "interpolation", "antialias"),
+    "RandomSolarize": ("threshold", "p"),
+    "RandomVerticalFlip": ("p",),
+    "RandomZoomOut": ("fill", "side_range", "p"),
+    "Resize": ("size", "interpolation", "max_size", "antialias"),
+    "SanitizeBoundingBoxes": ("min_size", "min_area", "labels_getter"),
+    "ScaleJitter": ("target_size", "scale_range", "interpolation", "antialias"),
+    "TrivialAugmentWide": ("num_magnitude_bins", "interpolation", "fill"),
+}
+
+# Where their attribute has another name than the argument.
+RENAMED: Final[dict[tuple[str, str], str]] = {
+    ("CutMix", "labels_getter"): "_labels_getter",
+    ("MixUp", "labels_getter"): "_labels_getter",
+    ("RandomIoUCrop", "sampler_options"): "options",
+}
+
+# Arguments that torchvision takes in the units of the image, and gpuload in levels: behind a ToDtype(scale=True) 1
+# is 255 levels.
+IN_LEVELS: Final = (("RandomSolarize", "threshold"),)
+
+# They hold other transforms.
+CONTAINERS: Final = ("Compose", "ModuleList", "RandomApply", "RandomChoice", "RandomOrder", "Sequential")
+
+# They turn one type of Python object into another. A batch of gpuload is a tensor in any case.
+NOTHING_TO_DO: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToPureTensor")
+
+# They become our ToDtype.
+TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")
+
+# What gpuload does not have, and what to do about it.
+REFUSED: Final[dict[str, str]] = {
+    "ClampKeyPoints": "leave it out: keypoints that leave the image keep their places, and a mask can be made of them",
+    "ElasticTransform": "do it to the finished batch, or in the dataset's __getitem__",
+    "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
+    "JPEG": "do it in the dataset's __getitem__",
+    "Lambda": (
+        "a function of one's own cannot run on a whole batch on the device; call it in the dataset's __getitem__, or "
+        "make an nn.Module of it that takes a batch, and put that last in the chain"
+    ),
+    "LinearTransformation": "do it to the finished batch; an nn.Module may stand last in the chain",
+    "RandomChannelPermutation": "RandomPhotometricDistort permutes channels too; or do it to the finished batch",
+    "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
+    "SanitizeKeyPoints": "select keypoints in the finished batch",
+    "SetClampingMode": "leave it out: gpuload cuts boxes to the image, torchvision's mode 'soft'",
+    "TenCrop": "it makes ten images of one; write MultiView([...]) with a chain for each",
+    "UniformTemporalSubsample": "it is for videos; select frames in the dataset's __getitem__",
+}
