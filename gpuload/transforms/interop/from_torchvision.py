@@ -153,6 +153,8 @@ class _Reader:
         }
         if name == "RandomErasing":
             arguments["value"] = _erasing_value(arguments["value"])
+        if name == "RandomCrop" and type(entry).__module__.startswith("torchvision.transforms.v2"):
+            arguments["padding"] = _crop_padding(arguments["padding"])
         if self._floats is not None and self._floats.scale:
             for argument in arguments:
                 if (name, argument) in IN_LEVELS:
@@ -216,6 +218,14 @@ def _erasing_value(value: Any) -> Any:
     if value is None:
         return "random"
     return value[0] if is_sequence(value) and len(value) == 1 else value
+
+
+def _crop_padding(value: Any) -> Any:
+    """v2's RandomCrop keeps left, right, top, bottom, where its argument is left, top, right, bottom."""
+    if value is None or not is_sequence(value) or len(value) != 4:
+        return value
+    left, right, top, bottom = value
+    return left, top, right, bottom
 
 
 def _foreign(entry: Any, place: str) -> str:

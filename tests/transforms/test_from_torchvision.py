@@ -1,0 +1,328 @@
+"""A chain of torchvision's becomes one of gpuload, with no argument lost, or an error that names what it cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import warnings
+from collections import defaultdict
+
+import originals
+import pytest
+import torch
+from torch import nn
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.transforms.interop.tables import ARGUMENTS, NOTHING_TO_DO, REFUSED, TO_DTYPE
+
+vision = originals.torchvision()
+v1 = vision.transforms
+v2 = v1.v2
+BICUBIC = v2.InterpolationMode.BICUBIC
+NEAREST = v2.InterpolationMode.NEAREST
+
+
+def second(sample):
+    return sample[1]
+
+
+# Every argument of every transform, none of them with its default, as torchvision takes it.
+EXAMPLES: dict[str, dict] = {
+    "AugMix": {
+        "severity": 4,
+        "mixture_width": 2,
+        "chain_depth": 2,
+        "alpha": 0.5,
+        "all_ops": False,
+        "interpolation": NEAREST,
+        "fill": 9,
+    },
+    "AutoAugment": {"policy": v2.AutoAugmentPolicy.SVHN, "interpolation": BICUBIC, "fill": 7},
+    "CenterCrop": {"size": (20, 30)},
+    "ClampBoundingBoxes": {"clamping_mode": "hard"},
+    "ColorJitter": {"brightness": 0.1, "contrast": (0.5, 2.0), "saturation": 0.3, "hue": (-0.1, 0.2)},
+    "ConvertBoundingBoxFormat": {"format": "CXCYWH"},
+    "CutMix": {"alpha": 0.3, "num_classes": 7, "labels_getter": second},
+    "GaussianBlur": {"kernel_size": (3, 5), "sigma": (0.5, 0.7)},
+    "GaussianNoise": {"mean": 0.1, "sigma": 0.2, "clip": True},
+    "Grayscale": {"num_output_channels": 3},
+    "MixUp": {"alpha": 0.3, "num_classes": 7, "labels_getter": None},
+    "Normalize": {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "inplace": True},
+    "Pad": {"padding": [1, 2, 3, 4], "fill": (1, 2, 3), "padding_mode": "reflect"},
+    "RandAugment": {"num_ops": 3, "magnitude": 5, "num_magnitude_bins": 11, "interpolation": BICUBIC, "fill": 3},
+    "RandomAdjustSharpness": {"sharpness_factor": 2.0, "p": 0.3},
+    "RandomAffine": {
+        "degrees": (-10, 20),
+        "translate": (0.1, 0.2),
+        "scale": (0.8, 1.5),
+        "shear": (1, 2, 3, 4),
+        "interpolation": v2.InterpolationMode.BILINEAR,
+        "fill": (3, 4, 5),
+        "center": (7, 8),
+    },
+    "RandomAutocontrast": {"p": 0.3},
+    "RandomCrop": {
+        "size": (20, 30),
+        "padding": (1, 2, 3, 4),
+        "pad_if_needed": True,
+        "fill": (5, 6, 7),
+        "padding_mode": "edge",
+    },
+    "RandomEqualize": {"p": 0.3},
+    "RandomErasing": {"p": 0.3, "scale": (0.1, 0.2), "ratio": (0.5, 2.0), "value": (1.0, 2.0, 3.0), "inplace": True},
+    "RandomGrayscale": {"p": 0.3},
+    "RandomHorizontalFlip": {"p": 0.3},
+    "RandomInvert": {"p": 0.3},
+    "RandomIoUCrop": {
+        "min_scale": 0.4,
+        "max_scale": 0.9,
+        "min_aspect_ratio": 0.6,
+        "max_aspect_ratio": 1.5,
+        "sampler_options": [0.0, 0.5],
+        "trials": 12,
+    },
+    "RandomPerspective": {"distortion_scale": 0.3, "p": 0.4, "interpolation": NEAREST, "fill": (1, 2, 3)},
+    "RandomPhotometricDistort": {
+        "brightness": (0.5, 1.5),
+        "contrast": (0.6, 1.4),
+        "saturation": (0.7, 1.3),
+        "hue": (-0.1, 0.1),
+        "p": 0.3,
+    },
+    "RandomPosterize": {"bits": 3, "p": 0.3},
+    "RandomResize": {"min_size": 20, "max_size": 30, "interpolation": BICUBIC, "antialias": True},
+    "RandomResizedCrop": {
+        "size": (20, 30),
+        "scale": (0.2, 0.7),
+        "ratio": (0.5, 1.5),
+        "interpolation": BICUBIC,
+        "antialias": True,
+    },
+    "RandomRotation": {
+        "degrees": (-10, 20),
+        "interpolation": v2.InterpolationMode.BILINEAR,
+        "expand": True,
+        "center": (3, 4),
+        "fill": (1, 2, 3),
+    },
+    "RandomShortestSize": {"min_size": [20, 30], "max_size": 50, "interpolation": BICUBIC, "antialias": True},
+    "RandomSolarize": {"threshold": 100, "p": 0.3},
+    "RandomVerticalFlip": {"p": 0.3},
+    "RandomZoomOut": {"fill": (1, 2, 3), "side_range": (1.5, 2.0), "p": 0.3},
+    "Resize": {"size": 20, "interpolation": BICUBIC, "max_size": 50, "antialias": True},
+    "SanitizeBoundingBoxes": {"min_size": 2.0, "min_area": 3.0, "labels_getter": None},
+    "ScaleJitter": {"target_size": (20, 30), "scale_range": (0.5, 1.5), "interpolation": BICUBIC, "antialias": True},
+    "TrivialAugmentWide": {"num_magnitude_bins": 11, "interpolation": BICUBIC, "fill": 3},
+}
+# What has one value only; GaussianNoise(clip=False) is refused.
+FIXED = {("GaussianNoise", "clip"), *((name, "antialias") for name in ARGUMENTS)}
+NOT_TRANSFORMS = {"AutoAugmentPolicy", "InterpolationMode", "Transform"}
+
+
+def fields_of(transforms) -> list:
+    """All that the transforms hold, what makes no difference to their equality too."""
+    return [
+        (type(transform), [getattr(transform, field.name) for field in dataclasses.fields(transform)])
+        for transform in transforms
+    ]
+
+
+def classes(module) -> list[str]:
+    return sorted(
+        name for name, value in vars(module).items() if isinstance(value, type) and name not in NOT_TRANSFORMS
+    )
+
+
+def parameters(kind: type) -> set[str]:
+    return set(inspect.signature(kind).parameters)
+
+
+@pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
+def test_of_each_transform_it_is_stated_what_becomes_of_it(module):
+    held = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
+    stated = [*ARGUMENTS, *NOTHING_TO_DO, *TO_DTYPE, *REFUSED, *held]
+    assert len(stated) == len(set(stated))
+    missing = set(classes(module)) - set(stated)
+    assert not missing
+    assert not [name for name in ARGUMENTS if not hasattr(T, name)]
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_the_table_holds_every_argument(name):
+    for module in (v1, v2):
+        if hasattr(module, name):
+            assert parameters(getattr(module, name)) == set(ARGUMENTS[name])
+    assert set(EXAMPLES[name]) == set(ARGUMENTS[name])
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+@pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
+def test_no_argument_is_lost(module, name):
+    if not hasattr(module, name):
+        assert module is v1  # v2 has all
+        return
+    arguments, kind = EXAMPLES[name], getattr(T, name)
+    ours = fields_of([kind(**arguments)])
+    assert fields_of(T.from_torchvision(getattr(module, name)(**arguments))) == ours
+    for key in arguments:
+        if (name, key) in FIXED or inspect.signature(kind).parameters[key].default is inspect.Parameter.empty:
+            continue
+        # The example would show it if this one argument were not carried over.
+        fewer = {other: value for other, value in arguments.items() if other != key}
+        without = fields_of([kind(**fewer)])
+        assert without != ours
+        assert fields_of(T.from_torchvision(getattr(module, name)(**fewer))) == without
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_defaults_are_torchvisions(name):
+    required = {
+        key: value
+        for key, value in EXAMPLES[name].items()
+        if inspect.signature(getattr(T, name)).parameters[key].default is inspect.Parameter.empty
+    }
+    ours = fields_of([getattr(T, name)(**required)])
+    assert fields_of(T.from_torchvision(getattr(v2, name)(**required))) == ours
+
+
+def test_labels_getters():
+    for kind in ("MixUp", "CutMix"):
+        for getter in ("default", None, second):
+            [ours] = T.from_torchvision(getattr(v2, kind)(num_classes=3, labels_getter=getter))
+            assert ours.labels_getter == getter
+    [ours] = T.from_torchvision(v2.SanitizeBoundingBoxes(labels_getter=second))
+    assert ours.labels_getter is second
+
+
+def test_values_of_erasing():
+    for module in (v1, v2):
+        for value in (0.5, "random", (0.1, 0.2, 0.3)):
+            assert T.from_torchvision(module.RandomErasing(value=value)) == [T.RandomErasing(value=value)]
+
+
+def test_fills_by_type():
+    tv = vision.tv_tensors
+    fill = defaultdict(lambda: 0, {tv.Image: (1, 2, 3), tv.Mask: 255})
+    expected = {gl.Image: (1, 2, 3), gl.Mask: 255}
+    assert T.from_torchvision(v2.RandomCrop(8, fill=fill)) == [T.RandomCrop(8, fill=expected)]
+    assert T.from_torchvision(v2.Pad(3, fill=fill)) == [T.Pad(3, fill=expected)]
+    assert T.from_torchvision(v2.RandomZoomOut(fill={"others": 5})) == [T.RandomZoomOut(fill={"others": 5})]
+
+
+def test_conversions():
+    levels = {"ToImage": v2.ToImage(), "PILToTensor": v1.PILToTensor(), "ToPureTensor": v2.ToPureTensor()}
+    assert T.from_torchvision([*levels.values(), v2.ToPILImage(), v2.ToDtype(torch.uint8, scale=True)]) == []
+    assert T.from_torchvision([v2.Identity(), nn.Identity()]) == [T.Identity(), T.Identity()]
+    scaled = [T.ToDtype("float32", scale=True)]
+    assert T.from_torchvision([v1.ToTensor()]) == scaled
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is deprecated
+        assert T.from_torchvision([v2.ToTensor()]) == scaled
+    assert T.from_torchvision([v1.ConvertImageDtype(torch.float32)]) == scaled
+    assert T.from_torchvision([v2.ConvertImageDtype()]) == scaled
+    assert T.from_torchvision(v2.ToDtype(torch.float16)) == [T.ToDtype("float16")]
+    # Floats to floats are a change of width only.
+    assert T.from_torchvision([v1.ToTensor(), v1.ConvertImageDtype(torch.float32)]) == scaled
+    found = T.from_torchvision([v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.ConvertImageDtype(torch.float16)])
+    assert found == [T.ToDtype("float16", scale=True), T.Normalize([0.5], [0.5])]
+
+
+def test_dtypes_by_type():
+    tv = vision.tv_tensors
+    dtypes = {tv.Image: torch.float32, tv.Mask: torch.int64, "others": None}
+    found = T.from_torchvision([v2.ToDtype(dtypes, scale=True)])
+    assert found == [T.ToDtype("float32", scale=True, mask_dtype="int64")]
+    assert found == [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True)]
+    assert T.from_torchvision([v2.ToDtype({tv.Mask: torch.int64, "others": None})]) == [
+        T.ToDtype(None, mask_dtype="int64")
+    ]
+
+
+def test_a_threshold_behind_the_conversion_is_in_its_units():
+    chain = [v1.ToTensor(), v1.RandomSolarize(0.5, p=1)]
+    assert T.from_torchvision(chain)[1] == T.RandomSolarize(127.5, p=1)
+    assert T.from_torchvision([v2.ToDtype(torch.float32), v2.RandomSolarize(128)])[1] == T.RandomSolarize(128)
+
+
+def test_transforms_that_hold_others():
+    flip, jitter = v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.2)
+    ours_flip, ours_jitter = T.RandomHorizontalFlip(1.0), T.ColorJitter(0.2)
+    nested = v2.Compose([v2.ToImage(), v2.Compose([flip]), nn.Sequential(jitter, nn.Sequential(flip))])
+    assert T.from_torchvision(nested) == [ours_flip, ours_jitter, ours_flip]
+    assert T.from_torchvision(v1.Compose([v1.RandomApply([jitter, flip], p=0.3)])) == [
+        T.RandomApply([ours_jitter, ours_flip], p=0.3)
+    ]
+    assert T.from_torchvision(v2.RandomApply(nn.ModuleList([jitter]), p=0.3)) == [T.RandomApply([ours_jitter], p=0.3)]
+    assert T.from_torchvision(v2.RandomApply([v2.ToImage()])) == []
+    for module in (v1, v2):
+        assert T.from_torchvision(module.RandomChoice([flip, jitter])) == [T.RandomChoice([ours_flip, ours_jitter])]
+        assert T.from_torchvision(module.RandomOrder([flip, jitter])) == [T.RandomOrder([ours_flip, ours_jitter])]
+    chosen = v2.RandomChoice([v2.ToImage(), v2.Compose([flip, jitter])], p=[1, 3])
+    expected = T.RandomChoice([T.Identity(), T.Compose([ours_flip, ours_jitter])], p=[0.25, 0.75])
+    assert T.from_torchvision(chosen) == [expected]
+    assert T.from_torchvision([ours_flip, jitter]) == [ours_flip, ours_jitter]
+
+
+class Own(nn.Module):
+    """A module of the user's."""
+
+
+@pytest.mark.parametrize(
+    ("transforms", "error", "text"),
+    [
+        (
+            lambda: v2.Lambda(second),
+            TypeError,
+            "transforms is Lambda, which gpuload does not have: a function of one's",
+        ),
+        (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
+        (
+            lambda: v2.Compose([v2.Resize(8), v2.RandomApply([v2.Compose([v2.JPEG(50)])])]),
+            ValueError,
+            "from_torchvision: transforms[1].transforms[0].transforms[0] is JPEG, which gpuload does not have",
+        ),
+        (
+            lambda: v2.RandomChoice([v2.Resize(8), v2.ElasticTransform()]),
+            ValueError,
+            "transforms.transforms[1] is ElasticTransform",
+        ),
+        (lambda: v1.FiveCrop(8), ValueError, "is FiveCrop, which gpuload does not have: it makes five images of one"),
+        (lambda: [v2.Resize(8, antialias=False)], ValueError, "transforms[0]: Resize(antialias=…) must be True"),
+        (lambda: [v2.Resize(8, v2.InterpolationMode.BOX)], ValueError, "transforms[0]: Resize(interpolation=…) must"),
+        (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which makes floats"),
+        (lambda: [v1.ToTensor(), v1.ToPILImage()], ValueError, "transforms[1], ToPILImage, makes levels of floats"),
+        (lambda: [v1.ToPILImage("L")], ValueError, "transforms[0], ToPILImage(mode='L'), changes the mode"),
+        (
+            lambda: [v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)],
+            ValueError,
+            "transforms[1], ToDtype, makes levels of floats again; leave it out",
+        ),
+        (lambda: [second], TypeError, "transforms[0] is no transform of torchvision: got <function second"),
+        (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
+        (lambda: [Own()], TypeError, "where it is an nn.Module that takes a batch, put it last in the chain"),
+    ],
+)
+def test_refused(transforms, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        T.from_torchvision(transforms())
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_each_refusal_says_what_to_do(name):
+    kind = type(name, (), {"__module__": "torchvision.transforms.v2._any"})
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"transforms[0] is {name}, which gpuload does not")):
+        T.from_torchvision([kind()])
+
+
+def test_one_that_no_version_has_yet():
+    kind = type("RandomSwirl", (), {"__module__": "torchvision.transforms.v2._any"})
+    with pytest.raises(ValueError, match=r"transforms\[0\] is RandomSwirl, which gpuload does not have; do it in the"):
+        T.from_torchvision([kind()])
+
+
+def test_timms_are_pointed_to_from_timm():
+    kind = type("MaybeToTensor", (), {"__module__": "timm.data.transforms"})
+    with pytest.raises(TypeError, match="write from_timm"):
+        T.from_torchvision([kind()])
