@@ -137,17 +137,22 @@ class BatchRunner:
 
     def _warp(self, source: Source, transform: Any, params: Warp, after: np.ndarray) -> Source:
         levels = source.dense()
-        height, width = params.size_hw[0].tolist()
+        size = int(after[0, 2]), int(after[0, 3])
         filters = self._filters(transform, params, len(levels))
         fill = transform.outside(masks=self._masks)
-        results = levels if levels.shape[2:] == (height, width) else levels.new_empty(*levels.shape[:2], height, width)
+        results = levels.new_empty(*levels.shape[:2], *size)
+        still = np.flatnonzero(~params.warped)
+        if len(still):
+            index = upload(still, levels.device)
+            results[index] = source.take(still).cut(after[still]).dense()
         for name in np.unique(filters).tolist():
             rows = np.flatnonzero((filters == name) & params.warped)
             if len(rows):
                 index = upload(rows, levels.device)
-                results[index] = warp_batch(levels[index], params.coefficients[rows], (height, width), name, fill)
-        warped = Source.of_dense(results)
-        return warped if (after[:, 2:] == [height, width]).all() else warped.cut(after)
+                results[index] = warp_batch(
+                    levels[index], params.coefficients[rows], size, name, fill, corners=after[rows, :2]
+                )
+        return Source.of_dense(results)
 
     def _branch(self, source: Source, params: Branches, after: np.ndarray) -> Source:
         """Each way for the images that take it. All results are of one size, or there is but one image."""

@@ -223,27 +223,25 @@ def _taps(place: torch.Tensor, length: int, first: int, count: int) -> tuple[lis
 def _bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
     rows, down = _taps(y, height, 0, 2)
     columns, across = _taps(x, width, 0, 2)
-    above, below = (
-        _between(*(_take(flat, row * width + column).to(torch.float64) for column in columns), across) for row in rows
-    )
-    return _between(above, below, down).to(torch.uint8)
+    lines = [_between([_take(flat, row * width + column).double() for column in columns], across) for row in rows]
+    return _between(lines, down).to(torch.uint8)
 
 
-def _between(one: torch.Tensor, other: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+def _between(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
+    one, other = taps
     return one + (other - one) * share
 
 
 def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
     rows, down = _taps(y, height, -1, 4)
     columns, across = _taps(x, width, -1, 4)
-    lines = [
-        _cubic(*(_take(flat, row * width + column).to(torch.float64) for column in columns), across) for row in rows
-    ]
-    return _cubic(*lines, down).clamp_(0, 255).to(torch.uint8)
+    lines = [_cubic([_take(flat, row * width + column).double() for column in columns], across) for row in rows]
+    return _cubic(lines, down).clamp_(0, 255).to(torch.uint8)
 
 
-def _cubic(v1: torch.Tensor, v2: torch.Tensor, v3: torch.Tensor, v4: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+def _cubic(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
     """Keys' cubic with a = -1, in the order in which Pillow adds, which is part of the result."""
+    v1, v2, v3, v4 = taps
     square = 2 * (v1 - v2) + v3 - v4
     cube = v2 - v1 - v3 + v4
     return v2 + share * ((v3 - v1) + share * (square + share * cube))

@@ -50,15 +50,15 @@ def is_sequence(value: Any) -> bool:
     )
 
 
-def whole(name: str, value: Any, *, least: int) -> int:
-    """An integer that is not below `least`."""
+def whole(name: str, value: Any, *, least: int | None) -> int:
+    """An integer that is not below `least`, where that is given."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})") from None
-    if number < least:
+    if least is not None and number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     return number
 
@@ -145,8 +145,11 @@ def _levels(name: str, value: Any) -> tuple[int, ...]:
     return tuple(levels)
 
 
-def interpolation_name(name: str, value: Any) -> Interpolation:
-    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling."""
+def interpolation_name(name: str, value: Any, *, random: bool = False) -> Any:
+    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling; with `random` also
+    ``"random"``, timm's word for one of bilinear and bicubic for each image."""
+    if random and isinstance(value, str) and value == "random":
+        return value
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         found = value.value
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -156,7 +159,8 @@ def interpolation_name(name: str, value: Any) -> Interpolation:
     if found == "nearest-exact":  # on Pillow images, the oracle, the two are one
         found = "nearest"
     if found not in INTERPOLATIONS:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, INTERPOLATIONS))}, got {value!r}")
+        known = ", ".join(map(repr, (*INTERPOLATIONS, "random") if random else INTERPOLATIONS))
+        raise ValueError(f"{name} must be one of {known}, got {value!r}")
     return found
 
 

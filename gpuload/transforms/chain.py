@@ -114,6 +114,7 @@ class Chain:
         lines = _lines(self.transforms)
         for line in lines:
             _check_order(line.transforms)
+            _check_fills(line.transforms)
         self.lines = tuple(Line(_placed(line.transforms), line.streams) for line in lines)
         _check_mixing(self.lines)
 
@@ -270,6 +271,28 @@ def _check_order(transforms: tuple[Transform, ...]) -> None:
             )
         if transform.makes is not None:
             state, maker = transform.makes, number
+
+
+def _check_fills(transforms: tuple[Transform, ...]) -> None:
+    """A fill is in levels, which it cannot be where numbers are no levels any more: there it must be 0."""
+    scaler: Transform | None = None
+    for transform in transforms:
+        filling = None if scaler is None else _filling(transform)
+        if scaler is not None and filling is not None:
+            late, early = _name(filling), _name(scaler)
+            raise ValueError(
+                f"{late}(fill={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes after {early}, "
+                f"which scales images to 0 … 1; put {late} before {early}, or use fill=0"
+            )
+        if transform.makes is not None and scaler is None and getattr(transform, "scale", True):
+            scaler = transform
+
+
+def _filling(transform: Transform) -> Transform | None:
+    """The transform, or one that it holds, that fills with something else than 0."""
+    if any(transform.outside(masks=False)):
+        return transform
+    return next(filter(None, map(_filling, transform.children)), None)
 
 
 def _placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:

@@ -21,9 +21,9 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import DrawError, Transform, Uniforms, clipped, full_windows
+from gpuload.transforms.base import DrawError, Transform, Uniforms, full_windows
 from gpuload.transforms.params import Box, Flip, Params
-from gpuload.transforms.resampling import source_windows
+from gpuload.transforms.resampling import padded_windows, random_filters, source_windows
 
 __all__ = ["CenterCrop", "RandomCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "Resize"]
 
@@ -38,7 +38,7 @@ class Resize(Transform):
     Args:
         size: an integer, to which the shorter side is brought, keeping the aspect ratio; or (height, width); or None,
             with `max_size`: the longer side is brought to that.
-        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``.
+        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
         max_size: the longer side is not made longer than this; with an integer (or None) as `size` only.
         antialias: True; anything else is refused.
 
@@ -77,27 +77,21 @@ class Resize(Transform):
             raise ValueError("Resize(size=None) needs max_size=…, the length that the longer side is brought to")
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "max_size", max_size)
-        object.__setattr__(self, "interpolation", interpolation_name("Resize(interpolation=…)", self.interpolation))
+        name = "Resize(interpolation=…)"
+        object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, random=True))
         object.__setattr__(self, "antialias", antialias_flag("Resize(antialias=…)", self.antialias))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
-        return Box(full_windows(sizes_hw), self.output_sizes(None, sizes_hw))
+        filters = random_filters(uniforms(1)[:, 0]) if self.interpolation == "random" else None
+        return Box(full_windows(sizes_hw), self.output_sizes(None, sizes_hw), filters)
 
     def output_sizes(self, params: Any, sizes_hw: np.ndarray) -> np.ndarray:
         if isinstance(self.size, tuple):
             return np.broadcast_to(np.array(self.size, np.int64), sizes_hw.shape)
+        if self.size is not None:
+            return sizes_by_shorter_side(sizes_hw, np.full(len(sizes_hw), self.size), self.max_size)
         short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
-        if self.size is None:
-            new_short, new_long = (self.max_size * short / long).astype(np.int64), np.full_like(long, self.max_size)
-        else:
-            new_short, new_long = np.full_like(short, self.size), (self.size * long / short).astype(np.int64)
-            if self.max_size is not None:
-                over = new_long > self.max_size
-                new_short[over] = (self.max_size * new_short[over] / new_long[over]).astype(np.int64)
-                new_long[over] = self.max_size
-        wide = sizes_hw[:, 0] <= sizes_hw[:, 1]
-        new_short = np.maximum(new_short, 1)
-        return np.stack([np.where(wide, new_short, new_long), np.where(wide, new_long, new_short)], axis=1)
+        return _oriented(sizes_hw, (self.max_size * short / long).astype(np.int64), np.full_like(long, self.max_size))
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         if size_hw is not None and not isinstance(self.size, tuple):
@@ -107,6 +101,22 @@ class Resize(Transform):
 
     def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
         return source_windows(windows_tlhw, params.size_hw, sizes_hw, self.interpolation)
+
+
+def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int | None = None) -> np.ndarray:
+    """Sizes with the shorter side brought to `sides` (B,), or to less, where the longer would exceed `max_size`."""
+    short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
+    new_short, new_long = sides, (sides * long / short).astype(np.int64)
+    if max_size is not None:
+        over = new_long > max_size
+        new_short = np.where(over, (max_size * new_short / new_long).astype(np.int64), new_short)
+        new_long = np.where(over, max_size, new_long)
+    return _oriented(sizes_hw, new_short, new_long)
+
+
+def _oriented(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.ndarray:
+    short, wide = np.maximum(short, 1), sizes_hw[:, 0] <= sizes_hw[:, 1]
+    return np.stack([np.where(wide, short, long), np.where(wide, long, short)], axis=1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,15 +146,8 @@ class _Crop(Transform):
         return Box(np.concatenate([starts, sizes], axis=1), sizes)
 
     def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        wanted = windows_tlhw.copy()
-        wanted[:, :2] += params.box_tlhw[:, :2]
-        windows = clipped(wanted, sizes_hw)
-        if self.padding_mode in ("reflect", "symmetric"):  # pyright: ignore[reportAttributeAccessIssue]
-            # What a mirror shows can lie anywhere in the image.
-            outside = (wanted[:, :2] < 0) | (wanted[:, :2] + wanted[:, 2:] > sizes_hw)
-            windows[:, :2][outside] = 0
-            windows[:, 2:][outside] = sizes_hw[outside]
-        return windows
+        mode: Any = self.padding_mode  # pyright: ignore[reportAttributeAccessIssue]
+        return padded_windows(params.box_tlhw, windows_tlhw, sizes_hw, mode)
 
 
 @dataclass(frozen=True, repr=False)
@@ -189,13 +192,10 @@ class RandomCrop(_Crop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "padding", _padding("RandomCrop(padding=…)", self.padding))
+        if self.padding is not None:
+            object.__setattr__(self, "padding", sides_of("RandomCrop(padding=…)", self.padding, least=0))
         object.__setattr__(self, "fill", fill_values("RandomCrop(fill=…)", self.fill))
-        if self.padding_mode not in PADDING_MODES:
-            raise ValueError(
-                f"RandomCrop(padding_mode=…) must be one of {', '.join(map(repr, PADDING_MODES))}, "
-                f"got {self.padding_mode!r}"
-            )
+        padding_mode_of("RandomCrop(padding_mode=…)", self.padding_mode)
         if not isinstance(self.pad_if_needed, bool):
             raise TypeError(f"RandomCrop(pad_if_needed=…) must be True or False, got {self.pad_if_needed!r}")
 
@@ -225,17 +225,22 @@ class RandomCrop(_Crop):
         return self.boxes(starts - before)
 
 
-def _padding(name: str, value: Any) -> tuple[int, int, int, int] | None:
+def sides_of(name: str, value: Any, *, least: int | None) -> tuple[int, int, int, int]:
     """Padding as torchvision reads it, as (left, top, right, bottom)."""
-    if value is None:
-        return None
     if not is_sequence(value):
         value = (value,)
     if len(value) not in (1, 2, 4):
         raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
-    numbers = [whole(name, entry, least=0) for entry in value]
+    numbers = [whole(name, entry, least=least) for entry in value]
     left, top, right, bottom = numbers * (4 // len(numbers))
     return left, top, right, bottom
+
+
+def padding_mode_of(name: str, value: Any) -> PaddingMode:
+    """One of the padding modes."""
+    if value not in PADDING_MODES:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, PADDING_MODES))}, got {value!r}")
+    return value
 
 
 @dataclass(frozen=True, repr=False)

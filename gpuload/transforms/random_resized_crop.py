@@ -2,8 +2,9 @@
 
 torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) tries ten times to draw an area and an aspect
 ratio whose box fits into the image, then takes the largest central box whose ratio is allowed. Here each sample owns 22
-numbers: two for the place of the box, ten for areas and ten for ratios, and all ten boxes are made at once (drawing the
-later ones only where the first does not fit was slower: 600 µs instead of 250 µs for a chunk of 16).
+numbers: two for the place of the box, ten for areas and ten for ratios (and one more for a random filter), and all ten
+boxes are made at once (drawing the later ones only where the first does not fit was slower: 600 µs instead of 250 µs
+for a chunk of 16).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, size_pair
 from gpuload.transforms.base import Transform, Uniforms, full_windows
 from gpuload.transforms.params import Box, Params
-from gpuload.transforms.resampling import source_windows
+from gpuload.transforms.resampling import random_filters, source_windows
 
 __all__ = ["RandomResizedCrop"]
 
@@ -34,7 +35,7 @@ class RandomResizedCrop(Transform):
         size: of the result: an integer (a square), or (height, width).
         scale: the least and the greatest area of the box, as fractions of the image's.
         ratio: the least and the greatest aspect ratio (width / height) of the box; drawn log-uniformly.
-        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``.
+        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
         antialias: True; anything else is refused.
 
     Raises:
@@ -52,7 +53,8 @@ class RandomResizedCrop(Transform):
         object.__setattr__(self, "size", size_pair(f"{own}(size=…)", self.size))
         object.__setattr__(self, "scale", interval(f"{own}(scale=…)", self.scale, positive=True))
         object.__setattr__(self, "ratio", interval(f"{own}(ratio=…)", self.ratio, positive=True))
-        object.__setattr__(self, "interpolation", interpolation_name(f"{own}(interpolation=…)", self.interpolation))
+        name = f"{own}(interpolation=…)"
+        object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, random=True))
         object.__setattr__(self, "antialias", antialias_flag(f"{own}(antialias=…)", self.antialias))
 
     @property
@@ -60,11 +62,12 @@ class RandomResizedCrop(Transform):
         return True
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
-        numbers = uniforms(2 + 2 * TRIES)
+        random = self.interpolation == "random"
+        numbers = uniforms(2 + 2 * TRIES + random)
         low, high = self.scale
         area = (sizes_hw[:, :1] * sizes_hw[:, 1:]) * (low + numbers[:, 2 : 2 + TRIES] * (high - low))
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        root = np.exp((0.5 * low) + numbers[:, 2 + TRIES :] * (0.5 * (high - low)))
+        root = np.exp((0.5 * low) + numbers[:, 2 + TRIES : 2 + 2 * TRIES] * (0.5 * (high - low)))
         side = np.sqrt(area)
         heights, widths = np.rint(side / root), np.rint(side * root)
         fits = (heights > 0) & (heights <= sizes_hw[:, :1]) & (widths > 0) & (widths <= sizes_hw[:, 1:])
@@ -76,7 +79,8 @@ class RandomResizedCrop(Transform):
             boxes_hw[failed] = self._central(sizes_hw[failed])
             starts[failed] = (sizes_hw[failed] - boxes_hw[failed]) // 2
         size_hw = np.broadcast_to(np.array(self.size, np.int64), sizes_hw.shape)
-        return Box(np.concatenate([starts, boxes_hw], axis=1), size_hw)
+        filters = random_filters(numbers[:, -1]) if random else None
+        return Box(np.concatenate([starts, boxes_hw], axis=1), size_hw, filters)
 
     def _central(self, sizes_hw: np.ndarray) -> np.ndarray:
         """The sizes of the largest boxes with an allowed ratio."""

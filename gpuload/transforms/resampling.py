@@ -11,9 +11,22 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["PRECISION_BITS", "SUPPORT", "filter_weights", "nearest_indices", "padded_places", "source_windows"]
+from gpuload.transforms.params import FILTERS
 
-SUPPORT: Final = {"nearest": 0.5, "bilinear": 1.0, "bicubic": 2.0}
+__all__ = [
+    "PRECISION_BITS",
+    "SUPPORT",
+    "filter_weights",
+    "nearest_indices",
+    "padded_places",
+    "padded_windows",
+    "random_filters",
+    "source_windows",
+]
+
+# "random" is one of the others for each image: what it needs is what the widest needs.
+SUPPORT: Final = {"nearest": 0.5, "bilinear": 1.0, "bicubic": 2.0, "random": 2.0}
+RANDOM_FILTERS: Final = np.array([FILTERS.index("bilinear"), FILTERS.index("bicubic")])  # timm's choice
 PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits less 8 of a level and 2 for overflow
 
 
@@ -87,6 +100,34 @@ def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = (((distance - 5) * distance + 8) * distance - 4) * a
     return np.where(distance < 1, near, np.where(distance < 2, far, 0))
+
+
+def random_filters(uniforms: np.ndarray) -> np.ndarray:
+    """The filters of ``interpolation="random"``, codes of `FILTERS`, from a uniform number for each image."""
+    return RANDOM_FILTERS[(uniforms * len(RANDOM_FILTERS)).astype(np.int64)]
+
+
+def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:
+    """Which part of each image a part of a box is made from that may reach beyond the image.
+
+    Args:
+        boxes_tlhw: int64 (B, 4), in the images.
+        windows_tlhw: int64 (B, 4), in the boxes.
+        sizes_hw: int64 (B, 2), of the images.
+        mode: the padding mode.
+
+    Returns:
+        int64 (B, 4), within the images, and at least a pixel.
+    """
+    first = boxes_tlhw[:, :2] + windows_tlhw[:, :2]
+    last = first + windows_tlhw[:, 2:]
+    start = np.clip(first, 0, sizes_hw - 1)
+    end = np.clip(last, start + 1, sizes_hw)
+    if mode in ("reflect", "symmetric"):
+        # What a mirror shows can lie anywhere in the image.
+        outside = (first < 0) | (last > sizes_hw)
+        start, end = np.where(outside, 0, start), np.where(outside, sizes_hw, end)
+    return np.concatenate([start, end - start], axis=1)
 
 
 def padded_places(places: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:

@@ -30,7 +30,7 @@ class InterpolationMode(enum.Enum):
         (lambda: T.Resize(40, max_size=30), ValueError, "Resize(max_size=30) must be greater than size=40"),
         (lambda: T.Resize((1, 2, 3)), ValueError, "must be an integer or (height, width), got 3 values: (1, 2, 3)"),
         (lambda: T.Resize(8, antialias=False), ValueError, "Resize(antialias=…) must be True, got False"),
-        (lambda: T.Resize(8, "lanczos"), ValueError, "must be one of 'nearest', 'bilinear', 'bicubic', got 'lanczos'"),
+        (lambda: T.Resize(8, "lanczos"), ValueError, "'nearest', 'bilinear', 'bicubic', 'random', got 'lanczos'"),
         (lambda: T.Resize(8, InterpolationMode.LANCZOS), ValueError, "Resize(interpolation=…) must be one of"),
         (lambda: T.CenterCrop(2.5), TypeError, "CenterCrop(size=…) must be an integer, got 2.5 (float)"),
         (lambda: T.CenterCrop(True), TypeError, "CenterCrop(size=…) must be an integer, got True"),

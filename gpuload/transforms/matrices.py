@@ -1,0 +1,124 @@
+"""Coefficients of affine and projective maps, for many images at once, as `gpuload.transforms.params.Warp` has them.
+
+A map is given backwards: from places of the result to places of the image. Angles are in degrees; a positive one turns
+an affine map clockwise and a rotation the other way round, as in torchvision. Pure functions; no torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["affine_coefficients", "perspective_coefficients", "rotation_coefficients"]
+
+
+def affine_coefficients(
+    angle_degrees: np.ndarray | float,
+    translate_xy: np.ndarray,
+    scale: np.ndarray | float,
+    shear_xy_degrees: np.ndarray,
+    center_xy: np.ndarray | None,
+    size_hw: np.ndarray,
+) -> np.ndarray:
+    """Turned and sheared around a centre, scaled, then moved.
+
+    The inverse of T · C · R(angle) · S(scale) · SHy(shear y) · SHx(shear x) · C⁻¹, where C brings the centre to 0.
+
+    Args:
+        angle_degrees: (B,) or one for all.
+        translate_xy: (B, 2), in pixels.
+        scale: (B,) or one for all, greater than 0.
+        shear_xy_degrees: (B, 2).
+        center_xy: (B, 2) or (2,), from the top left corner; None for the middle of each image.
+        size_hw: int64 (B, 2).
+
+    Returns:
+        float64 (B, 8).
+    """
+    center = size_hw[:, ::-1] * 0.5 if center_xy is None else np.broadcast_to(center_xy, size_hw.shape)
+    angle = np.radians(angle_degrees)
+    # Contiguous, since numpy's sines of strided arrays may differ from others in the last bit.
+    shear_x, shear_y = np.ascontiguousarray(np.radians(np.broadcast_to(shear_xy_degrees, size_hw.shape)).T)
+    # The 2×2 part without its scale has a determinant of 1, so its inverse needs no division.
+    cosine, sine = np.cos(angle - shear_y) / np.cos(shear_y), np.sin(angle - shear_y) / np.cos(shear_y)
+    tangent = np.tan(shear_x)
+    found = np.zeros((len(size_hw), 8))
+    found[:, 0] = (np.cos(angle) - sine * tangent) / scale
+    found[:, 1] = (np.sin(angle) + cosine * tangent) / scale
+    found[:, 3] = -sine / scale
+    found[:, 4] = cosine / scale
+    back = center + translate_xy
+    found[:, 2] = center[:, 0] - found[:, 0] * back[:, 0] - found[:, 1] * back[:, 1]
+    found[:, 5] = center[:, 1] - found[:, 3] * back[:, 0] - found[:, 4] * back[:, 1]
+    return found
+
+
+def rotation_coefficients(
+    angle_degrees: np.ndarray, center_xy: np.ndarray | None, size_hw: np.ndarray, *, expand: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Turned counterclockwise around a centre, as Pillow's `Image.rotate` does it.
+
+    Args:
+        angle_degrees: (B,).
+        center_xy: (2,) or (B, 2), from the top left corner; None for the middle of each image.
+        size_hw: int64 (B, 2).
+        expand: make the result as large as the turned image.
+
+    Returns:
+        (coefficients float64 (B, 8), sizes of the results int64 (B, 2)).
+    """
+    sizes = size_hw[:, ::-1].astype(np.float64)  # width, height
+    center = sizes / 2 if center_xy is None else np.broadcast_to(np.asarray(center_xy, np.float64), sizes.shape)
+    angle = np.radians(np.mod(angle_degrees, 360.0))
+    # 15 places, so that a right angle moves pixels to pixels.
+    cosine, sine = np.round(np.cos(angle), 15), np.round(np.sin(angle), 15)
+    found = np.zeros((len(size_hw), 8))
+    found[:, 0], found[:, 1], found[:, 3], found[:, 4] = cosine, -sine, sine, cosine
+    shift = center - _turned(center, found)
+    results = size_hw
+    if expand:
+        corners = np.stack([_turned(sizes * corner, found) for corner in ((0, 0), (1, 0), (1, 1), (0, 1))]) + shift
+        grown = np.ceil(corners.max(axis=0)) - np.floor(corners.min(axis=0))
+        if center_xy is None:  # where Pillow only swaps the sides; half a pixel would be rounded up at either end
+            right_angle = (cosine == 0)[:, None]
+            grown = np.where(right_angle, sizes[:, ::-1], grown)
+        shift = shift - _turned((grown - sizes) / 2, found)
+        results = grown[:, ::-1].astype(np.int64)
+    found[:, 2], found[:, 5] = shift.T
+    return found, results
+
+
+def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """Points (B, 2) by the linear part of a map."""
+    x, y = points_xy.T
+    a, b, _, d, e = coefficients.T[:5]
+    return np.stack([a * x + b * y, d * x + e * y], axis=1)
+
+
+def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The four corner pixels of an image brought to other places.
+
+    Args:
+        size_hw: int64 (B, 2).
+        corners_xy: (B, 4, 2), where the corners go: top left, top right, bottom right, bottom left.
+
+    Returns:
+        (coefficients float64 (B, 8), whether there is such a map bool (B,)): there is none where three of the corners,
+        before or after, lie on one line.
+    """
+    n = len(size_hw)
+    bottom, right = (size_hw - 1).astype(np.float64).T
+    zero = np.zeros(n)
+    start = np.stack([zero, zero, right, zero, right, bottom, zero, bottom], axis=1)  # x and y in turn
+    end = corners_xy.astype(np.float64)
+    sides = np.roll(end, -1, axis=1) - end
+    turns = sides[:, :, 0] * np.roll(sides[:, :, 1], -1, axis=1) - sides[:, :, 1] * np.roll(sides[:, :, 0], -1, axis=1)
+    exists = (turns != 0).all(axis=1) & (size_hw > 1).all(axis=1)
+    equations = np.zeros((n, 8, 8))
+    equations[:, 0::2, 0:2] = equations[:, 1::2, 3:5] = end
+    equations[:, 0::2, 2] = equations[:, 1::2, 5] = 1
+    equations[:, :, 6:] = -start[:, :, None] * np.repeat(end, 2, axis=1)
+    found = np.zeros((n, 8))
+    found[:, 0] = found[:, 4] = 1
+    if exists.any():
+        found[exists] = np.linalg.solve(equations[exists], start[exists][:, :, None])[:, :, 0]
+    return found, exists
