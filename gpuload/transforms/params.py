@@ -54,6 +54,8 @@ OPS: Final = (
     "permute",  # the three channels that stand at red, green and blue afterwards
     "warp",  # the eight coefficients of `Warp`; by the transform's interpolation and fill
     "identity",
+    "solarize_add",  # threshold, and what is added to levels below it
+    "pillow_blur",  # radius, in pixels, of Pillow's GaussianBlur, which is made of box blurs
 )
 NOTHING: Final = -1  # the code of no operation
 VALUES: Final = 8  # numbers that an operation has at most
