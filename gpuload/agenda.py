@@ -55,6 +55,11 @@ class Agenda:
         self._uneven: Uneven = uneven
         self._weights = None if weights is None else cumulate(weights, len(options.dataset))
         self._repeats = repeats
+        if repeats != 1 and options.chain.mixing is not None:
+            raise ValueError(
+                f"repeats={repeats} does not go with {type(options.chain.mixing).__name__}, which mixes the samples at "
+                "neighbouring positions: they would be one sample, or on different ranks; leave one of them out"
+            )
         self.planned = not options.iterable and not options.sampled
 
     def check(self) -> None:
@@ -85,6 +90,7 @@ class Agenda:
             uneven=self._uneven,
             weights=self._weights,
             repeats=self._repeats,
+            pairs=self._options.chain.mixing is not None,
         )
 
     def schedule(self) -> Schedule:

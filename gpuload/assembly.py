@@ -21,6 +21,7 @@ from gpuload.batch import mapping_like, unflatten
 from gpuload.collate import collate, common_structure
 from gpuload.errors import CollateError, one_line
 from gpuload.harvest import Harvest
+from gpuload.labels import Pairing, partners_of, soften
 from gpuload.options import Options
 from gpuload.packing import Block, ImageColumn, TensorBits
 from gpuload.workers.parts import Batch, Part
@@ -93,8 +94,17 @@ class Assembly:
                 value = (value, self._info(batch, rows))
         return value, _tensors(value, DEPTH)
 
-    def images(self, epoch: int, rows: Harvest, leaf: int, pixels: torch.Tensor, starts: list[int]) -> Any:
-        """The finished images of a leaf of a batch, from what the transfer loaded."""
+    def images(
+        self,
+        epoch: int,
+        rows: Harvest,
+        leaf: int,
+        pixels: torch.Tensor,
+        starts: list[int],
+        pairing: Pairing | None = None,
+    ) -> Any:
+        """The finished images of a leaf of a batch, from what the transfer loaded; `pairing` says how they are mixed,
+        where they are, and is told their shares."""
         table = ImageColumn(rows.table(leaf, starts))
         which = rows.images(leaf)
         images = RaggedImages(
@@ -106,11 +116,35 @@ class Assembly:
             labels=_Names(rows, which),
         )
         key = rng.epoch_key(self._options.seed, epoch)
+        if pairing is not None:
+            return self._mixed(images, key, rows, which, pairing)
         chain, positions, sizes = self._options.chain, rows.positions[which], images.sizes_hw
         if chain.views is None:
             return self._stage(images, chain.draw(key, positions, sizes))
         views = [self._stage(images, chain.draw(key, positions, sizes, view=v), view=v) for v in range(chain.views)]
         return views if self._batched else [list(image) for image in zip(*views, strict=True)]
+
+    def pairing(self, batch: Batch, rows: Harvest) -> Pairing | None:
+        """Whose image is mixed with whose, where the transforms do that."""
+        mixing = self._options.chain.mixing
+        if mixing is None:
+            return None
+        numbers = rows.positions
+        if self._options.sampled or self._options.iterable:  # the rows of the batch as it was asked for
+            planned = np.argsort(batch.positions, kind="stable")
+            numbers = planned[np.searchsorted(batch.positions[planned], numbers)]
+        return Pairing(mixing, partners_of(numbers))
+
+    def _mixed(self, images: RaggedImages, key: rng.Key, rows: Harvest, which: np.ndarray, pairing: Pairing) -> Any:
+        if len(which) != len(rows):
+            missing = int(np.setdiff1d(np.arange(len(rows)), which)[0])
+            raise CollateError(
+                f"{type(pairing.mixing).__name__} mixes the images of all samples of a batch, but {rows.name(missing)} "
+                f"has fewer images than {rows.name(int(which[0]))}; let all samples have as many"
+            )
+        draws = self._options.chain.draw(key, rows.positions, images.sizes_hw)
+        pairing.take(draws, rows.name)
+        return self._stage(images, draws, partners=pairing.partners)
 
     # -- torch's rules ----------------------------------------------------------------------------------------------
 
@@ -123,8 +157,9 @@ class Assembly:
         loads = bool(places) or (bool(blocks) and self._transfer.asynchronous)
         if loads:
             pixels, starts = self._transfer.load(batch, release)
+        pairing = self.pairing(batch, rows)
         for leaf, place in enumerate(places):
-            ready[place] = self.images(batch.epoch, rows, leaf, pixels, starts)
+            ready[place] = self.images(batch.epoch, rows, leaf, pixels, starts, pairing)
         count = len(places) + len(rows.values[0])
         others = [leaf for leaf in range(count) if leaf not in ready]
         if loads or not self._lent(blocks, others, ready):
@@ -138,7 +173,11 @@ class Assembly:
         if self._options.pin_memory:
             ready = {leaf: self._on_device(value) for leaf, value in ready.items()}
         with torch.device("cpu"):  # whatever torch's default device is
-            return collate(structure, ready, values, self._placed, rows.name)
+            if pairing is None:
+                return collate(structure, ready, values, self._placed, rows.name)
+            # Labels are checked and mixed before they go to the device, which would have to be waited for.
+            value = collate(structure, ready, values, lambda tensor: tensor, rows.name)
+            return self._on_device(soften(value, pairing, rows.name))
 
     def _lent(self, blocks: Mapping[int, Any], others: Sequence[int], ready: dict[int, Any]) -> bool:
         """Let the batch's blocks be what lies in its slot, where it is all in one and worth it."""
@@ -192,10 +231,11 @@ class Assembly:
         most = max((len(places) for places in rows.places), default=0)
         made: list[dict[int, Any]] = [{} for _ in range(len(rows))]  # for each row its images, by their leaf
         rows.spread_blocks()
+        pairing = self.pairing(batch, rows)
         if most:
             pixels, starts = self._transfer.load(batch, release)
             for leaf in range(most):
-                finished = self.images(batch.epoch, rows, leaf, pixels, starts)
+                finished = self.images(batch.epoch, rows, leaf, pixels, starts, pairing)
                 for row, image in zip(rows.images(leaf).tolist(), finished, strict=True):
                     made[row][rows.places[row][leaf]] = image
         else:
@@ -213,9 +253,10 @@ class Assembly:
             with torch.device("cpu"):
                 return default_convert(given)
         try:
-            return collate_fn(given)
+            value = collate_fn(given)
         except Exception as error:
             raise _collate_error(rows, one_line(f"{type(error).__name__}: {error}"), "") from error
+        return value if pairing is None else soften(value, pairing, rows.name)
 
     def _on_device(self, value: Any) -> Any:
         """What a `collate_fn` made, its tensors on the device; objects of other classes than containers stay, pinned by

@@ -126,6 +126,7 @@ def check_options(
     num_workers = check_integer("num_workers", num_workers, 0)
     _check_context(multiprocessing_context)
     chain = transforms if isinstance(transforms, Chain) else Chain(transforms)
+    _check_pairs(chain, batch_size, batch_sampler)
     if collate_fn is None and callable(own := getattr(dataset, "_get_collate_fn", None)):
         collate_fn = own()
     for name, value in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
@@ -251,6 +252,22 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
     if most is not None and value > most:
         raise ValueError(f"{name} must be at most {most}, got {value}")
     return int(value)
+
+
+def _check_pairs(chain: Chain, batch_size: int | None, batch_sampler: Any) -> None:
+    """MixUp and CutMix need whole pairs of samples; a batch_sampler's batches may be of any size."""
+    if chain.mixing is None or batch_sampler is not None or (batch_size is not None and batch_size % 2 == 0):
+        return
+    name = type(chain.mixing).__name__
+    if batch_size is None:
+        raise ValueError(
+            f"batch_size=None gives samples one by one, so {name} has no neighbour to mix them with; give an even "
+            "batch_size"
+        )
+    raise ValueError(
+        f"batch_size must be even with {name}, which mixes the samples of a batch in pairs, got {batch_size}; use "
+        f"batch_size={batch_size + 1}" + (f" or {batch_size - 1}" if batch_size > 1 else "")
+    )
 
 
 def _seed(seed: int | None, generator: Any) -> int:

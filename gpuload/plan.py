@@ -57,6 +57,8 @@ class Plan:
         weights: draw the samples with replacement, each as often as its weight says; from `Weighted.cumulative`.
         repeats: so many positions in a row have the same sample, and go to different ranks; an epoch has as many
             positions as before, so fewer samples. (Hoffer et al., "Augment your batch", CVPR 2020.)
+        pairs: positions 2k and 2k + 1 stay together, also in a last run: each of several ranks has an even number of
+            rows of it. `batch_size` is even.
     """
 
     samples: int
@@ -69,6 +71,7 @@ class Plan:
     uneven: Uneven = "pad"
     weights: np.ndarray | None = field(default=None, repr=False, compare=False)
     repeats: int = 1
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         if self.uneven not in get_args(Uneven):
@@ -112,7 +115,9 @@ class Plan:
         """How many rows each rank has of a last run of `rest` samples."""
         if self.drop_last:
             return 0
-        return rest // self.world_size if self.uneven == "drop" else -(-rest // self.world_size)
+        unit = 2 if self.pairs and self.world_size > 1 else 1
+        each = unit * self.world_size
+        return (rest // each if self.uneven == "drop" else -(-rest // each)) * unit
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
         """This rank's batches of an epoch, from position `start` on."""

@@ -2,7 +2,7 @@
 
 Torchvision pairs a batch's samples by rolling it, and draws one share for all. Here the image at position p of the
 epoch's order is mixed with the one at position p XOR 1, each with draws of its own, so the result is the same on any
-number of ranks. Who is whose partner is the main process's affair (`gpuload.mixing`); here is only what is drawn.
+number of ranks. Who is whose partner is the main process's affair (`gpuload.labels`); here is only what is drawn.
 """
 
 from __future__ import annotations
