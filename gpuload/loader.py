@@ -353,7 +353,8 @@ class Loader:
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
         """One augmented sample once more, with what was drawn for it: for the day a loss is NaN.
 
-        It is read, decoded and transformed in this process.
+        It is read, decoded and transformed in this process; so is its neighbour, where MixUp or CutMix mix it with one.
+        (With a sampler nobody knows the neighbour, and it is not mixed.)
 
         Args:
             epoch: its epoch.
@@ -370,17 +371,21 @@ class Loader:
         epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
         last = len(self.dataset) - 1 if self._agenda.planned else 2**63 - 1
         position = check_integer("position", position, 0, last)
-        if index is not None:
+        if index is not None and not (self._agenda.planned and self._options.chain.mixing is not None):
             keys = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
             return replay(self._options, epoch, np.array([position]), keys)
-        if not self._agenda.planned:
+        if index is None and not self._agenda.planned:
             raise ValueError(
                 f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says what stands at a "
                 "position; BatchInfo.indices and ErrorRecord.index tell it"
             )
-        plan = replace(self._agenda.plan(), batch_size=1, rank=0, world_size=1, drop_last=False)
-        rows = next(plan.batches(epoch, position))
-        return replay(self._options, epoch, rows.positions, rows.indices)
+        size = 1 if self._options.chain.mixing is None else 2  # its neighbour's image is mixed into it
+        plan = replace(self._agenda.plan(), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
+        rows = next(plan.batches(epoch, position // size * size))
+        row, indices = position % size, rows.indices.copy()
+        if index is not None:
+            indices[row] = index
+        return replay(self._options, epoch, rows.positions, indices, row)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch. An iterator of an earlier one that was not exhausted is over; one from which nothing

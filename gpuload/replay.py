@@ -46,46 +46,68 @@ class Replay:
     draws: tuple[tuple[str, dict[str, Any]], ...]
 
 
-def replay(options: Options, epoch: int, positions: np.ndarray, indices: np.ndarray | list[Any]) -> Replay:
-    """Make one sample: `positions` and `indices` have one entry.
+def replay(
+    options: Options, epoch: int, positions: np.ndarray, indices: np.ndarray | list[Any], row: int = 0
+) -> Replay:
+    """Make one sample.
+
+    Args:
+        options: the loader's.
+        epoch: its epoch.
+        positions, indices: of the sample, or of all that its image is mixed with.
+        row: which of these it is.
 
     Raises:
         SampleError: it cannot be loaded.
     """
     session = Session(
-        replace(options, num_workers=0, batch_size=1, chunk_size=1, faults=Faults(), collate_fn=None, single=False),
+        replace(
+            options,
+            num_workers=0,
+            batch_size=len(positions),
+            chunk_size=1,
+            faults=Faults(),
+            collate_fn=None,
+            single=False,
+        ),
         ErrorLog(),
     )
     try:
         batch = Batch(0, epoch, positions, indices)
         session.begin(iter([batch]))
         session.feed.take()
-        if batch.errors:
-            raise SampleError(batch.errors[0])
-        return _finished(session, batch, Harvest(batch))
+        position = int(positions[row])
+        for error in batch.errors:
+            if error.position == position:
+                raise SampleError(error)
+        rows = Harvest(batch)
+        return _finished(session, batch, rows, int(np.flatnonzero(rows.positions == position)[0]))
     finally:
         session.close()
 
 
-def _finished(session: Session, batch: Batch, rows: Harvest) -> Replay:
-    places, images, draws = rows.places[0], [], ()
+def _finished(session: Session, batch: Batch, rows: Harvest, row: int) -> Replay:
+    places, images, draws = rows.places[row], [], ()
     rows.spread_blocks()
+    pairing = session.assembly.pairing(batch, rows)
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
         if places:
             pixels, starts = session.transfer.load(batch, lambda: session.feed.release(batch))
-            draws = _draws(session.options, batch.epoch, rows, starts)
-            made = [session.assembly.images(batch.epoch, rows, leaf, pixels, starts) for leaf in range(len(places))]
-            images = [_first(result, session.options.chain.views) for result in made]
+            draws = _draws(session.options, batch.epoch, rows, starts, row)
+            made = [
+                session.assembly.images(batch.epoch, rows, leaf, pixels, starts, pairing) for leaf in range(len(places))
+            ]
+            images = [_one(result, session.options.chain.views, row) for result in made]
         ticket = session.transfer.finish()
     session.transfer.hand_over(ticket, tree_leaves(images))
-    ready, others = dict(zip(places, images, strict=True)), iter(rows.values[0])
-    count, index = len(images) + len(rows.values[0]), rows.indices[0]
+    ready, others = dict(zip(places, images, strict=True)), iter(rows.values[row])
+    count, index = len(images) + len(rows.values[row]), rows.indices[row]
     leaves = [ready[place] if place in ready else _plain(next(others)) for place in range(count)]
     return Replay(
         epoch=batch.epoch,
-        position=int(rows.positions[0]),
+        position=int(rows.positions[row]),
         index=int(index) if isinstance(index, np.integer) else index,
-        sample=unflatten(rows.structures[0], leaves),
+        sample=unflatten(rows.structures[row], leaves),
         draws=draws,
     )
 
@@ -97,12 +119,16 @@ def _plain(value: Any) -> Any:
     return value.tensor() if value.dtype else value.array
 
 
-def _draws(options: Options, epoch: int, rows: Harvest, starts: list[int]) -> tuple[tuple[str, dict[str, Any]], ...]:
+def _draws(
+    options: Options, epoch: int, rows: Harvest, starts: list[int], row: int
+) -> tuple[tuple[str, dict[str, Any]], ...]:
     """What was drawn for the sample's first image; all its images share what does not hang on their sizes."""
     key, sizes = rng.epoch_key(options.seed, epoch), ImageColumn(rows.table(0, starts)).sizes_hw
     chain = options.chain
     return tuple(
-        entry for view in range(len(chain.lines)) for entry in _told(chain.draw(key, rows.positions, sizes, view=view))
+        entry
+        for view in range(len(chain.lines))
+        for entry in _told(chain.draw(key, rows.positions, sizes, view=view).take(np.array([row])))
     )
 
 
@@ -123,8 +149,8 @@ def _told(drawn: Draws) -> tuple[tuple[str, dict[str, Any]], ...]:
     return tuple(told)
 
 
-def _first(result: Any, views: int | None) -> Any:
-    """The first image of a batch; ragged="pad" gives (images, sizes), ragged="list" a list; views are a list."""
+def _one(result: Any, views: int | None, row: int) -> Any:
+    """One image of a batch; ragged="pad" gives (images, sizes), ragged="list" a list; views are a list."""
     if views is not None:
-        return [_first(view, None) for view in result]
-    return (result[0] if isinstance(result, tuple) else result)[0].clone()
+        return [_one(view, None, row) for view in result]
+    return (result[0] if isinstance(result, tuple) else result)[row].clone()
