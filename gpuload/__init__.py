@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from gpuload.generators import sample_rng
     from gpuload.loader import Loader
     from gpuload.pad import Padded, pad_collate
-    from gpuload.sample import Encoded, Image, read
+    from gpuload.sample import Boxes, Encoded, Image, Keypoints, Mask, read
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "BatchInfo": "gpuload.assembly",
+    "Boxes": "gpuload.sample",
     "CollateError": "gpuload.errors",
     "Decode": "gpuload.decode",
     "DecodeError": "gpuload.errors",
@@ -48,8 +49,10 @@ _HOMES = {
     "Image": "gpuload.sample",
     "ImageFiles": "gpuload.datasets",
     "ImageFolder": "gpuload.datasets",
+    "Keypoints": "gpuload.sample",
     "LimitError": "gpuload.errors",
     "Loader": "gpuload.loader",
+    "Mask": "gpuload.sample",
     "Padded": "gpuload.pad",
     "SampleError": "gpuload.errors",
     "TooManyErrors": "gpuload.errors",
@@ -63,6 +66,7 @@ _HOMES = {
 
 __all__ = [
     "BatchInfo",
+    "Boxes",
     "CollateError",
     "Decode",
     "DecodeError",
@@ -73,8 +77,10 @@ __all__ = [
     "Image",
     "ImageFiles",
     "ImageFolder",
+    "Keypoints",
     "LimitError",
     "Loader",
+    "Mask",
     "Padded",
     "SampleError",
     "TooManyErrors",

@@ -1,4 +1,5 @@
-"""Samples taken apart: into their *structure* (nested containers, hashable) and their leaves; which leaves are images.
+"""Samples taken apart: into their *structure* (nested containers, hashable) and their leaves; which leaves are images
+and which are targets.
 
 Runs in workers (taking apart) and in the parent (putting together again), so it imports no torch. Nothing here holds
 state.
@@ -13,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.sample import Encoded, Image
+from gpuload.sample import LEAVES, Boxes, Encoded, Image, Keypoints, Mask, Target
 
 __all__ = [
     "LEAF",
     "Keys",
     "Structure",
     "describe",
-    "find_images",
+    "find_leaves",
     "flatten",
     "is_tensor",
     "mapping_like",
@@ -51,7 +52,7 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
         keys = _sorted_keys(tuple(sample))
         cls = None if type(sample) is dict else type(sample)
         return ("dict", cls, keys, tuple([flatten(sample[key], leaves) for key in keys]))
-    if hasattr(type(sample), "__dataclass_fields__") and not isinstance(sample, Encoded | Image):
+    if hasattr(type(sample), "__dataclass_fields__") and not isinstance(sample, LEAVES):
         keys = tuple(field.name for field in fields(sample) if field.init)
         return ("dataclass", type(sample), keys, tuple([flatten(getattr(sample, key), leaves) for key in keys]))
     leaves.append(sample)
@@ -124,31 +125,55 @@ def describe(structure: Structure) -> str:
     return name + "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
 
 
-def find_images(leaves: Sequence[Any]) -> dict[int, Encoded | Image]:
-    """Which leaves are images: every `Encoded`, `Image`, PIL image and TVTensor image, by their place among the leaves.
+def find_leaves(leaves: Sequence[Any]) -> tuple[dict[int, Encoded | Image], dict[int, Target]]:
+    """Which leaves are images and which are targets, by their place among the leaves.
 
-    In a sample with none of these, the first uint8 C×H×W tensor or H×W×C array (1 to 4 channels).
+    Images are every `Encoded`, `Image`, PIL image and TVTensor image; in a sample with none of these, the first uint8
+    C×H×W tensor or H×W×C array (1 to 4 channels). Targets are `Mask`, `Boxes`, `Keypoints` and the TVTensors of the
+    same meaning.
     """
     found: dict[int, Encoded | Image] = {}
+    targets: dict[int, Target] = {}
     for place, leaf in enumerate(leaves):
         kind = type(leaf)
         if kind is Encoded or kind is Image:
             found[place] = leaf
+        elif kind is Mask or kind is Boxes or kind is Keypoints:
+            targets[place] = leaf
         elif kind not in NEVER_IMAGES:
             module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
                 found[place] = Image(np.asarray(leaf if leaf.mode in ("L", "RGB", "RGBA") else leaf.convert("RGB")))
-            elif module.startswith("torchvision.tv_tensors") and kind.__name__ == "Image":
-                found[place] = Image(leaf.numpy(), layout="CHW")
+            elif module.startswith("torchvision.tv_tensors"):
+                if kind.__name__ == "Image":
+                    found[place] = Image(leaf.numpy(), layout="CHW")
+                elif (target := _tv_target(kind.__name__, leaf)) is not None:
+                    targets[place] = target
     if found:
-        return found
+        return found, targets
     for place, leaf in enumerate(leaves):
+        if place in targets:
+            continue
         if isinstance(leaf, np.ndarray):
             if leaf.dtype == np.uint8 and leaf.ndim == 3 and leaf.size and 1 <= leaf.shape[2] <= 4:
-                return {place: Image(leaf)}
+                return {place: Image(leaf)}, targets
         elif is_tensor(leaf) and leaf.dim() == 3 and 1 <= leaf.shape[0] <= 4 and str(leaf.dtype) == "torch.uint8":
-            return {place: Image(leaf.numpy(), layout="CHW")}
-    return found
+            return {place: Image(leaf.numpy(), layout="CHW")}, targets
+    return found, targets
+
+
+def _tv_target(name: str, leaf: Any) -> Target | None:
+    """A target of torchvision's as one of ours."""
+    if name == "Mask":
+        return Mask(leaf.numpy())
+    if name == "BoundingBoxes":
+        if getattr(leaf, "clamping_mode", "soft") is None:
+            raise ValueError(
+                "the sample has BoundingBoxes with clamping_mode=None, but gpuload clips boxes to the image, as "
+                "torchvision does by default; leave clamping_mode out"
+            )
+        return Boxes(leaf.numpy(), leaf.format)
+    return Keypoints(leaf.numpy()) if name == "KeyPoints" else None
 
 
 def is_tensor(leaf: Any) -> bool:

@@ -26,7 +26,17 @@ from gpuload.batch import Structure, is_tensor
 from gpuload.errors import ErrorRecord
 from gpuload.ring import align
 
-__all__ = ["ALIGN", "Block", "ChunkContent", "ImageColumn", "Packed", "TensorBits", "read_content", "write_content"]
+__all__ = [
+    "ALIGN",
+    "Belongings",
+    "Block",
+    "ChunkContent",
+    "ImageColumn",
+    "Packed",
+    "TensorBits",
+    "read_content",
+    "write_content",
+]
 
 ALIGN = 64
 MIN_PAYLOAD_BYTES = 2048  # what is shorter travels in the message
@@ -89,13 +99,28 @@ class Block:
         return data[self.offset : self.offset + nbytes].view(kind).reshape(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Belongings:
+    """What the main process must know of a sample's targets, besides the values that boxes and keypoints are.
+
+    Attributes:
+        masks: of each mask, its numpy dtype and how many axes it has.
+        fields: for each transform of the chain that leaves boxes out (`gpuload.fields.droppers`), the leaves that go
+            with the boxes.
+    """
+
+    masks: tuple[tuple[str, int], ...] = ()
+    fields: tuple[tuple[int, ...], ...] = ()
+
+
 @dataclass(slots=True)
 class ChunkContent:
     """What a chunk came to.
 
     `rows` are the rows (places in the request) that loaded; `values` and `sources` have one entry for each of them;
-    `structures` and `places` too, or one for all. `images` has a column for each image leaf where all rows are of one
-    structure; else a single one, with the images row by row. A value that lies in a block is None.
+    `structures`, `places` and `belongings` too, or one for all. `image_places` are those of images and, behind them, of
+    masks, which travel as images do: their bytes as channels. `images` has a column for each image leaf where all rows
+    are of one structure; else a single one, with the images row by row. A value that lies in a block is None.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -108,6 +133,7 @@ class ChunkContent:
     blocks: list[Block] = field(default_factory=list)
     collated: Collated | None = None  # the whole batch, where the user's collate_fn ran in the worker
     stream: StreamPlace | None = None  # of an iterable dataset
+    belongings: list[Belongings | None] = field(default_factory=list)  # where samples have targets; one, or one a row
 
 
 @dataclass(slots=True)
@@ -288,8 +314,8 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
         content.sources,
         content.errors,
     ]
-    if content.blocks or content.collated is not None or content.stream is not None:
-        described += [content.blocks, content.collated, content.stream]
+    if content.blocks or content.collated is not None or content.stream is not None or content.belongings:
+        described += [content.blocks, content.collated, content.stream, content.belongings]
     if by_value:  # classes of the user's __main__ exist in a worker only under cloudpickle's care
         import cloudpickle
 

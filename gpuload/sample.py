@@ -3,6 +3,8 @@
 A *sample* is a nested tuple, list or dict. This module owns the types of its leaves and the walk over its
 structure. It is imported by workers, so it imports neither torch nor Pillow; leaves of those libraries are
 recognised by their attributes. Nothing here holds state.
+
+Masks, boxes and keypoints are *targets*: they move with the image of their sample.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-__all__ = ["Encoded", "Image", "Mode", "read"]
+from gpuload.box_formats import BoxFormat, format_name
+
+__all__ = ["LEAVES", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "read"]
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
 MODES: Final = ("RGB", "L", "RGBA", "unchanged")
@@ -102,6 +106,128 @@ class Image:
     def hwc(self) -> np.ndarray:
         """The pixels, uint8, H×W×C."""
         return self.array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """What is where in an image: a number for each pixel, which moves with its pixel and is never mixed with others.
+
+    Args:
+        array: H×W, or N×H×W for N masks of one image (of its instances, say): bool, integers or floats, or anything
+            that `numpy.asarray` makes such an array of. Or `Encoded`: a file whose stored values are the mask: palette
+            indices or grey levels of 8 bits (uint8) or more (int32), never colours.
+
+    Attributes:
+        array: the array, or the `Encoded`. Integers that torch has no type for become wider ones.
+
+    Raises:
+        TypeError: the array holds no numbers.
+        ValueError: the array has not 2 or 3 axes, or no pixels.
+
+    Example:
+        >>> Mask(np.zeros((20, 30), np.uint8)).array.shape
+        (20, 30)
+    """
+
+    array: Any
+
+    def __post_init__(self) -> None:
+        if isinstance(self.array, Encoded):
+            return
+        array = _numbers("Mask", self.array)
+        if array.ndim not in (2, 3):
+            raise ValueError(f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {array.shape}")
+        if 0 in array.shape[-2:]:
+            raise ValueError(f"a mask must have pixels, got shape {array.shape}")
+        object.__setattr__(self, "array", array)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boxes:
+    """Boxes in an image, in pixels from its top left corner.
+
+    Args:
+        array: (n, 4), floats or integers; n may be 0. They come back in the same dtype; lists of floats as float32.
+        format: ``"xyxy"`` (left, top, right, bottom), ``"xywh"`` (left, top, width, height) or ``"cxcywh"`` (centre,
+            width, height).
+
+    Raises:
+        TypeError: the array holds no numbers.
+        ValueError: it is not (n, 4), or holds NaN or infinity; a box ends before it begins; the format is unknown.
+
+    Example:
+        >>> Boxes([[10, 20, 30, 5]], format="xywh").array
+        array([[10, 20, 30,  5]])
+    """
+
+    array: Any
+    format: BoxFormat = "xyxy"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", format_name("Boxes(format=…)", self.format))
+        array = _numbers("Boxes", self.array)
+        if array.size == 0 and array.ndim <= 2:
+            array = array.reshape(0, 4)
+        if array.ndim != 2 or array.shape[1] != 4:
+            raise ValueError(f"boxes must be an array (n, 4), one row for each box, got shape {array.shape}")
+        if not np.isfinite(array).all():
+            row = int((~np.isfinite(array)).any(axis=1).argmax())
+            raise ValueError(f"boxes must be finite numbers, but box {row} is {array[row].tolist()}")
+        negative = array[:, 2:] < (array[:, :2] if self.format == "xyxy" else 0)
+        if negative.any():
+            row = int(negative.any(axis=1).argmax())
+            what = "ends before it begins" if self.format == "xyxy" else "has a negative width or height"
+            raise ValueError(f"box {row} {what}: {array[row].tolist()} as {self.format!r}; is the format right?")
+        object.__setattr__(self, "array", array)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keypoints:
+    """Points in an image, as (x, y) in pixels; points that leave the image keep their place outside it.
+
+    Args:
+        array: (…, 2), floats or integers. They come back in the same dtype and shape; lists of floats as float32.
+
+    Raises:
+        TypeError: the array holds no numbers.
+        ValueError: its last axis is not of length 2.
+
+    Example:
+        >>> Keypoints([[3.5, 4.0]]).array.dtype
+        dtype('float32')
+    """
+
+    array: Any
+
+    def __post_init__(self) -> None:
+        array = _numbers("Keypoints", self.array)
+        if array.ndim == 1 and array.size == 0:
+            array = array.reshape(0, 2)
+        if array.ndim == 0 or array.shape[-1] != 2:
+            raise ValueError(f"keypoints must be an array (…, 2) of x and y, got shape {array.shape}")
+        object.__setattr__(self, "array", array)
+
+
+Target = Mask | Boxes | Keypoints
+LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are leaves of a sample, and no containers
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """What the user gave, as an array of a type that torch has too."""
+    if isinstance(value, list | tuple):
+        array = np.asarray(value)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)  # as torch.tensor has it
+    else:
+        array = np.asarray(value)
+    kind = array.dtype.kind
+    if kind not in "biuf" or (kind == "b" and name != "Mask"):
+        raise TypeError(f"{name}() takes an array of numbers, got {array.dtype} of shape {array.shape}")
+    if kind == "u" and array.dtype.itemsize > 1:
+        return array.astype(np.int32 if array.dtype.itemsize == 2 else np.int64)
+    if kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def read(path: str | os.PathLike[str]) -> Encoded:

@@ -16,7 +16,7 @@ from gpuload.decode.jpeg_header import has_end
 from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import is_transposed, stored_region, upright
-from gpuload.decode.pillow_images import CHANNELS, open_image
+from gpuload.decode.pillow_images import CHANNELS, VALUES, open_image
 from gpuload.errors import DecodeError, one_line
 from gpuload.sample import Encoded, Mode
 
@@ -88,6 +88,36 @@ class Decoder:
                 "ask for mode='RGB' or 'L'"
             )
         return CHANNELS[header.mode]
+
+    def mask_dtype(self, header: Header) -> str:
+        """The type of the numbers that `decode_mask` gives.
+
+        Raises:
+            DecodeError: the file has several numbers for each pixel.
+        """
+        if header.mode not in VALUES:
+            raise DecodeError(
+                f"a mask must be a file with one number for each pixel (grey or with a palette), but this "
+                f"{header.format} holds Pillow mode {header.mode!r}; if its colours are classes, decode it in the "
+                "dataset and yield gpuload.Mask(array)"
+            )
+        return VALUES[header.mode]
+
+    def decode_mask(
+        self, encoded: Encoded, header: Header, region_tlhw: tuple[int, int, int, int], out: np.ndarray
+    ) -> None:
+        """Decode the stored values of a region to `out`, H×W of `mask_dtype`; arguments and errors as for `decode`."""
+        if header.jpeg is not None:
+            grey = Encoded(encoded.data, "L", encoded.source)
+            self.decode(grey, header, region_tlhw, out[:, :, None])
+            return
+        orientation = header.orientation
+        region = stored_region(region_tlhw, orientation, self.size_hw(header))
+        opened = header.opened if header.opened is not None else open_image(encoded.data, header.format)
+        values, complaint = listen(opened.values, region)
+        if values is None:
+            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}")
+        np.copyto(out, upright(values, orientation), casting="unsafe")
 
     def decode(
         self,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["CHANNELS", "FORMATS", "PillowImage", "open_image", "quiet", "sniff"]
+__all__ = ["CHANNELS", "FORMATS", "VALUES", "PillowImage", "open_image", "quiet", "sniff"]
 
 PLUGINS: Final[dict[str, tuple[str, str]]] = {
     "JPEG": ("JpegImagePlugin", "JpegImageFile"),
@@ -54,6 +54,11 @@ STARTS: Final[tuple[tuple[bytes, str], ...]] = (
 # Channels of the modes that hold 8 bits each; the others have no `mode="unchanged"` in uint8.
 CHANNELS: Final[dict[str, int]] = {
     "1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4,
+}  # fmt: skip
+
+# Modes of one number for each pixel, and the type that holds all of them.
+VALUES: Final[dict[str, str]] = {
+    "1": "uint8", "L": "uint8", "P": "uint8", "I;16": "int32", "I;16B": "int32", "I;16L": "int32", "I": "int32",
 }  # fmt: skip
 
 
@@ -120,6 +125,20 @@ class PillowImage:
         with quiet():
             self._load()
             return self._convert(self._image, mode, region_tlhw)
+
+    def values(self, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
+        """The numbers that are stored in a region, H×W: palette indices, levels of any depth; raises whatever Pillow
+        raises."""
+        with quiet():
+            self._load()
+            image = self._image
+            if image.size != (self.width, self.height):
+                raise ValueError(
+                    f"the header says {self.width}×{self.height} pixels, the decoded image has "
+                    f"{image.width}×{image.height}"
+                )
+            top, left, height, width = region_tlhw
+            return np.asarray(image)[top : top + height, left : left + width]
 
     def pixels_before_damage(self, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray | None:
         """The same from a file that ends early, or None where the damage reaches into the region.

@@ -35,8 +35,8 @@ from gpuload.transforms.mixing import CutMix, MixUp
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.padding import Pad, RandomZoomOut
 from gpuload.transforms.random_resized_crop import RandomResizedCrop
-from gpuload.transforms.timm_randaugment import TimmRandAugment
 from gpuload.transforms.resizing import RandomResize, RandomShortestSize, ScaleJitter
+from gpuload.transforms.timm_randaugment import TimmRandAugment
 from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [

@@ -10,20 +10,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpuload.batch import describe, find_images, flatten
+from gpuload.batch import describe, find_leaves, flatten
+from gpuload.box_formats import to_xyxy
 from gpuload.decode import Decode, Decoder
 from gpuload.errors import ErrorRecord, one_line
+from gpuload.fields import check_transforms, droppers, find_belongings
 from gpuload.generators import kept
-from gpuload.packing import ALIGN, ChunkContent, Collated, ImageColumn, StreamPlace, write_content
+from gpuload.packing import ALIGN, Belongings, ChunkContent, Collated, ImageColumn, StreamPlace, write_content
 from gpuload.ring import align
 from gpuload.rng import epoch_key
-from gpuload.sample import Encoded, Image
+from gpuload.sample import Boxes, Encoded, Image, Mask, Target
 from gpuload.transforms import Chain
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
 from gpuload.workers.source import Ended, Source
@@ -55,16 +57,23 @@ class Job:
 class _Loaded:
     """One sample on its way: the row it belongs to, its structure, its images, and its other leaves.
 
-    An image is (leaf, header or None, height, width, channels of the result).
+    An image is (leaf, header or None, height, width, channels of the result). Masks stand behind the images, with the
+    bytes of all their numbers as channels. `belongings` is None where there are no targets.
     """
 
     row: int
     sample: Any
     structure: Any
     places: tuple[int, ...]
-    images: list[tuple[Encoded | Image, Any, int, int, int]]
+    images: list[tuple[Encoded | Image | Mask, Any, int, int, int]]
     values: list[Any]
     source: str | None
+    belongings: Belongings | None = None
+
+    @property
+    def masks(self) -> int:
+        """How many of the images are masks."""
+        return 0 if self.belongings is None else len(self.belongings.masks)
 
 
 Box = list[int]  # top, left, height, width
@@ -88,6 +97,8 @@ class ChunkRunner:
         self._guard = guard_generators and self.source.seeds
         # A batch of plain data is collated where it is made; images are put together after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain)
+        self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
+        self._no_targets = check_transforms(job.chain)
         self._made: dict[Any, Collated] = {}  # collated, and not yet in a slot that is large enough
         self._sends = False  # whether a collated batch could be sent
 
@@ -184,7 +195,7 @@ class ChunkRunner:
             )
         leaves: list[Any] = []
         structure = flatten(sample, leaves)
-        found = find_images(leaves)
+        found, targets = find_leaves(leaves)
         if not found and len(self.job.chain) and self.job.collate_fn is None:
             raise TypeError(
                 f"the sample, {describe(structure)}, has no image for the transforms; return gpuload.Encoded(bytes), "
@@ -203,8 +214,54 @@ class ChunkRunner:
                     raise _Sourced(source) from error
             else:
                 images.append((leaf, None, *leaf.hwc.shape))
-        values = [leaf for place, leaf in enumerate(leaves) if place not in found]
-        return _Loaded(row, sample, structure, tuple(found), images, values, source)
+        if not targets and not self._needs_boxes:
+            values = [leaf for place, leaf in enumerate(leaves) if place not in found]
+            return _Loaded(row, sample, structure, tuple(found), images, values, source)
+        return self._with_targets(_Loaded(row, sample, structure, tuple(found), images, [], source), leaves, targets)
+
+    def _with_targets(self, loaded: _Loaded, leaves: list[Any], targets: dict[int, Target]) -> _Loaded:
+        """The rest of a sample that has masks, boxes or keypoints."""
+        images = loaded.images
+        if not images:
+            raise TypeError(
+                f"the sample, {describe(loaded.structure)}, has masks, boxes or keypoints, but no image that they are "
+                "in; return it in the same sample"
+            )
+        if targets and self._no_targets is not None:
+            raise ValueError(self._no_targets)
+        size = images[0][2:4]
+        for _, _, *other, _ in images[1:]:
+            if tuple(other) != size:
+                raise ValueError(
+                    "masks, boxes and keypoints belong to all images of their sample, which must be of one size, but "
+                    f"there are {_size(size)} and {_size(other)} (height × width)"
+                )
+        masks, specs = {place: mask for place, mask in targets.items() if isinstance(mask, Mask)}, []
+        for place, mask in masks.items():
+            header, dtype, axes = None, "", 2
+            if isinstance(mask.array, Encoded):
+                loaded.source = loaded.source or mask.array.source
+                try:
+                    header = self.decoder.header(mask.array)
+                    dtype = self.decoder.mask_dtype(header)
+                except Exception as error:
+                    raise _Sourced(mask.array.source) from error
+                own, count = self.decoder.size_hw(header), 1
+            else:
+                dtype, axes, own = mask.array.dtype.name, mask.array.ndim, mask.array.shape[-2:]
+                count = len(mask.array) if axes == 3 else 1
+            if tuple(own) != size:
+                raise ValueError(
+                    f"a mask must have the size of its image, {_size(size)} (height × width), but the mask at leaf "
+                    f"{place} has {_size(own)}; give each image its own mask, not resized before it"
+                )
+            specs.append((dtype, axes))
+            images.append((mask, header, *own, count * np.dtype(dtype).itemsize))
+        loaded.belongings = find_belongings(loaded.sample, leaves, targets, specs, self.job.chain)
+        loaded.places += tuple(masks)
+        away = set(loaded.places)
+        loaded.values = [targets.get(place, leaf) for place, leaf in enumerate(leaves) if place not in away]
+        return loaded
 
     def _collated(self, request: Request, samples: list[Any]) -> Collated:
         """What `collate_fn` makes of a batch, once: it may change the samples, so a chunk that is done again, in a
@@ -248,27 +305,50 @@ class ChunkRunner:
             return results
 
     def _draw_regions(self, request: Request, loaded: list[_Loaded]) -> list[list[Box]]:
-        rows = [sample.row for sample in loaded for _ in sample.images]
+        counts = [len(sample.images) - sample.masks for sample in loaded]
+        rows = [sample.row for sample, count in zip(loaded, counts, strict=True) for _ in range(count)]
         if not rows:
             return [[] for _ in loaded]
-        sizes = np.array([image[2:4] for sample in loaded for image in sample.images], np.int64)
+        chosen = zip(loaded, counts, strict=True)
+        sizes = np.array([image[2:4] for sample, count in chosen for image in sample.images[:count]], np.int64)
         key = epoch_key(self.job.seed, request.epoch)
-        boxes = iter(self.job.chain.regions(key, request.positions[rows], sizes).tolist())
-        return [[next(boxes) for _ in sample.images] for sample in loaded]
+        targets = None
+        if self.job.chain.reads_boxes:
+            chosen = zip(loaded, counts, strict=True)
+            targets = [boxes for sample, count in chosen for boxes in [_boxes(sample)] * count]
+        found = iter(self.job.chain.regions(key, request.positions[rows], sizes, targets).tolist())
+        regions = [[next(found) for _ in range(count)] for count in counts]
+        for sample, own in zip(loaded, regions, strict=True):
+            own += own[:1] * sample.masks
+        return regions
 
     def _decode(self, sample: _Loaded, boxes: list[Box], slot: np.ndarray, at: int, table: list[list[int]]) -> int:
         """Put the pixels of a sample into the slot from `at` on; returns where they end."""
+        first = len(table) + len(sample.images) - sample.masks  # the row of the first mask
         for (leaf, header, full_height, full_width, channels), box in zip(sample.images, boxes, strict=True):
             top, left, height, width = box
             nbytes = height * width * channels
             out = slot[at : at + nbytes].reshape(height, width, channels)
-            if header is not None:
+            if isinstance(leaf, Mask):
+                dtype = np.dtype(sample.belongings.masks[len(table) - first][0])  # pyright: ignore
+                self._decode_mask(leaf, header, (top, left, height, width), slot[at : at + nbytes].view(dtype))
+            elif header is not None:
                 self.decoder.decode(leaf, header, (top, left, height, width), out)  # pyright: ignore[reportArgumentType]
             else:
                 out[...] = leaf.hwc[top : top + height, left : left + width]  # pyright: ignore[reportAttributeAccessIssue]
             table.append([at, height, width, channels, full_height, full_width, *box])
             at = align(at + nbytes, ALIGN)
         return at
+
+    def _decode_mask(self, mask: Mask, header: Any, region_tlhw: tuple[int, int, int, int], out: np.ndarray) -> None:
+        """A region of a mask, to H×W×N in the slot."""
+        top, left, height, width = region_tlhw
+        if header is not None:
+            self.decoder.decode_mask(mask.array, header, region_tlhw, out.reshape(height, width))
+            return
+        part = mask.array[..., top : top + height, left : left + width]
+        out = out.reshape(height, width, 1 if part.ndim == 2 else len(part))
+        out[...] = part[:, :, None] if part.ndim == 2 else part.transpose(1, 2, 0)
 
     def _reply(
         self,
@@ -282,6 +362,9 @@ class ChunkRunner:
     ) -> Reply:
         structures = [sample.structure for sample in kept_]
         places = [sample.places for sample in kept_]
+        belongings = [sample.belongings for sample in kept_]
+        if all(b == belongings[0] for b in belongings):
+            belongings = belongings[:1] if belongings and belongings[0] is not None else []
         if all(s == structures[0] for s in structures) and all(p == places[0] for p in places):
             structures, places = structures[:1], places[:1]
         # One column for each image leaf; where the samples differ in their structure, one with all.
@@ -296,6 +379,7 @@ class ChunkRunner:
             [sample.source for sample in kept_],
             sorted(errors, key=lambda entry: entry[0]),
             stream=place,
+            belongings=belongings,
         )
         keep_types = self.job.collate_fn is not None
         try:
@@ -326,6 +410,16 @@ class _Sourced(Exception):
     def __init__(self, source: str | None) -> None:
         super().__init__(source)
         self.source = source
+
+
+def _boxes(sample: _Loaded) -> np.ndarray:
+    """The boxes that a sample's draws hang on."""
+    boxes = next(value for value in sample.values if isinstance(value, Boxes))
+    return to_xyxy(boxes.array, boxes.format)
+
+
+def _size(size_hw: Sequence[int]) -> str:
+    return "×".join(map(str, size_hw))
 
 
 def _text(error: BaseException) -> str:

@@ -1,0 +1,58 @@
+"""The ways to write down boxes, and from one to another.
+
+A box is four numbers in pixels, measured from the top left corner of the image: ``"xyxy"`` are the left, top, right and
+bottom edges; ``"xywh"`` left, top, width, height; ``"cxcywh"`` the centre, width, height. Numbers keep their kind:
+integers are cut off or rounded down where torchvision does so. Imported by workers; pure functions, no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import numpy as np
+
+__all__ = ["FORMATS", "BoxFormat", "format_name", "from_xyxy", "to_xyxy"]
+
+BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
+FORMATS: Final = ("xyxy", "xywh", "cxcywh")
+
+
+def format_name(name: str, value: Any) -> BoxFormat:
+    """The name of a format, from a string of any case or torchvision's BoundingBoxFormat.
+
+    Raises:
+        ValueError: it is none of the three.
+    """
+    found = value if isinstance(value, str) else getattr(value, "value", value)
+    found = found.lower() if isinstance(found, str) else found
+    if found in ("xywhr", "cxcywhr", "xyxyxyxy"):
+        raise ValueError(
+            f"{name} is {value!r}, but rotated boxes are not supported; give one of {', '.join(map(repr, FORMATS))}"
+        )
+    if found not in FORMATS:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, FORMATS))}, got {value!r}")
+    return found  # pyright: ignore[reportReturnType]
+
+
+def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
+    """Boxes (n, 4) as left, top, right, bottom: float64, or int64 where they are integers."""
+    whole = np.issubdtype(boxes.dtype, np.integer)
+    boxes = boxes.astype(np.int64 if whole else np.float64)
+    if box_format == "xywh":
+        boxes[:, 2:] += boxes[:, :2]
+    elif box_format == "cxcywh":
+        start = boxes[:, :2] - boxes[:, 2:] / 2
+        end = start + boxes[:, 2:]
+        return np.concatenate([start, end], axis=1).astype(boxes.dtype)  # cuts integers off
+    return boxes
+
+
+def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.ndarray:
+    """The other way round, in a dtype."""
+    boxes = boxes.copy()
+    if box_format != "xyxy":
+        boxes[:, 2:] -= boxes[:, :2]
+    if box_format == "cxcywh":
+        whole = np.issubdtype(boxes.dtype, np.integer)
+        boxes[:, :2] += boxes[:, 2:] // 2 if whole else boxes[:, 2:] / 2
+    return boxes.astype(dtype)

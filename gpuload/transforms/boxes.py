@@ -1,0 +1,260 @@
+"""Transforms that look at the boxes of a sample: a crop that keeps some, and what tidies boxes up.
+
+Names, arguments, defaults and meaning are torchvision's. What a transform leaves out is left out of everything that
+belongs to the boxes: labels and what else `labels_getter` gives, and the masks of instances
+(`gpuload.fields`). Draws only, so imported by workers; no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from gpuload.box_formats import BoxFormat, format_name
+from gpuload.transforms.arguments import finite, is_sequence, whole
+from gpuload.transforms.base import Transform, Uniforms, clipped
+from gpuload.transforms.params import Box, Params
+
+__all__ = ["ClampBoundingBoxes", "ConvertBoundingBoxFormat", "IoUCropBox", "RandomIoUCrop", "SanitizeBoundingBoxes"]
+
+EVERYWHERE: Final = ("uint8", "float", "normalized")
+OPTIONS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+# torchvision goes on for ever. With its seven options, one of which always ends the search, a sample comes to the end
+# of this many rounds once in 5 million times, if none of its boxes can ever be had.
+ROUNDS: Final = 100
+NUMBERS: Final = 4  # for a trial: two for the size, two for the place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IoUCropBox(Box):
+    """A crop, and which boxes have their centres in it: `kept`, bool (B, most boxes of a sample)."""
+
+    kept: np.ndarray = field(kw_only=True)
+
+
+@dataclass(frozen=True, repr=False)
+class RandomIoUCrop(Transform):
+    """Cut out a box that overlaps at least one of the sample's boxes by a drawn amount, as SSD does.
+
+    Again and again an overlap is drawn from `sampler_options`; one of 1 or more leaves the image as it is. Up to
+    `trials` boxes are drawn, until one has an allowed aspect ratio, has the centre of a box in it, and overlaps one of
+    these by at least so much (intersection over union). Boxes whose centres are outside are left out, with what belongs
+    to them: the fields that the `SanitizeBoundingBoxes` behind it names, or else labels, where they are found, and the
+    masks of instances. (torchvision brings such boxes to nothing, and leaves them to SanitizeBoundingBoxes.)
+
+    A sample without boxes stays as it is.
+
+    Args:
+        min_scale, max_scale: the height and the width of the box, as fractions of the image's.
+        min_aspect_ratio, max_aspect_ratio: of the box, width / height.
+        sampler_options: overlaps; None for 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
+        trials: how many boxes are tried for each overlap that is drawn.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE[:2]
+    pads: ClassVar[bool] = True
+    reads_boxes: ClassVar[bool] = True
+    drops_boxes: ClassVar[bool] = True
+    padding_mode: ClassVar[str] = "constant"
+    fill: ClassVar[tuple[int, ...]] = (0,)
+
+    min_scale: float = 0.3
+    max_scale: float = 1.0
+    min_aspect_ratio: float = 0.5
+    max_aspect_ratio: float = 2.0
+    sampler_options: Sequence[float] | None = None
+    trials: int = 40
+
+    def __post_init__(self) -> None:
+        own = "RandomIoUCrop"
+        for low, high in (("min_scale", "max_scale"), ("min_aspect_ratio", "max_aspect_ratio")):
+            least, most = (finite(f"{own}({name}=…)", getattr(self, name)) for name in (low, high))
+            if not 0 < least <= most:
+                raise ValueError(f"{own} needs 0 < {low} ≤ {high}, got {least:g} and {most:g}")
+            object.__setattr__(self, low, least)
+            object.__setattr__(self, high, most)
+        options = OPTIONS if self.sampler_options is None else self.sampler_options
+        if not is_sequence(options) or not len(options):
+            raise TypeError(f"{own}(sampler_options=…) must be a list of overlaps in 0 … 1, got {options!r}")
+        options = tuple(finite(f"{own}(sampler_options=…)", option) for option in options)
+        object.__setattr__(self, "sampler_options", options)
+        object.__setattr__(self, "trials", whole(f"{own}(trials=…)", self.trials, least=1))
+
+    @property
+    def crops(self) -> bool:
+        return True
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+        if uniforms.boxes is None:
+            raise ValueError("RandomIoUCrop draws from the boxes of a sample, and was given none; yield gpuload.Boxes")
+        boxes = uniforms.boxes
+        found = np.concatenate([np.zeros_like(sizes_hw), sizes_hw], axis=1)
+        kept = np.ones((len(boxes), max([1, *map(len, boxes)])), np.bool_)
+        left = np.array([row for row, own in enumerate(boxes) if len(own)], np.int64)
+        each = 1 + NUMBERS * self.trials
+        for number in range(ROUNDS):
+            if not len(left):
+                break
+            numbers = uniforms.at(0, left)((number + 1) * each)[:, number * each :]
+            done = np.zeros(len(left), np.bool_)
+            for place, row in enumerate(left.tolist()):
+                done[place] = self._round(numbers[place], sizes_hw[row], boxes[row], found[row], kept[row])
+            left = left[~done]
+        return IoUCropBox(found, found[:, 2:].copy(), kept=kept)
+
+    def _round(
+        self, numbers: np.ndarray, size_hw: np.ndarray, boxes: np.ndarray, found: np.ndarray, kept: np.ndarray
+    ) -> bool:
+        """One drawn overlap and all its trials at once; whether that was the end, and then what was found."""
+        options = self.sampler_options
+        assert options is not None
+        overlap = options[int(numbers[0] * len(options))]
+        if overlap >= 1:
+            return True
+        height, width = size_hw.tolist()
+        shape = numbers[1:].reshape(self.trials, NUMBERS)
+        scale = self.min_scale + (self.max_scale - self.min_scale) * shape[:, :2]
+        new_width, new_height = (width * scale[:, 0]).astype(np.int64), (height * scale[:, 1]).astype(np.int64)
+        left = ((width - new_width) * shape[:, 2]).astype(np.int64)
+        top = ((height - new_height) * shape[:, 3]).astype(np.int64)
+        ratio = new_width / np.maximum(new_height, 1)
+        good = (new_width > 0) & (new_height > 0)
+        good &= (self.min_aspect_ratio <= ratio) & (ratio <= self.max_aspect_ratio)
+        crops = np.stack([left, top, left + new_width, top + new_height], axis=1)
+        centres = (boxes[:, :2] + boxes[:, 2:]) * 0.5
+        inside = ((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:])).all(axis=2)  # trials × boxes
+        good &= (np.where(inside, _overlaps(crops, boxes), -1.0).max(axis=1) >= overlap) & inside.any(axis=1)
+        if not good.any():
+            return False
+        first = int(good.argmax())
+        found[:] = top[first], left[first], new_height[first], new_width[first]
+        kept[: len(boxes)] = inside[first]
+        return True
+
+    def keeps(self, params: IoUCropBox, row: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray | None:
+        return params.kept[row, : len(boxes)]
+
+    def output_sizes(self, params: Box, sizes_hw: np.ndarray) -> np.ndarray:
+        return params.size_hw
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        return None
+
+    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+        windows = windows_tlhw.copy()
+        windows[:, :2] += params.box_tlhw[:, :2]
+        return clipped(windows, sizes_hw)
+
+
+def _overlaps(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Intersection over union of crops (m, 4) and boxes (n, 4), float64 (m, n)."""
+    start = np.maximum(crops[:, None, :2], boxes[:, :2])
+    end = np.minimum(crops[:, None, 2:], boxes[:, 2:])
+    both = np.maximum(end - start, 0).prod(axis=2)
+    areas = (crops[:, 2:] - crops[:, :2]).prod(axis=1)[:, None] + (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+    union = areas - both
+    return np.divide(both, union, out=np.zeros(both.shape), where=union > 0)
+
+
+@dataclass(frozen=True, repr=False)
+class SanitizeBoundingBoxes(Transform):
+    """Leave out boxes that are too small or reach beyond the image, and what belongs to them.
+
+    Args:
+        min_size: boxes that are narrower or lower are left out, in pixels.
+        min_area: boxes that are smaller are left out, in square pixels.
+        labels_getter: what belongs to the boxes besides the masks of instances (N×H×W, as many as boxes).
+            ``"default"``: labels, where torchvision looks for them: in a sample that is a dict, or the dict at place 1
+            of a sample that is a tuple or list, what stands under ``"labels"`` in any case, else under the first key
+            with ``"label"`` in it; or what stands at place 1, if it is an array or tensor. A function: gets the
+            sample as the dataset yields it, and gives such a leaf, or a tuple or list of them. None: nothing.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+    drops_boxes: ClassVar[bool] = True
+
+    min_size: float = 1.0
+    min_area: float = 1.0
+    # Which boxes are kept does not hang on it, and a function is another one in each process.
+    labels_getter: Callable[[Any], Any] | str | None = field(default="default", compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("min_size", "min_area"):
+            number = finite(f"SanitizeBoundingBoxes({name}=…)", getattr(self, name))
+            if number < 1:
+                raise ValueError(f"SanitizeBoundingBoxes({name}=…) must be at least 1, got {number:g}")
+            object.__setattr__(self, name, number)
+        if self.labels_getter not in ("default", None) and not callable(self.labels_getter):
+            raise ValueError(
+                "SanitizeBoundingBoxes(labels_getter=…) must be 'default', None, or a function that takes a sample and "
+                f"gives what belongs to its boxes, such as lambda s: s[1]['labels']; got {self.labels_getter!r}"
+            )
+
+    def keeps(self, params: Any, row: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray | None:
+        width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+        large = (width >= self.min_size) & (height >= self.min_size) & (width * height >= self.min_area)
+        return large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
+
+
+@dataclass(frozen=True, repr=False)
+class ClampBoundingBoxes(Transform):
+    """Cut boxes to their image.
+
+    Args:
+        clamping_mode: ``"auto"``, ``"hard"`` and ``"soft"`` are the same for boxes that are not rotated; None leaves
+            them as they are.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+
+    clamping_mode: str | None = "auto"
+
+    def __post_init__(self) -> None:
+        if self.clamping_mode not in ("auto", "hard", "soft", None):
+            raise ValueError(
+                "ClampBoundingBoxes(clamping_mode=…) must be 'auto', 'hard', 'soft' or None, "
+                f"got {self.clamping_mode!r}"
+            )
+
+    @property
+    def clips_boxes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.clamping_mode is not None
+
+
+@dataclass(frozen=True, repr=False)
+class ConvertBoundingBoxFormat(Transform):
+    """Give boxes in a format, whatever they came in.
+
+    Args:
+        format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``, in any case, or torchvision's BoundingBoxFormat.
+
+    Raises:
+        ValueError: it is none of these.
+
+    Example:
+        >>> ConvertBoundingBoxFormat("CXCYWH")
+        ConvertBoundingBoxFormat(format='cxcywh')
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+
+    format: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", format_name("ConvertBoundingBoxFormat(format=…)", self.format))
+
+    @property
+    def box_format(self) -> BoxFormat | None:
+        return self.format  # pyright: ignore[reportReturnType]
