@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-__all__ = ["ADJUST", "GUARD", "LUMA", "TINY"]
+__all__ = ["ADJUST", "GUARD", "LUMA", "TINY", "luma"]
 
 Factor = float | torch.Tensor
 
@@ -29,7 +29,7 @@ GUARD: Final = 1e-4
 TINY: Final = 1e-20  # added to whole numbers that may be 0 before they divide 0
 
 
-def _luma(levels: torch.Tensor) -> torch.Tensor:
+def luma(levels: torch.Tensor) -> torch.Tensor:
     """The grey levels, N×1×H×W."""
     if levels.shape[1] == 1:
         return levels
@@ -71,7 +71,7 @@ def saturation(levels: torch.Tensor, factor: Factor) -> None:
     """Blend with the grey levels: Pillow's `ImageEnhance.Color`."""
     if levels.shape[1] == 1:
         return
-    torch.lerp(_luma(levels), levels, factor, out=levels)
+    torch.lerp(luma(levels), levels, factor, out=levels)
     _to_levels(levels, factor)
 
 

@@ -70,14 +70,22 @@ class SingleColor:
         np.add(levels.array, mean * (1 - factor) + GUARD, out=levels.array)
         _to_levels(levels, factor)
 
+    def grayscale(self, levels: Floats) -> None:
+        """Luma in all channels."""
+        if len(levels.array) > 1:
+            levels.tensor.copy_(self._grey(levels).tensor[:1].expand_as(levels.tensor))
+
+    def _grey(self, levels: Floats) -> Floats:
+        """The luma of three channels, in the first plane of the scratch memory."""
+        scratch = self._scratch(levels)
+        torch.mm(self._luma, levels.tensor.view(3, -1), out=scratch.tensor[0].view(1, -1))
+        np.floor(np.add(scratch.array[0], 0.5, out=scratch.array[0]), out=scratch.array[0])
+        return scratch
+
     def _saturation(self, levels: Floats, factor: float) -> None:
         if len(levels.array) == 1:
             return
-        scratch = self._scratch(levels)
-        grey, array = scratch.tensor[0], scratch.array[0]
-        torch.mm(self._luma, levels.tensor.view(3, -1), out=grey.view(1, -1))
-        np.floor(np.add(array, 0.5, out=array), out=array)
-        torch.lerp(grey, levels.tensor, factor, out=levels.tensor)
+        torch.lerp(self._grey(levels).tensor[0], levels.tensor, factor, out=levels.tensor)
         _to_levels(levels, factor)
 
     def _hue(self, levels: Floats, factor: float) -> None:

@@ -1,26 +1,42 @@
-"""Transforms that change colours, against Pillow's enhancers and operations."""
+"""Transforms that change colours, against Pillow's enhancers and operations; blur against Kornia's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from parity.case import Case, Oracle
-from PIL import Image, ImageEnhance
+import torch
+from kornia.enhance import normalize
+from kornia.filters import gaussian_blur2d
+from parity.case import Case
+from PIL import Image, ImageEnhance, ImageOps
 
 from gpuload import transforms as T
+from gpuload.noise import normals
 from gpuload.transforms.params import NOTHING, OPS
 
 __all__ = ["CASES", "operations"]
 
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
 
 def as_pillow(levels: np.ndarray) -> Image.Image:
+    """A Pillow image of H×W×C levels."""
     return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
 
 
 def as_levels(image: Image.Image) -> np.ndarray:
+    """The levels of a Pillow image, H×W×C."""
     levels = np.asarray(image)
     return levels[:, :, None] if levels.ndim == 2 else levels
+
+
+def as_batch(image: Image.Image) -> torch.Tensor:
+    """A Pillow image as Kornia takes it: levels, float64 1×C×H×W."""
+    return torch.from_numpy(as_levels(image).astype(np.float64)).permute(2, 0, 1)[None]
 
 
 def hue(image: Image.Image, turns: float) -> Image.Image:
@@ -32,11 +48,42 @@ def hue(image: Image.Image, turns: float) -> Image.Image:
     return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
 
 
+def blur(image: Image.Image, values: list[float]) -> Image.Image:
+    """Kornia's takes (height, width), and the sigmas in that order; float64."""
+    width, height, sigma_x, sigma_y = values[:4]
+    blurred = gaussian_blur2d(as_batch(image), (int(height), int(width)), (sigma_y, sigma_x), "reflect")
+    return as_pillow(blurred[0].permute(1, 2, 0).round().to(torch.uint8).numpy())
+
+
+def permute(image: Image.Image, values: list[float]) -> Image.Image:
+    bands = image.split()
+    return image if len(bands) == 1 else Image.merge("RGB", [bands[int(value)] for value in values[:3]])
+
+
+def grayscale(image: Image.Image, values: list[float]) -> Image.Image:
+    grey = image.convert("L")
+    return grey if image.mode == "L" else Image.merge("RGB", [grey] * 3)
+
+
+def posterize(image: Image.Image, values: list[float]) -> Image.Image:
+    bits = int(values[0])
+    return ImageOps.posterize(image, bits) if bits else image.point(lambda level: 0)
+
+
 PILLOW: dict[str, Any] = {
     "brightness": lambda image, values: ImageEnhance.Brightness(image).enhance(values[0]),
     "contrast": lambda image, values: ImageEnhance.Contrast(image).enhance(values[0]),
     "saturation": lambda image, values: ImageEnhance.Color(image).enhance(values[0]),
     "hue": lambda image, values: hue(image, values[0]),
+    "sharpness": lambda image, values: ImageEnhance.Sharpness(image).enhance(values[0]),
+    "solarize": lambda image, values: ImageOps.solarize(image, values[0]),
+    "posterize": posterize,
+    "equalize": lambda image, values: ImageOps.equalize(image),
+    "autocontrast": lambda image, values: ImageOps.autocontrast(image),
+    "invert": lambda image, values: ImageOps.invert(image),
+    "grayscale": grayscale,
+    "blur": blur,
+    "permute": permute,
 }
 
 
@@ -50,16 +97,124 @@ def operations(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.
     return as_levels(result)
 
 
-_: Oracle = operations
+def in_channels(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
+    """Grey, in so many channels."""
+    grey = as_pillow(image).convert("L")
+    return as_levels(grey if count == 1 else Image.merge("RGB", [grey] * 3))
+
+
+def noisy(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """The numbers that were drawn, channel by channel, clipped by Pillow."""
+    mean, sigma, _, *key_words = drawn[0][1].values[row, 0, :5].tolist()
+    numbers = normals((int(key_words[0]), int(key_words[1])), image.size).astype(np.float64)
+    bands = []
+    for band, more in zip(as_pillow(image).split(), numbers.reshape(image.shape[2], *image.shape[:2]), strict=True):
+        total = np.asarray(band, np.int32) + np.trunc(more * sigma + mean).astype(np.int32)
+        bands.append(np.asarray(Image.fromarray(total).convert("L")))
+    return np.stack(bands, -1)
+
+
+def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndarray, list[tuple[Any, Any]], int], Any]:
+    """Kornia's normalize of the image in 0 … 1."""
+
+    def oracle(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+        numbers = as_batch(as_pillow(image)) / 255
+        result = normalize(numbers, torch.tensor(mean).to(numbers), torch.tensor(std).to(numbers))
+        return result[0].permute(1, 2, 0).numpy()
+
+    return oracle
+
+
+EXACT = "Pillow's arithmetic, to the level"
+FLOAT = "one product, cut off; float32, as Pillow's"
+GREY = "the grey level of the mean colour, not the mean of rounded grey levels, may round to another level"
+HUE = "Pillow rounds hue and saturation to 8 bits between its float32 operations; one step of hue may be 6 levels"
+BLUR = (
+    "weights are multiples of 2**-16, so that sums are exact on any device; what lies near a half may round otherwise"
+)
+AFFINE = "one multiplication and one addition in float32"
+NOISE = "float32 of the same numbers; checks what is added and clipped, the distribution is tested by itself"
+CONTRAST = f"{GREY}, which the next operation may stretch; {HUE}"
+
+
+def case(
+    name: str, transforms: Any, against: str, mean: float = 0, most: float = 0, reason: str = EXACT, **more: Any
+) -> Case:
+    transforms = transforms if isinstance(transforms, list) else [transforms]
+    return Case(name, transforms, more.pop("oracle", operations), mean, most, against, reason, **more)
+
+
+def grey(made: Case) -> Case:
+    """The same on images of one channel."""
+    return replace(made, name=f"{made.name}, 1 channel", channels=1)
+
+
+COLOUR = [
+    case("ColorJitter(brightness)", T.ColorJitter(0.8), "Pillow ImageEnhance.Brightness", reason=FLOAT),
+    case("ColorJitter(contrast)", T.ColorJitter(contrast=0.8), "Pillow ImageEnhance.Contrast", 0.1, 1, GREY),
+    case("ColorJitter(saturation)", T.ColorJitter(saturation=0.8), "Pillow ImageEnhance.Color"),
+    case("ColorJitter(hue)", T.ColorJitter(hue=0.5), "Pillow convert('HSV')", 0.05, 6, HUE),
+    case("ColorJitter", T.ColorJitter(0.4, 0.4, 0.4, 0.1), "Pillow, all four", 1, 8, CONTRAST),
+    case("RandomPhotometricDistort", T.RandomPhotometricDistort(), "Pillow, all four, and merge", 1, 8, CONTRAST),
+    case("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')"),
+    case("RandomInvert", T.RandomInvert(), "Pillow ImageOps.invert"),
+    case("RandomSolarize", T.RandomSolarize(128, 1), "Pillow ImageOps.solarize"),
+    case("RandomSolarize(100.5)", T.RandomSolarize(100.5, 1), "Pillow ImageOps.solarize"),
+    case("RandomSolarize(0)", T.RandomSolarize(0, 1), "Pillow ImageOps.solarize"),
+    case("RandomPosterize(3)", T.RandomPosterize(3, 1), "Pillow ImageOps.posterize"),
+    case("RandomPosterize(0)", T.RandomPosterize(0, 1), "Pillow point"),
+    case("RandomPosterize(8)", T.RandomPosterize(8, 1), "Pillow ImageOps.posterize"),
+    case("RandomEqualize", T.RandomEqualize(1), "Pillow ImageOps.equalize"),
+    case("RandomAutocontrast", T.RandomAutocontrast(1), "Pillow ImageOps.autocontrast"),
+    case("RandomAdjustSharpness(2)", T.RandomAdjustSharpness(2, 1), "Pillow ImageEnhance.Sharpness"),
+    case("RandomAdjustSharpness(0.3)", T.RandomAdjustSharpness(0.3, 0.7), "Pillow ImageEnhance.Sharpness"),
+    case("GaussianBlur(23)", T.GaussianBlur(23), "Kornia gaussian_blur2d", 0.02, 1, BLUR),
+    case("GaussianBlur((5, 9))", T.GaussianBlur((5, 9), (0.5, 5)), "Kornia gaussian_blur2d", 0.02, 1, BLUR),
+    case("GaussianNoise", T.GaussianNoise(0.05), "Pillow convert('I'), clipped", 1e-3, 1, NOISE, oracle=noisy),
+]
 
 CASES: list[Case] = [
-    Case(
-        "ColorJitter(brightness)",
-        [T.ColorJitter(brightness=0.8)],
-        operations,
-        mean=0.01,
-        max=1,
-        against="Pillow ImageEnhance.Brightness",
-        reason="the product in float32 may lie on the other side of a whole number",
+    *COLOUR,
+    *map(grey, COLOUR),
+    *(
+        case(
+            f"Grayscale({count}), {channels} channel{'s' if channels > 1 else ''}",
+            T.Grayscale(count),
+            "Pillow convert('L')",
+            oracle=partial(in_channels, count=count),
+            channels=channels,
+        )
+        for count in (1, 3)
+        for channels in (3, 1)
+    ),
+    case(
+        "ToDtype(float32, scale=True)",
+        T.ToDtype("float32", scale=True),
+        "Kornia normalize",
+        1e-4,
+        1e-4,
+        AFFINE,
+        oracle=scaled((0.0,), (1.0,)),
+        to_levels=lambda numbers: numbers * 255,
+    ),
+    case(
+        "Normalize",
+        T.Normalize(MEAN, STD),
+        "Kornia normalize",
+        1e-4,
+        1e-4,
+        AFFINE,
+        oracle=scaled(MEAN, STD),
+        to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
+    ),
+    case(
+        "ToDtype, RandomSolarize, Normalize",
+        [T.ToDtype("float32", scale=True), T.RandomSolarize(128, 1), T.Normalize(MEAN, STD)],
+        "Pillow ImageOps.solarize, Kornia normalize",
+        1e-4,
+        1e-4,
+        AFFINE,
+        oracle=lambda image, drawn, row: scaled(MEAN, STD)(operations(image, drawn[1:2], row), drawn, row),
+        to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
     ),
 ]

@@ -1,0 +1,101 @@
+"""Gaussian blur and Gaussian noise, drawn for each sample.
+
+Arguments, defaults and meaning are torchvision's. Draws only; imported by workers and by the process of the stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuload.transforms.arguments import finite, interval, is_sequence, size_pair
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.color_random import one_operation
+from gpuload.transforms.params import Ops
+
+__all__ = ["GaussianBlur", "GaussianNoise"]
+
+
+@dataclass(frozen=True, repr=False)
+class GaussianBlur(Transform):
+    """Blur with a Gaussian kernel whose sigma is drawn uniformly.
+
+    Borders are mirrored, as often as a kernel that is larger than the image asks for.
+
+    Args:
+        kernel_size: an odd number of pixels, or (width, height), as torchvision has it.
+        sigma: the standard deviation in pixels, greater than 0, or (low, high).
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+    """
+
+    kernel_size: int | tuple[int, int]
+    sigma: float | tuple[float, float] = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        sizes = size_pair("GaussianBlur(kernel_size=…)", self.kernel_size)
+        if not all(size % 2 for size in sizes):
+            raise ValueError(f"GaussianBlur(kernel_size=…) must be odd, so that it has a middle, got {sizes}")
+        object.__setattr__(self, "kernel_size", sizes)
+        object.__setattr__(self, "sigma", _sigmas(self.sigma))
+
+    @property
+    def needs_whole(self) -> bool:
+        return True
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
+        sigma = low + uniforms(1) * (high - low)
+        kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
+        return one_operation("blur", np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
+
+
+def _sigmas(value: Any) -> tuple[float, float]:
+    name = "GaussianBlur(sigma=…)"
+    if is_sequence(value) and len(value) == 1:
+        value = value[0]
+    if is_sequence(value):
+        return interval(name, value, positive=True)
+    number = finite(name, value)
+    return interval(name, (number, number), positive=True)
+
+
+@dataclass(frozen=True, repr=False)
+class GaussianNoise(Transform):
+    """Add normal numbers, one to each number of an image, and clip.
+
+    On levels, as torchvision does it on uint8 images, also between `ToDtype` and `Normalize`: what is added is cut off
+    behind the decimal point. The numbers are the same on every device.
+
+    Args:
+        mean, sigma: of an image in 0 … 1; `sigma` is not negative.
+        clip: True; torchvision's uint8 images wrap around without it, which is refused here.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+    """
+
+    mean: float = 0.0
+    sigma: float = 0.1
+    clip: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", finite("GaussianNoise(mean=…)", self.mean))
+        sigma = finite("GaussianNoise(sigma=…)", self.sigma)
+        if sigma < 0:
+            raise ValueError(f"GaussianNoise(sigma=…) must not be negative, got {sigma:g}")
+        object.__setattr__(self, "sigma", sigma)
+        if self.clip is not True:
+            raise ValueError(
+                f"GaussianNoise(clip=…) must be True, got {self.clip!r}: noise is added to levels, which end at 0 and "
+                "255; a module at the end of the chain can add noise that is not clipped"
+            )
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
+        key_words = np.floor(uniforms(2) * 2.0**32)
+        values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255, 1.0]), (len(key_words), 3))
+        return one_operation("noise", np.ones(len(key_words), bool), np.hstack([values, key_words]))

@@ -1,0 +1,266 @@
+"""Transforms that change the colours of an image as a whole: grey, inverted, stretched, in another order.
+
+Names, arguments, defaults and meaning are torchvision's, but every coin is tossed for each sample, and what a level
+becomes is Pillow's to the level. Draws only; imported by workers and by the process of the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gpuload.transforms.arguments import finite, interval, probability, whole
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.color import ADJUSTMENTS
+from gpuload.transforms.params import NOTHING, VALUES, Ops, code
+
+__all__ = [
+    "Grayscale",
+    "RandomAdjustSharpness",
+    "RandomAutocontrast",
+    "RandomEqualize",
+    "RandomGrayscale",
+    "RandomInvert",
+    "RandomPhotometricDistort",
+    "RandomPosterize",
+    "RandomSolarize",
+    "one_operation",
+]
+
+
+def one_operation(operation: str, done: np.ndarray, values: Sequence[float] | np.ndarray = ()) -> Ops:
+    """The same operation for the samples where it is `done`, bool (B,); `values` are all samples', or (B, n)."""
+    codes = np.where(done, code(operation), NOTHING)[:, None]
+    numbers = np.zeros((len(done), 1, VALUES))
+    found = np.asarray(values, np.float64)
+    numbers[:, 0, : found.shape[-1]] = found
+    return Ops(codes.astype(np.int64), numbers)
+
+
+@dataclass(frozen=True, repr=False)
+class Grayscale(Transform):
+    """Make images grey.
+
+    Args:
+        num_output_channels: 1, or 3 for three that are equal. An image of one channel is repeated for 3.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+
+    num_output_channels: int = 1
+
+    def __post_init__(self) -> None:
+        name = "Grayscale(num_output_channels=…)"
+        number = whole(name, self.num_output_channels, least=1)
+        if number not in (1, 3):
+            raise ValueError(f"{name} must be 1 or 3, got {number}")
+        object.__setattr__(self, "num_output_channels", number)
+
+    def output_channels(self, channels: int) -> int:
+        return self.num_output_channels
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return one_operation("grayscale", np.ones(len(sizes_hw), bool))
+
+
+@dataclass(frozen=True, repr=False)
+class _Sometimes(Transform):
+    """What transforms share that do one operation with a probability."""
+
+    operation: ClassVar[str]
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """What the operation needs."""
+        return ()
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return one_operation(self.operation, uniforms(1)[:, 0] < self.p, self.values)
+
+
+@dataclass(frozen=True, repr=False)
+class RandomGrayscale(_Sometimes):
+    """Make an image grey, with probability `p`; it keeps its three channels."""
+
+    operation: ClassVar[str] = "grayscale"
+
+    p: float = 0.1
+
+
+@dataclass(frozen=True, repr=False)
+class RandomInvert(_Sometimes):
+    """Make the negative of an image, with probability `p`."""
+
+    operation: ClassVar[str] = "invert"
+
+
+@dataclass(frozen=True, repr=False)
+class RandomAutocontrast(_Sometimes):
+    """Stretch the levels of each channel to 0 … 255, with probability `p`."""
+
+    operation: ClassVar[str] = "autocontrast"
+
+    @property
+    def needs_whole(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, repr=False)
+class RandomEqualize(_Sometimes):
+    """Equalize the histogram of each channel, with probability `p`."""
+
+    operation: ClassVar[str] = "equalize"
+
+    @property
+    def needs_whole(self) -> bool:
+        return True
+
+
+# A dataclass puts a base's fields first, and `p` comes last in torchvision: so these name both fields themselves.
+@dataclass(frozen=True, repr=False)
+class RandomSolarize(Transform):
+    """Invert the levels from a threshold on, with probability `p`.
+
+    Args:
+        threshold: in levels, at most 255, wherever in the chain it stands.
+        p: the probability.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+    """
+
+    threshold: float
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        name = "RandomSolarize(threshold=…)"
+        threshold = finite(name, self.threshold)
+        if not 0 <= threshold <= 255 or 0 < threshold < 1:
+            raise ValueError(
+                f"{name} is in levels of a uint8 image and must lie in 0 … 255, got {threshold:g}"
+                + (f"; for floats in 0 … 1, write {threshold * 255:g}" if 0 < threshold < 1 else "")
+            )
+        object.__setattr__(self, "threshold", threshold)
+        object.__setattr__(self, "p", probability("RandomSolarize(p=…)", self.p))
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return one_operation("solarize", uniforms(1)[:, 0] < self.p, (self.threshold,))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomPosterize(Transform):
+    """Keep the upper bits of each level, with probability `p`.
+
+    Args:
+        bits: how many are kept, 0 … 8.
+        p: the probability.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+    """
+
+    bits: int
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        bits = whole("RandomPosterize(bits=…)", self.bits, least=0)
+        if bits > 8:
+            raise ValueError(f"RandomPosterize(bits=…) must lie in 0 … 8, got {bits}: a level has 8 bits")
+        object.__setattr__(self, "bits", bits)
+        object.__setattr__(self, "p", probability("RandomPosterize(p=…)", self.p))
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return one_operation("posterize", uniforms(1)[:, 0] < self.p, (self.bits,))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomAdjustSharpness(Transform):
+    """Make an image sharper or smoother, with probability `p`.
+
+    Args:
+        sharpness_factor: not negative: 0 is smoothed, 1 the image as it is, 2 twice as sharp.
+        p: the probability.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+    """
+
+    sharpness_factor: float
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        name = "RandomAdjustSharpness(sharpness_factor=…)"
+        factor = finite(name, self.sharpness_factor)
+        if factor < 0:
+            raise ValueError(f"{name} must not be negative, got {factor:g}")
+        object.__setattr__(self, "sharpness_factor", factor)
+        object.__setattr__(self, "p", probability("RandomAdjustSharpness(p=…)", self.p))
+
+    @property
+    def needs_whole(self) -> bool:
+        return True  # the border of an image stays, so a window must know where it lies
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return one_operation("sharpness", uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomPhotometricDistort(Transform):
+    """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
+
+    Each is done with probability `p`, by a factor that is drawn uniformly. Contrast comes in the second place or behind
+    the hue, one as likely as the other; the order of the channels is changed last, to any with the same probability.
+
+    Args:
+        brightness, contrast, saturation: (low, high) with 0 ≤ low ≤ high.
+        hue: (low, high) with -0.5 ≤ low ≤ high ≤ 0.5, in turns of the colour circle.
+        p: the probability of each.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+    """
+
+    brightness: tuple[float, float] = (0.875, 1.125)
+    contrast: tuple[float, float] = (0.5, 1.5)
+    saturation: tuple[float, float] = (0.5, 1.5)
+    hue: tuple[float, float] = (-0.05, 0.05)
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        for adjustment in ADJUSTMENTS:
+            name = f"RandomPhotometricDistort({adjustment}=…)"
+            low, high = interval(name, getattr(self, adjustment))
+            least, greatest = (-0.5, 0.5) if adjustment == "hue" else (0.0, np.inf)
+            if low < least or high > greatest:
+                raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got ({low:g}, {high:g})")
+            object.__setattr__(self, adjustment, (low, high))
+        object.__setattr__(self, "p", probability("RandomPhotometricDistort(p=…)", self.p))
+
+    @property
+    def needs_whole(self) -> bool:
+        return True  # contrast is relative to the mean of the image
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        numbers = uniforms(13)
+        ranges = np.array([getattr(self, name) for name in ADJUSTMENTS])
+        factors = ranges[:, 0] + numbers[:, :4] * (ranges[:, 1] - ranges[:, 0])
+        done = numbers[:, 4:9] < self.p
+        early = numbers[:, 9] < 0.5
+        # The columns: brightness, contrast, saturation, hue, contrast again, permutation.
+        done = np.column_stack([done[:, :4], done[:, 1] & ~early, done[:, 4]])
+        done[:, 1] &= early
+        codes = np.array([code(name) for name in (*ADJUSTMENTS, "contrast", "permute")])
+        values = np.zeros((*done.shape, VALUES))
+        values[:, :4, 0] = factors
+        values[:, 4, 0] = factors[:, 1]
+        values[:, 5, :3] = np.argsort(numbers[:, 10:13], axis=1, kind="stable")
+        return Ops(np.where(done, codes, NOTHING).astype(np.int64), values)
