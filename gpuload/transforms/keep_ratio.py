@@ -23,9 +23,9 @@ from gpuload.transforms.arguments import (
     whole,
 )
 from gpuload.transforms.base import DrawError, Transform, Uniforms, full_windows
-from gpuload.transforms.geometry import PADDING_MODES, CenterCrop, PaddingMode, _Crop
-from gpuload.transforms.params import FILTERS, Box, Params
-from gpuload.transforms.resampling import source_windows
+from gpuload.transforms.geometry import CenterCrop, PaddingMode, _Crop, padding_mode_of
+from gpuload.transforms.params import Box, Params
+from gpuload.transforms.resampling import random_filters, source_windows
 
 __all__ = ["CenterCropOrPad", "RandomCropOrPad", "ResizeKeepRatio", "TrimBorder"]
 
@@ -68,8 +68,8 @@ class ResizeKeepRatio(Transform):
         if not 0 <= longest <= 1:
             raise ValueError(f"{own}(longest=…) must lie in 0 … 1, got {longest}")
         object.__setattr__(self, "longest", longest)
-        if self.interpolation != "random":
-            object.__setattr__(self, "interpolation", interpolation_name(f"{own}(interpolation=…)", self.interpolation))
+        filter_name = interpolation_name(f"{own}(interpolation=…)", self.interpolation, random=True)
+        object.__setattr__(self, "interpolation", filter_name)
         for name in ("random_scale_prob", "random_aspect_prob"):
             object.__setattr__(self, name, probability(f"{own}({name}=…)", getattr(self, name)))
         for name in ("random_scale_range", "random_aspect_range"):
@@ -88,10 +88,7 @@ class ResizeKeepRatio(Transform):
         root = np.exp((low + numbers[:, 3] * (high - low)) / 2)
         root = np.where(numbers[:, 2] < self.random_aspect_prob, root, 1.0)
         factors *= np.stack([1 / root, root], axis=1)
-        filters = None
-        if self.interpolation == "random":
-            bilinear, bicubic = FILTERS.index("bilinear"), FILTERS.index("bicubic")
-            filters = np.where(numbers[:, 4] < 0.5, bilinear, bicubic)
+        filters = random_filters(numbers[:, 4]) if self.interpolation == "random" else None
         return Box(full_windows(sizes_hw), self._sizes(sizes_hw, factors), filters)
 
     def _sizes(self, sizes_hw: np.ndarray, factors: np.ndarray | float) -> np.ndarray:
@@ -109,13 +106,11 @@ class ResizeKeepRatio(Transform):
         return height, width
 
     def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        # Bicubic reaches further than bilinear.
-        widest = "bicubic" if self.interpolation == "random" else self.interpolation
-        return source_windows(windows_tlhw, params.size_hw, sizes_hw, widest)
+        return source_windows(windows_tlhw, params.size_hw, sizes_hw, self.interpolation)
 
 
 @dataclass(frozen=True, repr=False)
-class CenterCropOrPad(CenterCrop):
+class CenterCropOrPad(_Crop):
     """Cut out the middle; an image that is smaller is padded on both sides first.
 
     Args:
@@ -127,12 +122,15 @@ class CenterCropOrPad(CenterCrop):
         TypeError, ValueError: an argument is not one of these.
     """
 
-    fill: int | tuple[int, ...] = 0  # pyright: ignore[reportIncompatibleVariableOverride]
-    padding_mode: PaddingMode = "constant"  # pyright: ignore[reportIncompatibleVariableOverride]
+    fill: int | tuple[int, ...] = 0
+    padding_mode: PaddingMode = "constant"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_padding(self)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+        return CenterCrop(self.size).draw(uniforms, sizes_hw)
 
 
 @dataclass(frozen=True, repr=False)
@@ -214,8 +212,4 @@ class TrimBorder(Transform):
 def _check_padding(transform: Any) -> None:
     own = type(transform).__name__
     object.__setattr__(transform, "fill", fill_values(f"{own}(fill=…)", transform.fill))
-    if transform.padding_mode not in PADDING_MODES:
-        raise ValueError(
-            f"{own}(padding_mode=…) must be one of {', '.join(map(repr, PADDING_MODES))}, "
-            f"got {transform.padding_mode!r}"
-        )
+    padding_mode_of(f"{own}(padding_mode=…)", transform.padding_mode)

@@ -13,12 +13,16 @@ from typing import Any, Final, Literal
 
 from gpuload.transforms.arguments import finite, is_sequence, probability, size_pair, whole
 from gpuload.transforms.base import Transform
+from gpuload.transforms.blur_noise import GaussianBlur
 from gpuload.transforms.color import ColorJitter
+from gpuload.transforms.color_random import RandomGrayscale
 from gpuload.transforms.composite import RandomApply
 from gpuload.transforms.convert import Normalize, ToDtype
+from gpuload.transforms.erasing import RandomErasing
 from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
 from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
 from gpuload.transforms.random_resized_crop import RandomResizedCrop
+from gpuload.transforms.timm_randaugment import TimmRandAugment
 
 __all__ = ["from_timm"]
 
@@ -265,8 +269,6 @@ def _moved(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]
 
 def _colored(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
     """timm's secondary transforms: automatic augmentation, or jitter; grayscale; blur."""
-    from gpuload.transforms.color_random import GaussianBlur, RandomGrayscale
-
     chain: list[Transform] = []
     if options["auto_augment"]:
         chain.append(_automatic(options, size_hw))
@@ -292,8 +294,6 @@ def _jitter(value: Any) -> ColorJitter:
 
 
 def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
-    from gpuload.transforms.timm_randaugment import TimmRandAugment
-
     text = options["auto_augment"]
     if not isinstance(text, str):
         raise TypeError(f"from_timm(auto_augment=…) must be a string, got {text!r} ({type(text).__name__})")
@@ -312,8 +312,6 @@ def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
 
 
 def _erasing(options: dict[str, Any]) -> Transform:
-    from gpuload.transforms.erasing import RandomErasing
-
     mode = str(options["re_mode"]).lower() or "const"
     count = whole("from_timm(re_count=…)", options["re_count"] or 1, least=1)
     return RandomErasing(
