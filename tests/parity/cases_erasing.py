@@ -1,0 +1,104 @@
+"""RandomErasing, of levels and of finished images, against boxes that Pillow pastes; flips behind it.
+
+Pillow has no operation for it but the pasting of a box, also into float32 images (mode "F"), band by band. The random
+numbers are those that were drawn: what is checked is where they go; how they are distributed is tested by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from kornia.enhance import normalize
+from parity.case import Case
+from PIL import Image, ImageOps
+
+from gpuload import transforms as T
+from gpuload.noise import normals
+from gpuload.transforms.params import Erase, Flip
+
+__all__ = ["CASES"]
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMALIZE = T.Normalize(MEAN, STD)
+FLOAT = T.ToDtype("float32", scale=True)
+
+
+def erased(bands: list[Image.Image], transform: Any, params: Erase, row: int, unit: float) -> None:
+    """Paste the boxes into the bands of an image; numbers of the transform are so many levels."""
+    numbers = normals(tuple(params.keys[row].tolist()), sum(band.width * band.height for band in bands) * 4)
+    at = 0
+    for top, left, height, width in params.boxes_tlhw[row].tolist():
+        for channel, band in enumerate(bands if height else []):
+            box = (left, top, left + width, top + height)
+            if transform.kind == "pixel":
+                some = numbers[at : at + height * width].reshape(height, width)
+                band.paste(Image.fromarray(some, mode="F"), box)
+                at += height * width
+            elif transform.kind == "rand":
+                band.paste(float(numbers[at]), box)
+                at += 1
+            else:
+                values = np.ravel(transform.value) * unit
+                band.paste(float(values[channel % len(values)]), box)
+
+
+def pasted(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """All transforms of the chain, one after the other."""
+    numbers, scaled, unit = image.astype(np.float32), False, 1.0
+    bands = [Image.fromarray(np.ascontiguousarray(numbers[:, :, channel])) for channel in range(image.shape[2])]
+    for transform, params in drawn:
+        if isinstance(transform, T.ToDtype | T.Normalize):
+            planes = torch.from_numpy(np.stack([np.asarray(band) for band in bands])[None].astype(np.float64))
+            planes = planes if scaled else planes / 255
+            if isinstance(transform, T.Normalize):
+                planes = normalize(
+                    planes, torch.tensor(transform.mean).to(planes), torch.tensor(transform.std).to(planes)
+                )
+            bands = [Image.fromarray(plane) for plane in planes[0].to(torch.float32).numpy()]
+            scaled = True
+        elif isinstance(params, Erase):
+            if transform.place.finished or not scaled:
+                unit = 1.0
+            else:  # a level, as a number
+                unit = round(float(np.ravel(transform.value)[0]) * 255) / 255 / float(np.ravel(transform.value)[0])
+            erased(bands, transform, params, row, unit)
+        elif isinstance(params, Flip) and params.flipped[row]:
+            bands = [ImageOps.mirror(band) if params.axis else ImageOps.flip(band) for band in bands]
+    return np.stack([np.asarray(band) for band in bands], -1)
+
+
+def back(numbers: np.ndarray) -> np.ndarray:
+    return (numbers * np.array(STD) + np.array(MEAN)) * 255
+
+
+def case(name: str, transforms: list[Any], to_levels: Any = None, reason: str = "the same numbers are copied") -> Case:
+    exact = to_levels is None
+    return Case(
+        name,
+        transforms,
+        pasted,
+        mean=0.0 if exact else 1e-4,
+        max=0.0 if exact else 1e-3,
+        against="Pillow Image.paste" if exact else "Kornia normalize, Pillow Image.paste",
+        reason=reason if exact else f"{reason}; around them one multiplication and one addition in float32",
+        between=0.0 if exact else 1e-3,
+        to_levels=to_levels,
+    )
+
+
+CASES: list[Case] = [
+    case("RandomErasing(levels)", [T.RandomErasing(0.9, value=[255, 7, 100], max_count=3)]),
+    case("RandomErasing(levels, flipped)", [T.RandomErasing(0.9, value=9), T.RandomHorizontalFlip(), NORMALIZE], back),
+    case("RandomErasing(between ToDtype and Normalize)", [FLOAT, T.RandomErasing(0.9, value=0.5), NORMALIZE], back),
+    case("RandomErasing", [NORMALIZE, T.RandomErasing(0.9, value=(0.1, 0.7, -1))], back),
+    case(
+        "RandomErasing(value='random')",
+        [NORMALIZE, T.RandomErasing(0.9, value="random"), T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
+        back,
+    ),
+    case("RandomErasing(mode='rand')", [NORMALIZE, T.RandomErasing(0.9, mode="rand", max_count=4)], back),
+    case("RandomErasing(mode='pixel')", [NORMALIZE, T.RandomErasing(0.9, mode="pixel", max_count=4)], back),
+    case("RandomErasing(ToDtype)", [FLOAT, T.RandomErasing(0.9, value="random")], lambda numbers: numbers * 255),
+]
