@@ -13,8 +13,8 @@ from gpuload import transforms as T
 timm = originals.timm()
 vision = originals.torchvision()
 
-from timm.data import create_transform  # noqa: E402
 from timm.data.auto_augment import rand_augment_transform  # noqa: E402
+from timm.data.transforms_factory import create_transform  # noqa: E402
 
 CONFIG = {
     "input_size": (3, 224, 224),
@@ -34,7 +34,7 @@ def filters(value) -> str:
     return value.value
 
 
-def ours_of(transform) -> list[T.TrimBorder]:
+def ours_of(transform) -> list:
     """One of timm's chain, read from its attributes, as ours."""
     name = type(transform).__name__
     match name:
