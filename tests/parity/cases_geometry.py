@@ -1,0 +1,200 @@
+"""Transforms that move pixels, against Pillow's resize, rotate, transform, expand and crop, and numpy's pad.
+
+What is drawn is a box, a coin or a map; the oracle does to the whole image what that says, one transform after the
+other, whatever transform drew it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from parity.case import Case, Oracle
+from PIL import Image, ImageOps
+
+from gpuload import transforms as T
+from gpuload.transforms.params import FILTERS, Box, Flip, Warp
+
+__all__ = ["CASES", "geometry"]
+
+PILLOW = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
+
+
+def as_pillow(levels: np.ndarray) -> Image.Image:
+    return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
+
+
+def as_levels(image: Image.Image) -> np.ndarray:
+    levels = np.asarray(image)
+    return levels[:, :, None] if levels.ndim == 2 else levels
+
+
+def filter_of(transform: Any, params: Any, row: int) -> str:
+    return transform.interpolation if params.filters is None else FILTERS[params.filters[row]]
+
+
+def color(transform: Any, image: Image.Image) -> Any:
+    fill = transform.outside(masks=False)
+    return fill[0] if image.mode == "L" else tuple(fill) * (3 // len(fill))
+
+
+def padded_crop(transform: Any, params: Box, row: int, image: Image.Image) -> Image.Image:
+    top, left, height, width = params.box_tlhw[row].tolist()
+    around = max(0, -top, -left, top + height - image.height, left + width - image.width)
+    if transform.padding_mode == "constant":
+        image = ImageOps.expand(image, around, color(transform, image))
+    else:
+        widths = ((around, around), (around, around), (0, 0))
+        image = as_pillow(np.pad(as_levels(image), widths, mode=transform.padding_mode))
+    return image.crop((left + around, top + around, left + around + width, top + around + height))
+
+
+def resized_crop(transform: Any, params: Box, row: int, image: Image.Image) -> Image.Image:
+    top, left, height, width = params.box_tlhw[row].tolist()
+    new_height, new_width = params.size_hw[row].tolist()
+    interpolation = filter_of(transform, params, row)
+    image = image.crop((left, top, left + width, top + height))
+    if interpolation != "nearest":  # rows first, as Pillow did before it chose the cheaper order
+        image = image.resize((new_width, height), PILLOW[interpolation])
+    return image.resize((new_width, new_height), PILLOW[interpolation])
+
+
+def mapped(transform: Any, params: Warp, row: int, image: Image.Image) -> Image.Image:
+    if not params.warped[row]:
+        return image
+    height, width = params.size_hw[row].tolist()
+    coefficients = params.coefficients[row].tolist()
+    affine = not isinstance(transform, T.RandomPerspective)
+    method = Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE
+    filter_ = PILLOW[filter_of(transform, params, row)]
+    fill = color(transform, image)
+    return image.transform((width, height), method, coefficients[: 6 if affine else 8], filter_, fillcolor=fill)
+
+
+def rotated(transform: Any, params: Warp, row: int, image: Image.Image) -> Image.Image:
+    """`Image.rotate` by the drawn angle."""
+    cosine, sine = params.coefficients[row, 0], params.coefficients[row, 3]
+    filter_, fill = PILLOW[filter_of(transform, params, row)], color(transform, image)
+    angle = math.degrees(math.atan2(sine, cosine))
+    return image.rotate(angle, filter_, transform.expand, transform.center, fillcolor=fill)
+
+
+def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """All transforms, one after the other."""
+    result = as_pillow(image)
+    for transform, params in drawn:
+        match params:
+            case Box() if transform.pads:
+                result = padded_crop(transform, params, row, result)
+            case Box():
+                result = resized_crop(transform, params, row, result)
+            case Flip() if params.flipped[row]:
+                result = ImageOps.mirror(result) if params.axis else ImageOps.flip(result)
+            case Warp() if isinstance(transform, T.RandomRotation):
+                result = rotated(transform, params, row, result)
+            case Warp():
+                result = mapped(transform, params, row, result)
+    return as_levels(result)
+
+
+_: Oracle = geometry
+
+EXACT = "pixels are moved, not computed"
+RESIZE = "the kernel for single images has weights of 16 bits, Pillow of 22; batches are resized as by Pillow"
+WARP = "the same arithmetic in float64; single images are Pillow's work"
+ROTATE = "the angle is found from what was drawn, so a place may differ in the last bit"
+
+CROP, MIRROR, RESIZED, TRANSFORM = (
+    "Pillow ImageOps.expand, Image.crop",
+    "numpy.pad, Pillow Image.crop",
+    "Pillow Image.resize",
+    "Pillow Image.transform",
+)
+FILL = (9, 99, 199)
+MIDDLE = T.CenterCrop((140, 171))  # so that batches on the CPU do not take minutes
+
+
+def moved(name: str, *transforms: Any, against: str = CROP, channels: int = 3) -> Case:
+    return Case(name, list(transforms), geometry, 0, 0, against, EXACT, channels=channels)
+
+
+def resized(name: str, *transforms: Any, against: str = RESIZED, channels: int = 3) -> Case:
+    return Case(name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, channels=channels)
+
+
+def cubic(name: str, *transforms: Any) -> Case:
+    """With four taps along each axis, some negative, the weights' last bits come to more."""
+    return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2)
+
+
+def warped(name: str, *transforms: Any, channels: int = 3) -> Case:
+    return Case(name, [MIDDLE, *transforms], geometry, 0, 0, TRANSFORM, WARP, channels=channels)
+
+
+def turned(name: str, transform: Any, *, channels: int = 3) -> Case:
+    against = "Pillow Image.rotate"
+    return Case(name, [MIDDLE, transform], geometry, 1e-4, 1, against, ROTATE, channels=channels)
+
+
+CASES: list[Case] = [
+    moved("RandomHorizontalFlip", T.RandomHorizontalFlip(), against="Pillow ImageOps.mirror"),
+    moved("RandomVerticalFlip", T.RandomVerticalFlip(), against="Pillow ImageOps.flip"),
+    moved("CenterCrop", T.CenterCrop((60, 80))),
+    moved("CenterCrop(even, odd)", T.CenterCrop((51, 30)), channels=1),
+    moved("RandomCrop(padding)", T.RandomCrop(48, padding=(3, 30, 20, 1), pad_if_needed=True, fill=FILL)),
+    *(
+        moved(
+            f"RandomCrop(padding_mode={mode})",
+            T.RandomCrop((90, 48), padding=30, pad_if_needed=True, padding_mode=mode),
+            against=MIRROR,
+        )
+        for mode in ("edge", "reflect", "symmetric")
+    ),
+    moved("Pad(fill)", T.Pad((5, 0, 17, 40), fill=FILL)),
+    moved("Pad(negative)", T.Pad((-5, 3, 4, -12), fill=77), channels=1),
+    *(
+        moved(f"Pad(padding_mode={mode})", T.Pad((70, 20, 3, 111), padding_mode=mode), against=MIRROR)
+        for mode in ("edge", "reflect", "symmetric")
+    ),
+    moved("RandomZoomOut", T.RandomZoomOut(FILL, side_range=(1.0, 2.5), p=0.8)),
+    moved("Resize(nearest)", T.Resize((61, 47), "nearest"), against=RESIZED),
+    resized("Resize", T.Resize(56)),
+    cubic("Resize(bicubic)", T.Resize((90, 130), "bicubic")),
+    resized("Resize(max_size)", T.Resize(100, max_size=120), channels=1),
+    cubic("Resize(random)", T.Resize(70, "random")),
+    moved("RandomResizedCrop(nearest)", T.RandomResizedCrop(48, interpolation="nearest"), against=RESIZED),
+    resized("RandomResizedCrop", T.RandomResizedCrop(64)),
+    cubic("RandomResizedCrop(bicubic)", T.RandomResizedCrop((50, 70), interpolation="bicubic")),
+    cubic("RandomResizedCrop(random)", T.RandomResizedCrop(64, interpolation="random")),
+    resized("ScaleJitter", T.ScaleJitter((60, 90))),
+    cubic("ScaleJitter(bicubic)", T.ScaleJitter((60, 90), (0.5, 1.5), "bicubic")),
+    resized("RandomShortestSize", T.RandomShortestSize([40, 50, 60, 70], max_size=90)),
+    resized("RandomResize", T.RandomResize(40, 100)),
+    cubic("RandomResize(random)", T.RandomResize(40, 100, "random")),
+    *(turned(f"RandomRotation({name})", T.RandomRotation(180, name, fill=FILL)) for name in FILTERS),
+    turned("RandomRotation(expand)", T.RandomRotation((10, 80), "bilinear", expand=True, fill=44), channels=1),
+    turned("RandomRotation(center)", T.RandomRotation(45, "bicubic", center=(3.5, 20), fill=FILL)),
+    turned("RandomRotation(right angle)", T.RandomRotation((270, 270), "nearest", expand=True)),
+    *(
+        warped(
+            f"RandomAffine({name})",
+            T.RandomAffine(30, (0.2, 0.3), (0.5, 1.7), (-20, 20, -10, 10), interpolation=name, fill=FILL),
+        )
+        for name in FILTERS
+    ),
+    warped("RandomAffine(scale only)", T.RandomAffine(0, (0.2, 0.1), (0.3, 2.0), fill=FILL)),
+    *(
+        warped(f"RandomPerspective({name})", T.RandomPerspective(0.7, 0.9, interpolation=name, fill=FILL))
+        for name in FILTERS
+    ),
+    warped("RandomPerspective(grey)", T.RandomPerspective(p=1.0, fill=77), channels=1),
+    resized(
+        "Resize, RandomRotation, RandomCrop",
+        T.Resize(80),
+        T.RandomRotation(30, "nearest", expand=True, fill=FILL),
+        T.RandomCrop(48),
+        against=f"{RESIZED}, Image.transform, Image.crop",
+    ),
+    warped("RandomPerspective, Pad, RandomHorizontalFlip", T.RandomPerspective(), T.Pad(9), T.RandomHorizontalFlip()),
+]
