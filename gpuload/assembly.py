@@ -23,7 +23,9 @@ from gpuload.errors import CollateError, one_line
 from gpuload.harvest import Harvest
 from gpuload.labels import Pairing, partners_of, soften
 from gpuload.options import Options
-from gpuload.packing import Block, ImageColumn, TensorBits
+from gpuload.packing import Block, ImageColumn
+from gpuload.targets import TargetStage, collate_targets, others, unwrapped
+from gpuload.transforms import Draws
 from gpuload.workers.parts import Batch, Part
 
 __all__ = ["Assembly", "BatchInfo"]
@@ -67,6 +69,7 @@ class Assembly:
         # Whether images come as a batch; or one by one, for a user's rules.
         self._batched = options.collate_fn is None and not options.single
         self._pool = None if transfer.asynchronous else OutputPool()
+        self._targets: TargetStage | None = None  # made where a sample has targets
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> tuple[Any, list[torch.Tensor]]:
         """The batch, and its tensors.
@@ -105,24 +108,35 @@ class Assembly:
     ) -> Any:
         """The finished images of a leaf of a batch, from what the transfer loaded; `pairing` says how they are mixed,
         where they are, and is told their shares."""
-        table = ImageColumn(rows.table(leaf, starts))
         which = rows.images(leaf)
-        images = RaggedImages(
-            pixels=pixels,
-            offsets=table.offsets,
-            shapes=table.shapes,
-            sizes_hw=table.sizes_hw,
-            regions_tlhw=table.regions_tlhw,
-            labels=_Names(rows, which),
-        )
+        images = _ragged(rows, which, ImageColumn(rows.table(leaf, starts)), pixels)
         key = rng.epoch_key(self._options.seed, epoch)
         if pairing is not None:
             return self._mixed(images, key, rows, which, pairing)
-        chain, positions, sizes = self._options.chain, rows.positions[which], images.sizes_hw
-        if chain.views is None:
-            return self._stage(images, chain.draw(key, positions, sizes))
-        views = [self._stage(images, chain.draw(key, positions, sizes, view=v), view=v) for v in range(chain.views)]
+        drawn = self._drawn(epoch, rows, which, images.sizes_hw)
+        if self._options.chain.views is None:
+            return self._stage(images, drawn[0])
+        views = [self._stage(images, draws, view=view) for view, draws in enumerate(drawn)]
         return views if self._batched else [list(image) for image in zip(*views, strict=True)]
+
+    def targets(
+        self, epoch: int, rows: Harvest, pixels: torch.Tensor, starts: list[int]
+    ) -> tuple[list[dict[int, Any]], dict[int, Any]]:
+        """The finished masks, boxes and keypoints of a batch, see `gpuload.targets.TargetStage`."""
+        if self._targets is None:
+            self._targets = TargetStage(self._options.chain, self._stage.device)
+        drawn = self._drawn(epoch, rows, rows.images(0), ImageColumn(rows.table(0, starts)).sizes_hw)
+        return self._targets(
+            rows,
+            drawn,
+            lambda number, which: _ragged(rows, which, ImageColumn(rows.table(number, starts, masks=True)), pixels),
+        )
+
+    def _drawn(self, epoch: int, rows: Harvest, which: np.ndarray, sizes_hw: np.ndarray) -> list[Draws]:
+        """What is drawn for some rows, for each view."""
+        chain, key = self._options.chain, rng.epoch_key(self._options.seed, epoch)
+        boxes = [rows.boxes(row) for row in which.tolist()] if chain.reads_boxes else None
+        return [chain.draw(key, rows.positions[which], sizes_hw, boxes, view=view) for view in range(len(chain.lines))]
 
     def pairing(self, batch: Batch, rows: Harvest) -> Pairing | None:
         """Whose image is mixed with whose, where the transforms do that."""
@@ -148,7 +162,27 @@ class Assembly:
 
     # -- torch's rules ----------------------------------------------------------------------------------------------
 
+    def _with_targets(self, batch: Batch, rows: Harvest, release: Callable[[], None]) -> Any:
+        """A batch whose samples have masks, boxes or keypoints."""
+        rows.spread_blocks()
+        counts = [rows.count(row) for row in range(len(rows))]
+        if min(counts) != max(counts):
+            row = counts.index(min(counts))
+            raise CollateError(
+                f"{rows.name(counts.index(max(counts)))} has {max(counts)} images, but {rows.name(row)} has "
+                f"{counts[row]}; let all samples of a batch have as many"
+            )
+        pixels, starts = self._transfer.load(batch, release)
+        images = [self.images(batch.epoch, rows, leaf, pixels, starts) for leaf in range(counts[0])]
+        finished, whole = self.targets(batch.epoch, rows, pixels, starts)
+        chain, ragged = self._options.chain, self._options.ragged
+        with torch.device("cpu"):
+            value = collate_targets(rows, images, finished, whole, views=chain.views, ragged=ragged, place=self._placed)
+        return self._on_device(value) if self._options.pin_memory else value
+
     def _default(self, batch: Batch, rows: Harvest, release: Callable[[], None]) -> Any:
+        if rows.has_targets:
+            return self._with_targets(batch, rows, release)
         structure, places = common_structure(rows.structures, rows.places, rows.name)
         blocks = rows.blocks()
         ready: dict[int, Any] = {}
@@ -234,19 +268,20 @@ class Assembly:
         pairing = self.pairing(batch, rows)
         if most:
             pixels, starts = self._transfer.load(batch, release)
-            for leaf in range(most):
+            for leaf in range(max(rows.count(row) for row in range(len(rows)))):
                 finished = self.images(batch.epoch, rows, leaf, pixels, starts, pairing)
                 for row, image in zip(rows.images(leaf).tolist(), finished, strict=True):
                     made[row][rows.places[row][leaf]] = image
+            if rows.has_targets:
+                for images, targets in zip(made, self.targets(batch.epoch, rows, pixels, starts)[0], strict=True):
+                    images.update(targets)
         else:
             release()
         samples = []
-        for structure, values, images in zip(rows.structures, rows.values, made, strict=True):
-            rest = iter(values)
-            leaves = [
-                images[leaf] if leaf in images else _unwrapped(next(rest)) for leaf in range(len(images) + len(values))
-            ]
-            samples.append(unflatten(structure, leaves))
+        for row, (structure, images) in enumerate(zip(rows.structures, made, strict=True)):
+            leaves = {leaf: unwrapped(value) for leaf, value in zip(others(rows, row), rows.values[row], strict=True)}
+            leaves.update(images)
+            samples.append(unflatten(structure, [leaves[leaf] for leaf in range(len(leaves))]))
         collate_fn = self._options.collate_fn
         given = samples[0] if self._options.single else samples
         if collate_fn is None:
@@ -295,8 +330,15 @@ class Assembly:
         )
 
 
-def _unwrapped(value: Any) -> Any:
-    return value.tensor() if isinstance(value, TensorBits) else value
+def _ragged(rows: Harvest, which: np.ndarray, table: ImageColumn, pixels: torch.Tensor) -> RaggedImages:
+    return RaggedImages(
+        pixels=pixels,
+        offsets=table.offsets,
+        shapes=table.shapes,
+        sizes_hw=table.sizes_hw,
+        regions_tlhw=table.regions_tlhw,
+        labels=_Names(rows, which),
+    )
 
 
 def _collate_error(rows: Harvest, what: str, traceback: str) -> CollateError:

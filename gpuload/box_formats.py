@@ -1,8 +1,8 @@
 """The ways to write down boxes, and from one to another.
 
 A box is four numbers in pixels, measured from the top left corner of the image: ``"xyxy"`` are the left, top, right and
-bottom edges; ``"xywh"`` left, top, width, height; ``"cxcywh"`` the centre, width, height. Numbers keep their kind:
-integers are cut off or rounded down where torchvision does so. Imported by workers; pure functions, no torch.
+bottom edges; ``"xywh"`` left, top, width, height; ``"cxcywh"`` the centre, width, height. Imported by workers; pure
+functions, no torch.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ def format_name(name: str, value: Any) -> BoxFormat:
 
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
-    """Boxes (n, 4) as left, top, right, bottom: float64, or int64 where they are integers."""
-    whole = np.issubdtype(boxes.dtype, np.integer)
+    """Boxes (n, 4) as left, top, right, bottom: float64; or int64 where they are integers whose edges are integers too
+    (half a width may not be one)."""
+    whole = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
     boxes = boxes.astype(np.int64 if whole else np.float64)
-    if box_format == "xywh":
+    if box_format == "cxcywh":
+        boxes[:, :2] -= boxes[:, 2:] / 2
+    if box_format != "xyxy":
         boxes[:, 2:] += boxes[:, :2]
-    elif box_format == "cxcywh":
-        start = boxes[:, :2] - boxes[:, 2:] / 2
-        end = start + boxes[:, 2:]
-        return np.concatenate([start, end], axis=1).astype(boxes.dtype)  # cuts integers off
     return boxes
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuload.batch import Structure
-from gpuload.packing import Block, ChunkContent, TensorBits
+from gpuload.box_formats import to_xyxy
+from gpuload.packing import Belongings, Block, ChunkContent, TensorBits
+from gpuload.sample import Boxes
 
 if TYPE_CHECKING:  # a room above, and only its type
     from gpuload.workers.parts import Batch, Part
@@ -30,6 +32,8 @@ class Harvest:
         indices: the dataset index of each.
         valid: bool (N,), False for rows that only fill the batch up.
         structures, places: what `gpuload.batch` says of each sample.
+        belongings: of each sample with targets; None for others.
+        has_targets: whether any sample has masks, boxes or keypoints.
         values: for each sample the leaves that are no images; None for those that lie in blocks.
         collated: what the user's `collate_fn` made of the batch in the worker, if it did.
         sources: where the images of each came from.
@@ -63,6 +67,10 @@ class Harvest:
         self.collated = contents[0].collated if len(contents) == 1 else None
         self.structures: list[Structure] = self._sorted([_per_row(c.structures, c.rows) for c in contents])
         self.places: list[tuple[int, ...]] = self._sorted([_per_row(c.image_places, c.rows) for c in contents])
+        self.belongings: list[Belongings | None] = self._sorted(
+            [_per_row(c.belongings or [None], c.rows) for c in contents]
+        )
+        self.has_targets = any(c.belongings for c in contents)
         self.values: list[list[Any]] = self._sorted([c.values for c in contents])
         self.sources: list[str | None] = self._sorted([c.sources for c in contents])
 
@@ -74,17 +82,40 @@ class Harvest:
         """The sample of a row, for error messages."""
         return f"sample {self.indices[row]}" + (f" ({self.sources[row]})" if self.sources[row] else "")
 
+    def count(self, row: int) -> int:
+        """How many images a row has; what stands behind them in its `places` are masks."""
+        belongings = self.belongings[row]
+        return len(self.places[row]) - (0 if belongings is None else len(belongings.masks))
+
     def images(self, leaf: int) -> np.ndarray:
         """Which rows have an image number `leaf`: int64."""
-        return np.array([row for row, places in enumerate(self.places) if len(places) > leaf], np.int64)
+        return np.array([row for row in range(len(self.places)) if self.count(row) > leaf], np.int64)
 
-    def table(self, leaf: int, starts: Sequence[int]) -> np.ndarray:
+    def boxes(self, row: int) -> np.ndarray:
+        """The boxes that the draws of a row hang on: left, top, right, bottom."""
+        boxes = next(value for value in self.values[row] if isinstance(value, Boxes))
+        return to_xyxy(boxes.array, boxes.format)
+
+    def masks(self, leaf: int) -> np.ndarray:
+        """Which rows have a mask at number `leaf`, counted with the images before it: int64."""
+        rows = range(len(self.places))
+        return np.array([row for row in rows if self.count(row) <= leaf < len(self.places[row])], np.int64)
+
+    def table(self, leaf: int, starts: Sequence[int], *, masks: bool = False) -> np.ndarray:
         """The rows that have an image number `leaf`, as in `gpuload.packing.ImageColumn`, int64 (such rows, 10).
 
         Args:
             leaf: which of the sample's images.
             starts: where each part of the batch begins in the memory that the offsets shall count in.
+            masks: the rows that have a mask there.
         """
+        table = self._table(leaf, starts)
+        if not self.has_targets:
+            return table
+        there = np.array([row for row, places in enumerate(self.places) if len(places) > leaf], np.int64)
+        return table[np.isin(there, self.masks(leaf) if masks else self.images(leaf))]
+
+    def _table(self, leaf: int, starts: Sequence[int]) -> np.ndarray:
         tables, having = [], []
         at = 0
         for number, _, content in self._parts:

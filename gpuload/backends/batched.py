@@ -113,16 +113,19 @@ class BatchRunner:
                 return Source.of_dense(results)
             case Warp():
                 return self._warp(source, transform, params, after)
-            case Ops() if not self._masks:
+            case Ops() | Mixture() | Erase() if self._masks:
+                inside = np.concatenate([after[:, :2] - before[:, :2], after[:, 2:]], axis=1)
+                return source if np.array_equal(before, after) else source.cut(inside)
+            case Ops():
                 levels = source.dense().to(torch.float32)
                 operated = Source.of_dense(operate(levels, params, transform).to(torch.uint8))
                 return operated if np.array_equal(before, after) else operated.cut(after)
-            case Mixture() if not self._masks:
+            case Mixture():
                 levels = source.dense().to(torch.float32)
                 mixed = mix_batch(levels, params, lambda some, chain: operate(some, chain, transform))
                 mixed = Source.of_dense(mixed.to(torch.uint8))
                 return mixed if np.array_equal(before, after) else mixed.cut(after)
-            case Erase() if not self._masks:
+            case Erase():
                 return Source.of_dense(erase_levels(source.dense(), params, transform, before))
             case Branches():
                 return self._branch(source, params, after)

@@ -74,12 +74,14 @@ class Steps:
             case Warp():
                 fill = transform.outside(masks=self._masks)
                 return _warp(params, self._filters(transform, params, len(before)), fill, before, after)
+            case Ops() | Mixture() | Erase() if self._masks:
+                return _narrow(before, after)
             case Ops():
-                return None if self._masks else self._operate(transform, params, before, after)
+                return self._operate(transform, params, before, after)
             case Mixture():
-                return None if self._masks else self._mix(transform, params, before, after)
+                return self._mix(transform, params, before, after)
             case Erase():
-                return None if self._masks else _erase(transform, params, before)
+                return _erase(transform, params, before)
             case Branches():
                 return self._branch(params, after)
         return None
@@ -153,6 +155,14 @@ class Steps:
 def _cut(canvas: Canvas, window: list[int]) -> None:
     top, left, height, width = window
     canvas.set(canvas.image()[top : top + height, left : left + width])
+
+
+def _narrow(before: np.ndarray, after: np.ndarray) -> Step | None:
+    """From window to window, with nothing done."""
+    if np.array_equal(before, after):
+        return None
+    windows = np.concatenate([after[:, :2] - before[:, :2], after[:, 2:]], axis=1).tolist()
+    return lambda row, canvas: _cut(canvas, windows[row])
 
 
 def _flip(params: Flip) -> Step:

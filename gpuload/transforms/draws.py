@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuload.rng import Key
 from gpuload.transforms.base import Transform, Uniforms, full_windows
-from gpuload.transforms.params import Params, take
+from gpuload.transforms.params import Branches, Params, take
 from gpuload.transforms.points import move_boxes
 
 __all__ = ["Draws", "draw_line"]
@@ -55,7 +55,7 @@ class Draws:
         for transform, params, sizes in zip(
             reversed(self.transforms), reversed(self.params), reversed(self.sizes_hw[:-1]), strict=True
         ):
-            if transform.needs_whole:
+            if transform.needs_whole and not isinstance(params, Branches):  # there each sample's own way says it
                 windows.append(full_windows(sizes))
             else:
                 windows.append(transform.input_windows(params, sizes, windows[-1]))

@@ -21,6 +21,7 @@ KEY = epoch_key(3, 1)
         [T.RandomChoice([T.RandomCrop(24), T.Compose([T.Resize(30), T.CenterCrop(24)])]), T.ColorJitter(0.4, 0.4)],
         [T.Resize((40, 44)), T.RandomOrder([T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomHorizontalFlip()])],
         [T.RandomOrder([T.RandomCrop(26), T.RandomHorizontalFlip(), T.RandomVerticalFlip()]), T.RandomCrop((20, 24))],
+        [T.RandomApply([T.ColorJitter(contrast=0.5)]), T.CenterCrop(20)],
         [T.RandomApply([T.RandomApply([T.ColorJitter(0.5)]), T.RandomVerticalFlip()], 0.7), T.RandomResizedCrop(20)],
     ],
 )
