@@ -1,0 +1,163 @@
+"""MixUp and CutMix: what they take, what they draw, and where they may stand."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpuload import transforms as T
+from gpuload.rng import epoch_key
+from gpuload.transforms.mixing import drawn_mix
+
+N = 8000
+KEY = epoch_key(3, 1)
+NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
+FLOAT = T.ToDtype("float32", scale=True)
+
+
+def draw(transform, n: int = N, height: int = 40, width: int = 60):
+    return drawn_mix(T.Chain([NORMALIZE, transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1))))
+
+
+@pytest.mark.parametrize("kind", [T.MixUp, T.CutMix])
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"alpha": 0}, ValueError, "(alpha=…) must be greater than 0, got 0.0"),
+        ({"alpha": -1}, ValueError, "(alpha=…) must be greater than 0, got -1.0"),
+        ({"alpha": "1"}, TypeError, "(alpha=…) must be a number, got '1' (str)"),
+        ({"num_classes": 0}, ValueError, "(num_classes=…) must be at least 1, got 0"),
+        ({"num_classes": 2.5}, TypeError, "(num_classes=…) must be an integer, got 2.5 (float)"),
+        (
+            {"labels_getter": "second"},
+            ValueError,
+            "(labels_getter=…) must be 'default', a function of the batch, or None for images without labels, got 'sec",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be(kind, arguments, error, text):
+    with pytest.raises(error, match=re.escape(kind.__name__ + text)):
+        kind(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "text"),
+    [
+        (
+            [T.CenterCrop(8), T.MixUp()],
+            "transforms in an impossible order: MixUp (number 2) takes float or normalized images and gets uint8 ones; "
+            "put ToDtype('float32', scale=True) or Normalize before it",
+        ),
+        (
+            [FLOAT, T.CutMix(), NORMALIZE],
+            "Normalize (number 3) cannot come after CutMix (number 2), which works on finished images; put Normalize "
+            "before CutMix",
+        ),
+        ([FLOAT, T.RandomApply([T.CutMix()]), T.CenterCrop(8)], "CenterCrop (number 3) cannot come after RandomApply"),
+        (
+            [NORMALIZE, T.MixUp(), T.CutMix()],
+            "a chain mixes an image once, but has MixUp and CutMix; put them into one RandomChoice, which takes one of "
+            "them for each sample",
+        ),
+        (
+            [NORMALIZE, T.RandomOrder([T.MixUp(), T.CutMix()])],
+            "RandomOrder mixes an image once, but has MixUp and CutM",
+        ),
+        (
+            [NORMALIZE, T.RandomChoice([T.Compose([T.MixUp(), T.CutMix()])])],
+            "RandomChoice mixes an image once, but has MixUp and CutMix",
+        ),
+        (
+            [NORMALIZE, T.RandomApply([T.RandomHorizontalFlip(), T.MixUp()])],
+            "RandomApply cannot hold RandomHorizontalFlip beside MixUp, which mixes images when all else is done; put "
+            "RandomHorizontalFlip into a RandomApply of its own",
+        ),
+        (
+            [NORMALIZE, T.RandomChoice([T.MixUp(num_classes=3), T.CutMix(num_classes=4)])],
+            "MixUp(num_classes=3) and CutMix(num_classes=4) are for the labels of one batch; give both the same",
+        ),
+        (
+            [NORMALIZE, T.RandomChoice([T.MixUp(), T.CutMix(labels_getter=None)])],
+            "MixUp(labels_getter='default') and CutMix(labels_getter=None) are for the labels of one batch",
+        ),
+        (
+            [T.MultiView([T.CenterCrop(8), T.CenterCrop(6)]), NORMALIZE, T.MixUp()],
+            "MixUp does not go with MultiView: a sample has one label, but its views would be mixed with other shares",
+        ),
+        ([NORMALIZE, T.MultiView([[T.MixUp()], [T.Identity()]])], "MixUp does not go with MultiView"),
+    ],
+)
+def test_where_they_cannot_stand(transforms, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        T.Chain(transforms)
+
+
+def test_they_are_values():
+    assert repr(T.MixUp(alpha=0.2, num_classes=10)) == "MixUp(alpha=0.2, num_classes=10)"
+    # A function has no name that lasts, so a chain is told from others without it.
+    one, other = (T.Chain([NORMALIZE, T.MixUp(labels_getter=lambda batch, n=n: batch[n])]) for n in (1, 2))
+    assert one == other
+    assert one.fingerprint() == other.fingerprint() != T.Chain([NORMALIZE, T.MixUp(alpha=2)]).fingerprint()
+    assert one.mixing is not None
+    assert T.Chain([NORMALIZE]).mixing is None
+    assert T.Chain([FLOAT, T.RandomApply([T.RandomChoice([T.Identity(), T.CutMix()])])]).mixing == T.CutMix()
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.8, 1.0, 4.0])
+def test_shares_of_mixup_are_beta_distributed(alpha):
+    found = draw(T.MixUp(alpha=alpha))
+    assert stats.kstest(found.share, stats.beta(alpha, alpha).cdf).pvalue > 0.01
+    assert not found.box_tlhw.any()
+
+
+def simulate_cutmix(height, width, alpha, rng):
+    """The published algorithm, as torchvision has it: box t, l, h, w."""
+    share = rng.beta(alpha, alpha)
+    x, y = rng.integers(width), rng.integers(height)
+    r = 0.5 * math.sqrt(1 - share)
+    half_w, half_h = int(r * width), int(r * height)
+    top, left, bottom, right = max(y - half_h, 0), max(x - half_w, 0), min(y + half_h, height), min(x + half_w, width)
+    return top, left, bottom - top, right - left
+
+
+@pytest.mark.parametrize(("height", "width", "alpha"), [(224, 224, 1.0), (40, 61, 0.2), (5, 90, 3.0), (1, 1, 1.0)])
+def test_boxes_of_cutmix_are_distributed_as_published(height, width, alpha):
+    found = draw(T.CutMix(alpha=alpha), height=height, width=width)
+    boxes = found.box_tlhw
+    rng = np.random.default_rng(5)
+    expected = np.array([simulate_cutmix(height, width, alpha, rng) for _ in range(N)])
+    for name, column in (("top", 0), ("left", 1), ("height", 2), ("width", 3)):
+        assert stats.ks_2samp(boxes[:, column], expected[:, column]).pvalue > 0.001, name
+    # The label's share is what is left of the image itself.
+    left = np.ones((20, height, width))
+    for image, (top, start, tall, wide) in zip(left, boxes.tolist(), strict=False):
+        image[top : top + tall, start : start + wide] = 0
+    np.testing.assert_allclose(found.share[:20], left.mean(axis=(1, 2)))
+    area, whole = expected[:, 2] * expected[:, 3], height * width
+    assert stats.ks_2samp(found.share, 1 - area / whole).pvalue > 0.001
+
+
+def test_a_choice_is_made_for_each_sample():
+    choice = T.RandomChoice([T.MixUp(), T.CutMix(), T.Identity()], p=[2, 1, 1])
+    found = draw(T.RandomApply([choice], p=0.8))
+    pasted = found.box_tlhw[:, 2] > 0
+    blended = ~pasted & (found.share < 1)
+    # Some boxes of CutMix are of no size.
+    assert stats.binomtest(int(blended.sum()), N, 0.4).pvalue > 0.01
+    assert 0.17 < pasted.mean() < 0.21
+    assert stats.kstest(found.share[blended], "uniform").pvalue > 0.01
+
+
+def test_what_a_sample_draws_does_not_hang_on_its_batch():
+    chain = T.Chain([NORMALIZE, T.RandomChoice([T.MixUp(alpha=0.3), T.CutMix(alpha=0.3)])])
+    positions = np.random.default_rng(0).permutation(100)
+    sizes = np.tile([[30, 40]], (100, 1))
+    whole = drawn_mix(chain.draw(KEY, positions, sizes))
+    for row in (0, 50, 99):
+        one = drawn_mix(chain.draw(KEY, positions[row : row + 1], sizes[:1]))
+        assert one.share[0] == whole.share[row]
+        assert one.box_tlhw[0].tolist() == whole.box_tlhw[row].tolist()
