@@ -110,10 +110,9 @@ class Assembly:
         where they are, and is told their shares."""
         which = rows.images(leaf)
         images = _ragged(rows, which, ImageColumn(rows.table(leaf, starts)), pixels)
-        key = rng.epoch_key(self._options.seed, epoch)
+        drawn = self.drawn(epoch, rows, which, images.sizes_hw)
         if pairing is not None:
-            return self._mixed(images, key, rows, which, pairing)
-        drawn = self._drawn(epoch, rows, which, images.sizes_hw)
+            return self._mixed(images, drawn[0], rows, which, pairing)
         if self._options.chain.views is None:
             return self._stage(images, drawn[0])
         views = [self._stage(images, draws, view=view) for view, draws in enumerate(drawn)]
@@ -125,14 +124,14 @@ class Assembly:
         """The finished masks, boxes and keypoints of a batch, see `gpuload.targets.TargetStage`."""
         if self._targets is None:
             self._targets = TargetStage(self._options.chain, self._stage.device)
-        drawn = self._drawn(epoch, rows, rows.images(0), ImageColumn(rows.table(0, starts)).sizes_hw)
+        drawn = self.drawn(epoch, rows, rows.images(0), ImageColumn(rows.table(0, starts)).sizes_hw)
         return self._targets(
             rows,
             drawn,
             lambda number, which: _ragged(rows, which, ImageColumn(rows.table(number, starts, masks=True)), pixels),
         )
 
-    def _drawn(self, epoch: int, rows: Harvest, which: np.ndarray, sizes_hw: np.ndarray) -> list[Draws]:
+    def drawn(self, epoch: int, rows: Harvest, which: np.ndarray, sizes_hw: np.ndarray) -> list[Draws]:
         """What is drawn for some rows, for each view."""
         chain, key = self._options.chain, rng.epoch_key(self._options.seed, epoch)
         boxes = [rows.boxes(row) for row in which.tolist()] if chain.reads_boxes else None
@@ -149,14 +148,13 @@ class Assembly:
             numbers = planned[np.searchsorted(batch.positions[planned], numbers)]
         return Pairing(mixing, partners_of(numbers))
 
-    def _mixed(self, images: RaggedImages, key: rng.Key, rows: Harvest, which: np.ndarray, pairing: Pairing) -> Any:
+    def _mixed(self, images: RaggedImages, draws: Draws, rows: Harvest, which: np.ndarray, pairing: Pairing) -> Any:
         if len(which) != len(rows):
             missing = int(np.setdiff1d(np.arange(len(rows)), which)[0])
             raise CollateError(
                 f"{type(pairing.mixing).__name__} mixes the images of all samples of a batch, but {rows.name(missing)} "
                 f"has fewer images than {rows.name(int(which[0]))}; let all samples have as many"
             )
-        draws = self._options.chain.draw(key, rows.positions, images.sizes_hw)
         pairing.take(draws, rows.name)
         return self._stage(images, draws, partners=pairing.partners)
 

@@ -89,6 +89,8 @@ class Harvest:
 
     def images(self, leaf: int) -> np.ndarray:
         """Which rows have an image number `leaf`: int64."""
+        if not self.has_targets:
+            return np.array([row for row, places in enumerate(self.places) if len(places) > leaf], np.int64)
         return np.array([row for row in range(len(self.places)) if self.count(row) > leaf], np.int64)
 
     def boxes(self, row: int) -> np.ndarray:

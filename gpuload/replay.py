@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from gpuload import rng
 from gpuload.batch import unflatten
 from gpuload.errors import SampleError
 from gpuload.faults import ErrorLog, Faults
@@ -20,6 +19,7 @@ from gpuload.harvest import Harvest
 from gpuload.options import Options
 from gpuload.packing import ImageColumn, TensorBits
 from gpuload.session import Session
+from gpuload.targets import others
 from gpuload.transforms import Draws
 from gpuload.transforms.params import NOTHING, OPS, Branches, Ops
 from gpuload.workers.parts import Batch
@@ -35,7 +35,8 @@ class Replay:
         epoch, position: where it stands.
         index: its index, or key, in the dataset.
         sample: as the dataset gives it (tensors as arrays), with its images augmented: C×H×W on the device, the same
-            bits as in its batch; a list of them where a `MultiView` makes several.
+            bits as in its batch; a list of them where a `MultiView` makes several. Masks, boxes and keypoints are
+            tensors, moved as in the batch.
         draws: for each transform its name, and what was drawn for this sample, by name.
     """
 
@@ -87,22 +88,29 @@ def replay(
 
 
 def _finished(session: Session, batch: Batch, rows: Harvest, row: int) -> Replay:
-    places, images, draws = rows.places[row], [], ()
+    places, images, targets, draws = rows.places[row], [], {}, ()
     rows.spread_blocks()
     pairing = session.assembly.pairing(batch, rows)
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
         if places:
             pixels, starts = session.transfer.load(batch, lambda: session.feed.release(batch))
-            draws = _draws(session.options, batch.epoch, rows, starts, row)
+            sizes = ImageColumn(rows.table(0, starts)).sizes_hw
+            drawn = session.assembly.drawn(batch.epoch, rows, rows.images(0), sizes)
+            # Of the first image; all images share what does not hang on their sizes.
+            draws = tuple(entry for view in drawn for entry in _told(view.take(np.array([row]))))
             made = [
-                session.assembly.images(batch.epoch, rows, leaf, pixels, starts, pairing) for leaf in range(len(places))
+                session.assembly.images(batch.epoch, rows, leaf, pixels, starts, pairing)
+                for leaf in range(rows.count(row))
             ]
             images = [_one(result, session.options.chain.views, row) for result in made]
+            if rows.has_targets:
+                targets = session.assembly.targets(batch.epoch, rows, pixels, starts)[0][row]
         ticket = session.transfer.finish()
-    session.transfer.hand_over(ticket, tree_leaves(images))
-    ready, others = dict(zip(places, images, strict=True)), iter(rows.values[row])
-    count, index = len(images) + len(rows.values[row]), rows.indices[row]
-    leaves = [ready[place] if place in ready else _plain(next(others)) for place in range(count)]
+    session.transfer.hand_over(ticket, tree_leaves((images, targets)))
+    ready: dict[int, Any] = dict(zip(others(rows, row), map(_plain, rows.values[row]), strict=True))
+    ready.update(zip(places, images, strict=False))  # behind the images stand the masks
+    ready.update(targets)
+    leaves, index = [ready[place] for place in range(len(ready))], rows.indices[row]
     return Replay(
         epoch=batch.epoch,
         position=int(rows.positions[row]),
@@ -117,19 +125,6 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, TensorBits):
         return value
     return value.tensor() if value.dtype else value.array
-
-
-def _draws(
-    options: Options, epoch: int, rows: Harvest, starts: list[int], row: int
-) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """What was drawn for the sample's first image; all its images share what does not hang on their sizes."""
-    key, sizes = rng.epoch_key(options.seed, epoch), ImageColumn(rows.table(0, starts)).sizes_hw
-    chain = options.chain
-    return tuple(
-        entry
-        for view in range(len(chain.lines))
-        for entry in _told(chain.draw(key, rows.positions, sizes, view=view).take(np.array([row])))
-    )
 
 
 def _told(drawn: Draws) -> tuple[tuple[str, dict[str, Any]], ...]:

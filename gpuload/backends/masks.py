@@ -51,7 +51,7 @@ class MaskStage:
             kinds: of each its numpy dtype and how many axes it has: 2 for H×W, 3 for N×H×W.
 
         Returns:
-            Each of them; and all of them as one tensor, if they are of one dtype and shape.
+            In the dtype that the last `ToDtype` with one for masks says, else as they are: each of them; and all of them as one tensor, if they are of one dtype and shape.
 
         Raises:
             ValueError: a fill does not fit a dtype.
@@ -78,7 +78,7 @@ class MaskStage:
             masks.shapes[rows],
             masks.sizes_hw[rows],
             masks.regions_tlhw[rows],
-            [masks.labels[row] for row in rows.tolist()],
+            [str(masks.labels[row]) for row in rows.tolist()],
         )
         drawn = _with_fills(draws if len(rows) == len(draws) else draws.take(rows), dtype, channels)
         sizes = drawn.sizes_hw[-1]

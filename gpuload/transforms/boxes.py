@@ -128,8 +128,10 @@ class RandomIoUCrop(Transform):
         good &= (self.min_aspect_ratio <= ratio) & (ratio <= self.max_aspect_ratio)
         crops = np.stack([left, top, left + new_width, top + new_height], axis=1)
         centres = (boxes[:, :2] + boxes[:, 2:]) * 0.5
-        inside = ((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:])).all(axis=2)  # trials × boxes
-        good &= (np.where(inside, _overlaps(crops, boxes), -1.0).max(axis=1) >= overlap) & inside.any(axis=1)
+        # Which centres are in which trial's box: trials × boxes.
+        inside = np.all((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:]), axis=2)
+        # -1 where no centre is inside, which is less than any overlap.
+        good &= np.where(inside, _overlaps(crops, boxes), -1.0).max(axis=1) >= max(overlap, 0.0)
         if not good.any():
             return False
         first = int(good.argmax())

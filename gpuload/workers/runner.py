@@ -256,7 +256,7 @@ class ChunkRunner:
                     f"{place} has {_size(own)}; give each image its own mask, not resized before it"
                 )
             specs.append((dtype, axes))
-            images.append((mask, header, *own, count * np.dtype(dtype).itemsize))
+            images.append((mask, header, *size, count * np.dtype(dtype).itemsize))
         loaded.belongings = find_belongings(loaded.sample, leaves, targets, specs, self.job.chain)
         loaded.places += tuple(masks)
         away = set(loaded.places)
