@@ -44,7 +44,7 @@ def invert(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 def solarize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Invert levels from a threshold on: Pillow's `ImageOps.solarize`."""
-    threshold = _constant(values[:, 0], levels)
+    threshold = _constant(np.ceil(values[:, 0]), levels)  # before it is rounded to float32: 34 + 1e-14 is not 34
     return torch.where(levels < threshold, levels, 255 - levels)
 
 

@@ -7,13 +7,13 @@ becomes is Pillow's to the level. Draws only; imported by workers and by the pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, probability, whole
-from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.base import Standing, Transform, Uniforms
 from gpuload.transforms.color import ADJUSTMENTS
 from gpuload.transforms.params import NOTHING, VALUES, Ops, code
 
@@ -131,11 +131,12 @@ class RandomSolarize(Transform):
     """Invert the levels from a threshold on, with probability `p`.
 
     Args:
-        threshold: in levels, at most 255, wherever in the chain it stands.
+        threshold: in levels, 0 … 255; behind a `ToDtype` that scales, numbers up to 1 are of a scaled image.
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is not one of these; (in a chain) the threshold lies between 0 and 1, and the
+            image is not scaled.
     """
 
     threshold: float
@@ -144,13 +145,20 @@ class RandomSolarize(Transform):
     def __post_init__(self) -> None:
         name = "RandomSolarize(threshold=…)"
         threshold = finite(name, self.threshold)
-        if not 0 <= threshold <= 255 or 0 < threshold < 1:
-            raise ValueError(
-                f"{name} is in levels of a uint8 image and must lie in 0 … 255, got {threshold:g}"
-                + (f"; for floats in 0 … 1, write {threshold * 255:g}" if 0 < threshold < 1 else "")
-            )
+        if not 0 <= threshold <= 255:
+            raise ValueError(f"{name} is in levels of a uint8 image and must lie in 0 … 255, got {threshold:g}")
         object.__setattr__(self, "threshold", threshold)
         object.__setattr__(self, "p", probability("RandomSolarize(p=…)", self.p))
+
+    def standing(self, place: Standing) -> Transform:
+        if place.state == "float" and place.unit > 1 and self.threshold <= 1:
+            return replace(self, threshold=self.threshold * place.unit)
+        if 0 < self.threshold < 1:
+            raise ValueError(
+                f"RandomSolarize(threshold={self.threshold:g}) stands where images are levels in 0 … 255; write "
+                f"threshold={self.threshold * 255:g}, or put it behind ToDtype('float32', scale=True)"
+            )
+        return self
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return one_operation("solarize", uniforms(1)[:, 0] < self.p, (self.threshold,))

@@ -208,8 +208,8 @@ CASES: list[Case] = [
         to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
     ),
     case(
-        "ToDtype, RandomSolarize, Normalize",
-        [T.ToDtype("float32", scale=True), T.RandomSolarize(128, 1), T.Normalize(MEAN, STD)],
+        "ToDtype, RandomSolarize(0.5), Normalize",
+        [T.ToDtype("float32", scale=True), T.RandomSolarize(0.5, 1), T.Normalize(MEAN, STD)],
         "Pillow ImageOps.solarize, Kornia normalize",
         1e-4,
         1e-4,

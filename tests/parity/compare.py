@@ -6,10 +6,11 @@ them whole. Both runners go through the same draws on the CPU.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,6 +76,18 @@ def random_images() -> list[np.ndarray]:
     ]
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """On a busy machine, threads of torch that wait for each other take ten times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
 def measure(case: Case, images: Sequence[np.ndarray], *, seed: int = 3, key_epoch: int = 0) -> Measured:
     """How far our results lie from the oracle's for these images, each with draws of its own."""
     if case.channels == 1:
