@@ -20,7 +20,7 @@ from gpuload.backends.batched import BatchRunner
 from gpuload.backends.finish import Finish
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.single import SingleRunner
-from gpuload.transforms import Draws
+from gpuload.transforms import Draws, ToDtype
 from gpuload.transforms.params import Box, Branches, Params, Warp
 
 __all__ = ["MaskStage"]
@@ -51,7 +51,8 @@ class MaskStage:
             kinds: of each its numpy dtype and how many axes it has: 2 for H×W, 3 for N×H×W.
 
         Returns:
-            In the dtype that the last `ToDtype` with one for masks says, else as they are: each of them; and all of them as one tensor, if they are of one dtype and shape.
+            Each of them, in the dtype that a `ToDtype` gives masks, else in its own; and all of them as one tensor, if
+            they are of one dtype and shape.
 
         Raises:
             ValueError: a fill does not fit a dtype.
@@ -59,11 +60,18 @@ class MaskStage:
         groups: dict[tuple[str, int, int], list[int]] = {}
         for row, (kind, channels) in enumerate(zip(kinds, masks.shapes[:, 2].tolist(), strict=True)):
             groups.setdefault((*kind, channels), []).append(row)
+        named = [transform.mask_dtype for transform in draws.transforms if isinstance(transform, ToDtype)]
+        final = next((getattr(torch, name) for name in reversed(named) if name is not None), None)
         results: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(kinds)
         whole: torch.Tensor | None = None
         with torch.inference_mode(False), torch.no_grad():
             for (dtype, axes, channels), rows in groups.items():
                 found, whole = self._group(masks, draws, np.array(rows, np.int64), np.dtype(dtype), axes, channels)
+                if final is not None and whole is not None:
+                    whole = whole.to(final)
+                    found = whole.unbind()
+                elif final is not None:
+                    found = [mask.to(final) for mask in found]
                 for row, result in zip(rows, found, strict=True):
                     results[row] = result
         return results, whole if len(groups) == 1 else None
