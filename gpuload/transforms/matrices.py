@@ -6,9 +6,13 @@ an affine map clockwise and a rotation the other way round, as in torchvision. P
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-__all__ = ["affine_coefficients", "perspective_coefficients", "rotation_coefficients"]
+__all__ = ["IDENTITY", "affine_coefficients", "perspective_coefficients", "rotation_coefficients"]
+
+IDENTITY: Final = np.array([1.0, 0, 0, 0, 1, 0, 0, 0])
 
 
 def affine_coefficients(
@@ -103,22 +107,36 @@ def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tup
 
     Returns:
         (coefficients float64 (B, 8), whether there is such a map bool (B,)): there is none where three of the corners,
-        before or after, lie on one line.
+        before or after, lie on one line, or where the result's first pixel would show what is infinitely far away.
     """
-    n = len(size_hw)
+    (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners_xy.astype(np.float64).transpose(1, 2, 0)
     bottom, right = (size_hw - 1).astype(np.float64).T
-    zero = np.zeros(n)
-    start = np.stack([zero, zero, right, zero, right, bottom, zero, bottom], axis=1)  # x and y in turn
-    end = corners_xy.astype(np.float64)
-    sides = np.roll(end, -1, axis=1) - end
-    turns = sides[:, :, 0] * np.roll(sides[:, :, 1], -1, axis=1) - sides[:, :, 1] * np.roll(sides[:, :, 0], -1, axis=1)
-    exists = (turns != 0).all(axis=1) & (size_hw > 1).all(axis=1)
-    equations = np.zeros((n, 8, 8))
-    equations[:, 0::2, 0:2] = equations[:, 1::2, 3:5] = end
-    equations[:, 0::2, 2] = equations[:, 1::2, 5] = 1
-    equations[:, :, 6:] = -start[:, :, None] * np.repeat(end, 2, axis=1)
-    found = np.zeros((n, 8))
-    found[:, 0] = found[:, 4] = 1
-    if exists.any():
-        found[exists] = np.linalg.solve(equations[exists], start[exists][:, :, None])[:, :, 0]
+    # The unit square to the corners (Heckbert 1989), times a common factor: whole numbers, so 0 is 0 exactly.
+    i = (x1 - x2) * (y3 - y2) - (x3 - x2) * (y1 - y2)
+    skew_x, skew_y = x0 - x1 + x2 - x3, y0 - y1 + y2 - y3
+    g = skew_x * (y3 - y2) - (x3 - x2) * skew_y
+    h = (x1 - x2) * skew_y - skew_x * (y1 - y2)
+    a, b, c = (x1 - x0) * i + g * x1, (x3 - x0) * i + h * x3, x0 * i
+    d, e, f = (y1 - y0) * i + g * y1, (y3 - y0) * i + h * y3, y0 * i
+    # Its inverse, and the square made the image.
+    found = np.stack(
+        [
+            (e * i - f * h) * right,
+            (c * h - b * i) * right,
+            (b * f - c * e) * right,
+            (f * g - d * i) * bottom,
+            (a * i - c * g) * bottom,
+            (c * d - a * f) * bottom,
+            d * h - e * g,
+            b * g - a * h,
+        ],
+        axis=1,
+    )
+    last = a * e - b * d
+    turn_0 = (x1 - x0) * (y3 - y0) - (x3 - x0) * (y1 - y0)
+    turn_1 = (x1 - x0) * (y2 - y1) - (x2 - x1) * (y1 - y0)
+    turn_3 = (x3 - x2) * (y0 - y3) - (x0 - x3) * (y3 - y2)
+    exists = (i != 0) & (turn_0 != 0) & (turn_1 != 0) & (turn_3 != 0) & (last != 0) & (right > 0) & (bottom > 0)
+    found /= np.where(exists, last, 1.0)[:, None]
+    found[~exists] = IDENTITY
     return found, exists

@@ -15,12 +15,10 @@ import numpy as np
 
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, interval, is_sequence, probability
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.matrices import affine_coefficients, perspective_coefficients, rotation_coefficients
+from gpuload.transforms.matrices import IDENTITY, affine_coefficients, perspective_coefficients, rotation_coefficients
 from gpuload.transforms.params import Params, Warp
 
 __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
-
-IDENTITY = np.array([1.0, 0, 0, 0, 1, 0, 0, 0])
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +61,7 @@ class RandomRotation(_Warping):
 
     Example:
         >>> RandomRotation(10, "bilinear")
-        RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear')
+        RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))
     """
 
     degrees: float | tuple[float, float]

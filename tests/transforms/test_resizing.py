@@ -1,0 +1,129 @@
+"""Resizing to a random size, and by a random filter: arguments, sizes against torchvision's rules, what is drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import originals
+import pytest
+from scipy import stats
+
+from gpuload import transforms as T
+from gpuload.rng import epoch_key
+from gpuload.transforms.params import FILTERS
+
+N = 10_000
+KEY = epoch_key(8, 0)
+
+
+def draw(transform, height: int, width: int, n: int = N):
+    return T.Chain([transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1)))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: T.ScaleJitter(64), TypeError, "ScaleJitter(target_size=…) must be (height, width), got 64"),
+        (lambda: T.ScaleJitter((64, 0)), ValueError, "ScaleJitter(target_size=…) must be at least 1, got 0"),
+        (lambda: T.ScaleJitter((64, 64), (0, 1)), ValueError, "(scale_range=…) must be greater than 0, got (0.0, 1.0)"),
+        (lambda: T.ScaleJitter((64, 64), antialias=False), ValueError, "ScaleJitter(antialias=…) must be True, got"),
+        (lambda: T.RandomShortestSize([]), ValueError, "(min_size=…) must be a length or several, got []"),
+        (lambda: T.RandomShortestSize([8, "9"]), TypeError, "(min_size=…) must be an integer, got '9' (str)"),
+        (lambda: T.RandomShortestSize(0), ValueError, "RandomShortestSize(min_size=…) must be at least 1, got 0"),
+        (lambda: T.RandomShortestSize(8, max_size=0), ValueError, "(max_size=…) must be at least 1, got 0"),
+        (
+            lambda: T.RandomResize(8, 8),
+            ValueError,
+            "RandomResize(max_size=8) must be greater than min_size=8: the long",
+        ),
+        (lambda: T.RandomResize(0, 8), ValueError, "RandomResize(min_size=…) must be at least 1, got 0"),
+        (lambda: T.RandomResize(4, 8, "box"), ValueError, "'nearest', 'bilinear', 'bicubic', 'random', got 'box'"),
+    ],
+)
+def test_refused(make, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        make()
+
+
+def test_scale_jitter_is_torchvisions():
+    height, width, target, (low, high) = 90, 130, (100, 60), (0.2, 1.8)
+    sizes = draw(T.ScaleJitter(target, (low, high)), height, width).sizes_hw[1]
+    rng = np.random.default_rng(0)
+    factors = min(target[1] / height, target[0] / width) * rng.uniform(low, high, N)
+    for axis, length in enumerate((height, width)):
+        assert stats.ks_2samp(sizes[:, axis], (length * factors).astype(int)).pvalue > 0.01
+    assert abs(sizes[:, 0] / height - sizes[:, 1] / width).max() <= 1 / height
+    # Nothing becomes less than a pixel.
+    assert draw(T.ScaleJitter((2, 2), (0.1, 0.2)), 100, 90, 10).sizes_hw[1].min() == 1
+
+
+def test_shortest_sizes_are_torchvisions():
+    lengths, limit = [30, 40, 50, 65], 90
+    sizes = draw(T.RandomShortestSize(lengths, limit), 77, 128).sizes_hw[1]
+    expected = []
+    for length in lengths:
+        factor = min(length / 77, limit / 128)
+        expected.append((int(77 * factor), int(128 * factor)))
+    counts = [(sizes == size).all(axis=1).sum() for size in expected]
+    assert len(set(expected)) == len(lengths)
+    assert sum(counts) == N
+    assert stats.chisquare(counts).pvalue > 0.01
+    one = draw(T.RandomShortestSize(lengths[1]), 77, 128, 50).sizes_hw[1]
+    np.testing.assert_array_equal(one, [[int(77 * (40 / 77)), int(128 * (40 / 77))]] * 50)
+
+
+def test_random_resize_is_torchvisions():
+    sizes = draw(T.RandomResize(20, 36), 77, 128).sizes_hw[1]
+    counts = [(sizes[:, 0] == length).sum() for length in range(20, 36)]  # the greatest is left out
+    assert sum(counts) == N
+    assert stats.chisquare(counts).pvalue > 0.01
+    np.testing.assert_array_equal(sizes[:, 1], (sizes[:, 0] * 128 / 77).astype(int))
+    upright = draw(T.RandomResize(20, 21), 128, 77, 5).sizes_hw[1]
+    np.testing.assert_array_equal(upright, [[int(20 * 128 / 77), 20]] * 5)
+
+
+@pytest.mark.parametrize(("size", "max_size"), [(40, None), (40, 50), (97, 200), (None, 61)])
+def test_sizes_are_torchvisions(size, max_size):
+    rule = originals.torchvision().transforms.functional._compute_resized_output_size
+    sizes = np.random.default_rng(0).integers(1, 400, (2000, 2))
+    ours = T.Chain([T.Resize(size, max_size=max_size)]).draw(KEY, np.arange(2000), sizes).sizes_hw[1]
+    for before, after in zip(sizes.tolist(), ours.tolist(), strict=True):
+        theirs = rule(tuple(before), None if size is None else [size], max_size, allow_size_none=True)
+        assert after == [max(1, length) for length in theirs]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        T.Resize(40, "random"),
+        T.RandomResizedCrop(40, interpolation="random"),
+        T.RandomResize(40, 50, "random"),
+        T.RandomShortestSize(40, interpolation="random"),
+        T.ScaleJitter((40, 40), interpolation="random"),
+    ],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_a_random_filter_is_bilinear_or_bicubic(transform):
+    draws = draw(transform, 60, 80)
+    bilinear, bicubic = ((draws[0].filters == FILTERS.index(name)).sum() for name in ("bilinear", "bicubic"))
+    assert bilinear + bicubic == N
+    assert stats.binomtest(int(bicubic), N).pvalue > 0.01
+    if np.ptp(draws.sizes_hw[1][:, 0]):  # which says nothing of the size
+        assert stats.spearmanr(draws[0].filters, draws.sizes_hw[1][:, 0]).pvalue > 0.01
+
+
+def test_a_random_filter_changes_no_box():
+    fixed, random = (draw(T.RandomResizedCrop(40, interpolation=name), 60, 80)[0] for name in ("bilinear", "random"))
+    np.testing.assert_array_equal(fixed.box_tlhw, random.box_tlhw)
+    assert fixed.filters is None
+
+
+def test_a_window_of_a_random_filter_is_as_wide_as_bicubic_needs():
+    regions = [
+        T.Chain([T.Resize((50, 50), name), T.CenterCrop(10)]).regions(KEY, np.arange(1), np.array([[500, 500]]))[0]
+        for name in ("bilinear", "bicubic", "random")
+    ]
+    np.testing.assert_array_equal(regions[1], regions[2])
+    assert regions[0][2] < regions[1][2] < math.ceil(500 / 50 * 15)

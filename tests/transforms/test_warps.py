@@ -1,0 +1,259 @@
+"""Rotations, affine maps and perspectives: their arguments, their maps against torchvision's, and what is drawn."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import originals
+import pytest
+from scipy import stats
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.rng import epoch_key
+from gpuload.transforms.matrices import affine_coefficients, perspective_coefficients, rotation_coefficients
+from gpuload.transforms.params import Warp
+
+N = 10_000
+KEY = epoch_key(8, 0)
+
+
+def draw(transform: T.Chain, height: int, width: int, n: int = N) -> Warp:
+    return T.Chain([transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1)))[0]
+
+
+def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """Where a map takes points of the image."""
+    homogeneous = (
+        np.append(points_xy, np.ones((len(points_xy), 1)), 1)
+        @ np.linalg.inv(np.append(coefficients, 1).reshape(3, 3)).T
+    )
+    return homogeneous[:, :2] / homogeneous[:, 2:]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: T.RandomRotation(-1), ValueError, "(degrees=…) as a single number must not be negative, got -1; or"),
+        (lambda: T.RandomRotation((3, 1)), ValueError, "RandomRotation(degrees=…) must be (low, high) with low ≤ high"),
+        (lambda: T.RandomRotation("9"), TypeError, "RandomRotation(degrees=…) must be a number, got '9' (str)"),
+        (lambda: T.RandomRotation((1, 2, 3)), TypeError, "RandomRotation(degrees=…) must be a pair (low, high)"),
+        (lambda: T.RandomRotation(5, "lanczos"), ValueError, "must be one of 'nearest', 'bilinear', 'bicubic', got"),
+        (lambda: T.RandomRotation(5, expand=1), TypeError, "RandomRotation(expand=…) must be True or False, got 1"),
+        (lambda: T.RandomRotation(5, center=3), TypeError, "RandomRotation(center=…) must be a pair (x, y), got 3"),
+        (lambda: T.RandomRotation(5, fill=256), ValueError, "RandomRotation(fill=…) is given in levels"),
+        (lambda: T.RandomAffine(5, translate=0.5), TypeError, "RandomAffine(translate=…) must be a pair (x, y)"),
+        (lambda: T.RandomAffine(5, translate=(0.5, 2)), ValueError, "fractions of the width and height, 0 … 1, got"),
+        (lambda: T.RandomAffine(5, scale=(0, 1)), ValueError, "RandomAffine(scale=…) must be greater than 0"),
+        (lambda: T.RandomAffine(5, shear=-3), ValueError, "RandomAffine(shear=…) as a single number must not be neg"),
+        (lambda: T.RandomAffine(5, shear=(1, 2, 3)), ValueError, "must be one number, or 2 or 4 of them, got 3"),
+        (
+            lambda: T.RandomAffine(5, shear=(1, 2, 4, 3)),
+            ValueError,
+            "RandomAffine(shear=…) along y must be (low, high)",
+        ),
+        (lambda: T.RandomAffine(5, center=(1, "2")), TypeError, "RandomAffine(center=…) must be a number, got '2'"),
+        (
+            lambda: T.RandomPerspective(1.5),
+            ValueError,
+            "RandomPerspective(distortion_scale=…) must lie in 0 … 1, got 1",
+        ),
+        (lambda: T.RandomPerspective(p=-0.1), ValueError, "is a probability and must lie in 0 … 1, got -0.1"),
+    ],
+)
+def test_refused(make, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        make()
+
+
+def test_arguments_have_one_form():
+    assert T.RandomRotation(10) == T.RandomRotation((-10, 10)) == T.RandomRotation([-10.0, 10.0], 0)
+    assert T.RandomAffine(0, shear=10) == T.RandomAffine((0, 0), shear=(-10, 10))
+    assert (
+        repr(T.RandomRotation(10, "bilinear"))
+        == "RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))"
+    )
+    filled = T.RandomAffine(5, fill={gl.Image: (1, 2, 3), gl.Mask: 255})
+    assert filled.outside(masks=False) == (1, 2, 3)
+    assert filled.outside(masks=True) == (255,)
+    assert T.RandomAffine(5, fill=(1, 2, 3)).outside(masks=True) == (0,)
+
+
+@pytest.mark.parametrize("scaled", [[T.ToDtype("float32", scale=True)]])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_fill_in_levels_comes_before_scaling(scaled, within):
+    for transform in (T.RandomRotation(5, fill=9), T.Pad(2, fill=9), T.RandomCrop(8, fill=9, pad_if_needed=True)):
+        name = type(transform).__name__
+        text = f"{name}(fill=(9,)) is in levels, 0 … 255, but comes after ToDtype, which scales images to 0 … 1; put"
+        inner = T.RandomApply([transform]) if within else transform
+        with pytest.raises(ValueError, match=re.escape(text)):
+            T.Chain([*scaled, inner])
+        T.Chain([inner, *scaled])
+        T.Chain([T.ToDtype("float32"), inner])  # numbers that are still levels
+    T.Chain([*scaled, T.RandomRotation(5), T.Pad(2)])
+
+
+def test_affine_maps_are_torchvisions():
+    functional = originals.torchvision().transforms.functional
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 300, (200, 2))
+    angle, scale = rng.uniform(-180, 180, 200), rng.uniform(0.3, 3, 200)
+    translate, shear = rng.integers(-30, 30, (200, 2)), rng.uniform(-40, 40, (200, 2))
+    for center in (None, (3.0, 40.5)):
+        ours = affine_coefficients(angle, translate, scale, shear, None if center is None else np.array(center), sizes)
+        for row, (height, width) in enumerate(sizes.tolist()):
+            middle = [width * 0.5, height * 0.5] if center is None else list(center)
+            theirs = functional._get_inverse_affine_matrix(
+                middle, angle[row], translate[row].tolist(), scale[row], shear[row].tolist()
+            )
+            np.testing.assert_allclose(ours[row], [*theirs, 0, 0], rtol=0, atol=1e-10)
+
+
+def test_perspective_maps_are_torchvisions():
+    functional = originals.torchvision().transforms.functional
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(20, 300, (200, 2))
+    inward = (rng.uniform(0, 0.4, (200, 4, 2)) * sizes[:, None, ::-1]).astype(np.int64)
+    signs = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
+    starts = signs * (sizes[:, None, ::-1] - 1)
+    ends = np.where(signs, starts - inward, inward)
+    ours, exist = perspective_coefficients(sizes, ends)
+    assert exist.all()
+    for row in range(200):
+        theirs = functional._get_perspective_coeffs(starts[row].tolist(), ends[row].tolist())
+        np.testing.assert_allclose(ours[row], theirs, rtol=1e-5, atol=1e-6)  # torchvision's are rounded to float32
+        np.testing.assert_allclose(forward(starts[row], ours[row]), ends[row], atol=1e-6)
+
+
+def test_corners_on_a_line_are_left_alone():
+    sizes = np.array([[40, 40], [1, 30], [30, 1], [40, 40]])
+    corners = np.array([[[0, 0], [39, 0], [39, 39], [0, 39]]] * 4)
+    corners[0, 1] = [20, 20]  # top left, top right and bottom right
+    found, exist = perspective_coefficients(sizes, corners)
+    np.testing.assert_array_equal(exist, [False, False, False, True])
+    np.testing.assert_allclose(found, np.tile([1.0, 0, 0, 0, 1, 0, 0, 0], (4, 1)), atol=1e-12)
+    for height, width in ((1, 1), (1, 9), (2, 2), (3, 3)):
+        drawn = draw(T.RandomPerspective(1.0, p=1.0), height, width, 500)
+        assert np.isfinite(drawn.coefficients).all()
+        assert (np.linalg.det(np.append(drawn.coefficients, np.ones((500, 1)), 1).reshape(-1, 3, 3)) != 0).all()
+
+
+def test_expanding_makes_room_for_the_whole_image():
+    sizes = np.random.default_rng(0).integers(5, 200, (300, 2))
+    chain = T.Chain([T.RandomRotation(180, expand=True)])
+    draws = chain.draw(KEY, np.arange(300), sizes)
+    for row, (height, width) in enumerate(sizes.tolist()):
+        corners = forward(np.array([[0, 0], [width, 0], [width, height], [0, height]]), draws[0].coefficients[row])
+        grown = draws.sizes_hw[1][row][::-1]
+        assert corners.min() > -1e-9
+        assert (corners < grown + 1e-9).all()
+        assert (grown - np.ptp(corners, axis=0) < 2).all()
+    assert chain.output_size_hw is None
+    assert T.Chain([T.Resize((8, 9)), T.RandomRotation(5)]).output_size_hw == (8, 9)
+    for angle, size in ((90, (7, 5)), (270, (7, 5)), (180, (5, 7)), (0, (5, 7))):
+        _, found = rotation_coefficients(np.array([angle]), None, np.array([[5, 7]]), expand=True)
+        assert tuple(found[0]) == size
+
+
+def test_rotations_are_uniform():
+    drawn = draw(T.RandomRotation((-20, 50), center=(0, 0)), 60, 80)
+    # What turns the image counterclockwise maps places of the result clockwise back.
+    angles = np.degrees(np.arctan2(drawn.coefficients[:, 3], drawn.coefficients[:, 0]))
+    assert stats.kstest(angles, stats.uniform(-20, 70).cdf).pvalue > 0.01
+    np.testing.assert_array_equal(drawn.coefficients[:, [2, 5]], 0)
+    assert not draw(T.RandomRotation(0), 60, 80, 5).warped.any()
+
+
+def apart(coefficients: np.ndarray, center: tuple[float, float]) -> dict[str, np.ndarray]:
+    """The angle, scale, shears and shift that a map was made of, where one of the shears is 0."""
+    linear = np.linalg.inv(coefficients[:, [0, 1, 3, 4]].reshape(-1, 2, 2))
+    scale = np.sqrt(np.linalg.det(linear))
+    angle = np.arctan2(linear[:, 1, 0], linear[:, 0, 0])
+    cosine, sine = np.cos(angle), np.sin(angle)
+    turned_back = np.stack([[cosine, sine], [-sine, cosine]]).transpose(2, 0, 1) @ linear / scale[:, None, None]
+    offset = coefficients[:, [2, 5]] - np.array(center)
+    shift = -np.einsum("nij,nj->ni", linear, offset) - np.array(center)
+    return {
+        "angle": np.degrees(angle),
+        "scale": scale,
+        "shear": -np.degrees(np.arctan(turned_back[:, 0, 1])),
+        "across": shift[:, 0],
+        "down": shift[:, 1],
+    }
+
+
+def test_affine_draws_are_torchvisions():
+    transform = T.RandomAffine((-30, 10), (0.1, 0.3), (0.5, 1.5), (-20, 5))
+    found = apart(draw(transform, 61, 83).coefficients, (83 / 2, 61 / 2))
+    rng = np.random.default_rng(0)
+    expected = {
+        "angle": rng.uniform(-30, 10, N),
+        "scale": rng.uniform(0.5, 1.5, N),
+        "shear": rng.uniform(-20, 5, N),
+    }
+    for name, numbers in expected.items():
+        assert stats.ks_2samp(found[name], numbers).pvalue > 0.01, name
+    for name, reach in (("across", 0.1 * 83), ("down", 0.3 * 61)):  # uniform in -reach … reach, rounded
+        np.testing.assert_allclose(found[name], np.rint(found[name]), atol=1e-9)
+        places = np.arange(-round(reach), round(reach) + 1)
+        share = np.clip(places + 0.5, -reach, reach) - np.clip(places - 0.5, -reach, reach)
+        counts = [(np.rint(found[name]) == place).sum() for place in places]
+        assert stats.chisquare(counts, share / share.sum() * N).pvalue > 0.01, name
+    for one in found:
+        for other in found:
+            if one < other:
+                assert stats.spearmanr(found[one], found[other]).pvalue > 0.001, (one, other)
+
+
+def test_shear_along_y_is_drawn_when_it_is_given():
+    linear = np.linalg.inv(
+        draw(T.RandomAffine(0, shear=(0, 0, -10, 30)), 40, 40).coefficients[:, [0, 1, 3, 4]].reshape(-1, 2, 2)
+    )
+    assert stats.kstest(-np.degrees(np.arctan(linear[:, 1, 0])), stats.uniform(-10, 40).cdf).pvalue > 0.01
+    np.testing.assert_allclose(linear[:, [0, 0, 1], [0, 1, 1]], [[1, 0, 1]] * N, atol=1e-12)
+
+
+@pytest.mark.parametrize(("height", "width", "scale"), [(60, 81, 0.5), (33, 40, 1.0), (50, 50, 0.0)])
+def test_perspective_draws_are_torchvisions(height, width, scale):
+    """The corners, found again from the maps."""
+    drawn = draw(T.RandomPerspective(scale, p=0.7), height, width)
+    if scale == 0:
+        assert not drawn.warped.any()
+        return
+    share = drawn.warped.mean()
+    assert abs(share - 0.7) < 4 * np.sqrt(0.21 / N) + 0.01  # and some corners that are drawn stay where they were
+    starts = np.array([[0.0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]])
+    rows = np.flatnonzero(drawn.warped)
+    corners = np.stack([forward(starts, coefficients) for coefficients in drawn.coefficients[rows]])
+    np.testing.assert_allclose(corners, np.rint(corners), atol=1e-4)
+    corners = np.rint(corners).astype(int)
+    rng = np.random.default_rng(1)
+    reach = int(scale * (width // 2)) + 1, int(scale * (height // 2)) + 1
+    for corner, far in enumerate(((False, False), (True, False), (True, True), (False, True))):
+        for axis, length in enumerate((width, height)):
+            low, high = (length - reach[axis], length) if far[axis] else (0, reach[axis])
+            expected = rng.integers(low, high, N)
+            values = np.arange(low, high)
+            counts = [[(column == value).sum() for value in values] for column in (corners[:, corner, axis], expected)]
+            assert sum(counts[0]) == len(rows)
+            assert stats.chi2_contingency(counts).pvalue > 0.005, (corner, axis)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        T.RandomRotation(180, expand=True),
+        T.RandomAffine(180, (0.2, 0.2), (0.5, 2), (-9, 9, -9, 9)),
+        T.RandomPerspective(0.8, p=0.8),
+    ],
+)
+def test_a_sample_draws_the_same_to_the_last_bit_in_any_batch(transform):
+    sizes = np.random.default_rng(1).integers(4, 300, (100, 2))
+    chain = T.Chain([transform])
+    together = chain.draw(KEY, np.arange(100), sizes)[0]
+    for row in range(100):
+        alone = chain.draw(KEY, np.array([row]), sizes[row : row + 1])[0]
+        np.testing.assert_array_equal(alone.coefficients[0], together.coefficients[row])
+        np.testing.assert_array_equal(alone.size_hw[0], together.size_hw[row])
+        assert alone.warped[0] == together.warped[row]
