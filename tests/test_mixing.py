@@ -1,0 +1,267 @@
+"""MixUp and CutMix through loaders: the same on any number of ranks and workers, after a resume, and at odd ends."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from labelled import CLASSES, Pictures
+from torch.utils.data import IterableDataset
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.errors import CollateError, SampleError
+
+NORMALIZE = T.Normalize((0.5,) * 3, (0.25,) * 3)
+PLAIN = [T.RandomCrop(12), NORMALIZE, T.RandomErasing(0.5, value="random")]
+CHOICE = T.RandomChoice([T.MixUp(num_classes=CLASSES), T.CutMix(num_classes=CLASSES), T.Identity()], p=[3, 3, 1])
+
+
+class Stream(IterableDataset):
+    def __init__(self, samples: int) -> None:
+        self.pictures = Pictures(samples)
+
+    def __iter__(self):
+        return map(self.pictures.__getitem__, range(len(self.pictures)))
+
+
+def loader(dataset=None, batch_size: int | None = 4, transforms=None, **options) -> gl.Loader:
+    options = {"num_workers": 0, "device": "cpu", "info": True, **options}
+    transforms = [*PLAIN, CHOICE] if transforms is None else transforms
+    return gl.Loader(Pictures(22) if dataset is None else dataset, batch_size, transforms=transforms, **options)
+
+
+def by_position(batches) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Image and label at each position, the first time that it comes."""
+    found = {}
+    for (images, labels), info in batches:
+        assert len(images) == len(labels)
+        for row, position in enumerate(info.positions.tolist()):
+            found.setdefault(position, (images[row], labels[row]))
+    return found
+
+
+def same(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    for position in one:
+        for ours, theirs in zip(one[position], other[position], strict=True):
+            assert torch.equal(ours, theirs), position
+
+
+def expected(dataset, seed: int = 0, epoch: int = 0, transforms=None, **options) -> dict:
+    """Image and label at each position, by the formulas, from batches that are not mixed."""
+    options = {"shuffle": True, "seed": seed, **options}
+    plain = loader(dataset, 2, [*PLAIN, T.Identity()], **options)
+    plain.set_epoch(epoch)
+    images = by_position(plain)
+    chain = T.Chain([*PLAIN, CHOICE] if transforms is None else transforms)
+    positions = np.array(sorted(images))
+    draws = chain.draw(gl.rng.epoch_key(seed, epoch), positions, np.tile([[16, 20]], (len(positions), 1)))
+    mix = T.mixing.drawn_mix(draws)
+    results = {}
+    for row, position in enumerate(positions.tolist()):
+        (own, label), (other, its) = images[position], images.get(position ^ 1, images[position])
+        label, its = (torch.eye(CLASSES, dtype=torch.float64)[int(number)] for number in (label, its))
+        share = mix.share[row] if position ^ 1 in images else 1.0
+        top, left, height, width = mix.box_tlhw[row].tolist()
+        if height:
+            mixed = own.double().clone()
+            mixed[:, top : top + height, left : left + width] = other[:, top : top + height, left : left + width]
+        else:
+            mixed = share * own.double() + (1 - share) * other.double()
+        results[position] = mixed, share * label + (1 - share) * its
+    return results
+
+
+@pytest.mark.parametrize("samples", [22, 21, 1])
+def test_images_and_labels_are_mixed_with_the_neighbours(samples):
+    dataset = Pictures(samples)
+    found, wanted = by_position(loader(dataset, shuffle=True)), expected(dataset)
+    assert found.keys() == wanted.keys() == set(range(samples))
+    for position, (image, label) in wanted.items():
+        torch.testing.assert_close(found[position][0].double(), image, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found[position][1].double(), label, rtol=1e-6, atol=1e-6)
+        assert found[position][1].dtype == torch.float32
+    soft = torch.stack([label for _, label in found.values()])
+    torch.testing.assert_close(soft.sum(dim=1), torch.ones(samples))
+    if samples % 2:  # the last one has no neighbour
+        assert sorted(soft[-1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
+    else:
+        assert ((soft > 0) & (soft < 1)).any()
+
+
+@pytest.mark.parametrize("samples", [24, 22, 21])
+@pytest.mark.parametrize("uneven", ["pad", "exact"])
+def test_any_number_of_ranks_and_workers_gives_the_same(samples, uneven):
+    dataset = Pictures(samples)
+    whole = by_position(loader(dataset, 8, shuffle=True))
+    for ranks, workers in ((1, 2), (2, 0), (4, 0), (2, 1)):
+        if workers and samples != 21:
+            continue
+        found, counts = {}, set()
+        for rank in range(ranks):
+            with loader(
+                dataset, 8 // ranks, shuffle=True, rank=rank, world_size=ranks, uneven=uneven, num_workers=workers
+            ) as part:
+                batches = list(part)
+            counts.add(tuple(len(info.positions) for _, info in batches))
+            for position, value in by_position(batches).items():
+                found.setdefault(position, value)
+        assert len(counts) == 1  # ranks stay in step
+        assert ranks == 1 or all(count % 2 == 0 for count in counts.pop())
+        same(found, whole)
+
+
+def test_drop_leaves_whole_pairs_on_each_rank():
+    dataset = Pictures(23)
+    whole, found = by_position(loader(dataset, 8, shuffle=True)), {}
+    for rank in range(2):
+        found |= by_position(loader(dataset, 4, shuffle=True, rank=rank, world_size=2, uneven="drop"))
+    same(found, {position: whole[position] for position in range(20)})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_resume_gives_the_same(ranks):
+    options = {"shuffle": True, "drop_last": False}
+    undisturbed = loader(batch_size=4, **options)
+    undisturbed.set_epoch(3)
+    whole = by_position(undisturbed)
+    first = loader(batch_size=4, **options)
+    first.set_epoch(3)
+    batches = iter(first)
+    found = by_position([next(batches) for _ in range(2)])
+    state = first.state_dict()
+    for rank in range(ranks):
+        rest = loader(batch_size=4 // ranks, **options, rank=rank, world_size=ranks)
+        rest.load_state_dict(state)
+        found |= {position: value for position, value in by_position(rest).items() if position not in found}
+    same(found, whole)
+
+
+def test_a_sample_whose_neighbour_was_left_out_stays_unmixed():
+    dataset = Pictures(22, bad=[5])
+    transforms = [*PLAIN, T.MixUp(num_classes=CLASSES)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = by_position(loader(dataset, transforms=transforms, on_error="skip"))
+    whole = by_position(loader(Pictures(22), transforms=transforms))
+    assert 5 not in found
+    assert sorted(found[4][1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
+    same({p: v for p, v in found.items() if p != 4}, {p: v for p, v in whole.items() if p not in (4, 5)})
+
+
+def test_a_sampler_or_stream_pairs_the_rows_of_a_batch():
+    transforms = [T.CenterCrop(12), NORMALIZE, T.MixUp(num_classes=CLASSES)]
+    order = [3, 8, 15, 2, 11, 6, 9]
+    lists = [[3, 8], [15], [2, 11, 6, 9]]
+    for options, pairs in (
+        ({"sampler": order}, {0: 1, 1: 0, 2: 3, 3: 2, 4: 5, 5: 4, 6: 6}),
+        ({"sampler": order, "rank": 1, "world_size": 2}, {0: 1, 1: 0, 2: 3, 3: 2, 4: 5, 5: 4, 6: 6}),
+        ({"batch_sampler": lists, "batch_size": 1}, {0: 1, 1: 0, 2: 2, 3: 4, 4: 3, 5: 6, 6: 5}),
+        ({"dataset": Stream(7)}, {0: 1, 1: 0, 2: 3, 3: 2, 4: 5, 5: 4, 6: 6}),
+    ):
+        keys = range(7) if "dataset" in options else order
+        labels = torch.cat([labels for (_, labels), _ in loader(transforms=transforms, **options)])
+        for row, partner in pairs.items():
+            classes = {keys[row] % CLASSES, keys[partner] % CLASSES}
+            assert set(labels[row].nonzero().ravel().tolist()) == classes, (options, row)
+
+
+def collated(samples, drop: int = 0):
+    images, labels = zip(*samples, strict=True)
+    return {"pixels": torch.stack(images), "Labels": torch.tensor(labels[drop:])}
+
+
+def test_a_collate_fn_gets_mixed_images_and_its_labels_are_mixed():
+    whole = by_position(loader(shuffle=True))
+    batches = loader(shuffle=True, collate_fn=collated)
+    same(by_position(((batch["pixels"], batch["Labels"]), info) for batch, info in batches), whole)
+    text = "MixUp mixed 4 images, but there are 3 labels in the batch: the collate_fn left some out, or added some"
+    with pytest.raises(CollateError, match=re.escape(text)):
+        next(iter(loader(collate_fn=partial(collated, drop=1))))
+
+
+def test_dtypes_and_layouts():
+    whole = by_position(loader(shuffle=True))
+    half = by_position(loader(shuffle=True, dtype="float16", memory_format="channels_last"))
+    for position, (image, label) in half.items():
+        assert image.dtype == torch.float16
+        torch.testing.assert_close(image.float(), whole[position][0], rtol=2e-3, atol=2e-3)
+        assert torch.equal(label, whole[position][1])
+
+
+@pytest.mark.parametrize("neighbour_fails", [False, True])
+def test_replay_gives_the_mixed_image_again(neighbour_fails):
+    dataset = Pictures(21, bad=[5] if neighbour_fails else [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        given = loader(dataset, shuffle=not neighbour_fails, on_error="skip")
+        found = by_position(given)
+    for position in (0, 3, 4, 20):
+        again = given.replay(0, position)
+        assert torch.equal(again.sample[0], found[position][0])
+        assert again.position == position
+        assert torch.equal(given.replay(0, position, again.index).sample[0], found[position][0])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"batch_size": 5},
+            "batch_size must be even with MixUp, which mixes the samples of a batch in pairs, got 5; use batch_size=6",
+        ),
+        (
+            {"batch_size": 1},
+            "batch_size must be even with MixUp, which mixes the samples of a batch in pairs, got 1; use ",
+        ),
+        (
+            {"batch_size": None},
+            "batch_size=None gives samples one by one, so MixUp has no neighbour to mix them with; give an even ba",
+        ),
+        ({"batch_size": 3, "sampler": [1, 2]}, "batch_size must be even with MixUp"),
+        ({"dataset": Stream(4), "batch_size": 3}, "batch_size must be even with MixUp"),
+        (
+            {"repeats": 2, "shuffle": True},
+            "repeats=2 does not go with MixUp, which mixes the samples at neighbouring positions: they would be one sa",
+        ),
+        (
+            {"ragged": "list"},
+            "ragged='list' does not go with MixUp, which mixes images of one size; end the transforms ",
+        ),
+        ({"ragged": "pad"}, "ragged='pad' does not go with MixUp"),
+    ],
+)
+def test_loaders_that_cannot_mix(options, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        loader(**options)
+
+
+class Masked(Pictures):
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image, gl.Mask(image[:, :, 0]), label
+
+
+def test_samples_that_cannot_be_mixed():
+    text = "MixUp mixes images, which masks, boxes and keypoints cannot be; leave it out"
+    for options in ({}, {"collate_fn": list}):
+        with pytest.raises(SampleError, match=re.escape(text)):
+            next(iter(loader(Masked(4), transforms=[T.CenterCrop(8), NORMALIZE, T.MixUp()], **options)))
+    sizes = [(np.zeros((8, 8 + 2 * i, 3), np.uint8), i) for i in range(4)]
+    for options in ({}, {"collate_fn": list}):
+        with pytest.raises(ValueError, match="the images of a batch have different sizes"):
+            next(iter(loader(sizes, transforms=[NORMALIZE, T.MixUp(num_classes=4)], **options)))
+    pairs = [(gl.Image(np.zeros((8, 8, 3), np.uint8)), gl.Image(np.zeros((9, 30, 3), np.uint8)), i) for i in range(4)]
+    text = "the images of sample 0 have different sizes, so CutMix mixes them with shares"
+    with pytest.raises(CollateError, match=re.escape(text)):
+        next(iter(loader(pairs, transforms=[NORMALIZE, T.CutMix(num_classes=4)])))
+    images, _, labels = next(
+        iter(loader(pairs, transforms=[NORMALIZE, T.MixUp(labels_getter=lambda batch: batch[2], num_classes=4)]))
+    )[0]
+    assert images.shape == (4, 3, 8, 8)
+    assert labels.shape == (4, 4)
