@@ -1,0 +1,115 @@
+"""What the tests of recipes share: datasets of photographs, batches of both loaders, and how they are held together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from recipes.replay import replayed
+from torch.utils.data import DataLoader
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.backends import RaggedImages, compile_stage
+from gpuload.rng import epoch_key
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SEED = 7
+
+
+class Pictures:
+    """A map dataset of (Pillow image, class); with a transform, as torchvision's datasets have one."""
+
+    def __init__(self, images: Sequence[Image.Image], transform: Callable[[Any], Any] | None = None) -> None:
+        self.images, self.transform = list(images), transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image = self.images[index]
+        return (image if self.transform is None else self.transform(image)), index % 5
+
+
+def ours(images: Sequence[Image.Image], transforms: list[Any], batch_size: int, **options: Any) -> Any:
+    """The first batch of a real loader, in order."""
+    options = {"num_workers": 0, "device": "cpu", "seed": SEED, **options}
+    with gl.Loader(Pictures(images), batch_size, transforms=transforms, **options) as loader:
+        loader.set_epoch(0)
+        return next(iter(loader))
+
+
+def theirs(images: Sequence[Image.Image], transform: Any, batch_size: int, **options: Any) -> Any:
+    """The first batch of torch's."""
+    return next(iter(DataLoader(Pictures(images, transform), batch_size, **options)))
+
+
+def draws_of(
+    transforms: Any, images: Sequence[Image.Image], *, view: int = 0, boxes: Any = None
+) -> tuple[T.Chain, T.Draws]:
+    """What the loader of `ours` draws for the first batch."""
+    chain = T.Chain(transforms)
+    sizes = np.array([(image.height, image.width) for image in images], np.int64)
+    return chain, chain.draw(epoch_key(SEED, 0), np.arange(len(images)), sizes, boxes, view=view)
+
+
+def levels_apart(one: torch.Tensor, other: torch.Tensor, std: Sequence[float] = IMAGENET_STD) -> torch.Tensor:
+    """Differences of normalised images, in levels."""
+    scale = torch.tensor(std, dtype=torch.float64)[:, None, None] * 255
+    return (one.double() - other.double()).abs() * scale
+
+
+def check_replay(
+    transforms: list[Any],
+    images: Sequence[Image.Image],
+    *,
+    mean: float,
+    most: float,
+    std: Sequence[float] = IMAGENET_STD,
+    view: int | None = None,
+    after: int = 0,
+) -> None:
+    """Our loader's images are what torchvision's functions make of the same draws.
+
+    Args:
+        transforms: the recipe.
+        images: what it is tried on.
+        mean, most: no image may be further off on average, and no number of any, in levels.
+        std: by which results are brought back to levels.
+        view: which of a `MultiView`'s.
+        after: torchvision's functions begin with what our first so many transforms give. An operation with steps, such
+            as solarize, may make 255 levels of the one by which two resamplings differ.
+    """
+    count, start = len(images), list(images)
+    batch = ours(images, transforms, count)[0]
+    batch = batch if view is None else batch[view]
+    chain, draws = draws_of(transforms, images, view=view or 0)
+    line = chain.lines[view or 0].transforms
+    if after:
+        leading = T.Draws(draws.transforms[:after], draws.params[:after], draws.sizes_hw[: after + 1])
+        stage = compile_stage(T.Chain(line[:after]), device="cpu", ragged="list")
+        begun = stage(RaggedImages.from_arrays([np.asarray(image) for image in images]), leading)
+        start = [Image.fromarray(levels.permute(1, 2, 0).numpy()) for levels in begun]
+    means, maxima = [], []
+    for row, image in enumerate(start):
+        [expected] = replayed(line[after:], draws.params[after:], row, image)
+        assert batch[row].shape == expected.shape
+        apart = levels_apart(batch[row], expected, std)
+        means.append(float(apart.mean()))
+        maxima.append(float(apart.max()))
+    assert max(means) <= mean, f"mean {max(means):.3f} levels, greatest {max(maxima):.1f}"
+    assert max(maxima) <= most, f"greatest {max(maxima):.1f} levels, mean {max(means):.3f}"
+
+
+def shape_of(value: Any) -> Any:
+    """Nesting, shapes and dtypes of a batch."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, dict):
+        return {key: shape_of(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [shape_of(inner) for inner in value]
+    return type(value)

@@ -1,0 +1,26 @@
+"""The photographs that recipes are tried on: real ones of the folder of photographs, and scikit-image's."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # in scikit-image's package
+
+
+@pytest.fixture(scope="session")
+def images() -> list[Image.Image]:
+    """A dozen photographs, RGB, as Pillow decodes them."""
+    from conftest import SHARED
+
+    paths = sorted((SHARED / "photos").glob("*.jpg"))[::12][:8]
+    spec = importlib.util.find_spec("skimage")
+    if spec is not None and spec.origin is not None:
+        paths += [Path(spec.origin).parent / "data" / name for name in SHIPPED]
+    if not paths:
+        pytest.skip("no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/")
+    found = [Image.open(path).convert("RGB") for path in paths if path.exists()]
+    return found[: len(found) // 2 * 2]

@@ -1,0 +1,186 @@
+"""What was drawn by gpuload, done by torchvision's own functions: on Pillow images, masks and bounding boxes.
+
+A recipe is right if it makes of an image what its original would make of it, had the original drawn the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import originals
+import torch
+from PIL import Image, ImageFilter
+
+from gpuload import transforms as T
+from gpuload.transforms.params import FILTERS, NOTHING, OPS, Box, Branches, Erase, Flip, Mixture, Ops, Warp
+
+vision = originals.torchvision()
+F = vision.transforms.v2.functional
+tv_tensors = vision.tv_tensors
+
+__all__ = ["replayed"]
+
+
+def replayed(
+    transforms: Sequence[Any], params: Sequence[Any], row: int, image: Image.Image, *targets: Any
+) -> list[Any]:
+    """An image, and masks and boxes (TVTensors) with it, after all transforms: the image a float64 tensor C×H×W."""
+    leaves = [image, *targets]
+    for transform, drawn in zip(transforms, params, strict=True):
+        leaves = step(transform, drawn, row, leaves)
+    return [as_tensor(leaves[0]), *leaves[1:]]
+
+
+def as_tensor(image: Any) -> torch.Tensor:
+    return image if isinstance(image, torch.Tensor) else F.pil_to_tensor(image).double()
+
+
+def step(transform: Any, params: Any, row: int, leaves: list[Any]) -> list[Any]:
+    match params:
+        case Branches():
+            for rows, draws in zip(params.rows, params.draws, strict=True):
+                for place in np.flatnonzero(rows == row).tolist():
+                    for inner, drawn in zip(draws.transforms, draws.params, strict=True):
+                        leaves = step(inner, drawn, place, leaves)
+            return leaves
+        case Box():
+            return [boxed(transform, params, row, leaf) for leaf in leaves]
+        case Flip():
+            if not params.flipped[row]:
+                return leaves
+            return [(F.horizontal_flip if params.axis == 1 else F.vertical_flip)(leaf) for leaf in leaves]
+        case Warp():
+            return [warped(transform, params, row, leaf) for leaf in leaves] if params.warped[row] else leaves
+        case Ops():
+            return [operated(transform, params, row, leaves[0]), *leaves[1:]]
+        case Mixture():
+            return [mixed(transform, params, row, leaves[0]), *leaves[1:]]
+        case Erase():
+            return [erased(transform, params, row, leaves[0]), *leaves[1:]]
+    if isinstance(transform, T.ToDtype) and transform.makes:
+        image = F.to_dtype(F.to_image(leaves[0]), torch.float64, scale=transform.scale)
+        return [image.as_subclass(torch.Tensor), *leaves[1:]]
+    if isinstance(transform, T.Normalize):
+        image = leaves[0]
+        if isinstance(image, Image.Image):
+            image = as_tensor(image) / 255
+        return [F.normalize(image, list(transform.mean), list(transform.std)), *leaves[1:]]
+    assert params is None, f"no torchvision function is known for {transform!r}"
+    return leaves
+
+
+def filter_of(transform: Any, codes: np.ndarray | None, row: Any) -> Any:
+    name = transform.interpolation if codes is None else FILTERS[int(codes[row])]
+    return vision.transforms.InterpolationMode(name)
+
+
+def fill_of(transform: Any, leaf: Any) -> Any:
+    fill = transform.outside(masks=isinstance(leaf, tv_tensors.Mask))
+    if isinstance(leaf, tv_tensors.Mask):
+        return fill[0]
+    return list(fill) if len(fill) > 1 else fill[0]
+
+
+def boxed(transform: Any, params: Box, row: int, leaf: Any) -> Any:
+    top, left, height, width = params.box_tlhw[row].tolist()
+    if not transform.pads:
+        size, mode = params.size_hw[row].tolist(), filter_of(transform, params.filters, row)
+        return F.resized_crop(leaf, top, left, height, width, size, interpolation=mode)
+    old_height, old_width = F.get_size(leaf)
+    right, bottom = left + width - old_width, top + height - old_height
+    around = [max(-left, 0), max(-top, 0), max(right, 0), max(bottom, 0)]
+    if any(around):
+        fill = fill_of(transform, leaf)
+        if isinstance(leaf, Image.Image) and isinstance(fill, list):
+            fill = tuple(fill)
+        leaf = F.pad(leaf, around, fill=fill, padding_mode=transform.padding_mode)
+    return F.crop(leaf, top + around[1], left + around[0], height, width)
+
+
+def warped(transform: Any, params: Warp, row: int, leaf: Any) -> Any:
+    coefficients, size_hw = params.coefficients[row].tolist(), params.size_hw[row].tolist()
+    mode = filter_of(transform, params.filters, row)
+    if isinstance(leaf, Image.Image):
+        return mapped(leaf, coefficients, mode, fill_of(transform, leaf), size_hw)
+    assert size_hw == list(F.get_size(leaf)), "an expanded rotation is not a perspective map"
+    return F.perspective(leaf, None, None, mode, fill_of(transform, leaf), coefficients)
+
+
+def mapped(image: Image.Image, coefficients: list[float], mode: Any, fill: Any, size_hw: Sequence[int]) -> Image.Image:
+    """torchvision's affine and perspective take other arguments, of which they make these for Pillow."""
+    affine = coefficients[6:] == [0, 0]
+    kind = Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE
+    filter_ = Image.Resampling[mode.name]
+    color = tuple(fill) if isinstance(fill, list) else (fill,) * len(image.getbands())
+    return image.transform(size_hw[::-1], kind, coefficients[: 6 if affine else 8], filter_, fillcolor=color)
+
+
+def operated(transform: Any, params: Ops, row: int, image: Image.Image) -> Image.Image:
+    for number, code in enumerate(params.codes[row].tolist()):
+        if code != NOTHING:
+            mode = None
+            if OPS[code] == "warp":
+                mode = filter_of(transform, params.filters, (row, number))
+            image = operation(transform, OPS[code], params.values[row, number].tolist(), mode, image)
+    return image
+
+
+def operation(transform: Any, name: str, values: list[float], mode: Any, image: Image.Image) -> Image.Image:
+    match name:
+        case "brightness":
+            return F.adjust_brightness(image, values[0])
+        case "contrast":
+            return F.adjust_contrast(image, values[0])
+        case "saturation":
+            return F.adjust_saturation(image, values[0])
+        case "hue":
+            return F.adjust_hue(image, values[0])
+        case "sharpness":
+            return F.adjust_sharpness(image, values[0])
+        case "solarize":
+            return F.solarize(image, values[0])
+        case "posterize":
+            return F.posterize(image, int(values[0]))
+        case "equalize":
+            return F.equalize(image)
+        case "autocontrast":
+            return F.autocontrast(image)
+        case "invert":
+            return F.invert(image)
+        case "grayscale":
+            return F.rgb_to_grayscale(image, num_output_channels=3)
+        case "blur":
+            return F.gaussian_blur(image, [int(side) for side in values[:2]], values[2:4])
+        case "permute":
+            return Image.merge("RGB", [image.getchannel(int(channel)) for channel in values[:3]])
+        case "warp":
+            return mapped(image, values, mode, fill_of(transform, image), image.size[::-1])
+        case "solarize_add":
+            table = [min(255, level + int(values[1])) if level < values[0] else level for level in range(256)]
+            return image.point(table * len(image.getbands()))
+        case "pillow_blur":
+            return image.filter(ImageFilter.GaussianBlur(values[0]))
+        case "identity":
+            return image
+    raise AssertionError(f"no torchvision function is known for {name}")
+
+
+def mixed(transform: Any, params: Mixture, row: int, image: Image.Image) -> Image.Image:
+    """AugMix as torchvision computes it: sums of whole levels in float, cut off at the end."""
+    weights = params.weights[row]
+    total = weights[0] * np.asarray(image, np.float64)
+    for chain in range(params.codes.shape[1]):
+        drawn = Ops(params.codes[:, chain], params.values[:, chain])
+        total = total + weights[1 + chain] * np.asarray(operated(transform, drawn, row, image), np.float64)
+    return Image.fromarray(np.clip(total, 0, 255).astype(np.uint8))
+
+
+def erased(transform: Any, params: Erase, row: int, image: torch.Tensor) -> torch.Tensor:
+    assert transform.kind == "const", "random pixels are tested by themselves"
+    for top, left, height, width in params.boxes_tlhw[row].tolist():
+        if height:
+            value = torch.tensor(transform.numbers, dtype=image.dtype)[:, None, None]
+            image = F.erase(image, top, left, height, width, value)
+    return image

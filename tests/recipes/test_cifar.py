@@ -1,0 +1,73 @@
+"""CIFAR: images of 32×32 that are arrays, padded and cropped; with AutoAugment's policy for them, and Cutout."""
+
+from __future__ import annotations
+
+import numpy as np
+import originals
+import pytest
+import torch
+from PIL import Image
+from recipes.common import Pictures, check_replay, levels_apart, ours, shape_of, theirs
+
+import gpuload as gl
+from gpuload import transforms as T
+
+vision = originals.torchvision()
+v1, v2 = vision.transforms, vision.transforms.v2
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def original(*more, erasing: float = 0.0):
+    end = [v1.RandomErasing(erasing, scale=(0.05, 0.3), value=(0.1, 0.2, 0.3))] if erasing else []
+    crop = v1.RandomCrop(32, padding=4, padding_mode="reflect")
+    return v1.Compose([crop, v1.RandomHorizontalFlip(), *more, v1.ToTensor(), v1.Normalize(MEAN, STD), *end])
+
+
+def recipe(*more, erasing: float = 0.0):
+    end = [T.RandomErasing(erasing, scale=(0.05, 0.3), value=(0.1, 0.2, 0.3))] if erasing else []
+    crop = T.RandomCrop(32, padding=4, padding_mode="reflect")
+    return [crop, T.RandomHorizontalFlip(), *more, T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD), *end]
+
+
+EVALUATION = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)])
+OUR_EVALUATION = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)]
+
+
+@pytest.fixture(scope="module")
+def small(images) -> list[Image.Image]:
+    """Photographs of CIFAR's size."""
+    return [image.resize((32, 32)) for image in images for _ in range(3)]
+
+
+def test_evaluation(small):
+    assert T.from_torchvision(EVALUATION) == OUR_EVALUATION
+    found, expected = ours(small, OUR_EVALUATION, len(small)), theirs(small, EVALUATION, len(small))
+    assert levels_apart(found[0], expected[0], STD).max() < 0.001
+    assert shape_of(found) == shape_of(expected)
+
+
+@pytest.mark.parametrize(
+    ("theirs_more", "more"),
+    [
+        ([], []),
+        ([v1.AutoAugment(v1.AutoAugmentPolicy.CIFAR10)], [T.AutoAugment("cifar10")]),
+        ([v1.TrivialAugmentWide()], [T.TrivialAugmentWide()]),
+    ],
+    ids=["plain", "autoaugment", "trivialaugment"],
+)
+def test_training(small, theirs_more, more):
+    chain = recipe(*more, erasing=0.5)
+    assert T.from_torchvision(original(*theirs_more, erasing=0.5)) == chain
+    # Nothing is resampled before the policies, so all is as in the table of parity.
+    check_replay(chain, small, mean=0.001 if not more else 0.1, most=0.001 if not more else 40, std=STD)
+    assert shape_of(ours(small, chain, 8)) == shape_of(theirs(small, original(*theirs_more, erasing=0.5), 8))
+
+
+def test_arrays(small):
+    """As CIFAR's files hold them: one uint8 array N×H×W×C."""
+    arrays = np.stack([np.asarray(image) for image in small])
+    pictures = Pictures(arrays)
+    with gl.Loader(pictures, len(small), transforms=recipe(), num_workers=0, device="cpu", seed=7) as loader:
+        loader.set_epoch(0)
+        images, _ = next(iter(loader))
+    assert torch.equal(images, ours(small, recipe(), len(small))[0])

@@ -1,0 +1,133 @@
+"""Self-supervision: SimCLR's two views of an image, and DINO's two global and eight local crops."""
+
+from __future__ import annotations
+
+import originals
+import pytest
+import torch
+from recipes.common import IMAGENET_MEAN, IMAGENET_STD, check_replay, ours, shape_of, theirs
+
+import gpuload as gl
+from gpuload import transforms as T
+
+vision = originals.torchvision()
+v1, v2 = vision.transforms, vision.transforms.v2
+BICUBIC = v2.InterpolationMode.BICUBIC
+
+
+class Views:
+    """Several views of an image, as self-supervised training scripts make them within a dataset."""
+
+    def __init__(self, *views) -> None:
+        self.views = views
+
+    def __call__(self, image):
+        return [view(image) for view in self.views]
+
+
+# SimCLR, Chen et al. 2020, appendix A: the distortion of colours has strength 1; the kernel is a tenth of the side.
+
+SIMCLR = v1.Compose(
+    [
+        v1.RandomResizedCrop(112),
+        v1.RandomHorizontalFlip(),
+        v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+        v1.RandomGrayscale(p=0.2),
+        v1.RandomApply([v1.GaussianBlur(11, sigma=(0.1, 2.0))], p=0.5),
+        v1.ToTensor(),
+        v1.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+    ]
+)
+OUR_SIMCLR = [
+    T.RandomResizedCrop(112),
+    T.RandomHorizontalFlip(),
+    T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+    T.RandomGrayscale(p=0.2),
+    T.RandomApply([T.GaussianBlur(11, sigma=(0.1, 2.0))], p=0.5),
+    T.ToDtype("float32", scale=True),
+    T.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+]
+
+# DINO, Caron et al. 2021: blur always in the first view, rarely in the second, which is solarized sometimes.
+
+
+def dino(library, size: int, scale: tuple[float, float], blur: float, solarize: float, end: list) -> list:
+    """One view, from torchvision's v2 or from gpuload, whose names and arguments are the same."""
+    return [
+        library.RandomResizedCrop(size, scale=scale, interpolation=BICUBIC),
+        library.RandomHorizontalFlip(p=0.5),
+        library.RandomApply([library.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
+        library.RandomGrayscale(p=0.2),
+        library.RandomApply([library.GaussianBlur(9, sigma=(0.1, 2.0))], p=blur),
+        *([library.RandomSolarize(128, p=solarize)] if solarize else []),
+        *end,
+    ]
+
+
+GLOBAL, LOCAL = (112, (0.4, 1.0)), (48, (0.05, 0.4))
+END = [
+    v2.ToImage(),
+    v2.ToDtype(torch.float32, scale=True),
+    v2.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+    v2.ToPureTensor(),
+]
+OUR_END = [T.ToDtype("float32", scale=True), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+DINO = Views(
+    v2.Compose(dino(v2, *GLOBAL, 1.0, 0, END)),
+    v2.Compose(dino(v2, *GLOBAL, 0.1, 0.2, END)),
+    *[v2.Compose(dino(v2, *LOCAL, 0.5, 0, END))] * 8,
+)
+OUR_DINO = [
+    T.MultiView(
+        [
+            dino(T, *GLOBAL, 1.0, 0, []),
+            dino(T, *GLOBAL, 0.1, 0.2, []),
+            *[dino(T, *LOCAL, 0.5, 0, [])] * 8,
+        ]
+    ),
+    *OUR_END,
+]
+
+
+def test_simclr(images):
+    assert T.from_torchvision(SIMCLR) == OUR_SIMCLR
+    chain = [T.MultiView([OUR_SIMCLR] * 2)]
+    found = ours(images, chain, len(images))
+    assert shape_of(found) == shape_of(theirs(images, Views(SIMCLR, SIMCLR), len(images)))
+    assert not torch.equal(found[0][0], found[0][1])
+    for view in (0, 1):
+        # The mean that contrast refers to may be rounded to another level, which a factor up to 1.8 makes more of; hues
+        # are kept in 8 bits.
+        check_replay(chain, images, mean=1, most=13, view=view, after=1)
+        check_replay(chain, images, mean=1.5, most=20, view=view)
+
+
+@pytest.mark.parametrize("view", [0, 1, 2, 9])
+def test_dino(images, view):
+    theirs_view = DINO.views[view]
+    assert [*OUR_DINO[0].chains[view], *OUR_END] == T.from_torchvision(theirs_view)
+    check_replay(OUR_DINO, images, mean=0.6, most=8 if view != 1 else 255, view=view, after=1)
+
+
+def test_dinos_batches(images):
+    found = ours(images, OUR_DINO, len(images))
+    assert shape_of(found) == shape_of(theirs(images, DINO, len(images)))
+    assert [view.shape[-1] for view in found[0]] == [112] * 2 + [48] * 8
+    for one in range(2, 10):
+        assert all(not torch.equal(found[0][one], found[0][other]) for other in range(one))
+
+
+def test_dino_through_a_loader_of_files(jpeg_folder):
+    """Files, decoded once for ten views by two workers; the same draws without workers."""
+    dataset = gl.ImageFolder(jpeg_folder)
+    epochs = []
+    for workers in (2, 0):
+        with gl.Loader(
+            dataset, 16, shuffle=True, transforms=OUR_DINO, num_workers=workers, device="cpu", drop_last=True
+        ) as loader:
+            epochs.append(list(loader))
+    assert len(epochs[0]) == 3
+    for one, other in zip(*epochs, strict=True):
+        assert [tuple(view.shape) for view in one[0]] == [(16, 3, 112, 112)] * 2 + [(16, 3, 48, 48)] * 8
+        assert all(torch.equal(left, right) for left, right in zip(one[0], other[0], strict=True))
+        assert torch.equal(one[1], other[1])
