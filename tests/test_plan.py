@@ -65,6 +65,30 @@ def test_drop_cuts_to_a_multiple_of_the_ranks_and_drop_last_to_whole_steps(sampl
         assert counted(dropped) == list(range(whole))
 
 
+@given(**SIZES, uneven=st.sampled_from(["pad", "drop", "exact"]))
+def test_pairs_stay_together(samples, batch, ranks, stop, uneven):
+    options = {"samples": samples, "batch_size": 2 * batch, "uneven": uneven}
+    all_ = plans(ranks, **options, pairs=True)
+    steps = runs(all_)
+    assert len(steps) == all_[0].steps()
+    begun: set[int] = set()
+    for step in steps:
+        assert len({len(rows.positions) for rows in step}) == 1
+        for rows in step:
+            # Positions that come once more, where a batch is filled up, may come alone.
+            own = set(rows.positions[rows.valid].tolist())
+            alone = {position for position in own - begun if position ^ 1 not in own}
+            assert alone <= ({samples - 1} if samples % 2 else set())
+            begun |= own
+    seen, whole = counted(steps), samples // (2 * batch * ranks) * 2 * batch * ranks
+    if uneven == "drop":
+        unit = 2 * ranks if ranks > 1 else 1
+        assert seen == list(range(whole + (samples - whole) // unit * unit))
+    else:
+        assert sorted(set(seen)) == list(range(samples))
+        assert uneven == "pad" or len(seen) == samples
+
+
 @given(**SIZES, uneven=st.sampled_from(["pad", "drop", "exact"]), drop_last=st.booleans())
 def test_all_ranks_make_the_number_of_steps_that_is_told(samples, batch, ranks, stop, uneven, drop_last):
     all_ = plans(ranks, samples=samples, batch_size=batch, uneven=uneven, drop_last=drop_last)
