@@ -116,8 +116,8 @@ def test_labels_that_are_numbers_for_each_class(dtype):
             [torch.zeros(3)],
             {},
             "no labels were found in the batch, a list of 1: they are looked for in its second place, or in a dict "
-            "under a key with 'label' in it; give labels_getter=… a function that returns them, or labels_getter=None where "
-            "there are none",
+            "under a key with 'label' in it; give labels_getter=… a function that returns them, or labels_getter=None "
+            "where there are none",
         ),
         (torch.zeros(3), {}, "no labels were found in the batch, a tensor of shape (3,): they"),
         (
