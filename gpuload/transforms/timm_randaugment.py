@@ -91,16 +91,38 @@ INCREASING: Final = tuple(name + "Increasing" if name + "Increasing" in TABLE el
 # Sets that a string names behind "t", with how likely their operations are; alone where all are alike.
 SETS: Final = {
     "weights": {
-        **{"Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateX": 1, "TranslateY": 1},
-        **{"ColorIncreasing": 0.25, "SharpnessIncreasing": 0.25, "AutoContrast": 0.25},
-        **{"SolarizeIncreasing": 0.05, "SolarizeAdd": 0.05, "ContrastIncreasing": 0.05, "BrightnessIncreasing": 0.05},
-        **{"Equalize": 0.05, "PosterizeIncreasing": 0.05, "Invert": 0.05},
+        "Rotate": 3,
+        "ShearX": 2,
+        "ShearY": 2,
+        "TranslateX": 1,
+        "TranslateY": 1,
+        "ColorIncreasing": 0.25,
+        "SharpnessIncreasing": 0.25,
+        "AutoContrast": 0.25,
+        "SolarizeIncreasing": 0.05,
+        "SolarizeAdd": 0.05,
+        "ContrastIncreasing": 0.05,
+        "BrightnessIncreasing": 0.05,
+        "Equalize": 0.05,
+        "PosterizeIncreasing": 0.05,
+        "Invert": 0.05,
     },
     "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur"),
     "3aw": {
-        **{"SolarizeIncreasing": 6, "Desaturate": 6, "GaussianBlur": 6, "Rotate": 3, "ShearX": 2, "ShearY": 2},
-        **{"PosterizeIncreasing": 1, "AutoContrast": 1, "ColorIncreasing": 1, "SharpnessIncreasing": 1},
-        **{"ContrastIncreasing": 1, "BrightnessIncreasing": 1, "Equalize": 1, "Invert": 1},
+        "SolarizeIncreasing": 6,
+        "Desaturate": 6,
+        "GaussianBlur": 6,
+        "Rotate": 3,
+        "ShearX": 2,
+        "ShearY": 2,
+        "PosterizeIncreasing": 1,
+        "AutoContrast": 1,
+        "ColorIncreasing": 1,
+        "SharpnessIncreasing": 1,
+        "ContrastIncreasing": 1,
+        "BrightnessIncreasing": 1,
+        "Equalize": 1,
+        "Invert": 1,
     },
 }
 
@@ -273,8 +295,8 @@ def _recipe(config: str, hparams: tuple[tuple[str, Any], ...]) -> _Recipe:
         weights = np.array(list(operations.values()), np.float64)
         if found["n"] > len(weights):
             raise ValueError(
-                f"TimmRandAugment(config={config!r}) asks for {found['n']:g} operations, but {'t' + chosen!r} draws "
-                f"from {len(weights)} without replacement"
+                f"TimmRandAugment(config={config!r}) asks for {found['n']:g} operations, but t{chosen} draws from "
+                f"{len(weights)} without replacement"
             )
     return _Recipe(
         kinds=np.array([NAMES.index(name) for name in operations], np.int64),

@@ -1,0 +1,106 @@
+"""Automatic augmentation, against Pillow's operations one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from parity.case import Case
+from parity.cases_color import PILLOW, as_levels, as_pillow
+from PIL import Image, ImageFilter
+
+from gpuload import transforms as T
+from gpuload.transforms.params import FILTERS, NOTHING, OPS
+
+__all__ = ["CASES", "chain", "mixture"]
+
+RESAMPLING = {name: getattr(Image.Resampling, name.upper()) for name in FILTERS}
+
+
+def warp(image: Image.Image, coefficients: list[float], interpolation: str, fill: Any) -> Image.Image:
+    """A shear, a shift or a rotation; all of them are affine."""
+    assert coefficients[6:] == [0, 0]
+    color = fill[0] if image.mode == "L" or len(fill) == 1 else tuple(fill)
+    color = (color,) * 3 if image.mode == "RGB" and len(fill) == 1 else color
+    kind = Image.Transform.AFFINE
+    return image.transform(image.size, kind, coefficients[:6], RESAMPLING[interpolation], fillcolor=color)
+
+
+def chain(
+    image: Image.Image, transform: Any, codes: list[int], values: list[list[float]], filters: list[int] | None
+) -> Image.Image:
+    """Operations on an image, by Pillow."""
+    for number, (code, numbers) in enumerate(zip(codes, values, strict=True)):
+        name = None if code == NOTHING else OPS[code]
+        if name == "warp":
+            interpolation = transform.interpolation if filters is None else FILTERS[filters[number]]
+            image = warp(image, numbers, interpolation, transform.outside(masks=False))
+        elif name == "solarize_add":
+            threshold, added = numbers[:2]
+            image = image.point(lambda level, t=threshold, a=added: min(255, level + a) if level < t else level)
+        elif name == "pillow_blur":
+            image = image.filter(ImageFilter.GaussianBlur(numbers[0]))
+        elif name not in (None, "identity"):
+            image = PILLOW[name](image, numbers)
+    return image
+
+
+def operations(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """The operations that were drawn."""
+    ((transform, params),) = drawn
+    filters = None if params.filters is None else params.filters[row].tolist()
+    made = chain(as_pillow(image), transform, params.codes[row].tolist(), params.values[row].tolist(), filters)
+    return as_levels(made)
+
+
+def mixture(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """The chains that were drawn, by Pillow, and their mixture in float64, cut off behind the decimal point."""
+    ((transform, params),) = drawn
+    shares = params.weights[row]
+    total = image * shares[0]
+    for codes, values, share in zip(params.codes[row].tolist(), params.values[row].tolist(), shares[1:], strict=True):
+        total += share * as_levels(chain(as_pillow(image), transform, codes, values, None))
+    return np.floor(total + 1e-6)
+
+
+AGAINST = "Pillow's operations, one after the other"
+CHAINED = (
+    "the grey of a contrast may round to the next level, and so may a blend in float32; what comes behind, such as an "
+    "equalize, makes more of it"
+)
+MIXED = "the same, by its share; and a sum in float32 may lie on the other side of a whole number"
+
+
+def case(name: str, transform: Any, *, mean: float, max: float, reason: str = CHAINED, **more: Any) -> Case:
+    oracle = mixture if isinstance(transform, T.AugMix) else operations
+    return Case(name, [transform], oracle, mean, max, AGAINST, reason, **more)
+
+
+CASES: list[Case] = [
+    case("AutoAugment('imagenet')", T.AutoAugment(), mean=0.4, max=4),
+    case("AutoAugment('cifar10', 'bilinear')", T.AutoAugment("cifar10", "bilinear", (9, 99, 199)), mean=0.4, max=4),
+    case("AutoAugment('svhn', 'bicubic')", T.AutoAugment("svhn", "bicubic", 128), mean=0.4, max=4),
+    case("AutoAugment('imagenet'), greyscale", T.AutoAugment(), mean=0.4, max=4, channels=1),
+    case("RandAugment()", T.RandAugment(), mean=0.4, max=4),
+    case("RandAugment(5, 25, 'bilinear')", T.RandAugment(5, 25, interpolation="bilinear"), mean=0.4, max=4),
+    case("TrivialAugmentWide()", T.TrivialAugmentWide(), mean=0.4, max=1),
+    case("TrivialAugmentWide(3, 'bicubic')", T.TrivialAugmentWide(3, "bicubic", 7), mean=0.4, max=1),
+    case("TrivialAugmentWide(), greyscale", T.TrivialAugmentWide(fill=3), mean=0.4, max=1, channels=1),
+    case("AugMix()", T.AugMix(), mean=0.1, max=8, reason=MIXED),
+    case("AugMix(10, 4, 2, 0.5)", T.AugMix(10, 4, 2, 0.5, interpolation="nearest"), mean=0.1, max=8, reason=MIXED),
+    case("AugMix(all_ops=False), greyscale", T.AugMix(all_ops=False), mean=0.1, max=8, reason=MIXED, channels=1),
+    case("TimmRandAugment('rand-m9-mstd0.5')", T.TimmRandAugment("rand-m9-mstd0.5"), mean=0.4, max=4),
+    case(
+        "TimmRandAugment('rand-m9-mstd0.5-inc1')",
+        T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104)}),
+        mean=0.1,
+        max=16,
+    ),
+    case(
+        "TimmRandAugment('rand-m15-n3-p1-mmax20-tweights')",
+        T.TimmRandAugment("rand-m15-n3-p1-mmax20-tweights"),
+        mean=0.1,
+        max=32,
+    ),
+    case("TimmRandAugment('rand-n4-p1-mstdinf-t3aw')", T.TimmRandAugment("rand-n4-p1-mstdinf-t3aw"), mean=0.4, max=4),
+]
