@@ -11,7 +11,6 @@ by atan(3/4) makes another pair of independent normal numbers, on a grid of 2**3
 from __future__ import annotations
 
 from functools import lru_cache
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -57,6 +56,8 @@ def normals(key_words: tuple[int, int], count: int) -> np.ndarray:
 @lru_cache(maxsize=1)
 def quantiles() -> np.ndarray:
     """The normal quantiles in the middle of 2**16 cells of equal probability, scaled to variance 1; float32."""
+    from statistics import NormalDist  # it imports much, and few processes need it
+
     half = 1 << 15
     inverse = NormalDist().inv_cdf
     # Python's own is correct to 1e-16 and the same everywhere; 0.05 s, once in a process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,6 +79,7 @@ def test_grayscale_gives_as_many_channels_as_it_says(make_images, make_batch, gi
     chain = T.Chain(resized)
     stage = compile_stage(chain, device="cpu", memory_format="channels_last")
     result = stage(*make_batch(chain, images))
+    assert isinstance(result, torch.Tensor)
     assert result.shape == (4, wanted, 20, 24)
     np.testing.assert_array_equal(result[1].numpy(), both(resized, images, make_batch)[0][1])
 
@@ -127,6 +129,7 @@ def test_what_a_worker_decodes_is_enough(make_images, make_batch, transform):
     for images in (make_images(1, 6), make_images(1, 3, channels=1)):
         stage = compile_stage(chain, device="cpu")
         result = stage(*make_batch(chain, images))
+        assert isinstance(result, torch.Tensor)
         assert torch.equal(result, stage(*make_batch(chain, images, whole=True)))
         alone = stage(*make_batch(chain, images[2:3], first=2))  # and it does not hang on the batch
         assert torch.equal(alone[0], result[2])
@@ -192,3 +195,17 @@ def test_blurs_of_a_batch_have_kernels_of_their_own(make_images, make_batch):
     for image, single, batched in zip(images, one, other, strict=True):
         np.testing.assert_array_equal(single, batched)
         assert (single != image.transpose(2, 0, 1)).any()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("transform", EVERY, ids=lambda transform: type(transform).__name__)
+def test_the_levels_on_cuda_are_those_of_the_cpu(make_images, make_batch, transform):
+    chain = T.Chain([T.CenterCrop((50, 40)), transform])
+    ragged, draws = make_batch(chain, make_images(6, 70))
+    expected = compile_stage(chain, device="cpu")(ragged, draws)
+    result = compile_stage(chain, device="cuda")(replace(ragged, pixels=ragged.pixels.cuda()), draws)
+    assert isinstance(expected, torch.Tensor)
+    assert isinstance(result, torch.Tensor)
+    difference = (result.cpu().int() - expected.int()).abs()
+    assert difference.max() <= (8 if isinstance(transform, T.RandomPhotometricDistort) else 0)  # hue is float32
+    assert difference.float().mean() <= 0.05
