@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import defaultdict
 
+import numpy as np
 import originals
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.rng import epoch_key
 from gpuload.transforms.interop.tables import ARGUMENTS, NOTHING_TO_DO, REFUSED, TO_DTYPE
 
 vision = originals.torchvision()
@@ -241,9 +243,10 @@ def test_dtypes_by_type():
 
 
 def test_a_threshold_behind_the_conversion_is_in_its_units():
-    chain = [v1.ToTensor(), v1.RandomSolarize(0.5, p=1)]
-    assert T.from_torchvision(chain)[1] == T.RandomSolarize(127.5, p=1)
-    assert T.from_torchvision([v2.ToDtype(torch.float32), v2.RandomSolarize(128)])[1] == T.RandomSolarize(128)
+    chain = T.from_torchvision([v1.ToTensor(), v1.RandomSolarize(0.5, p=1)])
+    assert chain[1] == T.RandomSolarize(0.5, p=1)
+    values = T.Chain(chain).draw(epoch_key(0, 0), np.arange(1), np.array([[8, 8]]))[1].values
+    assert values[0, 0, 0] == 127.5
 
 
 def test_transforms_that_hold_others():

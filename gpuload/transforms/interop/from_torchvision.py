@@ -17,7 +17,7 @@ from gpuload.transforms.arguments import is_sequence
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
 from gpuload.transforms.convert import ToDtype
-from gpuload.transforms.interop.tables import ARGUMENTS, IN_LEVELS, NOTHING_TO_DO, REFUSED, RENAMED, TO_DTYPE
+from gpuload.transforms.interop.tables import ARGUMENTS, NOTHING_TO_DO, REFUSED, RENAMED, TO_DTYPE
 
 __all__ = ["from_torchvision"]
 
@@ -155,10 +155,6 @@ class _Reader:
             arguments["value"] = _erasing_value(arguments["value"])
         if name == "RandomCrop" and type(entry).__module__.startswith("torchvision.transforms.v2"):
             arguments["padding"] = _crop_padding(arguments["padding"])
-        if self._floats is not None and self._floats.scale:
-            for argument in arguments:
-                if (name, argument) in IN_LEVELS:
-                    arguments[argument] = arguments[argument] * 255
         return arguments
 
 

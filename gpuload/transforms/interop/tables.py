@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ARGUMENTS", "CONTAINERS", "IN_LEVELS", "NOTHING_TO_DO", "REFUSED", "RENAMED", "TO_DTYPE"]
+__all__ = ["ARGUMENTS", "NOTHING_TO_DO", "REFUSED", "RENAMED", "TO_DTYPE"]
 
 # Ours has the same name and takes the same arguments; theirs keeps each in an attribute of that name.
 ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
@@ -66,13 +66,6 @@ RENAMED: Final[dict[tuple[str, str], str]] = {
     ("MixUp", "labels_getter"): "_labels_getter",
     ("RandomIoUCrop", "sampler_options"): "options",
 }
-
-# Arguments that torchvision takes in the units of the image, and gpuload in levels: behind a ToDtype(scale=True) 1
-# is 255 levels.
-IN_LEVELS: Final = (("RandomSolarize", "threshold"),)
-
-# They hold other transforms.
-CONTAINERS: Final = ("Compose", "ModuleList", "RandomApply", "RandomChoice", "RandomOrder", "Sequential")
 
 # They turn one type of Python object into another. A batch of gpuload is a tensor in any case.
 NOTHING_TO_DO: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToPureTensor")
