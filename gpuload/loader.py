@@ -49,7 +49,8 @@ class Loader:
         dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number; or an iterable one
             (torch's `IterableDataset`, or what has ``__iter__`` alone). A sample is a nested tuple, list, dict or
             dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays.
-        batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors.
+        batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. MixUp and
+            CutMix need an even one.
         shuffle: a new order each epoch, a function of `seed` and the epoch's number.
         sampler: gives the keys of an epoch's samples, in place of gpuload's order; it is not shared out over ranks.
         batch_sampler: gives lists of keys, a batch each.
@@ -83,7 +84,8 @@ class Loader:
         uneven: what becomes of an epoch's last samples where they are too few for whole batches on all ranks:
             ``"pad"`` goes on with the epoch's first ones up to a multiple of the ranks, ``"drop"`` cuts to one,
             ``"exact"`` (for evaluation; needs ``info=True``) counts each once and fills up with rows whose
-            `BatchInfo.valid` is False. With ``drop_last=True`` they are left out.
+            `BatchInfo.valid` is False. With ``drop_last=True`` they are left out. With MixUp or CutMix each of several
+            ranks has an even number of them.
         weights: one for each sample: draw with replacement, each as often as its weight says.
         repeats: so many times in a row the same sample, each time with other draws and on another rank ("repeated
             augmentation"); an epoch stays as long as it is, with fewer samples.

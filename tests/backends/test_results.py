@@ -233,3 +233,20 @@ def test_mixing_needs_one_tensor(ragged):
         ValueError, match=re.escape(f"ragged={ragged!r} does not go with MixUp, which mixes images of ")
     ):
         compile_stage(T.Chain([NORMALIZE, T.RandomApply([T.MixUp()])]), device="cpu", ragged=ragged)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize(
+    "erasing", [T.RandomErasing(0.9, value=(1, 2, 3), max_count=3), T.RandomErasing(0.9, mode="rand")]
+)
+def test_cuda_gives_what_the_cpu_gives(make_images, layout, erasing):
+    flips = [T.RandomHorizontalFlip(), T.RandomVerticalFlip()]
+    pixels = T.RandomApply([T.RandomErasing(0.9, value="random")], 0.5)
+    chain = T.Chain([T.CenterCrop((40, 44)), NORMALIZE, erasing, *flips, pixels, CHOICE])
+    images = make_images(3, 70, low=44)
+    given = RaggedImages.from_arrays(images)
+    draws = chain.draw(KEY, np.arange(70), given.sizes_hw)
+    expected = compile_stage(chain, device="cpu", memory_format=layout)(given, draws)
+    result = compile_stage(chain, device="cuda", memory_format=layout)(RaggedImages.from_arrays(images, "cuda"), draws)
+    torch.testing.assert_close(result.cpu(), expected, rtol=1e-6, atol=1e-6)
