@@ -22,6 +22,7 @@ from gpuload.backends.single import SingleRunner
 from gpuload.backends.upload import upload
 from gpuload.transforms import Chain, Draws
 from gpuload.transforms.arguments import dtype_name
+from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat
 from gpuload.transforms.params import Branches, Mixture, Ops
 
@@ -219,8 +220,14 @@ class Stage:
 
 
 def _channels_after(draws: Draws, channels: int, label: str) -> int:
-    """How many channels images of so many have after all transforms."""
+    """How many channels images of so many have after all transforms, if those fit."""
     for transform in draws.transforms:
+        for inner in _with_children(transform):
+            if len(fill := inner.outside(masks=False)) not in (1, channels):
+                raise ValueError(
+                    f"{type(inner).__name__}(fill={fill}) has {len(fill)} numbers, one for each channel, but "
+                    f"{label} has {channels} there; give one number, or {channels}"
+                )
         for inner in flat(transform.children):
             if inner.output_channels(channels) != channels:
                 raise ValueError(
@@ -229,6 +236,12 @@ def _channels_after(draws: Draws, channels: int, label: str) -> int:
                 )
         channels = transform.output_channels(channels)
     return channels
+
+
+def _with_children(transform: Transform) -> Iterator[Transform]:
+    yield transform
+    for child in transform.children:
+        yield from _with_children(child)
 
 
 def _coloring(draws: Draws) -> str | None:

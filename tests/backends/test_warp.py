@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -107,6 +109,19 @@ def test_right_angles_only_move_pixels(angle, interpolation):
     np.testing.assert_array_equal(
         warp_image(image, coefficients[0].tolist(), size, interpolation, 0), np.rot90(image, angle // 90)
     )
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_fill_has_a_number_for_each_channel(channels, nested, make_batch):
+    for transform in (T.Pad(3, fill=(1, 2, 3)), T.RandomRotation(30, fill=(1, 2, 3)), T.RandomZoomOut((1, 2, 3))):
+        inner = T.RandomApply([T.RandomOrder([transform])]) if nested else transform
+        chain = T.Chain([inner])
+        ragged, draws = make_batch(chain, [np.zeros((9, 9, channels), np.uint8)])
+        name = type(transform).__name__
+        text = f"{name}(fill=(1, 2, 3)) has 3 numbers, one for each channel, but image 0 has {channels} there; give one"
+        with pytest.raises(ValueError, match=re.escape(text)):
+            compile_stage(chain, device="cpu", ragged="list")(ragged, draws)
 
 
 CHAINS = [
