@@ -107,6 +107,8 @@ def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Ten
     """Bytes …×(N · bytes)×H×W as numbers …×N×H×W, or …×H×W of masks with two axes."""
     kind, size = getattr(torch, dtype.name), dtype.itemsize
     *before, channels, height, width = levels.shape
+    if not levels.numel():  # no masks; their strides are not such that another type could be seen in them
+        return levels.new_empty((*before, 0, height, width), dtype=kind)
     if size > 1:
         levels = levels.view(*before, channels // size, size, height, width).movedim(-3, -1).contiguous()
     numbers = levels.view(kind)

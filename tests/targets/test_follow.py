@@ -1,0 +1,189 @@
+"""Masks, boxes and keypoints go where their picture goes, through a real loader, whatever geometric transforms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from targets.scenes import COLOR, DOTS, Scenes, region
+
+import gpuload as gl
+from gpuload import transforms as T
+
+# Images are moved by the nearest pixel here, so that colours stay what they are.
+NEAREST = {"interpolation": "nearest"}
+FLIPS = (T.RandomHorizontalFlip(), T.RandomVerticalFlip())
+CHAINS = {
+    "resized crop and flips": [T.RandomResizedCrop(80, scale=(0.5, 1), **NEAREST), *FLIPS],
+    "crop with padding": [T.RandomCrop(72, padding=12, pad_if_needed=True), *FLIPS],
+    "short side, then the middle": [T.Resize(90, **NEAREST), T.CenterCrop(88)],
+    "a larger canvas": [T.RandomZoomOut(side_range=(1, 2), p=1), T.Resize((120, 120), **NEAREST)],
+    "rotation": [T.RandomRotation(25, **NEAREST), T.CenterCrop(100)],
+    "rotation of all": [T.RandomRotation((30, 30), expand=True, **NEAREST), T.Resize((128, 128), **NEAREST)],
+    "affine": [T.RandomAffine(20, translate=(0.1, 0.1), scale=(0.9, 1.3), shear=10, **NEAREST), T.CenterCrop(90)],
+    "perspective": [T.Resize((96, 96), **NEAREST), T.RandomPerspective(0.3, p=0.8, **NEAREST)],
+    "branches": [
+        T.RandomHorizontalFlip(),
+        T.RandomOrder([T.RandomCrop(58), T.RandomVerticalFlip()]),
+        T.Pad(3),
+        T.RandomApply([T.RandomRotation(10, **NEAREST)]),
+        T.CenterCrop((58, 60)),
+    ],
+    "any of them": [
+        T.RandomChoice([T.RandomResizedCrop(64, scale=(0.6, 1), **NEAREST), T.Compose([T.Resize(70, **NEAREST),
+                        T.CenterCrop(64)])]),
+        T.RandomOrder(list(FLIPS)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("box_format", ["xyxy", "cxcywh"])
+def test_targets_follow_the_picture(name, box_format):
+    transforms = [*CHAINS[name], T.ConvertBoundingBoxFormat("xyxy")]
+    with gl.Loader(Scenes(12, box_format), 4, transforms=transforms, num_workers=0, device="cpu") as loader:
+        seen = [
+            check(image.numpy(), target, mask.numpy()) for batch in loader for image, target, mask in triples(batch)
+        ]
+    assert np.sum(seen) >= 12  # dots were looked at
+
+
+def triples(batch):
+    images, targets, masks = batch
+    assert isinstance(targets, list)
+    return zip(images, targets, masks, strict=True)
+
+
+def check(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.ndarray) -> int:
+    """Hold one sample's targets against its picture; how many dots there were to look at."""
+    height, width = mask.shape
+    assert image.shape == (3, height, width)
+    np.testing.assert_array_equal(mask == 7, region(image, COLOR))
+    np.testing.assert_array_equal(mask == 9, np.any([region(image, color) for color in DOTS], axis=0))
+    np.testing.assert_array_equal(target["masks"].numpy()[0], mask != 0)
+    left, top, right, bottom = target["boxes"][0].tolist()
+    assert 0 <= left <= right <= width
+    assert 0 <= top <= bottom <= height
+    rows, columns = np.nonzero(mask)
+    if len(rows):
+        # The nearest pixel may lie half a pixel off, of either side.
+        assert left - 1 <= columns.min()
+        assert columns.max() <= right + 1
+        assert top - 1 <= rows.min()
+        assert rows.max() <= bottom + 1
+    seen = 0
+    for (x, y), color in zip(target["keypoints"].tolist(), DOTS, strict=True):
+        if not (5 <= x <= width - 6 and 5 <= y <= height - 6):
+            continue
+        rows, columns = np.nonzero(region(image, color))
+        assert len(rows), "a dot must be where its keypoint is"
+        assert abs(columns.mean() - x) < 2
+        assert abs(rows.mean() - y) < 2
+        seen += 1
+    return seen
+
+
+def test_flips_take_keypoints_and_boxes_to_the_last_pixel():
+    class One:
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index):
+            image = np.zeros((10, 20, 3), np.uint8)
+            image[2, 3] = 255
+            return image, gl.Boxes([[3, 2, 4, 3]]), gl.Keypoints([[3, 2]])
+
+    transforms = [T.RandomHorizontalFlip(p=1), T.RandomVerticalFlip(p=1)]
+    with gl.Loader(One(), transforms=transforms, num_workers=0, device="cpu") as loader:
+        [[images, boxes, points]] = list(loader)
+    assert images[0, 0].nonzero().tolist() == [[7, 16]]
+    assert boxes[0].tolist() == [[16, 7, 17, 8]]
+    assert points[0].tolist() == [[16, 7]]
+
+
+RECIPE = (
+    T.RandomZoomOut(fill={gl.Image: 5, gl.Mask: 200}, p=0.5),
+    T.RandomIoUCrop(),
+    T.RandomHorizontalFlip(),
+    T.Resize((48, 48)),
+    T.ColorJitter(0.4, contrast=0.4),
+    T.RandomRotation(10),
+    T.SanitizeBoundingBoxes(labels_getter=lambda sample: (sample[1]["labels"], sample[1]["area"])),
+    T.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+)
+
+
+class Several(Scenes):
+    """Scenes with several boxes and instance masks."""
+
+    def __getitem__(self, index):
+        image, target, mask = super().__getitem__(index)
+        count = index % 4
+        random = np.random.default_rng(index)
+        start = random.uniform(0, 40, (count, 2))
+        boxes = np.concatenate([start, start + random.uniform(4, 20, (count, 2))], axis=1).astype(np.float32)
+        target["boxes"] = gl.Boxes(boxes)
+        target["labels"] = np.arange(count)
+        target["area"] = boxes[:, 2] * 1.0
+        height, width = mask.array.shape
+        grid_y, grid_x = np.mgrid[:height, :width]
+        inside = [(grid_x >= b[0]) & (grid_x < b[2]) & (grid_y >= b[1]) & (grid_y < b[3]) for b in boxes]
+        target["masks"] = gl.Mask(
+            np.array(inside, np.int16).reshape(count, height, width) * (1 + np.arange(count))[:, None, None]
+        )
+        return image, target, mask
+
+
+def equal(one, other) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def epoch(**options):
+    options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu", **options}
+    with gl.Loader(Several(16), **options) as loader:
+        return list(loader)
+
+
+def test_any_number_of_workers_gives_the_same_targets():
+    expected = epoch(num_workers=0)
+    assert equal(epoch(num_workers=2, chunk_size=3), expected)
+    sizes = [len(target["boxes"]) for _, targets, _ in expected for target in targets]
+    assert 0 < sum(sizes) < sum(index % 4 for index in range(16))  # some boxes were left out, and not all
+    for _, targets, _ in expected:
+        for target in targets:
+            count = len(target["boxes"])
+            assert len(target["labels"]) == len(target["area"]) == len(target["masks"]) == count
+            for number, mask in zip(target["labels"].tolist(), target["masks"], strict=True):
+                assert set(mask.unique().tolist()) <= {0, 200, number + 1}
+
+
+def test_a_resumed_epoch_goes_on_with_the_same_targets():
+    expected = epoch(num_workers=0)
+    options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu"}
+    with gl.Loader(Several(16), num_workers=0, **options) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+    with gl.Loader(Several(16), num_workers=2, **options) as loader:
+        loader.load_state_dict(state)
+        assert equal(list(loader), expected[1:])
+
+
+def test_a_replayed_sample_has_the_targets_of_its_batch():
+    options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu", "num_workers": 0}
+    with gl.Loader(Several(16), **options) as loader:
+        batches = list(loader)
+        for position in (2, 7, 13):
+            images, targets, masks = batches[position // 4]
+            row = position % 4
+            image, target, mask = loader.replay(0, position).sample
+            assert torch.equal(image, images[row])
+            assert torch.equal(mask, masks[row])
+            assert torch.equal(target["boxes"], targets[row]["boxes"])
+            np.testing.assert_array_equal(target["labels"], targets[row]["labels"])

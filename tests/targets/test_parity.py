@@ -1,0 +1,199 @@
+"""Boxes, keypoints and masks beside torchvision's own kernels, given our draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from originals import torchvision
+from PIL import Image as PILImage
+from targets.scenes import as_format
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.backends import RaggedImages
+from gpuload.backends.masks import MaskStage
+from gpuload.box_formats import from_xyxy, to_xyxy
+from gpuload.rng import epoch_key
+from gpuload.transforms.params import Box, Flip, Warp
+from gpuload.transforms.points import Trail, follow
+
+torchvision()
+from torchvision import tv_tensors  # noqa: E402
+from torchvision.transforms.v2 import functional as F  # noqa: E402
+
+SIZES = np.array([[60, 80], [75, 50], [64, 64], [33, 90], [120, 100], [51, 47]])
+CHAINS = {
+    "RandomResizedCrop": [T.RandomResizedCrop((40, 50))],
+    "RandomCrop": [T.RandomCrop(30)],
+    "RandomCrop, padded": [T.RandomCrop(70, padding=5, pad_if_needed=True)],
+    "CenterCrop": [T.CenterCrop(40)],
+    "CenterCrop, padded": [T.CenterCrop(130)],
+    "Resize": [T.Resize((45, 81))],
+    "Resize, short side": [T.Resize(31)],
+    "Pad": [T.Pad((3, 5, 7, 9))],
+    "RandomZoomOut": [T.RandomZoomOut(p=0.7)],
+    "ScaleJitter": [T.ScaleJitter((50, 60))],
+    "RandomShortestSize": [T.RandomShortestSize([30, 40, 50])],
+    "flips": [T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
+    "RandomRotation": [T.RandomRotation(40)],
+    "RandomAffine": [T.RandomAffine(30, translate=(0.2, 0.2), scale=(0.7, 1.4), shear=10)],
+    "RandomPerspective": [T.RandomPerspective(0.4, p=0.8)],
+    "several": [T.RandomHorizontalFlip(), T.RandomResizedCrop(64), T.RandomRotation(20), T.Pad(4), T.RandomCrop(50)],
+}
+KEY = epoch_key(11, 2)
+
+
+def made(transforms):
+    return T.Chain(transforms).draw(KEY, np.arange(len(SIZES)), SIZES)
+
+
+def boxes_of(row: int) -> np.ndarray:
+    random = np.random.default_rng(row)
+    height, width = SIZES[row]
+    start = random.uniform(0, 0.6, (5, 2)) * [width, height]
+    return np.concatenate([start, start + random.uniform(0.1, 0.4, (5, 2)) * [width, height]], axis=1)
+
+
+def original(target, draws, row: int):
+    """What torchvision's kernels make of a target."""
+    for number, params in enumerate(draws.params):
+        if isinstance(params, Box):
+            (top, left, height, width), size = params.box_tlhw[row].tolist(), params.size_hw[row].tolist()
+            if [top, left, height, width] != [0, 0, *draws.sizes_hw[number][row].tolist()]:
+                target = F.crop(target, top, left, height, width)
+            target = F.resize(target, size, interpolation=F.InterpolationMode.NEAREST)
+        elif isinstance(params, Flip) and params.flipped[row]:
+            target = F.horizontal_flip(target) if params.axis else F.vertical_flip(target)
+        elif isinstance(params, Warp) and params.warped[row]:
+            target = F.perspective(target, None, None, coefficients=params.coefficients[row].tolist())
+    return target
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    ("box_format", "dtype", "limit"),
+    # torchvision works in float32, and cuts integers off after each transform, where the two may fall to either side.
+    [("xyxy", np.float32, 1e-3), ("xywh", np.float32, 1e-3), ("cxcywh", np.float64, 1e-3), ("xyxy", np.int64, 1)],
+)
+def test_boxes(name, box_format, dtype, limit):
+    draws = made(CHAINS[name])
+    given = [as_format(boxes_of(row), box_format).astype(dtype) for row in range(len(SIZES))]
+    trails = [Trail([to_xyxy(boxes, box_format)]) for boxes in given]
+    follow(draws.transforms, draws.params, draws.sizes_hw, trails)
+    exact = 0
+    for row, (boxes, trail) in enumerate(zip(given, trails, strict=True)):
+        found = from_xyxy(trail.boxes[0], box_format, np.dtype(dtype))
+        tv = tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format=box_format.upper(), canvas_size=tuple(SIZES[row]))
+        expected = original(tv, draws, row).numpy()
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=limit)
+        exact += (found == expected).all(axis=1).sum()
+    if limit == 1:
+        assert exact >= 0.8 * 5 * len(SIZES)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_keypoints(name):
+    draws = made(CHAINS[name])
+    points = [boxes_of(row).reshape(-1, 2, 2).astype(np.float32) for row in range(len(SIZES))]
+    trails = [Trail([], [own.astype(np.float64)]) for own in points]
+    follow(draws.transforms, draws.params, draws.sizes_hw, trails)
+    for row, (own, trail) in enumerate(zip(points, trails, strict=True)):
+        expected = original(tv_tensors.KeyPoints(own, canvas_size=tuple(SIZES[row])), draws, row).numpy()
+        np.testing.assert_allclose(trail.points[0], expected, rtol=1e-5, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (T.RandomRotation((25, 25)), lambda t: F.rotate(t, 25)),
+        (T.RandomRotation((-130, -130), center=(10, 20)), lambda t: F.rotate(t, -130, center=[10, 20])),
+        (
+            T.RandomAffine((20, 20), scale=(1.3, 1.3), shear=(8, 8, -5, -5)),
+            lambda t: F.affine(t, 20, [0, 0], 1.3, [8, -5]),
+        ),
+    ],
+)
+def test_warps_turn_the_way_torchvision_turns(ours, theirs):
+    draws = made([ours])
+    trails = [Trail([boxes_of(row)], [boxes_of(row).reshape(-1, 2)]) for row in range(len(SIZES))]
+    follow(draws.transforms, draws.params, draws.sizes_hw, trails)
+    for row, trail in enumerate(trails):
+        size = tuple(SIZES[row])
+        boxes = tv_tensors.BoundingBoxes(torch.from_numpy(boxes_of(row)), format="XYXY", canvas_size=size)
+        points = tv_tensors.KeyPoints(torch.from_numpy(boxes_of(row).reshape(-1, 2)), canvas_size=size)
+        np.testing.assert_allclose(trail.boxes[0], theirs(boxes).numpy(), atol=1e-3)
+        np.testing.assert_allclose(trail.points[0], theirs(points).numpy(), atol=1e-3)
+
+
+def test_a_rotation_that_expands_is_torchvisions_but_for_the_rounding_of_its_canvas():
+    draws = made([T.RandomRotation((30, 30), expand=True)])
+    trails = [Trail([boxes_of(row)]) for row in range(len(SIZES))]
+    follow(draws.transforms, draws.params, draws.sizes_hw, trails)
+    for row, trail in enumerate(trails):
+        boxes = tv_tensors.BoundingBoxes(
+            torch.from_numpy(boxes_of(row)).float(), format="XYXY", canvas_size=tuple(SIZES[row].tolist())
+        )
+        np.testing.assert_allclose(trail.boxes[0], F.rotate(boxes, 30, expand=True).numpy(), atol=1)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_masks(name, dtype):
+    draws = made(CHAINS[name])
+    masks = [np.random.default_rng(row).integers(0, 250, size).astype(dtype) for row, size in enumerate(SIZES)]
+    found, _ = move(masks, draws)
+    for row, mask in enumerate(masks):
+        expected = mask
+        for number, params in enumerate(draws.params):
+            if isinstance(params, Box):  # torchvision's nearest pixel is another one than Pillow's, which is ours
+                top, left, height, width = params.box_tlhw[row].tolist()
+                cropped = F.crop(tv_tensors.Mask(torch.from_numpy(expected)), top, left, height, width).numpy()
+                size = tuple(params.size_hw[row, ::-1].tolist())
+                image = PILImage.fromarray(cropped.astype(np.int32))
+                expected = np.asarray(image.resize(size, PILImage.Resampling.NEAREST)).astype(dtype)
+            elif isinstance(params, Flip) and params.flipped[row]:
+                expected = np.flip(expected, params.axis).copy()
+            elif isinstance(params, Warp) and params.warped[row]:
+                image = PILImage.fromarray(expected.astype(np.int32))
+                size = tuple(draws.sizes_hw[number + 1][row, ::-1].tolist())
+                method = PILImage.Transform.PERSPECTIVE
+                coefficients = params.coefficients[row].tolist()
+                if not any(coefficients[6:]):
+                    method, coefficients = PILImage.Transform.AFFINE, coefficients[:6]
+                expected = np.asarray(image.transform(size, method, coefficients)).astype(dtype)
+        np.testing.assert_array_equal(found[row].numpy(), expected)
+
+
+def move(masks, draws):
+    arrays = [mask[:, :, None].view(np.uint8).reshape(*mask.shape, -1) for mask in masks]
+    stage = MaskStage(torch.device("cpu"))
+    return stage(RaggedImages.from_arrays(arrays), draws, [(mask.dtype.name, 2) for mask in masks])
+
+
+@pytest.mark.parametrize("box_format", ["XYXY", "XYWH", "CXCYWH"])
+@pytest.mark.parametrize("target", ["XYXY", "XYWH", "CXCYWH"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_formats(box_format, target, dtype):
+    boxes = torch.tensor([[10, 20, 30, 41], [4, 4, 5, 7]]).to(dtype)
+    expected = F.convert_bounding_box_format(boxes, box_format, target)
+    ours = gl.Boxes(boxes, box_format)
+    found = from_xyxy(to_xyxy(ours.array, ours.format), target.lower(), ours.array.dtype)
+    np.testing.assert_allclose(found, expected.numpy(), atol=0 if dtype.is_floating_point else 1)
+
+
+def test_sanitizing_and_clamping():
+    boxes = np.array(
+        [[0, 0, 10, 10], [5, 5, 5.5, 20], [-3, 2, 20, 20], [50, 40, 90, 61], [1, 1, 2.2, 2.2], [9, 9, 9, 9]]
+    )
+    tv = tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(60, 80))
+    for least in ({}, {"min_size": 3}, {"min_area": 200}):
+        _, expected = F.sanitize_bounding_boxes(tv, **least)
+        kept = T.SanitizeBoundingBoxes(**least).keeps(None, 0, boxes, np.array([60, 80]))
+        assert kept is not None
+        np.testing.assert_array_equal(kept, expected.numpy())
+    draws = T.Chain([T.ClampBoundingBoxes()]).draw(KEY, np.arange(1), np.array([[60, 80]]))
+    trail = Trail([boxes])
+    follow(draws.transforms, draws.params, draws.sizes_hw, [trail])
+    np.testing.assert_array_equal(trail.boxes[0], F.clamp_bounding_boxes(tv).numpy())
