@@ -36,8 +36,8 @@ def chain(
             interpolation = transform.interpolation if filters is None else FILTERS[filters[number]]
             image = warp(image, numbers, interpolation, transform.outside(masks=False))
         elif name == "solarize_add":
-            threshold, added = numbers[:2]
-            image = image.point(lambda level, t=threshold, a=added: min(255, level + a) if level < t else level)
+            raised = [min(255, int(level + numbers[1])) if level < numbers[0] else level for level in range(256)]
+            image = image.point(raised * len(image.getbands()))
         elif name == "pillow_blur":
             image = image.filter(ImageFilter.GaussianBlur(numbers[0]))
         elif name not in (None, "identity"):
@@ -93,14 +93,14 @@ CASES: list[Case] = [
     case(
         "TimmRandAugment('rand-m9-mstd0.5-inc1')",
         T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104)}),
-        mean=0.1,
-        max=16,
+        mean=0.4,
+        max=4,
     ),
     case(
         "TimmRandAugment('rand-m15-n3-p1-mmax20-tweights')",
         T.TimmRandAugment("rand-m15-n3-p1-mmax20-tweights"),
-        mean=0.1,
-        max=32,
+        mean=0.4,
+        max=4,
     ),
     case("TimmRandAugment('rand-n4-p1-mstdinf-t3aw')", T.TimmRandAugment("rand-n4-p1-mstdinf-t3aw"), mean=0.4, max=4),
 ]

@@ -1,0 +1,36 @@
+"""What tests of draws share: lists of operations as plain values, and whether two samples are of one distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from scipy import stats
+
+from gpuload.transforms.params import NOTHING, OPS, Ops
+
+__all__ = ["alike", "described"]
+
+
+def described(params: Ops) -> list[tuple]:
+    """What was drawn for each sample, as plain values."""
+    return [
+        tuple(
+            (OPS[code], *(round(value, 4) for value in values))
+            for code, values in zip(codes, numbers, strict=True)
+            if code != NOTHING
+        )
+        for codes, numbers in zip(params.codes.tolist(), params.values.tolist(), strict=True)
+    ]
+
+
+def alike(ours: Sequence, theirs: Sequence) -> float:
+    """The p-value of both being drawn from one discrete distribution; what is rare goes together."""
+    counts = [Counter(ours), Counter(theirs)]
+    total = counts[0] + counts[1]
+    common = [key for key, count in total.items() if count >= 20]
+    table = [[count[key] for key in common] for count in counts]
+    rest = [sum(count.values()) - sum(row) for count, row in zip(counts, table, strict=True)]
+    if sum(rest) >= 20:
+        table = [[*row, other] for row, other in zip(table, rest, strict=True)]
+    return float(stats.chi2_contingency(table).pvalue)

@@ -1,0 +1,219 @@
+"""Automatic augmentation: its arguments; its draws and each of its operations against torchvision's."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import originals
+import pytest
+import torch
+from drawn import alike, described
+from PIL import Image
+
+from gpuload import transforms as T
+from gpuload.backends import RaggedImages, compile_stage
+from gpuload.rng import epoch_key
+from gpuload.transforms.params import NOTHING, OPS, Ops
+from gpuload.transforms.policies import AUTO, KINDS, MIX, POLICIES, RAND, WIDE, operations, policy_table
+
+N = 6_000
+HEIGHT, WIDTH = 60, 47
+
+
+def draw(transform: T.Transform, n: int = N, size: tuple[int, int] = (HEIGHT, WIDTH), epoch: int = 0) -> Ops:
+    return T.Chain([transform]).draw(epoch_key(8, epoch), np.arange(n), np.tile([size], (n, 1)))[0]
+
+
+@pytest.fixture(scope="module")
+def v2():
+    return originals.torchvision().transforms.v2
+
+
+def simulated(original, n: int = N) -> list[tuple]:
+    """What torchvision's transform does to n images, in the words of `described`: only what it applies is replaced."""
+    image = Image.new("RGB", (WIDTH, HEIGHT))
+    found: list[tuple[str, float]] = []
+
+    def note(image, transform_id, magnitude, interpolation, fill):
+        found.append((transform_id, magnitude))
+        return image
+
+    original._apply_image_or_video_transform = note
+    results = []
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        for _ in range(n):
+            found.clear()
+            original(image)
+            kinds = np.array([[KINDS.index(kind) for kind, _ in found]], np.int64).reshape(1, -1)
+            magnitudes = np.array([[magnitude for _, magnitude in found]]).reshape(1, -1)
+            results += described(Ops(*operations(kinds, magnitudes, np.array([[HEIGHT, WIDTH]]))))
+    return results
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies_are_torchvisions(v2, policy):
+    kinds, probabilities, bins = policy_table(policy)
+    ours = [
+        tuple((KINDS[kinds[row, i]], probabilities[row, i], int(bins[row, i])) for i in (0, 1))
+        for row in range(len(kinds))
+    ]
+    theirs = v2.AutoAugment(v2.AutoAugmentPolicy(policy))._policies
+    assert ours == [tuple((name, p, place or 0) for name, p, place in pair) for pair in theirs]
+
+
+@pytest.mark.parametrize("size", [(224, 224), (33, 100), (375, 500), (1, 1)])
+@pytest.mark.parametrize("bins", [2, 7, 10, 30, 31])
+def test_magnitudes_are_torchvisions(v2, bins, size):
+    spaces = (
+        (AUTO, v2.AutoAugment._AUGMENTATION_SPACE),
+        (RAND, v2.RandAugment._AUGMENTATION_SPACE),
+        (WIDE, v2.TrivialAugmentWide._AUGMENTATION_SPACE),
+        (MIX[True], v2.AugMix._AUGMENTATION_SPACE),
+        (MIX[False], v2.AugMix._PARTIAL_AUGMENTATION_SPACE),
+    )
+    places, sizes = np.arange(bins)[:, None], np.tile([size], (bins, 1))
+    for space, theirs in spaces:
+        assert space.kinds == tuple(theirs)
+        for kind, (magnitudes, signed) in theirs.items():
+            number = KINDS.index(kind)
+            expected = magnitudes(bins, *size)
+            expected = np.zeros(bins) if expected is None else expected.double().numpy()
+            found = space.magnitudes(np.full((bins, 1), number), bins, places, sizes)[:, 0]
+            # Last bits hang on the instructions that torch finds; whole pixels, which are cut from them, must not.
+            assert np.allclose(found, expected, rtol=1e-6, atol=1e-7), kind
+            assert signed == (1 <= number <= 9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_are_torchvisions_on_pillow_images(v2, kind):
+    """At each magnitude, of either sign, through the stage on the CPU."""
+    rng = np.random.default_rng(6)
+    low = rng.integers(0, 256, (6, 5, 3), np.uint8)
+    picture = Image.fromarray(low).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+    original = v2.TrivialAugmentWide(interpolation="bilinear", fill=[3, 90, 200])
+    ours = T.TrivialAugmentWide(interpolation="bilinear", fill=(3, 90, 200))
+    number = KINDS.index(kind)
+    places = np.arange(31)[:, None]
+    sizes = np.tile([[HEIGHT, WIDTH]], (31, 1))
+    strengths = WIDE.magnitudes(np.full((31, 1), number), 31, places, sizes)
+    signs = (1, -1) if 1 <= number <= 9 else (1,)
+    magnitudes = np.concatenate([strengths * sign for sign in signs])
+    count = len(magnitudes)
+    sizes = np.tile([[HEIGHT, WIDTH]], (count, 1))
+    params = Ops(*operations(np.full((count, 1), number), magnitudes, sizes))
+    draws = T.Draws((ours,), (params,), (sizes, sizes))
+    results = compile_stage(T.Chain([ours]), device="cpu")(
+        RaggedImages.from_arrays([np.asarray(picture)] * count), draws
+    )
+    for row, magnitude in enumerate(magnitudes[:, 0].tolist()):
+        expected = original._apply_image_or_video_transform(
+            picture, kind, magnitude, v2.InterpolationMode.BILINEAR, original._fill
+        )
+        difference = abs(results[row].permute(1, 2, 0).numpy().astype(int) - np.asarray(expected))
+        assert difference.max() <= 1, (kind, magnitude)
+        assert kind == "Contrast" or difference.mean() < 0.01, (kind, magnitude)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_auto_augment_draws(v2, policy):
+    theirs = simulated(v2.AutoAugment(v2.AutoAugmentPolicy(policy)))
+    assert alike(described(draw(T.AutoAugment(policy))), theirs) > 0.01
+
+
+def test_auto_augment_draws_both_operations_by_themselves():
+    """The pair of a sample hangs together; whether each is done, and its sign, do not."""
+    params = draw(T.AutoAugment("svhn"), 40_000)
+    _, probabilities, _ = policy_table("svhn")
+    done = params.codes != NOTHING
+    assert abs(done.mean(axis=0) - probabilities.mean(axis=0)).max() < 0.01
+    both = np.mean(probabilities[:, 0] * probabilities[:, 1])
+    assert abs(done.all(axis=1).mean() - both) < 0.01
+
+
+@pytest.mark.parametrize(("num_ops", "magnitude", "bins"), [(1, 9, 31), (2, 4, 10), (3, 30, 31)])
+def test_rand_augment_draws(v2, num_ops, magnitude, bins):
+    theirs = simulated(v2.RandAugment(num_ops, magnitude, bins), 3000)
+    ours = described(draw(T.RandAugment(num_ops, magnitude, bins), 3000))
+    assert {len(sample) for sample in ours} == {num_ops}
+    for place in range(num_ops):
+        assert alike([sample[place] for sample in ours], [sample[place] for sample in theirs]) > 0.01
+    if num_ops > 1:
+        assert alike([sample[:2] for sample in ours], [sample[:2] for sample in theirs]) > 0.01
+
+
+@pytest.mark.parametrize("bins", [31, 5])
+def test_trivial_augment_draws(v2, bins):
+    theirs = simulated(v2.TrivialAugmentWide(bins), 8000)
+    assert alike(described(draw(T.TrivialAugmentWide(bins), 8000)), theirs) > 0.01
+
+
+def test_no_operation_is_drawn_for_none():
+    assert draw(T.RandAugment(0), 5).codes.shape == (5, 0)
+
+
+@pytest.mark.parametrize("transform", [T.AutoAugment("cifar10"), T.RandAugment(), T.TrivialAugmentWide()])
+def test_draws_hang_on_the_position_alone(transform):
+    chain = T.Chain([transform])
+    together, (height, width) = draw(transform, 64), (HEIGHT, WIDTH)
+    for position in random.Random(2).sample(range(64), 8):
+        one = chain.draw(epoch_key(8, 0), np.array([position]), np.array([[height, width]]))[0]
+        assert np.array_equal(one.codes[0], together.codes[position])
+        assert np.array_equal(one.values[0], together.values[position])
+
+
+def test_shifts_follow_the_size_of_each_image():
+    sizes = np.array([[331, 662], [662, 331]] * 400)
+    params = T.Chain([T.RandAugment(1, 30)]).draw(epoch_key(1, 0), np.arange(800), sizes)[0]
+    values = params.values[:, 0]
+    shifts = (params.codes[:, 0] == OPS.index("warp")) & (values[:, [0, 1, 3, 4]] == [1, 0, 0, 1]).all(axis=1)
+    moved, expected = np.abs(values[shifts][:, [5, 2]]), np.trunc(sizes[shifts] * 150 / 331)  # down, across
+    along = np.argmax(moved, axis=1)[:, None]
+    assert np.array_equal(np.take_along_axis(moved, along, 1), np.take_along_axis(expected, along, 1))
+    assert (np.take_along_axis(moved, 1 - along, 1) == 0).all()
+    assert min(np.bincount(along[:, 0])) > 30
+
+
+def test_policies_are_taken_from_torchvisions_enum(v2):
+    for policy in v2.AutoAugmentPolicy:
+        assert T.AutoAugment(policy) == T.AutoAugment(policy.value)
+
+
+def test_defaults_and_arguments_in_order():
+    assert repr(T.AutoAugment()) == "AutoAugment()"
+    assert repr(T.RandAugment(3, 5, 20, "bilinear", 7)) == (
+        "RandAugment(num_ops=3, magnitude=5, num_magnitude_bins=20, interpolation='bilinear', fill=(7,))"
+    )
+    assert T.TrivialAugmentWide().interpolation == "nearest"
+    assert T.TrivialAugmentWide().outside(masks=False) == (0,)
+    assert all(transform.image_only for transform in (T.AutoAugment(), T.RandAugment(), T.TrivialAugmentWide()))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: T.AutoAugment("coco"),
+            "AutoAugment(policy=…) must be one of 'imagenet', 'cifar10', 'svhn', got 'coco'",
+        ),
+        (lambda: T.AutoAugment(fill=300), "AutoAugment(fill=…) is given in levels"),
+        (lambda: T.RandAugment(-1), "RandAugment(num_ops=…) must be at least 0, got -1"),
+        (lambda: T.RandAugment(1.5), "RandAugment(num_ops=…) must be an integer, got 1.5"),
+        (
+            lambda: T.RandAugment(2, 31),
+            "RandAugment(magnitude=…) is one of the 31 bins of num_magnitude_bins, 0 … 30, got 31",
+        ),
+        (lambda: T.RandAugment(magnitude=-2), "RandAugment(magnitude=…) must be at least 0, got -2"),
+        (lambda: T.RandAugment(num_magnitude_bins=1), "RandAugment(num_magnitude_bins=…) must be at least 2, got 1"),
+        (lambda: T.TrivialAugmentWide(1), "TrivialAugmentWide(num_magnitude_bins=…) must be at least 2, got 1"),
+        (
+            lambda: T.TrivialAugmentWide(interpolation="lanczos"),
+            "TrivialAugmentWide(interpolation=…) must be one of 'nearest', 'bilinear', 'bicubic', got 'lanczos'",
+        ),
+    ],
+)
+def test_wrong_arguments(make, text):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        make()
+    assert text in str(caught.value)
