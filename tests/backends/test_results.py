@@ -227,6 +227,29 @@ def test_mixing_is_what_torchvision_makes_of_the_same_numbers(name, make_images)
         torch.testing.assert_close(theirs.transform(labels, params)[row], soft[row])
 
 
+def test_what_stands_behind_mixing_is_done_to_mixed_images(make_images):
+    images = make_images(3, 4)
+    mixed = [T.Resize((24, 32)), NORMALIZE, T.MixUp()]
+    behind = [T.RandomErasing(1, value=5), T.RandomVerticalFlip(1), torch.nn.Threshold(0, -9)]
+    chain, given = T.Chain([*mixed, *behind]), RaggedImages.from_arrays(images)
+    draws = chain.draw(KEY, np.arange(4), given.sizes_hw)
+    first = T.Draws(draws.transforms[:3], draws.params[:3], draws.sizes_hw[:4])
+    expected = compile_stage(T.Chain(mixed), device="cpu")(given, first)
+    for row, (top, left, height, width) in enumerate(draws[3].boxes_tlhw[:, 0].tolist()):
+        expected[row, :, top : top + height, left : left + width] = 5
+    expected = torch.nn.functional.threshold(expected.flip(2), 0, -9)
+    assert torch.equal(compile_stage(chain, device="cpu")(given, draws), expected)
+
+
+def test_views_are_erased_each_by_itself():
+    erase = [T.RandomErasing(1, value=5), T.RandomHorizontalFlip()]
+    chain = T.Chain([T.MultiView([[T.RandomCrop(20), NORMALIZE, *erase], [T.RandomCrop(20), NORMALIZE, *erase]])])
+    given = RaggedImages.from_arrays([np.zeros((30, 30, 3), np.uint8)] * 3)
+    stage = compile_stage(chain, device="cpu")
+    views = [stage(given, chain.draw(KEY, np.arange(3), given.sizes_hw, view=view), view=view) for view in (0, 1)]
+    assert ((views[0] == 5) != (views[1] == 5)).any(dim=3).any(dim=2).all()
+
+
 @pytest.mark.parametrize("ragged", ["list", "pad"])
 def test_mixing_needs_one_tensor(ragged):
     with pytest.raises(
