@@ -117,7 +117,7 @@ class Decoder:
         values, complaint = listen(opened.values, region)
         if values is None:
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}")
-        np.copyto(out, upright(values, orientation), casting="unsafe")
+        np.copyto(out[:, :, None], upright(values[:, :, None], orientation), casting="unsafe")
 
     def decode(
         self,
