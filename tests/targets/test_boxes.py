@@ -1,0 +1,161 @@
+"""RandomIoUCrop, SanitizeBoundingBoxes and their relatives: what is drawn, what is left out, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from originals import torchvision
+
+from gpuload import transforms as T
+from gpuload.rng import epoch_key
+from gpuload.transforms.base import Uniforms
+from gpuload.transforms.boxes import IoUCropBox
+
+KEY = epoch_key(5, 0)
+SIZE = (90, 120)
+BOXES = np.array([[10.0, 10, 40, 50], [60, 30, 110, 80], [30, 60, 50, 85]])
+
+
+def draw(transform: T.RandomIoUCrop, count: int, boxes: np.ndarray = BOXES, first: int = 0) -> IoUCropBox:
+    positions = np.arange(first, first + count)
+    return transform.draw(Uniforms(KEY, positions, 0, [boxes] * count), np.array([SIZE] * count))  # pyright: ignore
+
+
+def reference(random: np.random.Generator, options, trials: int, scale=(0.3, 1.0), ratio=(0.5, 2.0)) -> list[float]:
+    """One draw by the published definition: left, top, width, height, and the number of boxes that stay."""
+    height, width = SIZE
+    while True:
+        overlap = options[random.integers(len(options))]
+        if overlap >= 1:
+            return [0, 0, width, height, len(BOXES)]
+        for _ in range(trials):
+            across, down = random.uniform(*scale, 2)
+            new_width, new_height = int(width * across), int(height * down)
+            if not ratio[0] <= new_width / new_height <= ratio[1]:
+                continue
+            left, top = int((width - new_width) * random.random()), int((height - new_height) * random.random())
+            x, y = (BOXES[:, 0] + BOXES[:, 2]) / 2, (BOXES[:, 1] + BOXES[:, 3]) / 2
+            inside = (left < x) & (x < left + new_width) & (top < y) & (y < top + new_height)
+            if not inside.any():
+                continue
+            best = 0.0
+            for box in BOXES[inside]:
+                w = max(0.0, min(box[2], left + new_width) - max(box[0], left))
+                h = max(0.0, min(box[3], top + new_height) - max(box[1], top))
+                area = (box[2] - box[0]) * (box[3] - box[1])
+                best = max(best, w * h / (area + new_width * new_height - w * h))
+            if best < overlap:
+                continue
+            return [left, top, new_width, new_height, int(inside.sum())]
+
+
+@pytest.mark.parametrize(
+    ("options", "trials"), [((0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0), 40), ((0.1, 0.3), 5), ((0.5, 2.0), 3)]
+)
+def test_crops_are_distributed_as_published(options, trials):
+    count = 3000
+    drawn = draw(T.RandomIoUCrop(sampler_options=options, trials=trials), count)
+    ours = np.column_stack([drawn.box_tlhw[:, [1, 0, 3, 2]], drawn.kept.sum(axis=1)])
+    random = np.random.default_rng(0)
+    theirs = np.array([reference(random, options, trials) for _ in range(count)])
+    for column in range(4):
+        assert scipy.stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
+    tables = np.array([[(counts == n).sum() for n in range(1, 4)] for counts in (ours[:, 4], theirs[:, 4])])
+    assert scipy.stats.chi2_contingency(tables).pvalue > 1e-3
+    whole = [(rows[:, 2:4] == SIZE[::-1]).all(axis=1).mean() for rows in (ours, theirs)]
+    assert abs(whole[0] - whole[1]) < 4 * (0.25 * 2 / count) ** 0.5
+
+
+def test_what_was_drawn_fits_what_it_was_drawn_for():
+    drawn = draw(T.RandomIoUCrop(), 500)
+    top, left, height, width = drawn.box_tlhw.T
+    assert (drawn.box_tlhw[:, :2] >= 0).all()
+    assert (top + height <= SIZE[0]).all()
+    assert (left + width <= SIZE[1]).all()
+    assert ((width / height >= 0.5) & (width / height <= 2)).all()
+    x, y = (BOXES[:, :2] + BOXES[:, 2:]).T / 2
+    inside = (left[:, None] < x) & (x < (left + width)[:, None]) & (top[:, None] < y) & (y < (top + height)[:, None])
+    np.testing.assert_array_equal(drawn.kept, inside)
+
+
+def test_a_sample_draws_the_same_in_any_company():
+    together = draw(T.RandomIoUCrop(), 40)
+    for row in (0, 7, 39):
+        alone = draw(T.RandomIoUCrop(), 1, first=row)
+        np.testing.assert_array_equal(alone.box_tlhw[0], together.box_tlhw[row])
+    more = np.concatenate([BOXES, BOXES])
+    positions = np.arange(40)
+    mixed = [more if row % 2 else BOXES for row in range(40)]
+    drawn = T.RandomIoUCrop().draw(Uniforms(KEY, positions, 0, mixed), np.array([SIZE] * 40))
+    np.testing.assert_array_equal(drawn.box_tlhw, together.box_tlhw)  # pyright: ignore
+
+
+def test_a_sample_without_boxes_stays_as_it_is():
+    drawn = draw(T.RandomIoUCrop(), 20, np.zeros((0, 4)))
+    np.testing.assert_array_equal(drawn.box_tlhw, [[0, 0, *SIZE]] * 20)
+
+
+def test_a_search_that_cannot_end_ends():
+    drawn = draw(T.RandomIoUCrop(sampler_options=[0.99], trials=2), 3)
+    np.testing.assert_array_equal(drawn.box_tlhw, [[0, 0, *SIZE]] * 3)
+    assert drawn.kept.all()
+
+
+def test_torchvision_finds_as_many_whole_images_and_boxes():
+    torchvision()
+    from torchvision import tv_tensors
+    from torchvision.transforms import v2
+
+    torch.manual_seed(0)
+    boxes = tv_tensors.BoundingBoxes(torch.from_numpy(BOXES).float(), format="XYXY", canvas_size=SIZE)
+    image = tv_tensors.Image(torch.zeros(1, *SIZE, dtype=torch.uint8))
+    crop = v2.RandomIoUCrop()
+    sizes, left = [], []
+    for _ in range(400):
+        out, moved = crop(image, boxes)
+        sizes.append(out.shape[-1] * out.shape[-2])
+        left.append(int((moved[:, 2] > moved[:, 0]).sum()))
+    drawn = draw(T.RandomIoUCrop(), 400)
+    assert scipy.stats.ks_2samp(drawn.box_tlhw[:, 2:].prod(axis=1), sizes).pvalue > 1e-3
+    assert scipy.stats.ks_2samp(drawn.kept.sum(axis=1), left).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: T.RandomIoUCrop(min_scale=0), ValueError, "needs 0 < min_scale ≤ max_scale, got 0 and 1"),
+        (lambda: T.RandomIoUCrop(min_scale=2), ValueError, "needs 0 < min_scale ≤ max_scale, got 2 and 1"),
+        (lambda: T.RandomIoUCrop(max_aspect_ratio=0.2), ValueError, "min_aspect_ratio ≤ max_aspect_ratio"),
+        (lambda: T.RandomIoUCrop(sampler_options=[]), TypeError, r"must be a list of overlaps in 0 … 1, got \[\]"),
+        (lambda: T.RandomIoUCrop(sampler_options=["a"]), TypeError, "must be a number, got 'a'"),
+        (lambda: T.RandomIoUCrop(trials=0), ValueError, r"RandomIoUCrop\(trials=…\) must be at least 1, got 0"),
+        (lambda: T.SanitizeBoundingBoxes(min_size=0), ValueError, r"\(min_size=…\) must be at least 1, got 0"),
+        (lambda: T.SanitizeBoundingBoxes(min_area=-1), ValueError, r"\(min_area=…\) must be at least 1, got -1"),
+        (
+            lambda: T.SanitizeBoundingBoxes(labels_getter="labels"),
+            ValueError,
+            "'default', None, or a function.*'labels'",
+        ),
+        (lambda: T.ClampBoundingBoxes("no"), ValueError, "must be 'auto', 'hard', 'soft' or None, got 'no'"),
+        (lambda: T.ConvertBoundingBoxFormat("yxyx"), ValueError, "must be one of 'xyxy', 'xywh', 'cxcywh', got 'yxyx'"),
+        (lambda: T.ConvertBoundingBoxFormat("XYWHR"), ValueError, "rotated boxes are not supported"),
+    ],
+)
+def test_wrong_arguments_are_named(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_torchvisions_formats_are_taken():
+    torchvision()
+    from torchvision.tv_tensors import BoundingBoxFormat
+
+    assert T.ConvertBoundingBoxFormat(BoundingBoxFormat.CXCYWH) == T.ConvertBoundingBoxFormat("cxcywh")
+
+
+def test_a_function_does_not_change_what_a_chain_is():
+    chains = [T.Chain([T.SanitizeBoundingBoxes(labels_getter=lambda sample: None)]) for _ in range(2)]
+    assert chains[0].fingerprint() == chains[1].fingerprint()
+    assert T.Chain([T.SanitizeBoundingBoxes(min_size=2)]).fingerprint() != chains[0].fingerprint()

@@ -1,0 +1,147 @@
+"""What is said when targets and images, or targets and transforms, do not go together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from targets.test_batches import boxes, image, only_batch, png
+
+import gpuload as gl
+from gpuload import transforms as T
+
+MASK = np.zeros((40, 50), np.uint8)
+SANITIZE = [T.SanitizeBoundingBoxes()]
+
+
+@pytest.mark.parametrize(
+    ("make", "transforms", "text"),
+    [
+        (lambda: (image(), gl.Mask(MASK[:30])), [], r"must have the size of its image, 40×50 .*leaf 1 has 30×50"),
+        (lambda: (image(), gl.Mask(png(MASK[:, :20]))), [], r"size of its image, 40×50 .*leaf 1 has 40×20"),
+        (
+            lambda: (image(), gl.Mask(png(image()))),
+            [],
+            r"one number for each pixel .*mode 'RGB'.*gpuload.Mask\(array\)",
+        ),
+        (lambda: (image(), gl.Boxes([[1, 2, np.nan, 4]])), [], r"finite numbers, but box 0 is \[1.0, 2.0, nan, 4.0\]"),
+        (lambda: (image(), gl.Boxes([[9, 2, 3, 4]])), [], r"box 0 ends before it begins.*'xyxy'; is the format right"),
+        (lambda: (image(), gl.Boxes([[9, 2, 3, -4]], "xywh")), [], "box 0 has a negative width or height"),
+        (lambda: (image(), gl.Boxes([[9, 2, 3]])), [], r"boxes must be an array \(n, 4\).*got shape \(1, 3\)"),
+        (lambda: (image(), gl.Boxes([[1, 2, 3, 4]], "ltrb")), [], "'xyxy', 'xywh', 'cxcywh', got 'ltrb'"),
+        (lambda: (image(), gl.Keypoints([[1, 2, 3]])), [], r"keypoints must be an array \(…, 2\).*got shape \(1, 3\)"),
+        (lambda: (image(), gl.Mask(np.zeros(5))), [], r"H×W, or N×H×W .*got shape \(5,\)"),
+        (lambda: (image(), gl.Mask(np.array(["a"]))), [], r"Mask\(\) takes an array of numbers, got <U1"),
+        (lambda: {"boxes": gl.Boxes(boxes(1)), "y": 1}, [], "masks, boxes or keypoints, but no image that they are in"),
+        (
+            lambda: (gl.Image(image()), gl.Image(image(20)), gl.Boxes(boxes(1))),
+            [],
+            r"must be of one size, but there are 40×50 and 20×50",
+        ),
+        (lambda: (image(), gl.Boxes(boxes(1))), [T.AutoAugment()], "AutoAugment moves pixels of the image alone"),
+        (lambda: (image(), gl.Mask(MASK)), [T.RandAugment()], "RandAugment moves pixels.*leave it out, or yield no"),
+        (
+            lambda: (image(), gl.Mask(MASK)),
+            [T.RandomApply([T.TrivialAugmentWide()])],
+            "TrivialAugmentWide moves pixels",
+        ),
+        (
+            lambda: (image(), 3),
+            [T.RandomIoUCrop()],
+            r"RandomIoUCrop takes samples with one leaf of boxes.*this one has 0",
+        ),
+        (
+            lambda: (image(), gl.Mask(MASK)),
+            SANITIZE,
+            "SanitizeBoundingBoxes takes samples with one leaf.*this one has 0",
+        ),
+        (lambda: (image(), {"boxes": gl.Boxes(boxes(1))}), SANITIZE, "no labels to be found under 'boxes'; give Sanit"),
+        (
+            lambda: (image(), gl.Boxes(boxes(1))),
+            SANITIZE,
+            "no labels to be found: they are looked for in a dict, got Box",
+        ),
+        (
+            lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(3)}),
+            SANITIZE,
+            r"there are 2 boxes, but what belongs to them has shape \(3,\)",
+        ),
+        (
+            lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": [1, 2]}),
+            SANITIZE,
+            r"must be arrays or tensors with a row for each, got list: \[1, 2\]",
+        ),
+        (
+            lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(2)}),
+            [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["labels"] + 1)],
+            "must give leaves of the sample itself",
+        ),
+        (
+            lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(2)}),
+            [T.MultiView([SANITIZE, SANITIZE])],
+            "in each view of a MultiView others",
+        ),
+        (
+            lambda: (image(), gl.Mask(MASK), 1),
+            [T.Resize((8, 8)), T.ToDtype("float32", scale=True), T.MixUp(num_classes=3)],
+            "MixUp mixes images",
+        ),
+    ],
+)
+def test_a_sample_that_does_not_fit_says_why(make, transforms, text):
+    with pytest.raises(gl.SampleError, match=text) as caught:
+        only_batch(lambda i: make(), 2, transforms=transforms)
+    assert "sample 0" in str(caught.value)
+
+
+def test_a_sample_whose_mask_does_not_fit_can_be_skipped():
+    sample = lambda i: (image(), gl.Mask(MASK if i else MASK[:30]))  # noqa: E731
+    with pytest.warns(RuntimeWarning, match="a mask must have the size of its image.*it was left out"):
+        images, masks = only_batch(sample, 4, on_error="skip")
+    assert len(images) == len(masks) == 3
+
+
+def test_boxes_that_reach_beyond_the_image_are_clipped_by_a_crop_and_left_out_by_sanitizing():
+    def sample(i):
+        return image(), {"boxes": gl.Boxes([[-10.0, 5, 20, 60], [1, 1, 9, 9]]), "labels": np.arange(2)}
+
+    _, targets = only_batch(sample, transforms=[T.CenterCrop((40, 50)), T.Pad(0), T.CenterCrop((36, 50))])
+    assert targets[0]["boxes"].tolist() == [[0, 3, 20, 36], [1, 0, 9, 7]]
+    _, targets = only_batch(sample, transforms=SANITIZE)
+    assert targets[0]["labels"].tolist() == [1]
+    _, targets = only_batch(sample, transforms=[T.ClampBoundingBoxes(), *SANITIZE])
+    assert targets[0]["boxes"].tolist() == [[0, 5, 20, 40], [1, 1, 9, 9]]
+
+
+def test_a_fill_that_a_mask_cannot_hold_is_named():
+    transforms = [T.Pad(2, fill={gl.Image: 0, gl.Mask: 300})]
+    with pytest.raises(ValueError, match=r"Pad\(.*fills masks with 300, which a mask of uint8 cannot hold"):
+        only_batch(lambda i: (image(), gl.Mask(MASK)), transforms=transforms)
+
+
+def test_masks_of_different_number_are_named():
+    sample = lambda i: (image(), gl.Mask(np.zeros((i + 1, 40, 50), bool)))  # noqa: E731
+    with pytest.raises(
+        gl.CollateError, match=r"sample 0 has \(1, 40, 50\), that of sample 1 \(2, 40, 50\).*ragged='list'"
+    ):
+        only_batch(sample)
+
+
+def test_samples_of_different_structure_are_named():
+    sample = lambda i: (image(), gl.Mask(MASK), i) if i != 1 else (image(), gl.Mask(MASK))  # noqa: E731
+    with pytest.raises(gl.CollateError, match=r"sample 0 is \(·, ·, ·\), but sample 1 is \(·, ·\).*same structure"):
+        only_batch(sample)
+
+
+def test_boxes_that_torchvision_would_not_clip_are_refused():
+    from originals import torchvision
+
+    torchvision()
+    from torchvision import tv_tensors
+
+    found = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(40, 50), clamping_mode=None)
+    with pytest.raises(gl.SampleError, match="clamping_mode=None, but gpuload clips boxes"):
+        only_batch(lambda i: (image(), found))
+    rotated = tv_tensors.BoundingBoxes(torch.ones(1, 5), format="XYWHR", canvas_size=(40, 50))
+    with pytest.raises(gl.SampleError, match="rotated boxes are not supported"):
+        only_batch(lambda i: (image(), rotated))
