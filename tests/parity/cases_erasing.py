@@ -83,7 +83,6 @@ def case(name: str, transforms: list[Any], to_levels: Any = None, reason: str = 
         max=0.0 if exact else 1e-3,
         against="Pillow Image.paste" if exact else "Kornia normalize, Pillow Image.paste",
         reason=reason if exact else f"{reason}; around them one multiplication and one addition in float32",
-        between=0.0 if exact else 1e-3,
         to_levels=to_levels,
     )
 
