@@ -1,0 +1,78 @@
+"""Masks through both runners: by the nearest pixel, the same on any device, whatever their dtype and number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from targets.test_parity import CHAINS, SIZES, made
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.backends import RaggedImages
+from gpuload.backends.batched import BatchRunner
+from gpuload.backends.masks import UNCHANGED, MaskStage
+
+FILL = {gl.Image: 3, gl.Mask: 100}
+MORE = {
+    "fills": [T.RandomZoomOut(fill=FILL, p=0.8), T.RandomRotation(30, fill=FILL), T.Resize((40, 40))],
+    "a branch": [
+        T.RandomApply([T.RandomAffine(20, fill=FILL)]),
+        T.RandomChoice([T.Pad(3, fill=FILL), T.CenterCrop(30)]),
+    ],
+    "whole images": [T.RandomApply([T.ColorJitter(contrast=0.5)]), T.RandomEqualize(), T.RandomCrop(28)],
+    "erasing": [T.RandomErasing(p=1), T.RandomHorizontalFlip(), T.CenterCrop(40)],
+}
+
+
+def both(masks, draws):
+    """By the runner of single images, and by that of batches."""
+    three = [mask if mask.ndim == 3 else mask[None] for mask in masks]
+    arrays = [np.ascontiguousarray(mask.transpose(1, 2, 0)).view(np.uint8) for mask in three]
+    kinds = [(mask.dtype.name, mask.ndim) for mask in masks]
+    single, batched = MaskStage(torch.device("cpu")), MaskStage(torch.device("cpu"))
+    batched._run = BatchRunner(UNCHANGED, torch.device("cpu"), masks=True)
+    return [stage(RaggedImages.from_arrays(arrays), draws, kinds) for stage in (single, batched)]
+
+
+@pytest.mark.parametrize("name", [*CHAINS, *MORE])
+@pytest.mark.parametrize("dtype", ["uint8", "int32"])
+def test_both_runners_move_masks_alike(name, dtype):
+    draws = made({**CHAINS, **MORE}[name])
+    random = np.random.default_rng(0)
+    shapes = [tuple(size) if row % 2 else (1 + row, *size) for row, size in enumerate(SIZES.tolist())]
+    masks = [random.integers(0, 120, shape).astype(dtype) for shape in shapes]
+    (single, _), (batched, _) = both(masks, draws)
+    for row, (one, other) in enumerate(zip(single, batched, strict=True)):
+        assert one.shape == (*masks[row].shape[:-2], *draws.sizes_hw[-1][row])
+        assert one.dtype == getattr(torch, dtype)
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_each_of_several_masks_is_moved_as_it_would_be_alone():
+    draws = made(CHAINS["several"])
+    random = np.random.default_rng(0)
+    masks = [random.integers(-9, 9, (3, *size)).astype(np.int64) for size in SIZES.tolist()]
+    (together, _), _ = both(masks, draws)
+    for number in range(3):
+        (alone, whole), _ = both([mask[number] for mask in masks], draws)
+        assert whole is not None
+        for row, mask in enumerate(together):
+            assert torch.equal(mask[number], alone[row])
+            assert torch.equal(whole[row], alone[row])
+
+
+def test_no_new_values_come_into_being():
+    draws = made(MORE["fills"])
+    masks = [np.random.default_rng(1).choice([0, 50, 2**40], size).astype(np.int64) for size in SIZES.tolist()]
+    (moved, _), _ = both(masks, draws)
+    assert {value for mask in moved for value in mask.unique().tolist()} == {0, 50, 100, 2**40}
+
+
+def test_colours_and_erasing_leave_masks_alone():
+    masks = [np.random.default_rng(1).integers(0, 9, size).astype(np.uint8) for size in SIZES.tolist()]
+    (moved, _), _ = both(
+        masks, made([T.ColorJitter(0.5, 0.5), T.GaussianBlur(3), T.RandomErasing(p=1), T.RandomInvert(1)])
+    )
+    for mask, found in zip(masks, moved, strict=True):
+        np.testing.assert_array_equal(found.numpy(), mask)
