@@ -36,14 +36,15 @@ def format_name(name: str, value: Any) -> BoxFormat:
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
     """Boxes (n, 4) as left, top, right, bottom: float64; or int64 where they are integers whose edges are integers too
-    (half a width may not be one)."""
+    (half a width may not be one). Edges of float32 boxes are rounded to float32, as torchvision's are: with more digits
+    a box that ends with its image would reach beyond it."""
     whole = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
-    boxes = boxes.astype(np.int64 if whole else np.float64)
+    boxes = boxes.astype(np.int64 if whole else boxes.dtype if boxes.dtype == np.float32 else np.float64)
     if box_format == "cxcywh":
         boxes[:, :2] -= boxes[:, 2:] / 2
     if box_format != "xyxy":
         boxes[:, 2:] += boxes[:, :2]
-    return boxes
+    return boxes if whole else boxes.astype(np.float64)
 
 
 def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.ndarray:

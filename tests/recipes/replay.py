@@ -46,7 +46,7 @@ def step(transform: Any, params: Any, row: int, leaves: list[Any]) -> list[Any]:
                         leaves = step(inner, drawn, place, leaves)
             return leaves
         case Box():
-            return [boxed(transform, params, row, leaf) for leaf in leaves]
+            return [left_out(transform, params, row, boxed(transform, params, row, leaf), leaf) for leaf in leaves]
         case Flip():
             if not params.flipped[row]:
                 return leaves
@@ -67,6 +67,8 @@ def step(transform: Any, params: Any, row: int, leaves: list[Any]) -> list[Any]:
         if isinstance(image, Image.Image):
             image = as_tensor(image) / 255
         return [F.normalize(image, list(transform.mean), list(transform.std)), *leaves[1:]]
+    if isinstance(transform, T.ToDtype):
+        return leaves
     assert params is None, f"no torchvision function is known for {transform!r}"
     return leaves
 
@@ -89,6 +91,8 @@ def boxed(transform: Any, params: Box, row: int, leaf: Any) -> Any:
         size, mode = params.size_hw[row].tolist(), filter_of(transform, params.filters, row)
         return F.resized_crop(leaf, top, left, height, width, size, interpolation=mode)
     old_height, old_width = F.get_size(leaf)
+    if (top, left, height, width) == (0, 0, old_height, old_width):
+        return leaf  # nothing was to be done: not even clamping of boxes
     right, bottom = left + width - old_width, top + height - old_height
     around = [max(-left, 0), max(-top, 0), max(right, 0), max(bottom, 0)]
     if any(around):
@@ -97,6 +101,18 @@ def boxed(transform: Any, params: Box, row: int, leaf: Any) -> Any:
             fill = tuple(fill)
         leaf = F.pad(leaf, around, fill=fill, padding_mode=transform.padding_mode)
     return F.crop(leaf, top + around[1], left + around[0], height, width)
+
+
+def left_out(transform: Any, params: Box, row: int, leaf: Any, before: Any) -> Any:
+    """RandomIoUCrop brings boxes whose centres are outside to nothing; SanitizeBoundingBoxes then drops them."""
+    if not isinstance(transform, T.RandomIoUCrop) or not isinstance(leaf, tv_tensors.BoundingBoxes):
+        return leaf
+    top, left, height, width = params.box_tlhw[row].tolist()
+    corners = F.convert_bounding_box_format(before, new_format="CXCYWH")
+    inside = (corners[:, 0] > left) & (corners[:, 0] < left + width)
+    inside &= (corners[:, 1] > top) & (corners[:, 1] < top + height)
+    leaf[~inside] = 0
+    return leaf
 
 
 def warped(transform: Any, params: Warp, row: int, leaf: Any) -> Any:

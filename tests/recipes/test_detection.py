@@ -1,0 +1,174 @@
+"""SSD on images with boxes, as torchvision's reference for detection trains it on COCO."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import originals
+import pytest
+import torch
+from recipes.common import SEED, shape_of
+from recipes.replay import step
+from torch.utils.data import DataLoader
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.rng import epoch_key
+
+vision = originals.torchvision()
+v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
+COLOR = (123, 117, 104)
+
+ORIGINAL = v2.Compose(
+    [
+        v2.RandomPhotometricDistort(),
+        v2.RandomZoomOut(fill=defaultdict(lambda: COLOR, {tv_tensors.Mask: 0})),
+        v2.RandomIoUCrop(),
+        v2.RandomHorizontalFlip(0.5),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.ConvertBoundingBoxFormat("XYXY"),
+        v2.SanitizeBoundingBoxes(),
+        v2.ToPureTensor(),
+    ]
+)
+RECIPE = [
+    T.RandomPhotometricDistort(),
+    T.RandomZoomOut(fill={gl.Image: COLOR, gl.Mask: 0}),
+    T.RandomIoUCrop(),
+    T.RandomHorizontalFlip(0.5),
+    T.ToDtype("float32", scale=True),
+    T.ConvertBoundingBoxFormat("XYXY"),
+    T.SanitizeBoundingBoxes(),
+]
+EVALUATION = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
+
+
+class Scenes:
+    """Photographs with made-up annotations, as torchvision's wrapped CocoDetection gives them."""
+
+    def __init__(self, images, transform=None, format_name: str = "XYXY") -> None:
+        self.images, self.transform, self.format_name = images, transform, format_name
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int):
+        image, rng = self.images[index], np.random.default_rng(index)
+        count = int(rng.integers(1, 6))
+        start = rng.uniform(0, 0.7, (count, 2))
+        end = np.minimum(start + rng.uniform(0.02, 0.5, (count, 2)), 1)
+        corners = torch.from_numpy(np.hstack([start, end]) * np.tile([image.width, image.height], 2)).float()
+        size = (image.height, image.width)
+        boxes = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size)
+        boxes = v2.functional.convert_bounding_box_format(boxes, new_format=self.format_name)
+        labels = torch.from_numpy(rng.integers(1, 91, count))
+        sample = image, {"boxes": boxes, "labels": labels, "image_id": index}
+        return sample if self.transform is None else self.transform(*sample)
+
+
+def apart(batch):
+    return tuple(zip(*batch, strict=True))
+
+
+def first_batch(images, transforms, **options):
+    dataset = Scenes(images, **options)
+    with gl.Loader(
+        dataset, len(images), transforms=transforms, ragged="list", num_workers=0, device="cpu", seed=SEED
+    ) as loader:
+        loader.set_epoch(0)
+        return next(iter(loader))
+
+
+def test_conversion():
+    assert T.from_torchvision(ORIGINAL) == RECIPE
+
+
+@pytest.mark.parametrize("format_name", ["XYXY", "XYWH", "CXCYWH"])
+def test_training(images, format_name):
+    found, targets = first_batch(images, RECIPE, format_name=format_name)
+    scenes, chain = Scenes(images, format_name=format_name), T.Chain(RECIPE)
+    corners = [
+        v2.functional.convert_bounding_box_format(scenes[row][1]["boxes"], new_format="XYXY").double().numpy()
+        for row in range(len(images))
+    ]
+    sizes = np.array([(image.height, image.width) for image in images], np.int64)
+    draws = chain.draw(epoch_key(SEED, 0), np.arange(len(images)), sizes, corners)
+    dropped = 0
+    for row, image in enumerate(images):
+        _, target = scenes[row]
+        leaves = [image, target["boxes"]]
+        for transform, params in zip(chain.lines[0].transforms, draws.params, strict=True):
+            if isinstance(transform, T.ConvertBoundingBoxFormat):
+                leaves[1] = v2.functional.convert_bounding_box_format(leaves[1], new_format="XYXY")
+            elif isinstance(transform, T.SanitizeBoundingBoxes):
+                leaves[0], tidied = v2.SanitizeBoundingBoxes()(leaves[0], {**target, "boxes": leaves[1]})
+            else:
+                leaves = step(transform, params, row, leaves)
+        torch.testing.assert_close(targets[row]["boxes"], tidied["boxes"].as_subclass(torch.Tensor), atol=2e-3, rtol=0)
+        assert torch.equal(targets[row]["labels"], tidied["labels"])
+        dropped += len(target["labels"]) - len(tidied["labels"])
+        assert found[row].shape == leaves[0].shape
+        levels = (found[row].double() - leaves[0]).abs() * 255
+        # Nothing is resampled; hues are kept in 8 bits, of which contrast may make more.
+        assert levels.max() <= 20
+        assert levels.mean() <= 0.6
+    assert dropped  # and some were left out
+
+
+def test_batches(images):
+    expected = next(iter(DataLoader(Scenes(images, ORIGINAL), len(images), collate_fn=apart)))
+    found, targets = first_batch(images, RECIPE)
+    assert [type(image) for image in found] == [type(image) for image in expected[0]]
+    assert [image.dtype for image in found] == [image.dtype for image in expected[0]]
+    assert [list(target) for target in targets] == [list(target) for target in expected[1]]
+    for ours, theirs in zip(targets, expected[1], strict=True):
+        for name in ("boxes", "labels"):
+            assert ours[name].dtype == theirs[name].dtype
+            assert ours[name].shape[1:] == theirs[name].shape[1:]
+        assert int(ours["image_id"]) == theirs["image_id"]
+
+
+def test_evaluation(images):
+    expected = next(iter(DataLoader(Scenes(images, EVALUATION), len(images), collate_fn=apart)))
+    found, targets = first_batch(images, T.from_torchvision(EVALUATION))
+    assert shape_of([list(found), list(targets)])[1][0] == shape_of([list(expected[0]), []])[1][0]
+    for ours, theirs in zip(found, expected[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(targets, expected[1], strict=True):
+        assert torch.equal(ours["boxes"], theirs["boxes"].as_subclass(torch.Tensor))
+        assert torch.equal(ours["labels"], theirs["labels"])
+
+
+def test_workers_and_resumption_change_nothing(images):
+    def batches(workers, state=None, count=None) -> Any:
+        with gl.Loader(
+            Scenes(images),
+            4,
+            shuffle=True,
+            transforms=RECIPE,
+            ragged="list",
+            num_workers=workers,
+            device="cpu",
+            seed=SEED,
+        ) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            found = []
+            for batch in loader:
+                found.append(batch)
+                if len(found) == count:
+                    return found, loader.state_dict()
+            return found
+
+    whole = batches(0)
+    started, state = batches(2, count=1)
+    again = started + batches(1, state)
+    assert len(again) == len(whole)
+    for one, other in zip(whole, again, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(one[0], other[0], strict=True))
+        for left, right in zip(one[1], other[1], strict=True):
+            assert torch.equal(left["boxes"], right["boxes"])
+            assert torch.equal(left["labels"], right["labels"])

@@ -1,0 +1,92 @@
+"""timm's own chains, for evaluation and for training."""
+
+from __future__ import annotations
+
+import originals
+import pytest
+import torch
+from recipes.common import check_replay, levels_apart, ours, shape_of, theirs
+
+from gpuload import transforms as T
+
+timm = originals.timm()
+
+from timm.data.transforms_factory import create_transform  # noqa: E402
+
+CONFIG = {
+    "input_size": (3, 224, 224),
+    "interpolation": "bicubic",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "crop_pct": 0.95,
+    "crop_mode": "center",
+}
+SMALL = {**CONFIG, "input_size": (3, 128, 128)}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"crop_pct": 0.875, "interpolation": "bilinear"},
+        {"crop_mode": "squash", "crop_pct": 1.0},
+        {"crop_mode": "border"},
+        {"input_size": (3, 192, 256)},
+        {"input_size": (3, 256, 160), "crop_mode": "border"},
+        {"crop_border_pixels": 16},
+        {"interpolation": "nearest"},
+    ],
+    ids=str,
+)
+def test_evaluation(images, more):
+    config = {**CONFIG, **more}
+    expected = theirs(images, create_transform(**config, is_training=False), len(images))
+    found = ours(images, T.from_timm(config), len(images))
+    assert shape_of(found) == shape_of(expected)
+    assert levels_apart(found[0], expected[0]).max() <= 2
+
+
+def test_evaluation_by_a_models_name(images):
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False)
+    config = timm.data.resolve_model_data_config(model)
+    expected = theirs(images, create_transform(**config), len(images))
+    found = ours(images, T.from_timm(config), len(images))
+    std = torch.tensor(config["std"])[:, None, None] * 255
+    assert ((found[0] - expected[0]).abs() * std).max() <= 2
+
+
+TRAINING = {
+    "jitter": ({"interpolation": "random"}, 0.5, 3),
+    "rand-m9-mstd0.5-inc1": ({"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5, "re_count": 3}, 0.1, 40),
+    "rand-m7-n3": ({"auto_augment": "rand-m7-n3", "interpolation": "random", "vflip": 0.5}, 0.1, 40),
+    "simclr-like": ({"color_jitter": (0.8, 0.8, 0.8, 0.2), "color_jitter_prob": 0.8, "grayscale_prob": 0.2}, 1, 20),
+    "rkrr": ({"train_crop_mode": "rkrr", "color_jitter": None}, 0.001, 0.001),
+}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_training(images, name):
+    """Behind the crop, which may differ by one level, our draws do what timm's operations do by torchvision."""
+    arguments, mean, most = TRAINING[name]
+    chain = T.from_timm(SMALL, True, **arguments)
+    after = 2 if name == "rkrr" else 1
+    check_replay(chain, images, mean=mean, most=most, after=after)
+    check_replay(chain, images, mean=1.5, most=255 if "rand" in name else 20)
+    original = create_transform(**{**SMALL, **arguments}, is_training=True)
+    assert shape_of(ours(images, chain, 8)) == shape_of(theirs(images, original, 8))
+
+
+@pytest.mark.parametrize("mode", ["pixel", "rand"])
+def test_erasing_with_random_numbers(images, mode):
+    """They are in units of the normalised image; everything else of it is as without."""
+    plain = ours(images, T.from_timm(SMALL, True), len(images))[0]
+    erased = ours(images, T.from_timm(SMALL, True, re_prob=1.0, re_mode=mode), len(images))[0]
+    changed = erased[(plain != erased).expand_as(erased)]
+    assert 0.01 < len(changed) / erased.numel() < 0.4
+    if mode == "pixel":
+        assert abs(float(changed.mean())) < 0.02
+        assert abs(float(changed.std()) - 1) < 0.02
+    else:
+        for one, other in zip(plain, erased, strict=True):
+            for before, channel in zip(one, other, strict=True):
+                assert len(channel[before != channel].unique()) == 1
