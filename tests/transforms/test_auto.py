@@ -13,6 +13,7 @@ from PIL import Image
 
 from gpuload import transforms as T
 from gpuload.backends import RaggedImages, compile_stage
+from gpuload.backends.batched import BatchRunner
 from gpuload.rng import epoch_key
 from gpuload.transforms.params import NOTHING, OPS, Ops
 from gpuload.transforms.policies import AUTO, KINDS, MIX, POLICIES, RAND, WIDE, operations, policy_table
@@ -217,3 +218,34 @@ def test_wrong_arguments(make, text):
     with pytest.raises((TypeError, ValueError)) as caught:
         make()
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(
+    "transform",
+    [T.RandAugment(3, 20, interpolation="bilinear"), T.AugMix(), T.TimmRandAugment("rand-n3-p1-mstd2-inc1")],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_some_images_in_the_middle_of_a_chain(transform, batched):
+    """Where only some are augmented, and of the result only a window is wanted, it is that of the whole result."""
+    rng = np.random.default_rng(1)
+    image = rng.integers(0, 256, (40, 52, 3), np.uint8)
+    sizes = np.tile([image.shape[:2]], (20, 1))
+    results = []
+    for chain in (
+        T.Chain([T.RandomApply([transform], 0.7), T.CenterCrop((17, 23))]),
+        T.Chain([T.RandomApply([transform], 0.7)]),
+    ):
+        draws = chain.draw(epoch_key(3, 0), np.arange(20), sizes)
+        images, stage = RaggedImages.from_arrays([image] * 20), compile_stage(chain, device="cpu")
+        result = stage(images, draws)
+        if batched:
+            result = torch.empty_like(result)
+            BatchRunner(stage._finishes[0], torch.device("cpu"))(images, draws, result)
+        results.append(result)
+    cropped, whole = results
+    box = T.Chain([T.CenterCrop((17, 23))]).draw(epoch_key(3, 0), np.arange(1), sizes[:1])[0].box_tlhw[0]
+    top, left = box[:2].tolist()
+    assert torch.equal(cropped, whole[:, :, top : top + 17, left : left + 23])
+    unchanged = [bool((one.permute(1, 2, 0).numpy() == image).all()) for one in whole]
+    assert 1 < sum(unchanged) < 15
