@@ -175,8 +175,7 @@ class Assembly:
         finished, whole = self.targets(batch.epoch, rows, pixels, starts)
         chain, ragged = self._options.chain, self._options.ragged
         with torch.device("cpu"):
-            value = collate_targets(rows, images, finished, whole, views=chain.views, ragged=ragged, place=self._placed)
-        return self._on_device(value) if self._options.pin_memory else value
+            return collate_targets(rows, images, finished, whole, views=chain.views, ragged=ragged, place=self._placed)
 
     def _default(self, batch: Batch, rows: Harvest, release: Callable[[], None]) -> Any:
         if rows.has_targets:

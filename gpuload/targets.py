@@ -20,7 +20,7 @@ from torch.utils.data import default_convert
 
 from gpuload.backends import RaggedImages
 from gpuload.backends.masks import MaskStage
-from gpuload.batch import LEAF, Structure, describe, rebuild
+from gpuload.batch import LEAF, Structure, describe, unflatten
 from gpuload.box_formats import from_xyxy, to_xyxy
 from gpuload.collate import collate
 from gpuload.errors import CollateError
@@ -34,6 +34,7 @@ from gpuload.transforms.points import Trail, follow
 __all__ = ["TargetStage", "collate_targets"]
 
 GROUP = "boxes of an image"  # in the place of a container that comes as a list, one for each image
+TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 
 
 class TargetStage:
@@ -248,6 +249,9 @@ def collate_targets(
         elif isinstance(first, _Group):
             ready[number] = [leaf.value for leaf in column]
     ready = _placed(ready, place)
+    for number, column in enumerate(zip(*columns, strict=True)):
+        if isinstance(column[0], _Group):
+            ready[number] = [unflatten(own.node, found) for own, found in zip(column, ready[number], strict=True)]
     rest = [[leaf for number, leaf in enumerate(outer) if number not in ready] for outer in columns]
     return collate(_leaves_only(structures[0]), ready, rest, place, rows.name)
 
@@ -266,7 +270,10 @@ class _Mask(_Leaf): ...
 class _Points(_Leaf): ...
 
 
-class _Group(_Leaf): ...
+class _Group(_Leaf):
+    """A container that comes as a list, one for each image: its structure, and its leaves."""
+
+    node: Structure = None
 
 
 class _Image:
@@ -322,16 +329,11 @@ def _take_apart(node: Structure, leaves: _Leaves, outer: list[Any]) -> Structure
         return LEAF
     kind, cls, keys, children = node
     if kind in ("dict", "dataclass") and leaves.holds_points(node):
-        with torch.device("cpu"):
-            outer.append(_Group(_build(node, leaves)))
+        group = _Group([default_convert(leaves.finished()) for _ in range(_size(node))])
+        group.node = node
+        outer.append(group)
         return GROUP
     return kind, cls, keys, tuple([_take_apart(child, leaves, outer) for child in children])
-
-
-def _build(node: Structure, leaves: _Leaves) -> Any:
-    if node == LEAF:
-        return default_convert(leaves.finished())
-    return rebuild(node, [_build(child, leaves) for child in node[3]])
 
 
 def _leaves_only(node: Structure) -> Structure:
@@ -395,19 +397,23 @@ def _placed(ready: dict[int, Any], place: Callable[[torch.Tensor], torch.Tensor]
     small: dict[torch.dtype, list[torch.Tensor]] = {}
 
     def note(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.nbytes <= TOGETHER_BYTES:
             small.setdefault(value.dtype, []).append(value)
         return value
 
     tree_map(note, ready)
-    if not small:
-        return ready
-    probe = next(iter(small.values()))[0]
-    if place(probe) is probe:  # they are where they shall be
+    probe = next((tensors[0] for tensors in small.values()), None)
+    if probe is not None and place(probe) is probe:  # they are where they shall be
         return ready
     there: dict[int, torch.Tensor] = {}
     for tensors in small.values():
         flat = place(torch.cat([tensor.reshape(-1) for tensor in tensors]))
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             there[id(tensor)] = part.view(tensor.shape)
-    return tree_map(lambda value: there.get(id(value), value), ready)
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            return there[id(value)] if id(value) in there else place(value)
+        return value
+
+    return tree_map(move, ready)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.targets import _placed
 
 
 class Samples:
@@ -144,6 +147,39 @@ def test_a_collate_fn_may_get_samples_with_and_without_targets():
     sample = lambda i: (image(), gl.Boxes(boxes(2)) if i else np.zeros(3))  # noqa: E731
     found = only_batch(sample, collate_fn=lambda samples: [tuple(leaf.shape) for _, leaf in samples])
     assert found == [(3,), (2, 4), (2, 4)]
+
+
+@dataclasses.dataclass
+class Target:
+    boxes: Any
+    labels: Any
+
+
+def test_a_dataclass_with_boxes_is_one_for_each_image():
+    _, targets = only_batch(lambda i: (image(), Target(gl.Boxes(boxes(i)), np.arange(i))))
+    assert [type(target) for target in targets] == [Target] * 3
+    assert [target.boxes.shape for target in targets] == [(0, 4), (1, 4), (2, 4)]
+    assert targets[2].labels.tolist() == [0, 1]
+
+
+def test_tensors_of_a_batch_go_to_the_device_together():
+    moved = []
+
+    def place(tensor):  # as if there were a device
+        moved.append(tensor)
+        return tensor.clone()
+
+    large = torch.arange(20_000)
+    given = {0: [[torch.ones(2, 4), torch.arange(3)], [torch.zeros(0, 4), torch.tensor(5), "name"]], 2: large}
+    there = _placed(given, place)
+    assert len(moved) <= 4  # one to see whether they move, one for each type, and the large one
+    assert there[0][0][0].shape == (2, 4)
+    assert there[0][1][0].shape == (0, 4)
+    assert there[0][0][1].tolist() == [0, 1, 2]
+    assert there[0][1][1].item() == 5
+    assert there[0][1][2] == "name"
+    assert torch.equal(there[2], large)
+    assert there[2] is not large
 
 
 # -- dtypes -----------------------------------------------------------------------------------------------------------
