@@ -75,7 +75,7 @@ TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")
 
 # What gpuload does not have, and what to do about it.
 REFUSED: Final[dict[str, str]] = {
-    "ClampKeyPoints": "leave it out: keypoints that leave the image keep their places, and a mask can be made of them",
+    "ClampKeyPoints": "keypoints that leave the image keep their places; clip them in the finished batch",
     "ElasticTransform": "do it to the finished batch, or in the dataset's __getitem__",
     "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
     "JPEG": "do it in the dataset's __getitem__",
