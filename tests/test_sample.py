@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from PIL import Image as PILImage
 
 import gpuload as gl
 
@@ -48,3 +49,48 @@ def test_an_image_is_kept_as_height_width_channels():
 def test_what_is_no_image_is_refused_with_the_reason(array, layout, error, text):
     with pytest.raises(error, match=text):
         gl.Image(array, layout=layout)
+
+
+def test_targets_keep_types_that_torch_has_and_widen_the_others():
+    assert gl.Mask(np.zeros((4, 5), bool)).array.dtype == bool
+    assert gl.Mask(np.zeros((2, 4, 5), np.uint16)).array.dtype == np.int32
+    assert gl.Mask(np.zeros((4, 5), np.uint32)).array.dtype == np.int64
+    assert gl.Mask(np.zeros((4, 5), ">i2")).array.dtype == np.dtype("=i2")
+    assert gl.Boxes([[1, 2, 3, 4.5]]).array.dtype == np.float32
+    assert gl.Boxes(np.ones((1, 4))).array.dtype == np.float64
+    assert gl.Keypoints([[[1, 2]]]).array.shape == (1, 1, 2)
+
+
+def test_a_pillow_image_as_a_mask_gives_its_stored_values():
+    palette = PILImage.fromarray(np.arange(20, dtype=np.uint8).reshape(4, 5)).convert("P")
+    np.testing.assert_array_equal(gl.Mask(palette).array, np.asarray(palette))
+
+
+def test_no_boxes_and_no_keypoints_have_a_shape():
+    assert gl.Boxes([]).array.shape == (0, 4)
+    assert gl.Boxes(np.zeros((0, 4), np.float32), "cxcywh").array.dtype == np.float32
+    assert gl.Keypoints([]).array.shape == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["XYWH", "xywh"])
+def test_formats_are_taken_in_any_case(name):
+    assert gl.Boxes([[1, 2, 3, 4]], name).format == "xywh"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: gl.Mask(np.zeros((4, 5), complex)), TypeError, "takes an array of numbers, got complex128"),
+        (lambda: gl.Mask(np.zeros((0, 5))), ValueError, r"must have pixels, got shape \(0, 5\)"),
+        (lambda: gl.Mask(np.zeros((1, 1, 4, 5))), ValueError, "must be H×W, or N×H×W"),
+        (lambda: gl.Boxes(np.ones((1, 4), bool)), TypeError, "takes an array of numbers, got bool"),
+        (lambda: gl.Boxes([1, 2, 3, 4]), ValueError, r"boxes must be an array \(n, 4\).*got shape \(4,\)"),
+        (lambda: gl.Boxes([[1, 2, np.inf, 4]]), ValueError, "finite numbers, but box 0"),
+        (lambda: gl.Boxes([[3, 2, 1, 4]]), ValueError, "box 0 ends before it begins"),
+        (lambda: gl.Boxes([[1, 2, 3, 4]], "xyx"), ValueError, "must be one of 'xyxy', 'xywh', 'cxcywh', got 'xyx'"),
+        (lambda: gl.Keypoints(np.ones(3)), ValueError, r"keypoints must be an array \(…, 2\)"),
+    ],
+)
+def test_what_is_no_target_is_refused_with_the_reason(make, error, text):
+    with pytest.raises(error, match=text):
+        make()

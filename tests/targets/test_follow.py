@@ -187,3 +187,16 @@ def test_a_replayed_sample_has_the_targets_of_its_batch():
             assert torch.equal(mask, masks[row])
             assert torch.equal(target["boxes"], targets[row]["boxes"])
             np.testing.assert_array_equal(target["labels"], targets[row]["labels"])
+
+
+@pytest.mark.cuda
+def test_targets_on_a_gpu_are_those_of_the_cpu():
+    for expected, found in zip(epoch(num_workers=0), epoch(num_workers=2, device="cuda"), strict=True):
+        tensors = [*found[1], {"masks": found[2]}]
+        assert all(
+            tensor.is_cuda for target in tensors for tensor in target.values() if isinstance(tensor, torch.Tensor)
+        )
+        for one, other in zip([*expected[1], {"masks": expected[2]}], tensors, strict=True):
+            for name, value in one.items():
+                if isinstance(value, torch.Tensor):
+                    torch.testing.assert_close(value, other[name].cpu(), rtol=0, atol=0)
