@@ -40,10 +40,10 @@ def from_torchvision(transforms: Any) -> list[Transform]:
         TypeError: something is no transform of torchvision, or a ``Lambda``.
         ValueError: gpuload does not have a transform, or does not take one of its arguments.
 
-    Example:
-        >>> from torchvision.transforms import v2  # doctest: +SKIP
-        >>> from_torchvision(v2.Compose([v2.ToImage(), v2.RandomCrop(32, padding=4)]))  # doctest: +SKIP
-        [RandomCrop(size=(32, 32), padding=(4, 4, 4, 4))]
+    Example, with torchvision's `v2`::
+
+        from_torchvision(v2.Compose([v2.ToImage(), v2.RandomCrop(32, padding=4)]))
+        # [RandomCrop(size=(32, 32), padding=(4, 4, 4, 4))]
     """
     return _Reader().chain(transforms)
 
