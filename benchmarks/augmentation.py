@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
             "torchvision v2, tensors": theirs(their, tensors, [v2.ToImage()]),
         }
         results[name] = measure(contenders, BATCH, options.rounds)
-    console = Console()
+    console = Console(width=max(100, Console().width))
     console.print(table(results))
     for name, most in GOALS_MS.items():
         spent = statistics.median(results[name]["gpuload"])
