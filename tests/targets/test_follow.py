@@ -200,3 +200,29 @@ def test_targets_on_a_gpu_are_those_of_the_cpu():
             for name, value in one.items():
                 if isinstance(value, torch.Tensor):
                     torch.testing.assert_close(value, other[name].cpu(), rtol=0, atol=0)
+
+
+def test_crops_by_boxes_may_stand_anywhere_and_within_others():
+    inner = T.RandomApply([T.RandomHorizontalFlip(), T.RandomIoUCrop()], p=0.6)
+    again = T.RandomOrder([T.RandomIoUCrop(), T.RandomVerticalFlip()])
+    transforms = [T.RandomZoomOut(p=0.5), inner, T.Resize(60), again, T.SanitizeBoundingBoxes(), T.Resize((40, 40))]
+    whole, found = 0, []
+    for workers in (0, 2):
+        with gl.Loader(
+            Several(32), 8, transforms=transforms, num_workers=workers, chunk_size=3, device="cpu", shuffle=True
+        ) as loader:
+            found.append(list(loader))
+    assert equal(*found)
+    for _, targets, _ in found[0]:
+        for target in targets:
+            assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"])
+            whole += len(target["boxes"])
+            slack = 4  # a pixel of the whole picture, of which a crop is enlarged
+            for box, mask in zip(target["boxes"], target["masks"], strict=True):
+                rows, columns = mask.nonzero(as_tuple=True)
+                if len(rows):
+                    assert box[0] - slack <= columns.min()
+                    assert columns.max() <= box[2] + slack
+                    assert box[1] - slack <= rows.min()
+                    assert rows.max() <= box[3] + slack
+    assert 0 < whole < sum(index % 4 for index in range(32))
