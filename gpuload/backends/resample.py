@@ -78,7 +78,7 @@ class Resampler:
         if interpolation == "nearest":
             rows = nearest_indices(box_hw[0], size_hw[0], window[0], height) - top
             columns = nearest_indices(box_hw[1], size_hw[1], window[1], width) - left
-            return image[rows[:, None], columns]
+            return image[rows].take(columns, axis=1)  # one index for both took five times as long
         if window == (0, 0, *size_hw):
             return self.whole(planes(image), size_hw, interpolation)
         ends, source_hw = [], []
