@@ -15,7 +15,7 @@ import numpy as np
 __all__ = ["Case", "Oracle"]
 
 # (image uint8 H×W×C, [(transform, its parameters for the batch), …], row of the image in the batch) → H×W×C numbers.
-Oracle = Callable[[np.ndarray, list[tuple[Any, Any]], int], np.ndarray]
+Oracle = Callable[[Any, list[tuple[Any, Any]], int], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Case:
         reason: why the tolerance is what it is.
         between: how far the runner of single images and that of batches may lie apart, in levels.
         channels: of the images that it is tried on: 3, or 1.
+        pairs: the transforms mix images: the oracle gets each with its neighbour in the batch, (H×W×C, H×W×C), the last
+            of an odd number with itself.
         to_levels: brings results that are no longer levels, H×W×C float64, back to them.
     """
 
@@ -43,4 +45,5 @@ class Case:
     reason: str
     between: float = 0.0
     channels: int = 3
+    pairs: bool = False
     to_levels: Callable[[np.ndarray], np.ndarray] | None = None

@@ -104,14 +104,15 @@ def measure(case: Case, images: Sequence[np.ndarray], *, seed: int = 3, key_epoc
     )
     ragged.sizes_hw, ragged.regions_tlhw = sizes, regions
     draws = chain.draw(key, positions, sizes)
-    stage = compile_stage(chain, device="cpu", ragged="list")
+    stage = compile_stage(chain, device="cpu", ragged="error" if case.pairs else "list")
     single = stage(ragged, draws)
-    batched = [torch.empty_like(image) for image in single]
+    batched = torch.empty_like(single) if case.pairs else [torch.empty_like(image) for image in single]
     BatchRunner(stage._finishes[0], torch.device("cpu"))(ragged, draws, batched)
     drawn = list(zip(draws.transforms, draws.params, strict=True))
     worst = Measured(0.0, 0.0, 0.0)
     for row, image in enumerate(images):
-        expected = _levels(case, case.oracle(image, drawn, row))
+        partner = images[row ^ 1] if row ^ 1 < len(images) else image
+        expected = _levels(case, case.oracle((image, partner) if case.pairs else image, drawn, row))
         one, other = (_levels(case, result[row].permute(1, 2, 0).numpy()) for result in (single, batched))
         assert one.shape == other.shape == expected.shape, (one.shape, other.shape, expected.shape)
         for result in (one, other):

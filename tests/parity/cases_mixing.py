@@ -1,0 +1,65 @@
+"""MixUp against Kornia's blend, and CutMix against Pillow, which pastes float32 images (mode "F") band by band."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from kornia.enhance import add_weighted
+from parity.case import Case
+from PIL import Image
+
+from gpuload import transforms as T
+from gpuload.transforms.params import Mix
+
+__all__ = ["CASES"]
+
+FLOAT = T.ToDtype("float32", scale=True)
+SIZE = 48
+
+
+def bands(image: np.ndarray) -> list[Image.Image]:
+    """The image at the size of the batch, in 0 … 1."""
+    small = np.asarray(Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.NEAREST), np.float32) / 255
+    return [Image.fromarray(np.ascontiguousarray(small[:, :, channel])) for channel in range(3)]
+
+
+def mixed(pair: tuple[np.ndarray, np.ndarray], drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """What Kornia or Pillow makes of an image and its neighbour."""
+    own, other = map(bands, pair)
+    params = next(params for _, params in drawn if isinstance(params, Mix))
+    top, left, height, width = params.box_tlhw[row].tolist()
+    results = []
+    for mine, theirs in zip(own, other, strict=True):
+        if height:
+            box = (left, top, left + width, top + height)
+            mine.paste(theirs.crop(box), box)
+            results.append(mine)
+        else:
+            share = float(params.share[row])
+            planes = (torch.from_numpy(np.array(band))[None, None] for band in (mine, theirs))
+            results.append(add_weighted(next(planes), share, next(planes), 1 - share, 0.0)[0, 0])
+    return np.stack([np.asarray(result) for result in results], axis=2)
+
+
+def case(transform: Any, against: str, reason: str, bound: float) -> Case:
+    return Case(
+        name=f"{transform!r}, of floats",
+        transforms=[T.Resize((SIZE, SIZE), "nearest"), FLOAT, transform],
+        oracle=mixed,
+        mean=bound,
+        max=bound,
+        against=against,
+        reason=reason,
+        pairs=True,
+        to_levels=lambda numbers: numbers * 255,
+    )
+
+
+CASES = [
+    case(T.MixUp(num_classes=10), "Kornia add_weighted", "float32 sums in another order", 1e-4),
+    case(T.MixUp(alpha=0.2, num_classes=10), "Kornia add_weighted", "float32 sums in another order", 1e-4),
+    case(T.CutMix(num_classes=10), "Pillow crop and paste, mode F", "1/255 in float32", 1e-4),
+    case(T.CutMix(alpha=4.0, num_classes=10), "Pillow crop and paste, mode F", "1/255 in float32", 1e-4),
+]
