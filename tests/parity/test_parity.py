@@ -9,6 +9,9 @@ import pytest
 from parity.case import Case
 from parity.compare import all_cases, measure, photographs, random_images
 
+from gpuload import transforms as T
+from gpuload.transforms.base import Transform
+
 CASES = all_cases()
 
 
@@ -44,6 +47,22 @@ def test_random_images(case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_batch_of_one(case):
     check(case, random_images()[:1], 9)
+
+
+# What is not in the table: they hold other transforms, or move no pixels of their own choosing; and timm's crops, which
+# tests/transforms/test_from_timm.py holds against timm, and the crop that hangs on boxes: tests/targets.
+ELSEWHERE = {
+    *("Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder"),
+    *("ClampBoundingBoxes", "ConvertBoundingBoxFormat", "SanitizeBoundingBoxes", "RandomIoUCrop"),
+    *("CenterCropOrPad", "RandomCropOrPad", "ResizeKeepRatio", "TrimBorder"),
+}
+
+
+def test_every_transform_has_a_case():
+    found = {type(inner).__name__ for case in CASES for inner in case.transforms}
+    kinds = {name: getattr(T, name) for name in T.__all__}
+    names = {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Transform)}
+    assert names - found == ELSEWHERE
 
 
 def test_names_are_unique():
