@@ -63,7 +63,9 @@ def contrast(levels: torch.Tensor, factor: Factor) -> None:
     if channels == 3:
         sums = sums[:, :1] * LUMA[0] + sums[:, 1:2] * LUMA[1] + sums[:, 2:] * LUMA[2]
     mean = sums.div(height * width).add_(0.5).floor_()
-    levels.mul_(factor).add_((mean * (1 - factor) + GUARD).to(levels.dtype))
+    # The factor is a float32, as Pillow's is; what is added is worked out in float64 on all devices.
+    rest = 1 - (factor.double() if isinstance(factor, torch.Tensor) else factor)
+    levels.mul_(factor).add_((mean * rest + GUARD).to(levels.dtype))
     _to_levels(levels, factor)
 
 

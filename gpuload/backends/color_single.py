@@ -67,7 +67,7 @@ class SingleColor:
         grey = sums[0] if channels == 1 else sum(weight * total for weight, total in zip(LUMA, sums, strict=True))
         mean = int(grey / (height * width) + 0.5)
         np.multiply(levels.array, factor, out=levels.array)
-        np.add(levels.array, mean * (1 - factor) + GUARD, out=levels.array)
+        np.add(levels.array, mean * (1 - float(np.float32(factor))) + GUARD, out=levels.array)
         _to_levels(levels, factor)
 
     def grayscale(self, levels: Floats) -> None:

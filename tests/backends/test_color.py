@@ -7,8 +7,13 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
+from gpuload import transforms as T
+from gpuload.backends import RaggedImages, compile_stage
+from gpuload.backends.batched import BatchRunner
 from gpuload.backends.color import ADJUST
 from gpuload.backends.color_single import Floats, SingleColor
+from gpuload.backends.finish import Finish
+from gpuload.transforms.params import VALUES, Ops, code
 
 FACTORS = {
     "brightness": [0.0, 0.37, 0.5, 1.0, 1.4, 3.0],
@@ -91,3 +96,21 @@ def test_a_batch_is_its_images(make_images):
             alone = images[row : row + 1].clone()
             ADJUST[name](alone, factors[row : row + 1])
             assert torch.equal(alone[0], together[row])
+
+
+def test_contrast_at_the_edge_of_a_level_is_the_same_on_both_runners():
+    """What is added to a level is worked out alike: a last bit decides here between 79 and 80."""
+    image = np.repeat(np.array([[79, 91]], np.uint8), 3, axis=0)[:, :, None].repeat(3, axis=2)  # its mean is 85
+    factors = (5 + 1e-4) / 6 + np.arange(-200, 200) * 1e-8  # 85 + (79 - 85) · factor, and the guard, is about 80
+    transform = T.ColorJitter(contrast=0.5)
+    values = np.zeros((len(factors), 1, VALUES))
+    values[:, 0, 0] = factors
+    sizes = np.broadcast_to(np.array(image.shape[:2], np.int64), (len(factors), 2))
+    params = Ops(np.full((len(factors), 1), code("contrast"), np.int64), values)
+    draws = T.Draws((transform,), (params,), (sizes, sizes))
+    images = RaggedImages.from_arrays([image] * len(factors))
+    one = compile_stage(T.Chain([transform]), device="cpu")(images, draws)
+    other = torch.empty_like(one)
+    BatchRunner(Finish.of([transform], None), torch.device("cpu"))(images, draws, other)
+    assert set(one[:, 0, 0, 0].tolist()) == {79, 80}
+    assert torch.equal(one, other)

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.backends import RaggedImages, compile_stage
+from gpuload.backends.batched import BatchRunner
+from gpuload.backends.finish import Finish
 from gpuload.rng import epoch_key
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -62,6 +64,34 @@ def levels_apart(one: torch.Tensor, other: torch.Tensor, std: Sequence[float] = 
     return (one.double() - other.double()).abs() * scale
 
 
+def begun(transforms: list[Any], images: Sequence[Image.Image], count: int, view: int = 0) -> list[Image.Image]:
+    """The images after the first so many transforms."""
+    if not count:
+        return list(images)
+    _, draws = draws_of(transforms, images, view=view)
+    leading = T.Draws(draws.transforms[:count], draws.params[:count], draws.sizes_hw[: count + 1])
+    stage = compile_stage(T.Chain(leading.transforms), device="cpu", ragged="list")
+    results = stage(RaggedImages.from_arrays([np.asarray(image) for image in images]), leading)
+    return [Image.fromarray(levels.permute(1, 2, 0).numpy()) for levels in results]
+
+
+def check_runners(transforms: list[Any], images: Sequence[Image.Image], *, after: int = 0, view: int = 0) -> None:
+    """The runner of batches, which CUDA devices have, makes the same as that of single images, to the last bit.
+
+    Both begin with the images after the first so many transforms: resamplings may differ by a level.
+    """
+    _, draws = draws_of(transforms, images, view=view)
+    arrays = [np.asarray(image) for image in begun(transforms, images, after, view)]
+    rest = T.Draws(draws.transforms[after:], draws.params[after:], draws.sizes_hw[after:])
+    chain = T.Chain(rest.transforms)
+    batch = compile_stage(chain, device="cpu")(RaggedImages.from_arrays(arrays), rest)
+    assert isinstance(batch, torch.Tensor)
+    other = torch.empty_like(batch)
+    runner = BatchRunner(Finish.of(chain.lines[0].transforms, None), torch.device("cpu"))
+    runner(RaggedImages.from_arrays(arrays), rest, other)
+    assert torch.equal(batch, other)
+
+
 def check_replay(
     transforms: list[Any],
     images: Sequence[Image.Image],
@@ -83,16 +113,11 @@ def check_replay(
         after: torchvision's functions begin with what our first so many transforms give. An operation with steps, such
             as solarize, may make 255 levels of the one by which two resamplings differ.
     """
-    count, start = len(images), list(images)
-    batch = ours(images, transforms, count)[0]
+    start = begun(transforms, images, after, view or 0)
+    batch = ours(images, transforms, len(images))[0]
     batch = batch if view is None else batch[view]
     chain, draws = draws_of(transforms, images, view=view or 0)
     line = chain.lines[view or 0].transforms
-    if after:
-        leading = T.Draws(draws.transforms[:after], draws.params[:after], draws.sizes_hw[: after + 1])
-        stage = compile_stage(T.Chain(line[:after]), device="cpu", ragged="list")
-        begun = stage(RaggedImages.from_arrays([np.asarray(image) for image in images]), leading)
-        start = [Image.fromarray(levels.permute(1, 2, 0).numpy()) for levels in begun]
     means, maxima = [], []
     for row, image in enumerate(start):
         [expected] = replayed(line[after:], draws.params[after:], row, image)

@@ -158,7 +158,8 @@ def operation(transform: Any, name: str, values: list[float], mode: Any, image: 
         case "solarize":
             return F.solarize(image, values[0])
         case "posterize":
-            return F.posterize(image, int(values[0]))
+            # No bits at all, which Pillow refuses, is black.
+            return F.posterize(image, int(values[0])) if values[0] else image.point([0] * 768)
         case "equalize":
             return F.equalize(image)
         case "autocontrast":

@@ -10,6 +10,7 @@ from recipes.common import (
     IMAGENET_STD,
     Pictures,
     check_replay,
+    check_runners,
     draws_of,
     levels_apart,
     ours,
@@ -96,10 +97,13 @@ def test_training(images, automatic):
     chain = our_train(own, 0.5)
     assert T.from_torchvision(original_train(original, 0.5)) == chain
     if own is not None:
-        # AugMix: a sum in float32 and one in float64 may lie on different sides of a whole number.
-        check_replay(chain, images, mean=0.1, most=2, after=1)
+        # AugMix: a sum in float32 and one in float64 may lie on different sides of a whole number. Elsewhere a
+        # blend may, and a second operation behind it makes more of it.
+        augmix = automatic == "augmix"
+        check_replay(chain, images, mean=0.15 if augmix else 0.02, most=2 if augmix else 40, after=1)
+    check_runners(chain, images, after=1)
     # A resampling may differ by one level, of which operations with steps may make many.
-    check_replay(chain, images, mean=0.3 if own is None else 1, most=1.001 if own is None else 255)
+    check_replay(chain, images, mean=0.3, most=1.001 if own is None else 255)
     assert shape_of(ours(images, chain, 8)) == shape_of(theirs(images, original_train(original, 0.5), 8))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import originals
 import pytest
 import torch
-from recipes.common import IMAGENET_MEAN, IMAGENET_STD, check_replay, ours, shape_of, theirs
+from recipes.common import IMAGENET_MEAN, IMAGENET_STD, check_replay, check_runners, ours, shape_of, theirs
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -99,6 +99,7 @@ def test_simclr(images):
         # The mean that contrast refers to may be rounded to another level, which a factor up to 1.8 makes more of; hues
         # are kept in 8 bits.
         check_replay(chain, images, mean=1, most=13, view=view, after=1)
+        check_runners(chain, images, after=1, view=view)
         check_replay(chain, images, mean=1.5, most=20, view=view)
 
 
@@ -107,6 +108,7 @@ def test_dino(images, view):
     theirs_view = DINO.views[view]
     assert [*OUR_DINO[0].chains[view], *OUR_END] == T.from_torchvision(theirs_view)
     check_replay(OUR_DINO, images, mean=0.6, most=8 if view != 1 else 255, view=view, after=1)
+    check_runners(OUR_DINO, images, after=1, view=view)
 
 
 def test_dinos_batches(images):

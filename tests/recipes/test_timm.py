@@ -5,7 +5,7 @@ from __future__ import annotations
 import originals
 import pytest
 import torch
-from recipes.common import check_replay, levels_apart, ours, shape_of, theirs
+from recipes.common import check_replay, check_runners, levels_apart, ours, shape_of, theirs
 
 from gpuload import transforms as T
 
@@ -55,10 +55,12 @@ def test_evaluation_by_a_models_name(images):
     assert ((found[0] - expected[0]).abs() * std).max() <= 2
 
 
+# Arguments of timm, and how far results may lie apart in levels: mean and greatest. The mean that contrast refers to
+# may be rounded to another level; hues are kept in 8 bits; a blend may lie on the other side of a whole number.
 TRAINING = {
     "jitter": ({"interpolation": "random"}, 0.5, 3),
-    "rand-m9-mstd0.5-inc1": ({"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5, "re_count": 3}, 0.1, 40),
-    "rand-m7-n3": ({"auto_augment": "rand-m7-n3", "interpolation": "random", "vflip": 0.5}, 0.1, 40),
+    "rand-m9-mstd0.5-inc1": ({"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5, "re_count": 3}, 0.02, 40),
+    "rand-m7-n3": ({"auto_augment": "rand-m7-n3", "interpolation": "random", "vflip": 0.5}, 0.02, 40),
     "simclr-like": ({"color_jitter": (0.8, 0.8, 0.8, 0.2), "color_jitter_prob": 0.8, "grayscale_prob": 0.2}, 1, 20),
     "rkrr": ({"train_crop_mode": "rkrr", "color_jitter": None}, 0.001, 0.001),
 }
@@ -71,7 +73,8 @@ def test_training(images, name):
     chain = T.from_timm(SMALL, True, **arguments)
     after = 2 if name == "rkrr" else 1
     check_replay(chain, images, mean=mean, most=most, after=after)
-    check_replay(chain, images, mean=1.5, most=255 if "rand" in name else 20)
+    check_runners(chain, images, after=after)
+    check_replay(chain, images, mean=1, most=255 if "rand" in name else 20)
     original = create_transform(**{**SMALL, **arguments}, is_training=True)
     assert shape_of(ours(images, chain, 8)) == shape_of(theirs(images, original, 8))
 
