@@ -49,12 +49,11 @@ def test_a_batch_of_one(case):
     check(case, random_images()[:1], 9)
 
 
-# What is not in the table: they hold other transforms, or move no pixels of their own choosing; and timm's crops, which
-# tests/transforms/test_from_timm.py holds against timm, and the crop that hangs on boxes: tests/targets.
+# What is not in the table: they hold other transforms, or move no pixels of their own choosing; and the crop that hangs
+# on boxes: tests/targets.
 ELSEWHERE = {
     *("Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder"),
     *("ClampBoundingBoxes", "ConvertBoundingBoxFormat", "SanitizeBoundingBoxes", "RandomIoUCrop"),
-    *("CenterCropOrPad", "RandomCropOrPad", "ResizeKeepRatio", "TrimBorder"),
 }
 
 
