@@ -122,7 +122,8 @@ def fill_values(name: str, value: Any) -> tuple[int, ...] | Fill:
         missing = value.default_factory() if isinstance(value, defaultdict) and value.default_factory else 0
         missing = value.get("others", missing)
         image = value[by_name["Image"]] if "Image" in by_name else missing
-        mask = value[by_name["Mask"]] if "Mask" in by_name else missing
+        # A colour that is for all other types says nothing of masks.
+        mask = value[by_name["Mask"]] if "Mask" in by_name else 0 if is_sequence(missing) else missing
         mask = 0 if mask is None else mask
         if is_sequence(mask):
             raise TypeError(f"{name} for masks must be one number, got {mask!r}")

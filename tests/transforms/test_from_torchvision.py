@@ -12,6 +12,7 @@ import numpy as np
 import originals
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import gpuload as gl
@@ -211,6 +212,17 @@ def test_fills_by_type():
     assert T.from_torchvision(v2.RandomCrop(8, fill=fill)) == [T.RandomCrop(8, fill=expected)]
     assert T.from_torchvision(v2.Pad(3, fill=fill)) == [T.Pad(3, fill=expected)]
     assert T.from_torchvision(v2.RandomZoomOut(fill={"others": 5})) == [T.RandomZoomOut(fill={"others": 5})]
+
+
+def test_a_fill_between_levels_is_cut_as_on_uint8_images():
+    color, image = (123.675, 116.28, 103.53), Image.new("RGB", (4, 4))
+    for fill in (color, {"others": color}, defaultdict(lambda: color), {vision.tv_tensors.Image: list(color)}):
+        [ours] = T.from_torchvision(v2.Pad(1, fill=fill))
+        assert ours.outside(masks=False) == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
+    assert T.from_torchvision(v1.RandomRotation(5, fill=7.9)) == [T.RandomRotation(5, fill=7)]
+    # Behind the conversion a fill is no level.
+    with pytest.raises(ValueError, match=r"transforms\[1\]: Pad\(fill=…\) is given in levels"):
+        T.from_torchvision([v1.ToTensor(), v1.Pad(1, fill=0.5)])
 
 
 def test_conversions():

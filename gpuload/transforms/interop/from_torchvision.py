@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
-from collections.abc import Iterator
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpuload.transforms.arguments import is_sequence
@@ -155,6 +157,8 @@ class _Reader:
             arguments["value"] = _erasing_value(arguments["value"])
         if name == "RandomCrop" and type(entry).__module__.startswith("torchvision.transforms.v2"):
             arguments["padding"] = _crop_padding(arguments["padding"])
+        if "fill" in arguments and self._floats is None:
+            arguments["fill"] = _whole_levels(arguments["fill"])
         return arguments
 
 
@@ -214,6 +218,20 @@ def _erasing_value(value: Any) -> Any:
     if value is None:
         return "random"
     return value[0] if is_sequence(value) and len(value) == 1 else value
+
+
+def _whole_levels(fill: Any) -> Any:
+    """A colour such as (123.675, 116.28, 103.53), cut to levels as torchvision does it on uint8 images."""
+    if isinstance(fill, float):
+        return int(fill) if math.isfinite(fill) else fill
+    if isinstance(fill, tuple):
+        return tuple(map(_whole_levels, fill))
+    if isinstance(fill, defaultdict) and fill.default_factory is not None:
+        missing = _whole_levels(_plain(fill.default_factory()))
+        return defaultdict(lambda: missing, {kind: _whole_levels(_plain(level)) for kind, level in fill.items()})
+    if isinstance(fill, Mapping):
+        return {kind: _whole_levels(_plain(level)) for kind, level in fill.items()}
+    return fill
 
 
 def _crop_padding(value: Any) -> Any:
