@@ -146,7 +146,7 @@ def test_workers_and_resumption_change_nothing(images):
     def batches(workers, state=None, count=None) -> Any:
         with gl.Loader(
             Scenes(images),
-            4,
+            2,
             shuffle=True,
             transforms=RECIPE,
             ragged="list",
