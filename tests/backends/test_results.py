@@ -29,6 +29,7 @@ FLOAT = T.ToDtype("float32", scale=True)
 def both(chain: T.Chain, ragged: RaggedImages, draws: T.Draws, **options) -> torch.Tensor:
     """The result of the stage, which is that of both runners."""
     result = compile_stage(chain, device="cpu", **options)(ragged, draws)
+    assert isinstance(result, torch.Tensor)
     batched = torch.zeros_like(result)
     BatchRunner(Finish.of(chain.lines[0].transforms, options.get("dtype")), torch.device("cpu"))(ragged, draws, batched)
     torch.testing.assert_close(batched, result, rtol=0, atol=0)
@@ -150,6 +151,7 @@ def unmixed(transforms: list, images: list[np.ndarray], **options) -> tuple[torc
     before, chain = T.Chain(transforms[:-1]), T.Chain(transforms)
     drawn = before.draw(KEY, np.arange(len(images)), sizes)
     result = compile_stage(before, device="cpu", **options)(RaggedImages.from_arrays(images), drawn)
+    assert isinstance(result, torch.Tensor)
     return result, chain.draw(KEY, np.arange(len(images)), sizes)
 
 

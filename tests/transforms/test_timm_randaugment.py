@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import originals
@@ -40,6 +41,7 @@ def ours_of(name: str, argument: float | None) -> tuple:
     kind = TABLE[short]
     values = np.zeros(8)
     if kind.operation == "warp":
+        assert argument is not None
         at = {"ShearX": 1, "ShearY": 3, "TranslateX": 2, "TranslateY": 5}
         values[[0, 4]] = 1
         if short == "Rotate":
@@ -51,6 +53,7 @@ def ours_of(name: str, argument: float | None) -> tuple:
     elif short == "SolarizeAdd":
         values[:2] = 128, argument
     elif short == "Desaturate":
+        assert argument is not None
         values[0] = min(1.0, max(0.0, 1 - argument))
     elif kind.operation == "posterize":
         values[0] = min(max(argument, 0), 8)
@@ -189,7 +192,7 @@ def test_operations_are_timms(published, name, monkeypatch):
     operation = published.AugmentOp(name, hparams=hparams)
     for row, (strength, sign, filter_) in enumerate(rows):
         monkeypatch.setattr(published, "_randomly_negate", lambda value, sign=sign: sign * value)
-        arguments = operation.level_fn(strength, hparams) if operation.level_fn else ()
+        arguments: tuple[Any, ...] = operation.level_fn(strength, hparams) if operation.level_fn else ()
         resample = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)[filter_ - 1]
         if operation.aug_fn is published.posterize and arguments[0] < 1:  # refused since Pillow 13, nothing before
             expected = Image.new("RGB", picture.size)
