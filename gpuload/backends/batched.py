@@ -47,12 +47,7 @@ class BatchRunner:
         """Write the result for image i to ``outputs[i]``, C×H×W; it is mixed with that of its partner, see
         `apply_late`."""
         draws, late = draws.split()
-        # Sources may differ in size, unless something comes first that takes pixels as they are; from then on all must
-        # be of one size.
-        gathers_first = bool(draws.params) and isinstance(draws.params[0], Box | Flip)
-        windows = draws.windows_tlhw[1 if gathers_first else 0 :]
-        uniform = all((window[:, 2:] == window[0, 2:]).all() for window in windows)
-        uniform = uniform and (images.shapes[:, 2] == images.shapes[0, 2]).all()
+        uniform = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _of_one_size(draws, draws.windows_tlhw)
         step = PIECE if uniform else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
@@ -177,6 +172,22 @@ class BatchRunner:
             results[upload(rows, found.device)] = found
         assert results is not None
         return Source.of_dense(results)
+
+
+def _of_one_size(draws: T.Draws, windows: tuple[np.ndarray, ...]) -> bool:
+    """Whether the images of a batch can go together: they are of one size all the way, within branches too.
+
+    Sources may differ, unless something comes first that takes pixels as they are.
+    """
+    gathers_first = bool(draws.params) and isinstance(draws.params[0], Box | Flip)
+    if any((window[:, 2:] != window[0, 2:]).any() for window in windows[1 if gathers_first else 0 :]):
+        return False
+    for params, after in zip(draws.params, windows[1:], strict=True):
+        if isinstance(params, Branches):
+            for rows, inner in zip(params.rows, params.draws, strict=True):
+                if len(rows) and not _of_one_size(inner, inner.windows_for(after[rows])):
+                    return False
+    return True
 
 
 def operate(levels: torch.Tensor, params: Ops, transform: Any) -> torch.Tensor:

@@ -225,8 +225,8 @@ def _channels_after(draws: Draws, channels: int, label: str) -> int:
         for inner in _with_children(transform):
             if len(fill := inner.outside(masks=False)) not in (1, channels):
                 raise ValueError(
-                    f"{type(inner).__name__}(fill={fill}) has {len(fill)} numbers, one for each channel, but "
-                    f"{label} has {channels} there; give one number, or {channels}"
+                    f"{type(inner).__name__}({inner.fill_argument}={fill}) has {len(fill)} numbers, one for each "
+                    f"channel, but {label} has {channels} there; give one number, or {channels}"
                 )
         for inner in flat(transform.children):
             if inner.output_channels(channels) != channels:

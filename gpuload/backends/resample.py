@@ -124,6 +124,8 @@ def planes(image: np.ndarray) -> torch.Tensor:
 
 def contiguous(image: np.ndarray) -> np.ndarray:
     """An H×W×C array in C order. (numpy takes ten times as long as torch to copy a mirrored one.)"""
+    if len(image) == 1 and image.strides[0] < 0:  # numpy calls a single mirrored row contiguous, torch does not
+        image = image[::-1]
     if image.strides[1] < 0:
         return torch.from_numpy(np.ascontiguousarray(image[:, ::-1])).flip(1).numpy()
     return np.ascontiguousarray(image)

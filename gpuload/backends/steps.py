@@ -138,10 +138,14 @@ class Steps:
 
     def _branch(self, params: Branches, after: np.ndarray) -> Step:
         ways: list[tuple[list[Step], int] | None] = [None] * params.count
+        start = most = self._used
         for rows, draws in zip(params.rows, params.draws, strict=True):
+            self._used = start  # an image goes one way, so all ways have the same scratch memory
             steps = self._line(draws, draws.windows_for(after[rows]))
+            most = max(most, self._used)
             for place, row in enumerate(rows.tolist()):
                 ways[row] = steps, place
+        self._used = most
 
         def step(row: int, canvas: Canvas) -> None:
             way = ways[row]

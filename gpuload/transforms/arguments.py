@@ -45,6 +45,8 @@ PILLOW_FILTERS: Final = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
 def is_sequence(value: Any) -> bool:
     """A list, a tuple or an array: something with an order and a length that is no text."""
+    if getattr(value, "ndim", 1) == 0:  # an array or a tensor of one number
+        return False
     return isinstance(value, list | tuple | np.ndarray) or (
         hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
     )
@@ -159,7 +161,7 @@ def interpolation_name(name: str, value: Any, *, random: bool = False) -> Any:
         found = value
     if found == "nearest-exact":  # on Pillow images, the oracle, the two are one
         found = "nearest"
-    if found not in INTERPOLATIONS:
+    if not isinstance(found, str) or found not in INTERPOLATIONS:
         known = ", ".join(map(repr, (*INTERPOLATIONS, "random") if random else INTERPOLATIONS))
         raise ValueError(f"{name} must be one of {known}, got {value!r}")
     return found

@@ -71,7 +71,7 @@ class AutoAugment(AutomaticAugment):
     def __post_init__(self) -> None:
         super().__post_init__()
         policy = self.policy.value if isinstance(self.policy, enum.Enum) else self.policy
-        if policy not in POLICIES:
+        if not isinstance(policy, str) or policy not in POLICIES:
             raise ValueError(
                 f"AutoAugment(policy=…) must be one of {', '.join(map(repr, POLICIES))}, got {self.policy!r}"
             )

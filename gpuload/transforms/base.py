@@ -84,6 +84,8 @@ class Transform:
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
     # Whether a box that reaches beyond the image is padded (and never resampled); by `padding_mode` and `fill`.
     pads: ClassVar[bool] = False
+    # How the argument is called that says what lies outside.
+    fill_argument: ClassVar[str] = "fill"
     # Whether pixels move but boxes, masks and keypoints could not follow.
     image_only: ClassVar[bool] = False
     # Whether it draws from the boxes of a sample.

@@ -94,6 +94,11 @@ class GaussianNoise(Transform):
                 "255; a module at the end of the chain can add noise that is not clipped"
             )
 
+    @property
+    def needs_whole(self) -> bool:
+        # The numbers are counted from the first pixel of the image, whatever part of it comes next.
+        return True
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
         key_words = np.floor(uniforms(2) * 2.0**32)

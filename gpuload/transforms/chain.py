@@ -281,8 +281,9 @@ def _check_fills(transforms: tuple[Transform, ...]) -> None:
         if scaler is not None and filling is not None:
             late, early = _name(filling), _name(scaler)
             raise ValueError(
-                f"{late}(fill={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes after {early}, "
-                f"which scales images to 0 … 1; put {late} before {early}, or use fill=0"
+                f"{late}({filling.fill_argument}={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes "
+                f"after {early}, which scales images to 0 … 1; put {late} before {early}, or use "
+                f"{filling.fill_argument}=0"
             )
         if transform.makes is not None and scaler is None and getattr(transform, "scale", True):
             scaler = transform
@@ -376,6 +377,8 @@ def _identity(transform: Transform) -> tuple[Any, ...]:
     def plain(value: Any) -> Any:
         if isinstance(value, Transform):
             return _identity(value)
+        if isinstance(value, float):
+            return value + 0.0  # -0.0 is 0.0
         return tuple(map(plain, value)) if isinstance(value, tuple) else value
 
     values = ((field.name, plain(getattr(transform, field.name))) for field in fields(transform) if field.compare)

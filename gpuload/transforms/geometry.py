@@ -238,7 +238,7 @@ def sides_of(name: str, value: Any, *, least: int | None) -> tuple[int, int, int
 
 def padding_mode_of(name: str, value: Any) -> PaddingMode:
     """One of the padding modes."""
-    if value not in PADDING_MODES:
+    if not isinstance(value, str) or value not in PADDING_MODES:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, PADDING_MODES))}, got {value!r}")
     return value
 

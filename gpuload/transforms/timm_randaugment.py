@@ -170,6 +170,7 @@ class TimmRandAugment(Transform):
     """
 
     image_only: ClassVar[bool] = True
+    fill_argument: ClassVar[str] = "hparams['img_mean']"
 
     config: str
     hparams: Any = None

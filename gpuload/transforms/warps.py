@@ -193,7 +193,7 @@ def _angles(name: str, value: Any) -> tuple[float, float]:
     number = finite(name, value)
     if number < 0:
         raise ValueError(f"{name} as a single number must not be negative, got {number:g}; or give (low, high)")
-    return -number, number
+    return 0.0 - number, number  # not -0.0, which is another text
 
 
 def _shears(name: str, value: Any) -> tuple[float, ...]:
