@@ -293,20 +293,17 @@ class Assembly:
     def _on_device(self, value: Any) -> Any:
         """What a `collate_fn` made, its tensors on the device; objects of other classes than containers stay, pinned by
         their own ``pin_memory()`` where that was asked for."""
+        return tree_map(self._moved, value)
 
-        pins = self._options.pin_memory and torch.cuda.is_available()
-
-        def move(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor):
-                return self._placed(leaf)
-            own: Any = getattr(leaf, "pin_memory", None)
-            if callable(own):
-                return own() if pins else leaf
-            if isinstance(leaf, Mapping):  # of a class of the user's own
-                return mapping_like(type(leaf), {key: tree_map(move, item) for key, item in leaf.items()})
-            return leaf
-
-        return tree_map(move, value)
+    def _moved(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self._placed(leaf)
+        own: Any = getattr(leaf, "pin_memory", None)
+        if callable(own):
+            return own() if self._options.pin_memory and torch.cuda.is_available() else leaf
+        if isinstance(leaf, Mapping):  # of a class of the user's own
+            return mapping_like(type(leaf), {key: tree_map(self._moved, item) for key, item in leaf.items()})
+        return leaf
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":

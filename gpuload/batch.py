@@ -8,7 +8,7 @@ state.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "LEAF",
     "Keys",
     "Structure",
+    "assembled",
     "describe",
     "find_leaves",
     "flatten",
@@ -102,11 +103,20 @@ def mapping_like(cls: type, items: dict[Any, Any]) -> Any:
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     """A sample put together again from its structure and its leaves, depth first."""
     rest = iter(leaves)
+    return assembled(structure, lambda within: next(rest), keep_tuples=True)
 
-    def build(node: Structure) -> Any:
-        return next(rest) if node == LEAF else rebuild(node, [build(child) for child in node[3]])
 
-    return build(structure)
+def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
+    """What a structure becomes where `leaf` gives its leaves, depth first; it is told the kind of container that the
+    leaf stands in. Plain tuples become lists unless they are kept.
+
+    (No inner function that calls itself: it would be in a reference cycle, and hold a batch until the collector comes.)
+    """
+    if node == LEAF:
+        return leaf(within)
+    kind, cls, _, children = node
+    parts = [assembled(child, leaf, keep_tuples=keep_tuples, within=kind) for child in children]
+    return parts if kind == "tuple" and cls is None and not keep_tuples else rebuild(node, parts)
 
 
 def describe(structure: Structure) -> str:

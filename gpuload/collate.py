@@ -6,13 +6,14 @@ sample becomes a list of the batch, named tuples and mappings keep their type.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
 
-from gpuload.batch import LEAF, Structure, describe, rebuild
+from gpuload.batch import Structure, assembled, describe
 from gpuload.errors import CollateError
 from gpuload.packing import TensorBits
 
@@ -60,27 +61,18 @@ def collate(
     Raises:
         CollateError: the values of a leaf cannot be put together; the message names two samples.
     """
-    leaves: list[Any] = []
+    numbers = itertools.count()
     columns = iter(zip(*values, strict=True))
 
-    def walk(node: Structure, within: str) -> Any:
-        if node == LEAF:
-            number = len(leaves)
-            if number in ready:
-                leaves.append(ready[number])
-            else:
-                # Strings stay as they are: default_collate has a tuple of them in the place of a tuple's, else a list.
-                column = next(columns)
-                column = column if within in ("tuple", "list") else list(column)
-                leaves.append(_column(column, number, place, names))
-            return leaves[number]
-        kind, _, _, children = node
-        parts = [walk(child, kind) for child in children]
-        if kind == "tuple" and node[1] is None:
-            return parts  # as default_collate has it
-        return rebuild(node, parts)
+    def leaf(within: str) -> Any:
+        number = next(numbers)
+        if number in ready:
+            return ready[number]
+        # Strings stay as they are: default_collate has a tuple of them in the place of a tuple's, else a list.
+        column = next(columns)
+        return _column(column if within in ("tuple", "list") else list(column), number, place, names)
 
-    return walk(structure, "")
+    return assembled(structure, leaf, keep_tuples=False)  # as default_collate has it
 
 
 def _column(column: Sequence[Any], number: int, place: Callable[[Any], Any], names: Callable[[int], str]) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpuload.batch import LEAF, Structure, describe, flatten, rebuild
+from gpuload.batch import LEAF, Structure, assembled, describe, flatten
 from gpuload.errors import CollateError
 
 if TYPE_CHECKING:
@@ -86,19 +86,15 @@ def pad_collate(
             )
     leaves = iter(zip(names, columns, strict=True))
 
-    def walk(node: Structure, within: str) -> Any:
-        if node == LEAF:
-            name, column = next(leaves)
-            if name in padded:
-                shape = to.get(name) if isinstance(to, Mapping) else to
-                return _pad(column, name, shape, value.get(name, 0) if isinstance(value, Mapping) else value)
-            # default_collate gives strings back as they come: in a tuple where a tuple's or list's are transposed.
-            return _collate(column if within in ("tuple", "list") else list(column), name)
-        kind, cls, _, children = node
-        parts = [walk(child, kind) for child in children]
-        return parts if kind == "tuple" and cls is None else rebuild(node, parts)
+    def leaf(within: str) -> Any:
+        name, column = next(leaves)
+        if name in padded:
+            shape = to.get(name) if isinstance(to, Mapping) else to
+            return _pad(column, name, shape, value.get(name, 0) if isinstance(value, Mapping) else value)
+        # default_collate gives strings back as they come: in a tuple where a tuple's or list's are transposed.
+        return _collate(column if within in ("tuple", "list") else list(column), name)
 
-    return walk(structure, "")
+    return assembled(structure, leaf, keep_tuples=False)
 
 
 def _columns(samples: Sequence[Any]) -> tuple[Structure, list[tuple[Any, ...]]]:

@@ -297,6 +297,8 @@ class Session:
         with torch.inference_mode(False), self.transfer.stream(after_consumer=module):
             value, tensors = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
+        for part in batch.parts:  # a batch and its parts know each other, and the collector may be long in coming
+            part.content = None
         return _Launched(value, tensors, ticket, failed=batch.errors, after=batch.after, warning=batch.warning)
 
 

@@ -373,16 +373,16 @@ def _check_once(transforms: Iterable[Transform], within: str) -> None:
 
 def _identity(transform: Transform) -> tuple[Any, ...]:
     """What makes a transform what it is, in plain values."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Transform):
-            return _identity(value)
-        if isinstance(value, float):
-            return value + 0.0  # -0.0 is 0.0
-        return tuple(map(plain, value)) if isinstance(value, tuple) else value
-
-    values = ((field.name, plain(getattr(transform, field.name))) for field in fields(transform) if field.compare)
+    values = ((field.name, _plain(getattr(transform, field.name))) for field in fields(transform) if field.compare)
     return type(transform).__name__, *values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Transform):
+        return _identity(value)
+    if isinstance(value, float):
+        return value + 0.0  # -0.0 is 0.0
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _is_module(entry: Any) -> bool:

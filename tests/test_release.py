@@ -1,0 +1,62 @@
+"""What a batch or a loader held is free when it is gone, not when the garbage collector comes by."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import gpuload as gl
+from gpuload import transforms as T
+
+
+class Everything:
+    """Sample i: an image, an array, a mask and boxes."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        boxes = gl.Boxes(np.array([[1.0, 2.0, 20.0, 30.0]], np.float32))
+        image = gl.Image(np.full((40, 50, 3), i, np.uint8))
+        return image, np.ones((30, 30), np.float32), gl.Mask(np.ones((40, 50), np.uint8)), {"boxes": boxes, "number": i}
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def rings() -> list[str]:
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:  # that of the listing itself
+            continue
+    return [link for link in links if "gpuload-ring" in link]
+
+
+def first_image(samples):
+    return samples[0][0], [sample[1] for sample in samples]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("collate_fn", [None, gl.pad_collate, first_image])
+def test_without_the_garbage_collector(no_collector, num_workers, collate_fn):
+    transforms = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4), T.ToDtype("float32", True)]
+    options = {"transforms": transforms, "num_workers": num_workers, "collate_fn": collate_fn, "device": "cpu"}
+    before = len(rings())
+    with gl.Loader(Everything(), 4, **options) as loader:
+        held = [weakref.ref(leaf) for batch in loader for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    assert len(held) >= 6
+    assert [reference for reference in held if reference() is not None] == []
+    assert len(rings()) == before
