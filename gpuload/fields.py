@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuload.batch import is_tensor
 from gpuload.packing import Belongings
-from gpuload.sample import Boxes, Mask, Target
+from gpuload.sample import Boxes, Keypoints, Mask, Target
 from gpuload.transforms.base import Transform
 from gpuload.transforms.boxes import SanitizeBoundingBoxes
 from gpuload.transforms.chain import Chain
@@ -136,7 +136,7 @@ def _named(
         return []
     found = []
     for label in labels if isinstance(labels, tuple | list) else [labels]:
-        shape = getattr(label, "shape", None)
+        shape = getattr(label.array if isinstance(label, Boxes | Keypoints | Mask) else label, "shape", None)
         if shape is None or not len(shape):
             if source is None and not isinstance(label, list | tuple):
                 return []  # of the whole image

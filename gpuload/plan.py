@@ -141,5 +141,6 @@ class Plan:
                 positions = np.minimum(positions, self.samples - 1)
                 yield Rows(positions, order(positions), inside)
             else:
-                positions %= self.samples
+                odd = self.samples % 2 if self.pairs else 0  # pairs stay pairs: what is wrapped round begins with one
+                positions = np.where(inside, positions, (positions - self.samples - odd) % self.samples)
                 yield Rows(positions, order(positions), np.ones(share, np.bool_))

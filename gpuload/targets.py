@@ -146,7 +146,7 @@ class TargetStage:
             return set()
         values = dict(zip(others(rows, row), rows.values[row], strict=True))
         for leaf, mask in kept.items():
-            if leaf not in own:
+            if not isinstance(own.get(leaf), Boxes):
                 value = finished[leaf] if leaf in finished else unwrapped(values[leaf])
                 index = np.flatnonzero(mask)
                 finished[leaf] = (

@@ -329,13 +329,17 @@ class ChunkRunner:
             top, left, height, width = box
             nbytes = height * width * channels
             out = slot[at : at + nbytes].reshape(height, width, channels)
-            if isinstance(leaf, Mask):
-                dtype = np.dtype(sample.belongings.masks[len(table) - first][0])  # pyright: ignore
-                self._decode_mask(leaf, header, (top, left, height, width), slot[at : at + nbytes].view(dtype))
-            elif header is not None:
-                self.decoder.decode(leaf, header, (top, left, height, width), out)  # pyright: ignore[reportArgumentType]
-            else:
-                out[...] = leaf.hwc[top : top + height, left : left + width]  # pyright: ignore[reportAttributeAccessIssue]
+            try:
+                if isinstance(leaf, Mask):
+                    dtype = np.dtype(sample.belongings.masks[len(table) - first][0])  # pyright: ignore
+                    self._decode_mask(leaf, header, (top, left, height, width), slot[at : at + nbytes].view(dtype))
+                elif header is not None:
+                    self.decoder.decode(leaf, header, (top, left, height, width), out)  # pyright: ignore[reportArgumentType]
+                else:
+                    out[...] = leaf.hwc[top : top + height, left : left + width]  # pyright: ignore[reportAttributeAccessIssue]
+            except Exception as error:
+                file = leaf.array if isinstance(leaf, Mask) else leaf
+                raise _Sourced(getattr(file, "source", None) or sample.source) from error
             table.append([at, height, width, channels, full_height, full_width, *box])
             at = align(at + nbytes, ALIGN)
         return at
