@@ -61,13 +61,15 @@ def replay(
     Raises:
         SampleError: it cannot be loaded.
     """
+    # A neighbour that was replaced is so again.
+    faults = Faults(on_error=options.faults.on_error, max_error_rate=1.0) if len(positions) > 1 else Faults()
     session = Session(
         replace(
             options,
             num_workers=0,
             batch_size=len(positions),
             chunk_size=1,
-            faults=Faults(),
+            faults=faults,
             collate_fn=None,
             single=False,
         ),

@@ -147,7 +147,8 @@ class Boxes:
     """Boxes in an image, in pixels from its top left corner.
 
     Args:
-        array: (n, 4), floats or integers; n may be 0. They come back in the same dtype; lists of floats as float32.
+        array: (n, 4), floats or integers; n may be 0. They come back in the same dtype; lists of floats as float32,
+            integers of 8 and 16 bits as int32.
         format: ``"xyxy"`` (left, top, right, bottom), ``"xywh"`` (left, top, width, height) or ``"cxcywh"`` (centre,
             width, height).
 
@@ -186,7 +187,8 @@ class Keypoints:
     """Points in an image, as (x, y) in pixels; points that leave the image keep their place outside it.
 
     Args:
-        array: (…, 2), floats or integers. They come back in the same dtype and shape; lists of floats as float32.
+        array: (…, 2), floats or integers. They come back in the same dtype and shape; lists of floats as float32,
+            integers of 8 and 16 bits as int32.
 
     Raises:
         TypeError: the array holds no numbers.
@@ -223,6 +225,8 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     kind = array.dtype.kind
     if kind not in "biuf" or (kind == "b" and name != "Mask"):
         raise TypeError(f"{name}() takes an array of numbers, got {array.dtype} of shape {array.shape}")
+    if kind in "iu" and array.dtype.itemsize < 4 and name != "Mask":
+        return array.astype(np.int32)  # places soon lie beyond 8 bits, and would wrap round
     if kind == "u" and array.dtype.itemsize > 1:
         return array.astype(np.int32 if array.dtype.itemsize == 2 else np.int64)
     if kind == "f" and array.dtype.itemsize > 8:

@@ -194,12 +194,13 @@ def test_dtypes_and_layouts():
         assert torch.equal(label, whole[position][1])
 
 
-@pytest.mark.parametrize("neighbour_fails", [False, True])
-def test_replay_gives_the_mixed_image_again(neighbour_fails):
+@pytest.mark.parametrize("on_error", [None, "skip", "replace"])
+def test_replay_gives_the_mixed_image_again(on_error):
+    neighbour_fails = on_error is not None
     dataset = Pictures(21, bad=[5] if neighbour_fails else [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        given = loader(dataset, shuffle=not neighbour_fails, on_error="skip")
+        given = loader(dataset, shuffle=not neighbour_fails, on_error=on_error or "raise")
         found = by_position(given)
     for position in (0, 3, 4, 20):
         again = given.replay(0, position)
