@@ -6,19 +6,21 @@ Looked at where a sample is read, so that a sample that does not fit is that sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
 
-from gpuload.batch import is_tensor
+from gpuload.batch import flatten, is_tensor
 from gpuload.packing import Belongings
-from gpuload.sample import Boxes, Keypoints, Mask, Target
+from gpuload.sample import LEAVES, Boxes, Keypoints, Mask, Target
 from gpuload.transforms.base import Transform
 from gpuload.transforms.boxes import SanitizeBoundingBoxes
 from gpuload.transforms.chain import Chain
 
-__all__ = ["check_transforms", "droppers", "find_belongings", "find_labels"]
+__all__ = ["check_transforms", "droppers", "find_belongings", "find_labels", "mask_misfit"]
 
 NOTHING: Final = "there are no labels to be found"
 
@@ -77,18 +79,43 @@ def find_belongings(
         raise ValueError(
             f"{name} takes samples with one leaf of boxes, gpuload.Boxes(array, format), but this one has {len(boxes)}"
         )
-    count = len(boxes[0][1].array)
-    own = tuple(
-        place
-        for place, target in targets.items()
-        if isinstance(target, Mask) and getattr(target.array, "ndim", 2) == 3 and len(target.array) == count
+    [(place, target)] = boxes
+    count = len(target.array)
+    holder = _holder(sample, leaves[place])
+    assert holder is not None
+    within: list[Any] = []
+    flatten(holder, within)
+    inside = set(map(id, within))
+    own = {place}
+    for other, target in targets.items():
+        # Masks elsewhere are of the whole image, even if they are as many by chance.
+        if isinstance(target, Mask) and id(leaves[other]) in inside:
+            shape = getattr(target.array, "shape", ())
+            own |= {other} if len(shape) == 3 and shape[0] == count else set()
+    # What one of them names goes with all, or it would no longer fit to the boxes that another leaves out.
+    getters = [transform.labels_getter for transform in dropping if isinstance(transform, SanitizeBoundingBoxes)]
+    for getter in getters:
+        own |= _named(sample, leaves, targets, count, getter)
+    if dropping and not getters:
+        own |= _unnamed(sample, leaves, count, holder, name)
+    return Belongings(tuple(masks), (tuple(sorted(own)),) * len(dropping))
+
+
+def mask_misfit(place: int, shape: Sequence[int], size_hw: Sequence[int]) -> str | None:
+    """Why a mask, the leaf at a place, does not fit to its image; None where it does."""
+    size = tuple(size_hw)
+    if tuple(shape[-2:]) == size:
+        return None
+    whole = " × ".join(map(str, shape))
+    if len(shape) == 3 and tuple(shape[:2]) == size and shape[2] <= 4:
+        return (
+            f"the mask at leaf {place} has shape {whole}, and its image is {size[0]} × {size[1]}: the last axis looks "
+            "like channels, but masks are H×W, or N×H×W for N masks of one image; give H×W, such as mask[..., 0]"
+        )
+    return (
+        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask at leaf {place} "
+        f"has {shape[-2]}×{shape[-1]}; give each image its own mask, not resized before it"
     )
-    fields = []
-    for number, transform in enumerate(dropping):
-        source = next((t for t in dropping[number:] if isinstance(t, SanitizeBoundingBoxes)), None)
-        found = _named(sample, leaves, count, source, type(transform).__name__)
-        fields.append(tuple(sorted({boxes[0][0], *own, *found})))
-    return Belongings(tuple(masks), tuple(fields))
 
 
 def find_labels(sample: Any) -> Any:
@@ -114,48 +141,120 @@ def find_labels(sample: Any) -> Any:
 
 
 def _named(
-    sample: Any, leaves: Sequence[Any], count: int, source: SanitizeBoundingBoxes | None, name: str
-) -> list[int]:
-    """The leaves that a `labels_getter` gives; without one, the labels, where there are any."""
-    getter = "default" if source is None else source.labels_getter
+    sample: Any,
+    leaves: Sequence[Any],
+    targets: Mapping[int, Target],
+    count: int,
+    getter: Callable[[Any], Any] | str | None,
+) -> set[int]:
+    """The leaves that a `labels_getter` gives."""
+    name = "SanitizeBoundingBoxes"
     if getter is None:
-        return []
-    if getter == "default":
+        return set()
+    if not callable(getter):
         try:
             labels: Any = [find_labels(sample)]
         except ValueError as error:
-            if source is None:
-                return []
             raise ValueError(
                 f"{name}: {error}; give SanitizeBoundingBoxes a labels_getter= that finds what belongs to the boxes, "
                 "such as lambda sample: sample[1]['labels'], or labels_getter=None where there is nothing"
             ) from None
     else:
-        labels = getter(sample)  # pyright: ignore[reportCallIssue]
+        labels = getter(sample)
     if labels is None:
-        return []
-    found = []
+        return set()
+    found = set()
     for label in labels if isinstance(labels, tuple | list) else [labels]:
-        shape = getattr(label.array if isinstance(label, Boxes | Keypoints | Mask) else label, "shape", None)
-        if shape is None or not len(shape):
-            if source is None and not isinstance(label, list | tuple):
-                return []  # of the whole image
-            raise ValueError(
-                f"{name}: what belongs to the boxes must be arrays or tensors with a row for each, got "
-                f"{type(label).__name__}: {str(label)[:60]}"
-            )
+        shape = _shape(label)
+        if not shape:
+            raise ValueError(_no_rows(name, label))
         if shape[0] != count:
-            if source is None:
-                return []
-            raise ValueError(f"{name}: there are {count} boxes, but what belongs to them has shape {tuple(shape)}")
+            raise ValueError(f"{name}: there are {count} boxes, but what belongs to them has shape {shape}")
         place = next((place for place, leaf in enumerate(leaves) if leaf is label), None)
         if place is None:
             raise ValueError(
-                f"{name}: labels_getter= must give leaves of the sample itself, got an array of shape {tuple(shape)} "
+                f"{name}: labels_getter= must give leaves of the sample itself, got an array of shape {shape} "
                 "that is none of them; do not convert or copy"
             )
-        found.append(place)
+        if isinstance(targets.get(place), Mask) and len(shape) != 3:
+            raise ValueError(
+                f"{name}: a mask that belongs to the boxes must be N×H×W, one for each, got shape {shape}; leave a "
+                "mask of the whole image out of labels_getter="
+            )
+        found.add(place)
     return found
+
+
+def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: str) -> set[int]:
+    """The labels where nothing says which they are: those that stand beside the boxes, or that torchvision would find.
+
+    Raises:
+        ValueError: they are no array, or there are only arrays that may be labels or not.
+    """
+    beside = _entries(holder) or []
+    named = [(key.lower(), value) for key, value in beside if isinstance(key, str) and "label" in key.lower()]
+    options = [value for _, value in sorted(named, key=lambda entry: entry[0] != "labels")]
+    with contextlib.suppress(ValueError):
+        options.append(find_labels(sample))
+    for label in options:
+        if (shape := _shape(label)) and shape[0] == count:
+            place = next((place for place, leaf in enumerate(leaves) if leaf is label), None)
+            if place is not None:
+                return {place}
+    for label in options:
+        if isinstance(label, list | tuple) and len(label) == count:
+            raise ValueError(_no_rows(name, label))
+    for key, value in beside:
+        if count and _may_be_labels(value, count):
+            raise ValueError(
+                f"{name} leaves out boxes, but {NOTHING}, and {key!r}, of shape {_shape(value)}, beside the boxes may "
+                "belong to them or not; put SanitizeBoundingBoxes(labels_getter=…) behind it, with a function that "
+                "finds what belongs to the boxes, such as lambda sample: sample[2], or None where nothing does"
+            )
+    return set()
+
+
+def _no_rows(name: str, label: Any) -> str:
+    return (
+        f"{name}: what belongs to the boxes must be arrays or tensors with a row for each, got "
+        f"{type(label).__name__}: {str(label)[:60]}"
+    )
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    """The shape of an array, a tensor or a target; () of anything else."""
+    return tuple(getattr(leaf.array if isinstance(leaf, Boxes | Keypoints | Mask) else leaf, "shape", ()))
+
+
+def _may_be_labels(leaf: Any, count: int) -> bool:
+    if not isinstance(leaf, np.ndarray) and (not is_tensor(leaf) or _is_special(leaf)):
+        return False
+    shape = _shape(leaf)
+    is_image = len(shape) == 3 and str(leaf.dtype).endswith("uint8")
+    return len(shape) > 0 and shape[0] == count and not is_image
+
+
+def _holder(node: Any, leaf: Any) -> Any:
+    """The container that a leaf stands right in."""
+    for _, child in _entries(node) or []:
+        if child is leaf:
+            return node
+        if (found := _holder(child, leaf)) is not None:
+            return found
+    return None
+
+
+def _entries(node: Any) -> list[tuple[Any, Any]] | None:
+    """What a container holds, by keys, names or numbers; None where it is a leaf, by `gpuload.batch.flatten`."""
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return list(zip(node._fields, node, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(node, tuple | list):
+        return list(enumerate(node))
+    if isinstance(node, Mapping):
+        return list(node.items())
+    if hasattr(type(node), "__dataclass_fields__") and not isinstance(node, LEAVES):
+        return [(field.name, getattr(node, field.name)) for field in fields(node) if field.init]
+    return None
 
 
 def _all(transforms: Iterable[Transform]) -> Iterable[Transform]:

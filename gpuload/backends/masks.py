@@ -9,6 +9,7 @@ Runs in the process of the stage; keeps scratch memory as its runner does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -131,6 +132,15 @@ def _with_fills(draws: Draws, dtype: np.dtype[Any], channels: int) -> Draws:
     return Draws(transforms, tuple(map(params_of, draws.params)), draws.sizes_hw)
 
 
+def _holds(dtype: np.dtype[Any], fill: float) -> bool:
+    """Whether a fill is a number of a dtype, or, of floats, can be rounded to one; bool takes whole numbers."""
+    if dtype.kind == "f":
+        return not math.isfinite(fill) or abs(fill) <= float(np.finfo(dtype).max)
+    if not isinstance(fill, int):
+        return False
+    return dtype == np.bool_ or np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max
+
+
 class _Filling:
     """A transform in all but its fill."""
 
@@ -143,12 +153,12 @@ class _Filling:
         (fill,) = transform.outside(masks=True)
         if fill == 0:
             return transform
-        number = np.array(fill).astype(dtype)
-        if number != fill and dtype != np.bool_:
+        if not _holds(dtype, fill):
             raise ValueError(
                 f"{transform!r} fills masks with {fill}, which a mask of {dtype.name} cannot hold; give masks of "
                 "another dtype, or another fill={gpuload.Image: …, gpuload.Mask: …}"
             )
+        number = np.array(fill, dtype)
         bytes_ = np.frombuffer(number.tobytes(), np.uint8)
         return cls(transform, tuple(np.tile(bytes_, channels // dtype.itemsize).tolist()))
 

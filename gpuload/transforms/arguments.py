@@ -106,10 +106,11 @@ def size_pair(name: str, value: Any) -> tuple[int, int]:
 
 
 class Fill(NamedTuple):
-    """What padding is filled with, by type: `image`, a level or one for each channel; `mask`, a value."""
+    """What padding is filled with, by type: `image`, a level or one for each channel; `mask`, any number, which the
+    masks' dtype must be able to hold (an integer where it is whole)."""
 
     image: tuple[int, ...]
-    mask: int
+    mask: float
 
 
 def fill_values(name: str, value: Any) -> tuple[int, ...] | Fill:
@@ -129,8 +130,18 @@ def fill_values(name: str, value: Any) -> tuple[int, ...] | Fill:
         mask = 0 if mask is None else mask
         if is_sequence(mask):
             raise TypeError(f"{name} for masks must be one number, got {mask!r}")
-        return Fill(_levels(name, image), whole(f"{name} for masks", mask, least=0))
+        return Fill(_levels(name, image), _mask_value(f"{name} for masks", mask))
     return _levels(name, value)
+
+
+def _mask_value(name: str, value: Any) -> float:
+    """Any number, NaN and infinity too; whole ones as an int, which no size makes inexact."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    number = float(value)
+    return int(number) if number.is_integer() else number
 
 
 def _levels(name: str, value: Any) -> tuple[int, ...]:

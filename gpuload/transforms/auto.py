@@ -39,7 +39,7 @@ class AutomaticAugment(Transform):
         if self.fill is not None:
             object.__setattr__(self, "fill", fill_values(f"{own}(fill=…)", self.fill))
 
-    def outside(self, *, masks: bool) -> tuple[int, ...]:
+    def outside(self, *, masks: bool) -> tuple[float, ...]:
         return (0,) if self.fill is None else super().outside(masks=masks)
 
     @property

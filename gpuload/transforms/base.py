@@ -155,8 +155,9 @@ class Transform:
         """Whether drawing can raise a `DrawError` for some images."""
         return False
 
-    def outside(self, *, masks: bool) -> tuple[int, ...]:
-        """What lies outside an image, or a mask: its `fill`, one level or one for each channel; for a mask one number.
+    def outside(self, *, masks: bool) -> tuple[float, ...]:
+        """What lies outside an image, or a mask: its `fill`, one level or one for each channel; for a mask one number
+        of any kind.
 
         A fill with one number for each channel says nothing of masks, which get 0; a dict says it.
         """

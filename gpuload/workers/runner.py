@@ -20,7 +20,7 @@ from gpuload.batch import describe, find_leaves, flatten
 from gpuload.box_formats import to_xyxy
 from gpuload.decode import Decode, Decoder
 from gpuload.errors import ErrorRecord, one_line
-from gpuload.fields import check_transforms, droppers, find_belongings
+from gpuload.fields import check_transforms, droppers, find_belongings, mask_misfit
 from gpuload.generators import kept
 from gpuload.packing import ALIGN, Belongings, ChunkContent, Collated, ImageColumn, StreamPlace, write_content
 from gpuload.ring import align
@@ -246,15 +246,12 @@ class ChunkRunner:
                     dtype = self.decoder.mask_dtype(header)
                 except Exception as error:
                     raise _Sourced(mask.array.source) from error
-                own, count = self.decoder.size_hw(header), 1
+                shape, count = self.decoder.size_hw(header), 1
             else:
-                dtype, axes, own = mask.array.dtype.name, mask.array.ndim, mask.array.shape[-2:]
+                dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
                 count = len(mask.array) if axes == 3 else 1
-            if tuple(own) != size:
-                raise ValueError(
-                    f"a mask must have the size of its image, {_size(size)} (height × width), but the mask at leaf "
-                    f"{place} has {_size(own)}; give each image its own mask, not resized before it"
-                )
+            if (misfit := mask_misfit(place, shape, size)) is not None:
+                raise ValueError(misfit)
             specs.append((dtype, axes))
             images.append((mask, header, *size, count * np.dtype(dtype).itemsize))
         loaded.belongings = find_belongings(loaded.sample, leaves, targets, specs, self.job.chain)
