@@ -135,7 +135,7 @@ def _with_fills(draws: Draws, dtype: np.dtype[Any], channels: int) -> Draws:
 def _holds(dtype: np.dtype[Any], fill: float) -> bool:
     """Whether a fill is a number of a dtype, or, of floats, can be rounded to one; bool takes whole numbers."""
     if dtype.kind == "f":
-        return not math.isfinite(fill) or abs(fill) <= float(np.finfo(dtype).max)
+        return abs(fill) <= float(np.finfo(dtype).max) or fill in (math.inf, -math.inf) or fill != fill
     if not isinstance(fill, int):
         return False
     return dtype == np.bool_ or np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max

@@ -42,7 +42,7 @@ class RandomIoUCrop(Transform):
     Again and again an overlap is drawn from `sampler_options`; one of 1 or more leaves the image as it is. Up to
     `trials` boxes are drawn, until one has an allowed aspect ratio, has the centre of a box in it, and overlaps one of
     these by at least so much (intersection over union). Boxes whose centres are outside are left out, with what belongs
-    to them: the fields that the `SanitizeBoundingBoxes` behind it names, or else labels, where they are found, and the
+    to them: the fields that the chain's `SanitizeBoundingBoxes` name, or else labels, where they are found, and the
     masks of instances. (torchvision brings such boxes to nothing, and leaves them to SanitizeBoundingBoxes.)
 
     A sample without boxes stays as it is.
@@ -171,7 +171,8 @@ class SanitizeBoundingBoxes(Transform):
     Args:
         min_size: boxes that are narrower or lower are left out, in pixels.
         min_area: boxes that are smaller are left out, in square pixels.
-        labels_getter: what belongs to the boxes besides the masks of instances (N×H×W, as many as boxes).
+        labels_getter: what belongs to the boxes besides the masks of instances (N×H×W, as many as boxes, in the
+            container that holds the boxes).
             ``"default"``: labels, where torchvision looks for them: in a sample that is a dict, or the dict at place 1
             of a sample that is a tuple or list, what stands under ``"labels"`` in any case, else under the first key
             with ``"label"`` in it; or what stands at place 1, if it is an array or tensor. A function: gets the

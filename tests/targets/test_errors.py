@@ -20,6 +20,13 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (lambda: (image(), gl.Mask(MASK[:30])), [], r"must have the size of its image, 40×50 .*leaf 1 has 30×50"),
         (lambda: (image(), gl.Mask(png(MASK[:, :20]))), [], r"size of its image, 40×50 .*leaf 1 has 40×20"),
         (
+            lambda: (image(), gl.Mask(MASK[..., None])),
+            [],
+            r"leaf 1 has shape 40 × 50 × 1, and its image is 40 × 50: the last axis looks like channels.*give H×W",
+        ),
+        (lambda: (image(), gl.Mask(image())), [], r"leaf 1 has shape 40 × 50 × 3.*last axis looks like channels"),
+        (lambda: (image(), gl.Mask(np.zeros((2, 30, 50)))), [], r"size of its image, 40×50 .*leaf 1 has 30×50"),
+        (
             lambda: (image(), gl.Mask(png(image()))),
             [],
             r"one number for each pixel .*mode 'RGB'.*gpuload.Mask\(array\)",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +70,68 @@ def test_no_new_values_come_into_being():
     masks = [np.random.default_rng(1).choice([0, 50, 2**40], size).astype(np.int64) for size in SIZES.tolist()]
     (moved, _), _ = both(masks, draws)
     assert {value for mask in moved for value in mask.unique().tolist()} == {0, 50, 100, 2**40}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [
+        ("int64", -100),
+        ("int64", 2**53 + 1),
+        ("int16", -1),
+        ("int8", -128),
+        ("uint8", 255.0),
+        ("bool", 255),
+        ("float32", -1),
+        ("float32", 0.1),
+        ("float64", 0.1),
+        ("float16", 0.1),
+        ("float32", np.float32(0.1)),
+        ("float32", math.nan),
+        ("float64", -math.inf),
+        ("float32", 2**70),
+    ],
+)
+def test_what_is_filled_in_is_any_number_that_the_type_has(dtype, fill):
+    fills = {gl.Image: 0, gl.Mask: fill}
+    chain = [T.Pad(2, fill=fills), T.RandomApply([T.RandomRotation((45, 45), fill=fills)], p=1.0)]
+    masks = [
+        np.zeros((3, *size), dtype) if row % 2 else np.zeros(size, dtype) for row, size in enumerate(SIZES.tolist())
+    ]
+    expected = np.array([0, fill]).astype(dtype) if dtype != "int64" else np.array([0, fill], dtype)
+    for moved, _ in both(masks, made(chain)):
+        for mask in moved:
+            assert str(mask.dtype) == f"torch.{dtype}"
+            assert mask.flatten()[0].numpy() == expected[1] or math.isnan(fill)  # a corner, outside
+            centre = mask[..., mask.shape[-2] // 2, mask.shape[-1] // 2]
+            assert not centre.any()
+            np.testing.assert_array_equal(np.unique(mask.numpy()), np.unique(expected))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [
+        ("uint8", -100),
+        ("uint8", 256),
+        ("int8", -129),
+        ("int64", 2**63),
+        ("int64", 0.1),
+        ("int32", math.nan),
+        ("bool", 0.5),
+        ("float16", 70_000),
+        pytest.param("float32", 10**400, id="huge"),
+    ],
+)
+def test_what_is_filled_in_must_be_a_number_that_the_type_has(dtype, fill):
+    draws = made([T.Pad(2, fill={gl.Image: 0, gl.Mask: fill})])
+    text = re.escape(f"fills masks with {fill}, which a mask of {dtype} cannot hold; give masks of another dtype")
+    with pytest.raises(ValueError, match=text):
+        both([np.zeros(size, dtype) for size in SIZES.tolist()], draws)
+
+
+@pytest.mark.parametrize("fill", ["255", True, 1j, np.bool_(True)])
+def test_what_is_filled_in_must_be_a_number(fill):
+    with pytest.raises(TypeError, match=r"Pad\(fill=…\) for masks must be a number, got "):
+        T.Pad(2, fill={gl.Image: 0, gl.Mask: fill})
 
 
 def test_colours_and_erasing_leave_masks_alone():
