@@ -1,0 +1,141 @@
+"""Which transforms may follow which in a chain, and what each is told of its place.
+
+Pure functions of declarations, run once when a `Chain` is made; what cannot be is a `ValueError` that names both
+transforms and what to do. Imported by workers, so there is no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpuload.transforms.base import Standing, Transform
+from gpuload.transforms.composite import Identity, RandomChoice, flat
+from gpuload.transforms.convert import ToDtype
+from gpuload.transforms.mixing import CutMix, MixUp
+
+__all__ = ["check_fills", "check_mixing", "check_order", "mixing_of", "placed"]
+
+
+def check_order(transforms: tuple[Transform, ...]) -> None:
+    """Refuse a transform that cannot take images as those before it leave them."""
+    state, maker = "uint8", -1
+    for number, transform in enumerate(transforms):
+        if state not in transform.works_on and maker < 0:
+            raise ValueError(
+                f"transforms in an impossible order: {_name(transform)} (number {number + 1}) takes "
+                f"{' or '.join(transform.works_on)} images and gets {state} ones; put ToDtype('float32', scale=True) "
+                "or Normalize before it"
+            )
+        if state not in transform.works_on:
+            late, early = _name(transform), _name(transforms[maker])
+            remedy = "leave one of them out" if late == early else f"put {late} before {early}"
+            raise ValueError(
+                f"transforms in an impossible order: {late} (number {number + 1}) cannot come after {early} "
+                f"(number {maker + 1}), since it takes {' or '.join(transform.works_on)} images and gets {state} "
+                f"ones; {remedy}"
+            )
+        if transform.makes is not None:
+            state, maker = transform.makes, number
+
+
+def check_fills(transforms: tuple[Transform, ...]) -> None:
+    """A fill is in levels, which it cannot be where numbers are no levels any more: there it must be 0."""
+    scaler: Transform | None = None
+    for transform in transforms:
+        filling = None if scaler is None else _filling(transform)
+        if scaler is not None and filling is not None:
+            late, early = _name(filling), _name(scaler)
+            raise ValueError(
+                f"{late}({filling.fill_argument}={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes "
+                f"after {early}, which scales images to 0 … 1; put {late} before {early}, or use "
+                f"{filling.fill_argument}=0"
+            )
+        if transform.makes is not None and scaler is None and getattr(transform, "scale", True):
+            scaler = transform
+
+
+def _filling(transform: Transform) -> Transform | None:
+    """The transform, or one that it holds, that fills with something else than 0."""
+    if any(transform.outside(masks=False)):
+        return transform
+    return next(filter(None, map(_filling, transform.children)), None)
+
+
+def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
+    """The transforms, each told where it stands. Behind one that works on finished images all others must do so too."""
+    found, state, unit = [], "uint8", 1.0
+    first: int | None = None
+    for number, transform in enumerate(transforms):
+        # Whatever takes normalized images takes any finished ones.
+        ready = state == "normalized" or (
+            state == "float" and all("normalized" in later.works_on for later in transforms[number:])
+        )
+        found.append(transform.standing(Standing(state, ready, unit)))
+        if first is not None and "normalized" not in transform.works_on:
+            late, early = _name(transform), _name(transforms[first])
+            raise ValueError(
+                f"transforms in an impossible order: {late} (number {number + 1}) cannot come after {early} (number "
+                f"{first + 1}), which works on finished images; put {late} before {early}"
+            )
+        if found[-1].late and first is None:
+            first = number
+        if transform.makes is not None:
+            state = transform.makes
+            unit = 255.0 if isinstance(transform, ToDtype) and transform.scale else unit
+    return tuple(found)
+
+
+def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
+    """Those that mix, also within others."""
+    found = []
+    for transform in flat(transforms):
+        found += [transform] if isinstance(transform, MixUp | CutMix) else mixing_of(transform.children)
+    return found
+
+
+def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
+    """Refuse what MixUp and CutMix cannot be: twice for one sample, of several views, or for different labels."""
+    mixing = mixing_of(lines[0])
+    if not mixing:
+        return
+    name = _name(mixing[0])
+    if len(lines) > 1:
+        raise ValueError(
+            f"{name} does not go with MultiView: a sample has one label, but its views would be mixed with other "
+            "shares; leave one of them out"
+        )
+    _check_once(lines[0], "a chain")
+    for other in mixing[1:]:
+        for argument in ("num_classes", "labels_getter"):
+            one, two = getattr(mixing[0], argument), getattr(other, argument)
+            if one != two:
+                raise ValueError(
+                    f"{name}({argument}={one!r}) and {_name(other)}({argument}={two!r}) are for the labels of one "
+                    "batch; give both the same"
+                )
+
+
+def _check_once(transforms: Iterable[Transform], within: str) -> None:
+    found = [transform for transform in flat(transforms) if transform.mixes]
+    if len(found) > 1:
+        raise ValueError(
+            f"{within} mixes an image once, but has {_name(found[0])} and {_name(found[1])}; put them into one "
+            "RandomChoice, which takes one of them for each sample"
+        )
+    for transform in found:
+        inside = flat(transform.children)
+        others = [inner for inner in inside if not (inner.mixes or isinstance(inner, Identity))]
+        if others:
+            mixer = next(_name(inner) for inner in inside if inner.mixes)
+            raise ValueError(
+                f"{_name(transform)} cannot hold {_name(others[0])} beside {mixer}, which mixes images when all else "
+                f"is done; put {_name(others[0])} into a {_name(transform)} of its own"
+            )
+        ways = transform.children if isinstance(transform, RandomChoice) else [transform.children]
+        for way in ways:
+            _check_once([way] if isinstance(way, Transform) else way, _name(transform))
+
+
+def _name(entry: Any) -> str:
+    return type(entry).__name__
