@@ -5,6 +5,7 @@ import pytest
 from PIL import Image as PILImage
 
 import gpuload as gl
+from gpuload import transforms as T
 
 
 def test_read_gives_the_bytes_and_remembers_the_path(tmp_path):
@@ -94,3 +95,25 @@ def test_formats_are_taken_in_any_case(name):
 def test_what_is_no_target_is_refused_with_the_reason(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_nan_in_float_images():
+    """Images are levels: floats, NaN among them, are refused by name, and never cast."""
+    broken = np.full((8, 9, 3), np.nan, np.float32)
+    with pytest.raises(
+        TypeError, match=r"an image must be uint8, got float32 of shape \(8, 9, 3\); scale it to 0 … 255"
+    ):
+        gl.Image(broken)
+
+    class Floats:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            return broken, 0
+
+    with (
+        gl.Loader(Floats(), 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader,
+        pytest.raises(gl.SampleError, match=r"has no image for the transforms.*uint8 array H×W×C"),
+    ):
+        list(loader)
