@@ -105,12 +105,13 @@ class Assembly:
         pixels: torch.Tensor,
         starts: list[int],
         pairing: Pairing | None = None,
+        drawn: Sequence[Draws] | None = None,
     ) -> Any:
         """The finished images of a leaf of a batch, from what the transfer loaded; `pairing` says how they are mixed,
-        where they are, and is told their shares."""
+        where they are, and is told their shares. `drawn` is what `drawn` gave for this leaf, where that is known."""
         which = rows.images(leaf)
         images = _ragged(rows, which, ImageColumn(rows.table(leaf, starts)), pixels)
-        drawn = self.drawn(epoch, rows, which, images.sizes_hw)
+        drawn = drawn or self.drawn(epoch, rows, leaf, starts)
         if pairing is not None:
             return self._mixed(images, drawn[0], rows, which, pairing)
         if self._options.chain.views is None:
@@ -119,20 +120,21 @@ class Assembly:
         return views if self._batched else [list(image) for image in zip(*views, strict=True)]
 
     def targets(
-        self, epoch: int, rows: Harvest, pixels: torch.Tensor, starts: list[int]
+        self, rows: Harvest, pixels: torch.Tensor, starts: list[int], drawn: Sequence[Draws]
     ) -> tuple[list[dict[int, Any]], dict[int, Any]]:
-        """The finished masks, boxes and keypoints of a batch, see `gpuload.targets.TargetStage`."""
+        """The finished masks, boxes and keypoints of a batch, by the draws of the first image leaf; see
+        `gpuload.targets.TargetStage`."""
         if self._targets is None:
             self._targets = TargetStage(self._options.chain, self._stage.device)
-        drawn = self.drawn(epoch, rows, rows.images(0), ImageColumn(rows.table(0, starts)).sizes_hw)
         return self._targets(
             rows,
             drawn,
             lambda number, which: _ragged(rows, which, ImageColumn(rows.table(number, starts, masks=True)), pixels),
         )
 
-    def drawn(self, epoch: int, rows: Harvest, which: np.ndarray, sizes_hw: np.ndarray) -> list[Draws]:
-        """What is drawn for some rows, for each view."""
+    def drawn(self, epoch: int, rows: Harvest, leaf: int, starts: list[int]) -> list[Draws]:
+        """What is drawn for the rows that have an image leaf, for each view."""
+        which, sizes_hw = rows.images(leaf), ImageColumn(rows.table(leaf, starts)).sizes_hw
         chain, key = self._options.chain, rng.epoch_key(self._options.seed, epoch)
         boxes = [rows.boxes(row) for row in which.tolist()] if chain.reads_boxes else None
         return [chain.draw(key, rows.positions[which], sizes_hw, boxes, view=view) for view in range(len(chain.lines))]
@@ -171,8 +173,9 @@ class Assembly:
                 f"{counts[row]}; let all samples of a batch have as many"
             )
         pixels, starts = self._transfer.load(batch, release)
-        images = [self.images(batch.epoch, rows, leaf, pixels, starts) for leaf in range(counts[0])]
-        finished, whole = self.targets(batch.epoch, rows, pixels, starts)
+        drawn = self.drawn(batch.epoch, rows, 0, starts)  # of all leaves: the images of such a sample are of one size
+        images = [self.images(batch.epoch, rows, leaf, pixels, starts, drawn=drawn) for leaf in range(counts[0])]
+        finished, whole = self.targets(rows, pixels, starts, drawn)
         chain, ragged = self._options.chain, self._options.ragged
         with torch.device("cpu"):
             return collate_targets(rows, images, finished, whole, views=chain.views, ragged=ragged, place=self._placed)
@@ -265,12 +268,14 @@ class Assembly:
         pairing = self.pairing(batch, rows)
         if most:
             pixels, starts = self._transfer.load(batch, release)
+            first = self.drawn(batch.epoch, rows, 0, starts)
             for leaf in range(max(rows.count(row) for row in range(len(rows)))):
-                finished = self.images(batch.epoch, rows, leaf, pixels, starts, pairing)
+                drawn = first if leaf == 0 else None  # fewer samples may have the next one, of another size
+                finished = self.images(batch.epoch, rows, leaf, pixels, starts, pairing, drawn)
                 for row, image in zip(rows.images(leaf).tolist(), finished, strict=True):
                     made[row][rows.places[row][leaf]] = image
             if rows.has_targets:
-                for images, targets in zip(made, self.targets(batch.epoch, rows, pixels, starts)[0], strict=True):
+                for images, targets in zip(made, self.targets(rows, pixels, starts, first)[0], strict=True):
                     images.update(targets)
         else:
             release()

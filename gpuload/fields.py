@@ -17,7 +17,6 @@ from gpuload.batch import flatten, is_tensor
 from gpuload.packing import Belongings
 from gpuload.sample import LEAVES, Boxes, Keypoints, Mask, Target
 from gpuload.transforms.base import Transform
-from gpuload.transforms.boxes import SanitizeBoundingBoxes
 from gpuload.transforms.chain import Chain
 
 __all__ = ["check_transforms", "droppers", "find_belongings", "find_labels", "mask_misfit"]
@@ -25,9 +24,9 @@ __all__ = ["check_transforms", "droppers", "find_belongings", "find_labels", "ma
 NOTHING: Final = "there are no labels to be found"
 
 
-def droppers(chain: Chain) -> list[Transform]:
+def droppers(chain: Chain) -> list[Any]:
     """The transforms of a chain that leave boxes out, in the order in which they are written."""
-    found: dict[int, Transform] = {}
+    found: dict[int, Any] = {}
     for line in chain.lines:
         for transform in _all(line.transforms):
             if transform.drops_boxes and not transform.children:
@@ -93,7 +92,7 @@ def find_belongings(
             shape = getattr(target.array, "shape", ())
             own |= {other} if len(shape) == 3 and shape[0] == count else set()
     # What one of them names goes with all, or it would no longer fit to the boxes that another leaves out.
-    getters = [transform.labels_getter for transform in dropping if isinstance(transform, SanitizeBoundingBoxes)]
+    getters = [transform.labels_getter for transform in dropping if hasattr(transform, "labels_getter")]
     for getter in getters:
         own |= _named(sample, leaves, targets, count, getter)
     if dropping and not getters:

@@ -17,7 +17,7 @@ from gpuload.errors import SampleError
 from gpuload.faults import ErrorLog, Faults
 from gpuload.harvest import Harvest
 from gpuload.options import Options
-from gpuload.packing import ImageColumn, TensorBits
+from gpuload.packing import TensorBits
 from gpuload.session import Session
 from gpuload.targets import others
 from gpuload.transforms import Draws
@@ -96,17 +96,16 @@ def _finished(session: Session, batch: Batch, rows: Harvest, row: int) -> Replay
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
         if places:
             pixels, starts = session.transfer.load(batch, lambda: session.feed.release(batch))
-            sizes = ImageColumn(rows.table(0, starts)).sizes_hw
-            drawn = session.assembly.drawn(batch.epoch, rows, rows.images(0), sizes)
+            drawn = session.assembly.drawn(batch.epoch, rows, 0, starts)
             # Of the first image; all images share what does not hang on their sizes.
             draws = tuple(entry for view in drawn for entry in _told(view.take(np.array([row]))))
             made = [
-                session.assembly.images(batch.epoch, rows, leaf, pixels, starts, pairing)
+                session.assembly.images(batch.epoch, rows, leaf, pixels, starts, pairing, drawn if leaf == 0 else None)
                 for leaf in range(rows.count(row))
             ]
             images = [_one(result, session.options.chain.views, row) for result in made]
             if rows.has_targets:
-                targets = session.assembly.targets(batch.epoch, rows, pixels, starts)[0][row]
+                targets = session.assembly.targets(rows, pixels, starts, drawn)[0][row]
         ticket = session.transfer.finish()
     session.transfer.hand_over(ticket, tree_leaves((images, targets)))
     ready: dict[int, Any] = dict(zip(others(rows, row), map(_plain, rows.values[row]), strict=True))

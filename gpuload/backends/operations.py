@@ -41,7 +41,7 @@ def _factor(name: str) -> Operation:
 def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Add normal numbers, cut off behind the decimal point as torchvision does it on uint8 images, and clip."""
     numbers = upload(values[:, :2].astype(np.float32), levels.device)[:, :, None, None, None]
-    keys = upload(values[:, 3:5], levels.device)
+    keys = upload(values[:, 2:4], levels.device)
     added = batch_normals(keys, levels[0].numel()).view_as(levels)
     added = added.mul_(numbers[:, 1]).add_(numbers[:, 0]).trunc_()
     return levels.add_(added).clamp_(0, 255)

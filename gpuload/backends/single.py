@@ -52,14 +52,16 @@ class SingleRunner:
         write = self._writer(outputs)
         windows = draws.windows_tlhw[0].copy()
         windows[:, :2] -= images.regions_tlhw[:, :2]
-        for row, (offset, shape, window) in enumerate(
-            zip(images.offsets.tolist(), images.shapes.tolist(), windows.tolist(), strict=True)
-        ):
-            canvas.begin(offset, shape, *window)
-            for step in steps:
-                step(row, canvas)
-            write(row, canvas)
-        canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # the ring is not held on to
+        try:
+            for row, (offset, shape, window) in enumerate(
+                zip(images.offsets.tolist(), images.shapes.tolist(), windows.tolist(), strict=True)
+            ):
+                canvas.begin(offset, shape, *window)
+                for step in steps:
+                    step(row, canvas)
+                write(row, canvas)
+        finally:
+            canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # the ring is not held on to
         if late is not None:
             apply_late(outputs, late, partners=partners, masks=self._masks)
 

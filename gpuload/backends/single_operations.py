@@ -80,7 +80,7 @@ def _blur(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
 
 def _noise(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
     levels = canvas.floats()
-    added = torch.from_numpy(normals((int(values[3]), int(values[4])), levels.array.size)).view(levels.tensor.shape)
+    added = torch.from_numpy(normals((int(values[2]), int(values[3])), levels.array.size)).view(levels.tensor.shape)
     added.mul_(float(np.float32(values[1]))).add_(float(np.float32(values[0]))).trunc_()
     levels.tensor.add_(added).clamp_(0, 255)
 

@@ -102,5 +102,5 @@ class GaussianNoise(Transform):
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
         key_words = np.floor(uniforms(2) * 2.0**32)
-        values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255, 1.0]), (len(key_words), 3))
+        values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
         return one_operation("noise", np.ones(len(key_words), bool), np.hstack([values, key_words]))

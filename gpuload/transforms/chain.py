@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,9 +23,11 @@ from gpuload.rng import Key
 from gpuload.transforms.base import Transform, full_windows
 from gpuload.transforms.composite import Compose
 from gpuload.transforms.draws import Draws, draw_line
-from gpuload.transforms.mixing import CutMix, MixUp
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.rules import check_fills, check_mixing, check_order, mixing_of, placed
+
+if TYPE_CHECKING:
+    from gpuload.transforms.mixing import CutMix, MixUp
 
 __all__ = ["Chain", "Draws", "Line"]
 

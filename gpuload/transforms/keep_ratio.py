@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -110,31 +110,32 @@ class ResizeKeepRatio(Transform):
 
 
 @dataclass(frozen=True, repr=False)
-class CenterCropOrPad(_Crop):
-    """Cut out the middle; an image that is smaller is padded on both sides first.
-
-    Args:
-        size: an integer (a square), or (height, width).
-        fill: the level of padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
-        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as for `RandomCrop`.
-
-    Raises:
-        TypeError, ValueError: an argument is not one of these.
-    """
+class _CropOrPad(_Crop):
+    """What both share."""
 
     fill: int | tuple[int, ...] = 0
     padding_mode: PaddingMode = "constant"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_padding(self)
+        own = type(self).__name__
+        object.__setattr__(self, "fill", fill_values(f"{own}(fill=…)", self.fill))
+        padding_mode_of(f"{own}(padding_mode=…)", self.padding_mode)
+
+
+@dataclass(frozen=True, repr=False)
+class CenterCropOrPad(_CropOrPad):
+    """Cut out the middle; an image that is smaller is padded on both sides first.
+
+    Arguments and errors are those of `RandomCropOrPad`.
+    """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
         return CenterCrop(self.size).draw(uniforms, sizes_hw)
 
 
 @dataclass(frozen=True, repr=False)
-class RandomCropOrPad(_Crop):
+class RandomCropOrPad(_CropOrPad):
     """Cut out a box at a random place; where the image is smaller, it is padded, with the image at a random place.
 
     Args:
@@ -145,13 +146,6 @@ class RandomCropOrPad(_Crop):
     Raises:
         TypeError, ValueError: an argument is not one of these.
     """
-
-    fill: int | tuple[int, ...] = 0
-    padding_mode: PaddingMode = "constant"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_padding(self)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
         spare = sizes_hw - np.array(self.size, np.int64)
@@ -207,9 +201,3 @@ class TrimBorder(Transform):
         windows = windows_tlhw.copy()
         windows[:, :2] += self.border_size
         return windows
-
-
-def _check_padding(transform: Any) -> None:
-    own = type(transform).__name__
-    object.__setattr__(transform, "fill", fill_values(f"{own}(fill=…)", transform.fill))
-    padding_mode_of(f"{own}(padding_mode=…)", transform.padding_mode)

@@ -50,7 +50,7 @@ OPS: Final = (
     "invert",
     "grayscale",
     "blur",  # kernel width, kernel height (odd), sigma x, sigma y, in pixels
-    "noise",  # mean, sigma (in levels), whether to clip (0, 1: always clipped on levels), key word 0, key word 1
+    "noise",  # mean, sigma (in levels), key word 0, key word 1
     "permute",  # the three channels that stand at red, green and blue afterwards
     "warp",  # the eight coefficients of `Warp`; by the transform's interpolation and fill
     "identity",

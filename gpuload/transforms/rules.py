@@ -7,12 +7,13 @@ transforms and what to do. Imported by workers, so there is no torch here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuload.transforms.base import Standing, Transform
 from gpuload.transforms.composite import Identity, RandomChoice, flat
-from gpuload.transforms.convert import ToDtype
-from gpuload.transforms.mixing import CutMix, MixUp
+
+if TYPE_CHECKING:  # a worker imports the transforms of its chain, and no others
+    from gpuload.transforms.mixing import CutMix, MixUp
 
 __all__ = ["check_fills", "check_mixing", "check_order", "mixing_of", "placed"]
 
@@ -82,15 +83,16 @@ def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
             first = number
         if transform.makes is not None:
             state = transform.makes
-            unit = 255.0 if isinstance(transform, ToDtype) and transform.scale else unit
+            unit = 255.0 if getattr(transform, "scale", False) else unit
     return tuple(found)
 
 
 def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
     """Those that mix, also within others."""
-    found = []
+    found: list[Any] = []
     for transform in flat(transforms):
-        found += [transform] if isinstance(transform, MixUp | CutMix) else mixing_of(transform.children)
+        if transform.mixes:  # a transform that holds others mixes if one of these does
+            found += mixing_of(transform.children) or [transform]
     return found
 
 

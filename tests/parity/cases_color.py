@@ -105,7 +105,7 @@ def in_channels(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int, count
 
 def noisy(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """The numbers that were drawn, channel by channel, clipped by Pillow."""
-    mean, sigma, _, *key_words = drawn[0][1].values[row, 0, :5].tolist()
+    mean, sigma, *key_words = drawn[0][1].values[row, 0, :4].tolist()
     numbers = normals((int(key_words[0]), int(key_words[1])), image.size).astype(np.float64)
     bands = []
     for band, more in zip(as_pillow(image).split(), numbers.reshape(image.shape[2], *image.shape[:2]), strict=True):
