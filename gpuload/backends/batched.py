@@ -14,10 +14,11 @@ import torch
 from gpuload import transforms as T
 from gpuload.backends.finish import Finish
 from gpuload.backends.gather import Source, crop, resize
+from gpuload.backends.line import LineRunner
 from gpuload.backends.mixture import mix_batch
 from gpuload.backends.operations import OPERATIONS, in_channels
 from gpuload.backends.ragged import RaggedImages
-from gpuload.backends.results import Outputs, apply_late, erase_levels
+from gpuload.backends.results import Outputs, erase_levels
 from gpuload.backends.upload import upload
 from gpuload.backends.warp import warp_batch
 from gpuload.transforms.params import FILTERS, NOTHING, OPS, Box, Branches, Erase, Flip, Mixture, Ops, Warp
@@ -27,7 +28,7 @@ __all__ = ["BatchRunner"]
 PIECE: Final = 64  # images at once: what a resize needs in between is some 3 MB for each
 
 
-class BatchRunner:
+class BatchRunner(LineRunner):
     """Applies a chain to batches.
 
     Args:
@@ -37,32 +38,30 @@ class BatchRunner:
     """
 
     def __init__(self, finish: Finish, device: torch.device, *, masks: bool = False) -> None:
+        super().__init__(masks=masks)
         self._finish = finish
         self._constants = finish.constants(device)
-        self._masks = masks
 
-    def __call__(
-        self, images: RaggedImages, draws: T.Draws, outputs: Outputs, partners: np.ndarray | None = None
+    def levels(
+        self, images: RaggedImages, draws: T.Draws, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
     ) -> None:
-        """Write the result for image i to ``outputs[i]``, C×H×W; it is mixed with that of its partner, see
-        `apply_late`."""
-        draws, late = draws.split()
-        uniform = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _of_one_size(draws, draws.windows_tlhw)
+        uniform = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _of_one_size(draws, windows_tlhw)
         step = PIECE if uniform else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
-            results = self._run(images, draws.take(rows), rows)
+            windows = tuple(window[rows] for window in windows_tlhw)
+            results = self._run(images, draws.take(rows), rows, windows)
             if isinstance(outputs, torch.Tensor):
                 outputs[start : start + len(rows)].copy_(results)
             else:
                 for output, result in zip(outputs[start:], results, strict=False):
                     output.copy_(result)
-        if late is not None:
-            apply_late(outputs, late, partners=partners, masks=self._masks)
 
-    def _run(self, images: RaggedImages, draws: T.Draws, rows: np.ndarray) -> torch.Tensor:
-        source = Source.of_ragged(images, rows, draws.windows_tlhw[0])
-        levels = self._line(source, draws, draws.windows_tlhw).dense()
+    def _run(
+        self, images: RaggedImages, draws: T.Draws, rows: np.ndarray, windows: tuple[np.ndarray, ...]
+    ) -> torch.Tensor:
+        source = Source.of_ragged(images, rows, windows[0])
+        levels = self._line(source, draws, windows).dense()
         if self._finish.dtype == torch.uint8:
             return levels
         result = levels.to(torch.float32)

@@ -15,9 +15,10 @@ import torch
 from gpuload import transforms as T
 from gpuload.backends.canvas import Canvas
 from gpuload.backends.finish import Finish
+from gpuload.backends.line import LineRunner
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.resample import contiguous
-from gpuload.backends.results import Outputs, apply_late
+from gpuload.backends.results import Outputs
 from gpuload.backends.steps import Step, Steps
 
 __all__ = ["SingleRunner"]
@@ -25,7 +26,7 @@ __all__ = ["SingleRunner"]
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-class SingleRunner:
+class SingleRunner(LineRunner):
     """Applies a chain to batches, image by image.
 
     Args:
@@ -34,23 +35,20 @@ class SingleRunner:
     """
 
     def __init__(self, finish: Finish, *, masks: bool = False) -> None:
+        super().__init__(masks=masks)
         self._finish = finish
-        self._masks = masks
         self._scale, self._bias = (constant.numpy() for constant in finish.constants(torch.device("cpu")))
         self._steps = Steps(masks=masks)
         self._canvas = Canvas()
 
-    def __call__(
-        self, images: RaggedImages, draws: T.Draws, outputs: Outputs, partners: np.ndarray | None = None
+    def levels(
+        self, images: RaggedImages, draws: T.Draws, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
     ) -> None:
-        """Write the result for image i to ``outputs[i]``, C×H×W; it is mixed with that of its partner, see
-        `apply_late`."""
-        draws, late = draws.split()
         canvas = self._canvas
         canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
-        steps = self._steps.of(draws)
+        steps = self._steps.of(draws, windows_tlhw)
         write = self._writer(outputs)
-        windows = draws.windows_tlhw[0].copy()
+        windows = windows_tlhw[0].copy()
         windows[:, :2] -= images.regions_tlhw[:, :2]
         try:
             for row, (offset, shape, window) in enumerate(
@@ -62,8 +60,6 @@ class SingleRunner:
                 write(row, canvas)
         finally:
             canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # the ring is not held on to
-        if late is not None:
-            apply_late(outputs, late, partners=partners, masks=self._masks)
 
     def _writer(self, outputs: Outputs) -> Step:
         """The end of the chain, into the memory of the batch."""

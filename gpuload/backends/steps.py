@@ -45,10 +45,10 @@ class Steps:
         self._resamplers: list[Resampler] = []
         self._used = 0
 
-    def of(self, draws: T.Draws) -> list[Step]:
-        """The steps for a batch."""
+    def of(self, draws: T.Draws, windows_tlhw: tuple[np.ndarray, ...]) -> list[Step]:
+        """The steps for a batch, from window to window."""
         self._used = 0
-        return self._line(draws, draws.windows_tlhw)
+        return self._line(draws, windows_tlhw)
 
     def _line(self, draws: T.Draws, windows: tuple[np.ndarray, ...]) -> list[Step]:
         steps = []

@@ -71,6 +71,10 @@ class AugMix(AutomaticAugment):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "all_ops", bool(self.all_ops))
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return MIX[self.all_ops].operations
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mixture:
         width, depth = self.mixture_width, max(self.chain_depth, 0) or DEEPEST
         steps, shapes = width * depth, [self.alpha] * width

@@ -77,6 +77,10 @@ class AutoAugment(AutomaticAugment):
             )
         object.__setattr__(self, "policy", policy)
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return AUTO.operations
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(5)
         kinds, probabilities, places = policy_table(self.policy)
@@ -126,6 +130,10 @@ class RandAugment(AutomaticAugment):
         object.__setattr__(self, "num_magnitude_bins", bins)
         object.__setattr__(self, "magnitude", magnitude)
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return RAND.operations
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(2 * self.num_ops)
         kinds = chosen(RAND.numbers, numbers[:, : self.num_ops])
@@ -159,6 +167,10 @@ class TrivialAugmentWide(AutomaticAugment):
         super().__post_init__()
         bins = whole("TrivialAugmentWide(num_magnitude_bins=…)", self.num_magnitude_bins, least=2)
         object.__setattr__(self, "num_magnitude_bins", bins)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return WIDE.operations
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(3)

@@ -172,6 +172,11 @@ class Transform:
         return ()
 
     @property
+    def operations(self) -> tuple[str, ...]:
+        """The operations of `gpuload.transforms.params.OPS` that it may draw, sorted; its children's are their own."""
+        return ()
+
+    @property
     def streams(self) -> int:
         """How many counter streams it draws from: its own, and those of the transforms that it holds."""
         return 1 + sum(child.streams for child in self.children)

@@ -46,6 +46,10 @@ class GaussianBlur(Transform):
     def needs_whole(self) -> bool:
         return True
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return ("blur",)
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
         sigma = low + uniforms(1) * (high - low)
@@ -98,6 +102,10 @@ class GaussianNoise(Transform):
     def needs_whole(self) -> bool:
         # The numbers are counted from the first pixel of the image, whatever part of it comes next.
         return True
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return ("noise",)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.

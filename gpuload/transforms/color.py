@@ -54,6 +54,10 @@ class ColorJitter(Transform):
         return tuple(name for name in ADJUSTMENTS if getattr(self, name) is not None)
 
     @property
+    def operations(self) -> tuple[str, ...]:
+        return tuple(sorted(self.adjustments))
+
+    @property
     def needs_whole(self) -> bool:
         # Contrast is relative to the mean of the image.
         return self.contrast is not None

@@ -60,6 +60,10 @@ class Grayscale(Transform):
             raise ValueError(f"{name} must be 1 or 3, got {number}")
         object.__setattr__(self, "num_output_channels", number)
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return ("grayscale",)
+
     def output_channels(self, channels: int) -> int:
         return self.num_output_channels
 
@@ -79,12 +83,11 @@ class _Sometimes(Transform):
         object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
 
     @property
-    def values(self) -> tuple[float, ...]:
-        """What the operation needs."""
-        return ()
+    def operations(self) -> tuple[str, ...]:
+        return (self.operation,)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return one_operation(self.operation, uniforms(1)[:, 0] < self.p, self.values)
+        return one_operation(self.operation, uniforms(1)[:, 0] < self.p)
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,6 +163,10 @@ class RandomSolarize(Transform):
             )
         return self
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return ("solarize",)
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return one_operation("solarize", uniforms(1)[:, 0] < self.p, (self.threshold,))
 
@@ -185,6 +192,10 @@ class RandomPosterize(Transform):
             raise ValueError(f"RandomPosterize(bits=…) must lie in 0 … 8, got {bits}: a level has 8 bits")
         object.__setattr__(self, "bits", bits)
         object.__setattr__(self, "p", probability("RandomPosterize(p=…)", self.p))
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return ("posterize",)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return one_operation("posterize", uniforms(1)[:, 0] < self.p, (self.bits,))
@@ -216,6 +227,10 @@ class RandomAdjustSharpness(Transform):
     @property
     def needs_whole(self) -> bool:
         return True  # the border of an image stays, so a window must know where it lies
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return ("sharpness",)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return one_operation("sharpness", uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
@@ -252,6 +267,10 @@ class RandomPhotometricDistort(Transform):
                 raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got ({low:g}, {high:g})")
             object.__setattr__(self, adjustment, (low, high))
         object.__setattr__(self, "p", probability("RandomPhotometricDistort(p=…)", self.p))
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return tuple(sorted((*ADJUSTMENTS, "permute")))
 
     @property
     def needs_whole(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from gpuload.transforms.matrices import rotation_coefficients
-from gpuload.transforms.params import VALUES, code
+from gpuload.transforms.params import OPS, VALUES, code
 
 __all__ = ["AUTO", "KINDS", "MIX", "POLICIES", "RAND", "WIDE", "Space", "affine", "operations", "policy_table"]
 
@@ -82,6 +82,11 @@ class Space:
     def numbers(self) -> np.ndarray:
         """The kinds, as places in `KINDS`."""
         return np.array([KINDS.index(kind) for kind in self.kinds], np.int64)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """What the kinds come to, as names in `OPS`, sorted."""
+        return tuple(sorted({OPS[number] for number in CODES[self.numbers].tolist()}))
 
     def magnitudes(self, kinds: np.ndarray, bins: int, places: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         """Float64 (B, n), without a sign, of the kinds (B, n) at these places among so many bins."""

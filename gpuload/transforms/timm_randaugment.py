@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, is_sequence
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.params import FILTERS, NOTHING, VALUES, Ops, code
+from gpuload.transforms.params import FILTERS, NOTHING, OPS, VALUES, Ops, code
 from gpuload.transforms.policies import KINDS, affine
 from gpuload.transforms.sampling import normal
 
@@ -189,6 +189,11 @@ class TimmRandAugment(Transform):
     @property
     def needs_whole(self) -> bool:
         return True
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        kinds = _recipe(self.config, self.hparams).kinds
+        return tuple(sorted({OPS[number] for number in CODES[kinds].tolist()}))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         recipe = _recipe(self.config, self.hparams)
