@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpuload.datasets.wrap import wrap
     from gpuload.decode import Decode
     from gpuload.errors import (
+        BackendError,
         CollateError,
         DecodeError,
         ErrorRecord,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BackendError": "gpuload.errors",
     "BatchInfo": "gpuload.assembly",
     "Boxes": "gpuload.sample",
     "CollateError": "gpuload.errors",
@@ -65,6 +67,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BackendError",
     "BatchInfo",
     "Boxes",
     "CollateError",

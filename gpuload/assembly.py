@@ -31,6 +31,7 @@ from gpuload.workers.parts import Batch, Part
 __all__ = ["Assembly", "BatchInfo"]
 
 LEND_BYTES = 1 << 20  # a smaller batch is copied
+MODULE_STREAM = 2**31 + 16  # of the counter, and those behind it, one for each view; transforms have the small numbers
 DEPTH = 3  # so deep tensors are looked for in objects of a user's own class
 
 
@@ -113,10 +114,14 @@ class Assembly:
         images = _ragged(rows, which, ImageColumn(rows.table(leaf, starts)), pixels)
         drawn = drawn or self.drawn(epoch, rows, leaf, starts)
         if pairing is not None:
-            return self._mixed(images, drawn[0], rows, which, pairing)
+            self._pair(drawn[0], rows, which, pairing)
+        partners = None if pairing is None else pairing.partners
+        views = [
+            self._stage(images, draws, view=view, partners=partners, seed=self._module_seed(epoch, rows, view))
+            for view, draws in enumerate(drawn)
+        ]
         if self._options.chain.views is None:
-            return self._stage(images, drawn[0])
-        views = [self._stage(images, draws, view=view) for view, draws in enumerate(drawn)]
+            return views[0]
         return views if self._batched else [list(image) for image in zip(*views, strict=True)]
 
     def targets(
@@ -150,7 +155,16 @@ class Assembly:
             numbers = planned[np.searchsorted(batch.positions[planned], numbers)]
         return Pairing(mixing, partners_of(numbers))
 
-    def _mixed(self, images: RaggedImages, draws: Draws, rows: Harvest, which: np.ndarray, pairing: Pairing) -> Any:
+    def _module_seed(self, epoch: int, rows: Harvest, view: int) -> int | None:
+        """What torch's generators are seeded with for the module at the end of the transforms: the batch is named by
+        its first position, which stays the same when an epoch is resumed."""
+        if self._options.chain.module is None:
+            return None
+        key = rng.epoch_key(self._options.seed, epoch)
+        return int(rng.uniforms(key, rows.positions[:1], MODULE_STREAM + view, 2)[0, 0] * 2.0**32)
+
+    def _pair(self, draws: Draws, rows: Harvest, which: np.ndarray, pairing: Pairing) -> None:
+        """Tell who is mixed with whom, and how much."""
         if len(which) != len(rows):
             missing = int(np.setdiff1d(np.arange(len(rows)), which)[0])
             raise CollateError(
@@ -158,7 +172,6 @@ class Assembly:
                 f"has fewer images than {rows.name(int(which[0]))}; let all samples have as many"
             )
         pairing.take(draws, rows.name)
-        return self._stage(images, draws, partners=pairing.partners)
 
     # -- torch's rules ----------------------------------------------------------------------------------------------
 

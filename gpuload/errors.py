@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "BackendError",
     "CollateError",
+    "CompilerError",
     "DecodeError",
     "ErrorRecord",
     "GpuloadError",
@@ -24,6 +26,14 @@ __all__ = [
 class GpuloadError(Exception):
     """Base class of all errors that gpuload raises on purpose, besides `ValueError` and `TypeError` for bad
     arguments."""
+
+
+class BackendError(GpuloadError, ImportError):
+    """The backend that was asked for cannot be used here; the message says what is missing and how to get it."""
+
+
+class CompilerError(BackendError):
+    """Triton cannot compile kernels on this machine. Inside a `Loader` it becomes a warning, and the reference runs."""
 
 
 class DecodeError(GpuloadError):

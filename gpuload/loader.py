@@ -19,6 +19,7 @@ import torch
 
 from gpuload.agenda import Agenda
 from gpuload.assembly import BatchInfo
+from gpuload.backends import Plan
 from gpuload.decode import Decode
 from gpuload.epoch import Epoch, Progress
 from gpuload.faults import ErrorLog, Faults, OnError
@@ -26,7 +27,7 @@ from gpuload.interrupts import finalizing, held
 from gpuload.options import check_batches, check_integer, check_options
 from gpuload.plan import Uneven
 from gpuload.replay import Replay, replay
-from gpuload.session import Session, compile_for
+from gpuload.session import Session, check_for, compile_for, resolve_device
 from gpuload.state import Place, State
 
 __all__ = ["BatchInfo", "Loader"]
@@ -94,7 +95,8 @@ class Loader:
         on_error: what becomes of a sample that cannot be had: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
             ``"replace"`` it by another one; short for ``faults=Faults(on_error=…)``.
         faults: a `Faults` with all options of this kind.
-        backend: what runs the transforms: ``"auto"`` or ``"torch"``.
+        backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch in the place of
+            what another one lacks; ``"auto"`` is ``"fused"`` on CUDA and ``"torch"`` on the CPU. `plan` shows it.
         info: give ``(batch, BatchInfo)``.
         chunk_size: samples that a worker does at a time, at most; default: a worker's share of the batch, from 8 to 32.
             The batches do not depend on it.
@@ -236,8 +238,7 @@ class Loader:
         self._session: Session | None = None
         self._open_epoch: weakref.ref[Epoch] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        # Compiled once more when the session starts; here only so that what is wrong is said now.
-        compile_for(self._options, torch.device("cpu"))
+        check_for(self._options)
         self._agenda.check()
         self._made = True
 
@@ -351,6 +352,24 @@ class Loader:
             sampler=place.sampler,
             stream=place.stream,
         )
+
+    def plan(self) -> Plan:
+        """Which backend runs which transform, here and now: ``print(loader.plan())``.
+
+        Raises:
+            BackendError: the backend that was asked for cannot be used here.
+
+        Example:
+            >>> from gpuload import transforms as T
+            >>> chain = [T.RandomResizedCrop(224), T.ColorJitter(0.4), T.Normalize([0.5] * 3, [0.5] * 3)]
+            >>> print(Loader(["a.jpg"], transforms=chain, backend="kornia", device="cpu").plan())
+            backend kornia on cpu
+              RandomResizedCrop(size=(224, 224))                   torch   Kornia resizes otherwise than Pillow
+              ColorJitter(brightness=(0.6, 1.4))                   kornia
+              Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)) kornia
+        """
+        stage = compile_for(self._options, resolve_device(self._options.device))
+        return stage.plan
 
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
         """One augmented sample once more, with what was drawn for it: for the day a loss is NaN.

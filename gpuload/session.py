@@ -23,7 +23,7 @@ import torch
 import torch.utils._device  # torch loads it at the first `with torch.device(…)`, in the midst of the first batch
 
 from gpuload.assembly import Assembly
-from gpuload.backends import compile_stage
+from gpuload.backends import Stage, check_stage, compile_stage
 from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
 from gpuload.faults import ErrorLog, substitutes
 from gpuload.interrupts import held
@@ -69,7 +69,7 @@ class Session:
     def __init__(self, options: Options, errors: ErrorLog) -> None:
         self.options = options
         self.errors = errors
-        device = _resolve_device(options.device)
+        device = resolve_device(options.device)
         self.stage = compile_for(options, device)
         self.launched: deque[_Launched] = deque()
         job = Job(
@@ -347,19 +347,37 @@ def _ahead(options: Options) -> int:
     return options.prefetch_factor * (options.num_workers if options.iterable else 1)
 
 
-def compile_for(options: Options, device: torch.device) -> Any:
+def compile_for(options: Options, device: torch.device) -> Stage:
+    """The stage of a loader with these options."""
     return compile_stage(
         options.chain,
         device=device,
         backend=options.backend,
         dtype=options.dtype,
         memory_format=options.memory_format,
-        ragged="views" if options.collate_fn is not None or options.single else options.ragged,
+        ragged=_ragged(options),
         cpu_threads=options.cpu_threads,
     )
 
 
-def _resolve_device(device: torch.device | None) -> torch.device:
+def check_for(options: Options) -> None:
+    """Say what is wrong with them before anything is made."""
+    check_stage(
+        options.chain,
+        options.device,
+        options.backend,
+        options.dtype,
+        options.memory_format,
+        _ragged(options),
+        options.cpu_threads,
+    )
+
+
+def _ragged(options: Options) -> str:
+    return "views" if options.collate_fn is not None or options.single else options.ragged
+
+
+def resolve_device(device: torch.device | None) -> torch.device:
     """None: CUDA's current device, by LOCAL_RANK where none was chosen, or the CPU. An index is always filled in."""
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

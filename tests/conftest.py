@@ -20,6 +20,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("gpuload", deadline=None, derandomize=True)
 settings.load_profile("gpuload")
 
+# Triton's kernels run in its interpreter where there is no GPU; it is asked for before a kernel is declared.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 SHARED = Path(os.environ.get("GPULOAD_SHARED", Path(__file__).parent.parent.parent / "shared"))
 
 

@@ -3,8 +3,22 @@
 A backend is given what was drawn, and applies it; it draws nothing itself.
 """
 
-from gpuload.backends.compile import Backend, MemoryFormat, Ragged, Result, Stage, compile_stage
+from gpuload.backends.compile import BackendName, MemoryFormat, Ragged, check_stage, compile_stage
 from gpuload.backends.memory import OutputPool
+from gpuload.backends.planning import Plan, PlanStep
 from gpuload.backends.ragged import RaggedImages
+from gpuload.backends.stage import Result, Stage
 
-__all__ = ["Backend", "MemoryFormat", "OutputPool", "Ragged", "RaggedImages", "Result", "Stage", "compile_stage"]
+__all__ = [
+    "BackendName",
+    "MemoryFormat",
+    "OutputPool",
+    "Plan",
+    "PlanStep",
+    "Ragged",
+    "RaggedImages",
+    "Result",
+    "Stage",
+    "check_stage",
+    "compile_stage",
+]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from gpuload.transforms import Normalize, ToDtype
 from gpuload.transforms.base import Transform
 
-__all__ = ["Finish"]
+__all__ = ["UNCHANGED", "Finish"]
 
 
 @dataclass(frozen=True)
@@ -70,3 +71,6 @@ class Finish:
 
 def _constant(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]
+
+
+UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # levels stay what they are

@@ -17,16 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.backends.batched import BatchRunner
-from gpuload.backends.finish import Finish
+from gpuload.backends.finish import UNCHANGED
 from gpuload.backends.ragged import RaggedImages
-from gpuload.backends.single import SingleRunner
+from gpuload.backends.reference import reference_runner
 from gpuload.transforms import Draws, ToDtype
 from gpuload.transforms.params import Box, Branches, Params, Warp
 
 __all__ = ["MaskStage"]
-
-UNCHANGED = Finish(torch.uint8, (1.0,), (0.0,), None)
 
 
 class MaskStage:
@@ -37,8 +34,7 @@ class MaskStage:
     """
 
     def __init__(self, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
-        self._run = SingleRunner(UNCHANGED, masks=True) if on_cpu else BatchRunner(UNCHANGED, device, masks=True)
+        self._run = reference_runner(UNCHANGED, device, masks=True)
         self._device = device
 
     def __call__(

@@ -10,6 +10,7 @@ from gpuload import transforms as T
 from gpuload.backends import RaggedImages, compile_stage
 from gpuload.backends.batched import BatchRunner
 from gpuload.backends.finish import Finish
+from gpuload.backends.single import SingleRunner
 from gpuload.rng import epoch_key
 
 KEY = epoch_key(3, 1)
@@ -79,9 +80,10 @@ def test_images_of_one_size_whose_sizes_differ_within_a_branch(transforms):
 def test_all_ways_of_a_branch_have_the_same_scratch_memory(make_images, make_batch):
     five = [T.Resize((30, 30 + number)) for number in range(5)]
     chain = T.Chain([T.RandomOrder(five), T.Resize((16, 16))])
-    stage = compile_stage(chain, device="cpu")
-    stage(*make_batch(chain, make_images(4, 30)))
-    assert len(stage._runs[0]._steps._resamplers) == 6  # pyright: ignore[reportFunctionMemberAccess]
+    runner = SingleRunner(Finish.of(chain.lines[0].transforms, None))
+    images, draws = make_batch(chain, make_images(4, 30))
+    runner(images, draws, torch.empty(len(images), 3, 16, 16, dtype=torch.uint8))
+    assert len(runner._steps._resamplers) == 6
 
 
 @pytest.mark.parametrize("flip", [T.RandomVerticalFlip, T.RandomHorizontalFlip])

@@ -23,7 +23,7 @@ def stage_of(transforms, **options):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"backend": "kornia"}, "backend must be one of 'auto', 'torch', got 'kornia'"),
+        ({"backend": "cuda"}, "backend must be one of 'auto', 'torch', 'kornia', 'dali', 'fused', got 'cuda'"),
         ({"ragged": "crop"}, "ragged must be one of 'error', 'list', 'pad', 'views', got 'crop'"),
         ({"memory_format": "nhwc"}, "memory_format must be one of 'contiguous_format', 'channels_last', got 'nhwc'"),
         ({"dtype": "float64"}, "dtype must be one of 'uint8', 'float16', 'bfloat16', 'float32', got 'float64'"),

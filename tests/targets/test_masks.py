@@ -14,7 +14,8 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.backends import RaggedImages
 from gpuload.backends.batched import BatchRunner
-from gpuload.backends.masks import UNCHANGED, MaskStage
+from gpuload.backends.finish import UNCHANGED
+from gpuload.backends.masks import MaskStage
 
 FILL = {gl.Image: 3, gl.Mask: 100}
 MORE = {

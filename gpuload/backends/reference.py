@@ -1,0 +1,57 @@
+"""The backend ``"torch"``: all transforms, on the CPU image by image, on CUDA batch by batch. What the others are held
+against, and what runs in their place."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from gpuload.backends.backend import Backend, Late, Levels
+from gpuload.backends.batched import BatchRunner
+from gpuload.backends.finish import Finish
+from gpuload.backends.line import LineRunner
+from gpuload.backends.ragged import RaggedImages
+from gpuload.backends.results import Outputs, apply_late
+from gpuload.backends.single import SingleRunner
+from gpuload.transforms import Draws
+from gpuload.transforms.base import Transform
+from gpuload.transforms.params import Params
+
+__all__ = ["TorchBackend", "reference_runner"]
+
+
+class TorchBackend(Backend):
+    """The reference."""
+
+    name: ClassVar[str] = "torch"
+
+    def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
+        return None
+
+    def levels(self, finish: Finish) -> Levels:
+        runner = reference_runner(finish, self.device)
+
+        def run(
+            images: RaggedImages,
+            draws: Draws,
+            windows_tlhw: tuple[np.ndarray, ...],
+            outputs: Outputs,
+            late: Draws | None,
+        ) -> Draws | None:
+            runner.levels(images, draws, windows_tlhw, outputs)
+            return late
+
+        return run
+
+    def late(self) -> Late:
+        def run(outputs: Outputs, late: Draws, partners: np.ndarray | None) -> None:
+            apply_late(outputs, late, partners=partners)
+
+        return run
+
+
+def reference_runner(finish: Finish, device: torch.device, *, masks: bool = False) -> LineRunner:
+    """The one of both that is for a device."""
+    return SingleRunner(finish, masks=masks) if device.type == "cpu" else BatchRunner(finish, device, masks=masks)
