@@ -1,0 +1,143 @@
+"""Random erasing of finished images inside a kernel: boxes become a constant, a random colour, or normal numbers.
+
+The numbers are those of `gpuload.noise`, to the last bit where the kernel is launched with ``enable_fp_fusion=False``:
+number i of a key comes from block i // 8 of Philox, so each pixel makes its own, wherever its tile is worked on.
+
+`records` runs in the process of the stage; `erase` is a device function of Triton. The table of quantiles, 256 KB, is
+kept once for each device, and lies in the cache of a GPU.
+"""
+
+# Type checkers do not know that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from gpuload.noise import PER_BLOCK, ROTATION, quantiles
+from gpuload.transforms.erasing import RandomErasing
+from gpuload.transforms.params import Erase
+
+__all__ = ["RECORD", "erase", "quantile_table", "records"]
+
+# Numbers of a box: top, left, height, width, kind; then of a constant the bits of three float32, of random numbers the
+# place of the first one and the two words of the key.
+RECORD: Final = 8
+
+KINDS: Final = ("const", "rand", "pixel")
+
+_RECORD: Final = tl.constexpr(RECORD)
+_CONST: Final = tl.constexpr(KINDS.index("const"))
+_PIXEL: Final = tl.constexpr(KINDS.index("pixel"))
+_PER_BLOCK: Final = tl.constexpr(PER_BLOCK)
+_COSINE: Final = tl.constexpr(ROTATION[0])
+_SINE: Final = tl.constexpr(ROTATION[1])
+
+
+def records(params: Erase, transform: RandomErasing, channels: int) -> np.ndarray:
+    """What `erase` is told: int64 (B, n, `RECORD`), boxes of no height where there is none.
+
+    Records of several transforms stand one behind the other along the second axis, in the order of the transforms.
+
+    Args:
+        params: what was drawn.
+        transform: its declaration; what it writes are numbers of finished images.
+        channels: of the images, 1 or 3.
+    """
+    boxes = params.boxes_tlhw
+    found = np.zeros((*boxes.shape[:2], RECORD), np.int64)
+    found[:, :, :4] = boxes
+    found[:, :, 4] = KINDS.index(transform.kind)
+    if transform.kind == "const":
+        found[:, :, 5:8] = np.array(transform.numbers, np.float32).view(np.int32)
+        return found
+    areas = boxes[:, :, 2:].prod(axis=2)
+    counts = channels * (areas if transform.kind == "pixel" else areas > 0)
+    found[:, :, 5] = np.cumsum(counts, axis=1) - counts
+    found[:, :, 6:8] = params.keys[:, None]
+    return found
+
+
+@lru_cache(maxsize=16)
+def quantile_table(device: torch.device) -> torch.Tensor:
+    """The normal quantiles, float32 (65536,), on the device."""
+    return torch.from_numpy(quantiles()).to(device)
+
+
+@triton.jit
+def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS: tl.constexpr):
+    """Erase boxes of a tile of a finished image, one after the other.
+
+    Args:
+        red, green, blue: float32 blocks rows × columns; of one channel, the same block three times.
+        ys, xs: int32 (rows,) and (columns,), ascending, where in the image the tile lies.
+        records_ptr: to the image's records, int64.
+        count: how many.
+        quantiles_ptr: to the table of normal quantiles, float32.
+        CHANNELS: 1 or 3.
+
+    Returns:
+        red, green, blue.
+    """
+    top = tl.min(ys)
+    bottom = tl.max(ys)
+    left = tl.min(xs)
+    right = tl.max(xs)
+    at = 0
+    while at < count:
+        record_ptr = records_ptr + at * _RECORD
+        down = tl.load(record_ptr).to(tl.int32)
+        across = tl.load(record_ptr + 1).to(tl.int32)
+        height = tl.load(record_ptr + 2).to(tl.int32)
+        width = tl.load(record_ptr + 3).to(tl.int32)
+        # Nearly all tiles lie outside.
+        if (down <= bottom) & (down + height > top) & (across <= right) & (across + width > left) & (height > 0):
+            y = ys - down
+            x = xs - across
+            inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
+            kind = tl.load(record_ptr + 4)
+            if kind == _CONST:
+                red = tl.where(inside, _number(record_ptr + 5), red)
+                green = tl.where(inside, _number(record_ptr + 6), green)
+                blue = tl.where(inside, _number(record_ptr + 7), blue)
+            else:
+                first = tl.load(record_ptr + 5).to(tl.int32)
+                key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
+                # Numbers are counted channel by channel, within it row by row; a colour has one for each channel.
+                place = tl.where(kind == _PIXEL, y[:, None] * width + x[None, :], 0) + first
+                plane = tl.where(kind == _PIXEL, height * width, 1)
+                red = tl.where(inside, _normal(place, key, quantiles_ptr, inside), red)
+                if CHANNELS == 3:
+                    green = tl.where(inside, _normal(place + plane, key, quantiles_ptr, inside), green)
+                    blue = tl.where(inside, _normal(place + 2 * plane, key, quantiles_ptr, inside), blue)
+        at += 1
+    if CHANNELS == 1:
+        green = red
+        blue = red
+    return red, green, blue
+
+
+@triton.jit
+def _number(bits_ptr):
+    """The float32 with these bits."""
+    return tl.load(bits_ptr).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _normal(place, key, quantiles_ptr, wanted):
+    """The normal numbers at these places, as `gpuload.noise.normals` makes them."""
+    zero = place * 0
+    word0, word1, word2, word3 = tl.philox(key, place // _PER_BLOCK, zero, zero, zero)
+    which = (place % _PER_BLOCK) // 2
+    word = tl.where(which == 0, word0, tl.where(which == 1, word1, tl.where(which == 2, word2, word3)))
+    first = tl.load(quantiles_ptr + (word & 0xFFFF).to(tl.int32), wanted, 0.0)
+    second = tl.load(quantiles_ptr + (word >> 16).to(tl.int32), wanted, 0.0)
+    even = first * _COSINE + second * _SINE
+    odd = second * _COSINE - first * _SINE
+    return tl.where(place % 2 == 0, even, odd)
