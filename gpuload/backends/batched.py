@@ -6,7 +6,8 @@ issued on the current stream; parameters go to the device as small arrays. Nothi
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from gpuload.backends.finish import Finish
 from gpuload.backends.gather import Source, crop, resize
 from gpuload.backends.line import LineRunner
 from gpuload.backends.mixture import mix_batch
-from gpuload.backends.operations import OPERATIONS, in_channels
+from gpuload.backends.operations import OPERATIONS, Operation, in_channels
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.results import Outputs, erase_levels
 from gpuload.backends.upload import upload
@@ -31,11 +32,16 @@ PIECE: Final = 64  # images at once: what a resize needs in between is some 3 MB
 class BatchRunner(LineRunner):
     """Applies a chain to batches.
 
+    What it does to pixels stands in methods of its own, which another backend may have its own way of; levels N×C×H×W
+    are uint8 where they are moved, and float32 where operations work on them.
+
     Args:
         finish: the end of the chain.
         device: where.
         masks: what is given are masks: they are moved as images are, by the nearest pixel, and keep their values.
     """
+
+    operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
 
     def __init__(self, finish: Finish, device: torch.device, *, masks: bool = False) -> None:
         super().__init__(masks=masks)
@@ -64,6 +70,10 @@ class BatchRunner(LineRunner):
         levels = self._line(source, draws, windows).dense()
         if self._finish.dtype == torch.uint8:
             return levels
+        return self._finished(levels)
+
+    def _finished(self, levels: torch.Tensor) -> torch.Tensor:
+        """The numbers that levels become, float32."""
         result = levels.to(torch.float32)
         if not self._finish.is_identity:
             result.mul_(self._constants[0]).add_(self._constants[1])
@@ -80,15 +90,13 @@ class BatchRunner(LineRunner):
     ) -> Source:
         match params:
             case Flip():
-                return source.flip(params.flipped, horizontally=params.axis == 1)
+                return self._flip(source, params)
             case Box() if transform.pads:
-                size = int(after[0, 2]), int(after[0, 3])
                 corners = params.box_tlhw[:, :2] + after[:, :2]
                 if np.array_equal(after[:, 2:], before[:, 2:]) and np.array_equal(corners, before[:, :2]):
                     return source
-                places = np.hstack([corners, before[:, :2]])
-                fill = transform.outside(masks=self._masks)
-                return Source.of_dense(crop(source, places, size, sizes_hw, transform.padding_mode, fill))
+                size = int(after[0, 2]), int(after[0, 3])
+                return self._crop(source, transform, np.hstack([corners, before[:, :2]]), size, sizes_hw)
             case Box():
                 corners = before[:, :2] - params.box_tlhw[:, :2]
                 boxes, sizes = params.box_tlhw[:, 2:], params.size_hw
@@ -112,18 +120,45 @@ class BatchRunner(LineRunner):
                 return source if np.array_equal(before, after) else source.cut(inside)
             case Ops():
                 levels = source.dense().to(torch.float32)
-                operated = Source.of_dense(operate(levels, params, transform).to(torch.uint8))
+                operated = Source.of_dense(self._operate(levels, params, transform).to(torch.uint8))
                 return operated if np.array_equal(before, after) else operated.cut(after)
             case Mixture():
                 levels = source.dense().to(torch.float32)
-                mixed = mix_batch(levels, params, lambda some, chain: operate(some, chain, transform))
-                mixed = Source.of_dense(mixed.to(torch.uint8))
+                mixed = Source.of_dense(self._mix(levels, params, transform).to(torch.uint8))
                 return mixed if np.array_equal(before, after) else mixed.cut(after)
             case Erase():
-                return Source.of_dense(erase_levels(source.dense(), params, transform, before))
+                return Source.of_dense(self._erase(source.dense(), params, transform, before))
             case Branches():
                 return self._branch(source, params, after)
         return source
+
+    def _flip(self, source: Source, params: Flip) -> Source:
+        return source.flip(params.flipped, horizontally=params.axis == 1)
+
+    def _crop(
+        self, source: Source, transform: Any, corners: np.ndarray, size: tuple[int, int], sizes_hw: np.ndarray
+    ) -> Source:
+        """Boxes of one size that may reach beyond the image; `corners` as for `gather.crop`."""
+        fill = transform.outside(masks=self._masks)
+        return Source.of_dense(crop(source, corners, size, sizes_hw, transform.padding_mode, fill))
+
+    def _mix(self, levels: torch.Tensor, params: Mixture, transform: Any) -> torch.Tensor:
+        return mix_batch(levels, params, lambda some, chain: self._operate(some, chain, transform))
+
+    def _erase(self, levels: torch.Tensor, params: Erase, transform: Any, windows_tlhw: np.ndarray) -> torch.Tensor:
+        return erase_levels(levels, params, transform, windows_tlhw)
+
+    def _warped(
+        self,
+        levels: torch.Tensor,
+        coefficients: np.ndarray,
+        size: tuple[int, int],
+        interpolation: str,
+        fill: Sequence[int],
+        corners: np.ndarray | None = None,
+    ) -> torch.Tensor:
+        """Images through a map; arguments as for `warp_batch`."""
+        return warp_batch(levels, coefficients, size, interpolation, fill, corners=corners)
 
     def _filters(self, transform: Any, params: Any, count: int) -> np.ndarray:
         if self._masks:
@@ -146,8 +181,8 @@ class BatchRunner(LineRunner):
             rows = np.flatnonzero((filters == name) & params.warped)
             if len(rows):
                 index = upload(rows, levels.device)
-                results[index] = warp_batch(
-                    levels[index], params.coefficients[rows], size, name, fill, corners=after[rows, :2]
+                results[index] = self._warped(
+                    levels[index], params.coefficients[rows], size, name, fill, after[rows, :2]
                 )
         return Source.of_dense(results)
 
@@ -172,6 +207,40 @@ class BatchRunner(LineRunner):
         assert results is not None
         return Source.of_dense(results)
 
+    def _operate(self, levels: torch.Tensor, params: Ops, transform: Any) -> torch.Tensor:
+        """Do the operations, the first of all images first; images with the same one go together."""
+        for turn in range(params.codes.shape[1]):
+            for code in np.unique(params.codes[:, turn]).tolist():
+                if code == NOTHING:
+                    continue
+                rows = np.flatnonzero(params.codes[:, turn] == code)
+                index = upload(rows, levels.device)
+                values = params.values[rows, turn]
+                if OPS[code] == "warp":
+                    filters = None if params.filters is None else params.filters[rows, turn]
+                    self._warp_levels(levels, rows, values, filters, transform)
+                elif OPS[code] != "identity":
+                    levels[index] = self.operations[OPS[code]](levels[index], values)
+        return in_channels(levels, transform.output_channels(levels.shape[1]))
+
+    def _warp_levels(
+        self,
+        levels: torch.Tensor,
+        rows: np.ndarray,
+        coefficients: np.ndarray,
+        filters: np.ndarray | None,
+        transform: Any,
+    ) -> None:
+        """Warp these images in place, those of one filter together."""
+        fill, size = transform.outside(masks=False), (levels.shape[2], levels.shape[3])
+        if filters is None:
+            filters = np.full(len(rows), FILTERS.index(transform.interpolation))
+        for number in np.unique(filters).tolist():
+            some = np.flatnonzero(filters == number)
+            index = upload(rows[some], levels.device)
+            warped = self._warped(levels[index].to(torch.uint8), coefficients[some], size, FILTERS[number], fill)
+            levels[index] = warped.to(torch.float32)
+
 
 def _of_one_size(draws: T.Draws, windows: tuple[np.ndarray, ...]) -> bool:
     """Whether the images of a batch can go together: they are of one size all the way, within branches too.
@@ -187,34 +256,3 @@ def _of_one_size(draws: T.Draws, windows: tuple[np.ndarray, ...]) -> bool:
                 if len(rows) and not _of_one_size(inner, inner.windows_for(after[rows])):
                     return False
     return True
-
-
-def operate(levels: torch.Tensor, params: Ops, transform: Any) -> torch.Tensor:
-    """Do the operations, the first of all images first; images with the same one go together."""
-    for turn in range(params.codes.shape[1]):
-        for code in np.unique(params.codes[:, turn]).tolist():
-            if code == NOTHING:
-                continue
-            rows = np.flatnonzero(params.codes[:, turn] == code)
-            index = upload(rows, levels.device)
-            values = params.values[rows, turn]
-            if OPS[code] == "warp":
-                filters = None if params.filters is None else params.filters[rows, turn]
-                _warp_levels(levels, rows, values, filters, transform)
-            elif OPS[code] != "identity":
-                levels[index] = OPERATIONS[OPS[code]](levels[index], values)
-    return in_channels(levels, transform.output_channels(levels.shape[1]))
-
-
-def _warp_levels(
-    levels: torch.Tensor, rows: np.ndarray, coefficients: np.ndarray, filters: np.ndarray | None, transform: Any
-) -> None:
-    """Warp these images in place, those of one filter together."""
-    fill, size = transform.outside(masks=False), (levels.shape[2], levels.shape[3])
-    if filters is None:
-        filters = np.full(len(rows), FILTERS.index(transform.interpolation))
-    for number in np.unique(filters).tolist():
-        some = np.flatnonzero(filters == number)
-        index = upload(rows[some], levels.device)
-        warped = warp_batch(levels[index].to(torch.uint8), coefficients[some], size, FILTERS[number], fill)
-        levels[index] = warped.to(torch.float32)

@@ -23,7 +23,7 @@ from PIL import Image
 
 from gpuload.backends.upload import upload
 
-__all__ = ["warp_batch", "warp_image"]
+__all__ = ["mapped_places", "nearest_places", "warp_batch", "warp_image"]
 
 FILTERS: Final = {
     "nearest": Image.Resampling.NEAREST,
@@ -122,11 +122,11 @@ def warp_batch(
     flat = levels.reshape(n, channels, height * width)
     outside = upload(np.asarray(fill, np.uint8).reshape(-1, 1), levels.device)
     if interpolation == "nearest":
-        y, x = _nearest(levels, coefficients, size_hw, corners)
+        y, x = nearest_places(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         found = _take(flat, torch.where(inside, y * width + x, 0))
     else:
-        y, x = _mapped(levels, coefficients, size_hw, corners)
+        y, x = mapped_places(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         filtered = _bilinear if interpolation == "bilinear" else _bicubic
         half = x.new_tensor(0.5)  # what lies outside may be infinite, or no number
@@ -134,7 +134,7 @@ def warp_batch(
     return torch.where(inside[:, None], found, outside).view(n, channels, *size_hw)
 
 
-def _mapped(
+def mapped_places(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the centres of pixels are shown from, y and x, float64 (N, H'·W')."""
@@ -145,7 +145,7 @@ def _mapped(
     return ((d * x + e * y + f) / scale).flatten(1), ((a * x + b * y + c) / scale).flatten(1)
 
 
-def _nearest(
+def nearest_places(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which pixels are shown, y and x, int64 (N, H'·W'); some place outside where none is."""
@@ -203,7 +203,7 @@ def _fixed(
 def _floating(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    y, x = _mapped(like, coefficients, size_hw, corners)
+    y, x = mapped_places(like, coefficients, size_hw, corners)
     return tuple(torch.where(v >= 0, v, -1.0).clamp_(max=2.0**31).to(torch.int64) for v in (y, x))  # pyright: ignore[reportReturnType]
 
 
