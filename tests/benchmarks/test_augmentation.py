@@ -1,31 +1,274 @@
-"""The benchmark of augmenting: its recipes are chains, and what it measures becomes its table."""
+"""The benchmark of augmenting: all contenders of a case make the same kind of batch, and no figure goes astray."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import json
+import time
+import warnings
 
 import numpy as np
 import pytest
+import torch
+from pictures import smooth_image
+from PIL import Image
 from rich.console import Console
 
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("torchvision is a peer: make bench installs it", allow_module_level=True)
 
-from benchmarks import augmentation
+from benchmarks.augmentation import __main__ as command
+from benchmarks.augmentation import tables
+from benchmarks.augmentation.cases import transforms
+from benchmarks.augmentation.clocks import CpuClock, CudaClock, Reading, copy_bandwidth
+from benchmarks.augmentation.contenders import BACKENDS, PEERS, Contender, Missing, contenders, least_bytes
+from benchmarks.augmentation.measuring import CaseResult, Row, measure
+from benchmarks.augmentation.photographs import Photographs
+from benchmarks.augmentation.recipes import headline, recipes
+
+CASES = [*transforms(), *recipes(), *headline()]
+COUNT = 4
 
 
-def test_recipes_run_and_become_a_table():
-    arrays = [np.full((40, 50, 3), level, np.uint8) for level in (10, 200)]
-    mine, _ = augmentation.recipes()["SimCLR"]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two photographs, one lying and one upright."""
+    root = tmp_path_factory.mktemp("photographs")
+    for number, (height, width) in enumerate([(375, 500), (400, 300)]):
+        Image.fromarray(smooth_image(height, width, number)).save(root / f"{number}.jpg")
+    return root
+
+
+@pytest.fixture(scope="module")
+def photographs(folder):
+    return Photographs(folder, COUNT, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_all_contenders_make_the_same_kind_of_batch(case, photographs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peers warn of their own futures
+        found = contenders(case, photographs, ["torch"], list(PEERS))
+        made = {name: one.run(1) for name, one in found.items() if isinstance(one, Contender)}
+    own = made.pop("gpuload torch")
+    assert own.dtype == (getattr(torch, case.dtype) if case.floats else torch.uint8)
+    assert own.is_contiguous(memory_format=torch.channels_last if case.channels_last else torch.contiguous_format)
+    assert PEERS["batch"] in made or case.boxes
+    for name, batch in made.items():
+        assert batch.shape == own.shape, name
+        # Kornia's results stay floats where ours are levels.
+        assert batch.dtype == (own.dtype if case.floats or "Kornia" not in name else torch.float32), name
+        assert batch.stride() == own.stride(), name
+
+
+def test_the_same_numbers_come_out_where_nothing_is_random(photographs):
+    case = next(case for case in recipes() if case.name == "evaluation")
+    found = contenders(case, photographs, ["torch"], ["pillow", "tensors", "batch"])
+    own, *others = (one.run(0) for one in found.values() if isinstance(one, Contender))
+    assert len(others) == 3
+    for other in others:
+        assert (own - other).abs().max() < 2.01 / 255 / 0.224  # two levels
+
+
+def test_reasons_for_what_is_not_measured(photographs):
+    case = next(case for case in recipes() if case.boxes)
+    found = contenders(case, photographs, ["fused"], list(PEERS))
+    reasons = {name: one.reason for name, one in found.items() if isinstance(one, Missing)}
+    assert reasons == {
+        "gpuload fused": "Triton runs on the CPU in its interpreter only, which is no measurement",
+        PEERS["batch"]: "its crops hang on the boxes of each image",
+        PEERS["kornia"]: "it has no crop that hangs on boxes",
+    }
+
+
+def test_bytes_that_must_move(photographs):
+    cases = {case.name: case for case in CASES}
+    crop = COUNT * 3 * 224 * 224
+    assert least_bytes(cases["RandomHorizontalFlip"], photographs, [1, 2]) == 2 * crop
+    assert least_bytes(cases["Normalize"], photographs, [1]) == 5 * crop  # floats are written
+    assert least_bytes(cases["CenterCrop"], photographs, [1]) == 2 * crop  # nothing around the crop is read
+    assert least_bytes(cases["500×375 → 224, float16, NCHW"], photographs, [1]) < COUNT * 3 * 375 * 500 + 2 * crop
+
+
+def test_photographs_are_repeated_and_of_one_size_where_asked(photographs):
+    assert [image.size for image in photographs.pillow("photographs")] == [(500, 375), (300, 400)] * 2
+    assert photographs.dense("photographs").shape == (COUNT, 3, 375, 500)
+    assert photographs.found == 2
+    assert torch.equal(photographs.dense("crops"), torch.stack(photographs.tensors("crops")))
+    images = photographs.ragged("crops")
+    first = images.pixels[: 224 * 224 * 3].view(224, 224, 3).permute(2, 0, 1)
+    assert torch.equal(first, photographs.tensors("crops")[0])
+
+
+class Ticks:
+    """A clock by which each turn takes as long as its contender says."""
+
+    def __call__(self, run, turn):
+        return Reading(run(turn), 0.0)
+
+
+def test_first_round_is_not_counted_and_what_fails_is_told(capsys):
     calls = []
-    contenders = {"gpuload": augmentation.ours(mine, arrays), "other": calls.append}
-    found = augmentation.measure(contenders, len(arrays), 3)
+
+    def broken(turn):
+        raise RuntimeError("no such operator\nand more")
+
+    found = measure(
+        {
+            "steady": Contender(lambda turn: calls.append(turn) or 2.0, ("Resize",)),
+            "growing": Contender(lambda turn: 3.0 * turn),
+            "broken": Contender(broken),
+            "absent": Missing("not installed"),
+        },
+        Ticks(),
+        3,
+    )
     assert calls == [0, 1, 2, 3]
-    assert [len(times) for times in found.values()] == [3, 3]
-    assert contenders["gpuload"](0).shape == (2, 3, 224, 224)
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(augmentation.table({"SimCLR": {"gpuload": [1.0, 2.0], "other": [3.0, 4.0]}}))
-    text = console.export_text()
-    assert "2.50 (2.00 … 3.00)" in text
-    assert "1.500" in text
+    assert [reading.ms for reading in found["growing"].readings] == [3, 6, 9]
+    assert tables.ratio(found["growing"], found["steady"]) == (3, 1.5, 4.5)
+    assert found["steady"].falls_back == ("Resize",)
+    assert (found["broken"].failed, found["broken"].readings) == ("RuntimeError: no such operator", [])
+    assert found["absent"].missing == "not installed"
+    assert "no such operator" in capsys.readouterr().err
+
+
+def test_no_round_begins_when_the_time_is_up():
+    found = measure({"one": Contender(lambda turn: 1.0)}, Ticks(), 3, deadline=time.monotonic() - 1)
+    assert found["one"] == Row(missing="the time was up")
+
+
+def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
+    names = {"torch": "gpuload torch", "fused": "gpuload fused", "kornia": PEERS["kornia"], "alone": tables.KERNELS}
+    return CaseResult(name, section, 1000, roofline_ms, {names[key]: row for key, row in rows.items()})
+
+
+def row(*ms, **more):
+    return Row([Reading(time, time) for time in ms], **more)
+
+
+def text_of(table):
+    console = Console(width=130, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def test_tables_show_what_was_measured_and_what_was_not():
+    one = result(torch=row(1.0, 2.0), kornia=row(3.0, 4.0), fused=Row(missing="no CUDA"))
+    shown = text_of(tables.recipe_table([one], 10, "CPU"))
+    assert "2.50 (2.00 … 3.00)" in shown
+    assert "6,667" in shown  # images/s of 10 in 1.5 ms
+    assert "33.3%" in shown
+    assert "not measured" in shown
+    single = result("Resize", "transforms", torch=row(1.5), fused=row(0.0001, falls_back=("Resize",)))
+    assert "1.5 " in (shown := text_of(tables.transform_table([single], 10, "CPU")))
+    assert "0.0001*" in shown
+    assert "100.00 M*" in text_of(tables.transform_table([single], 10, "CPU", rates=True))
+    failing = result("Pad", "transforms", torch=Row(failed="ValueError: no"), fused=Row(missing="no CUDA"))
+    assert tables.notes([single, failing]) == [
+        "* gpuload fused: torch in its place: Resize",
+        "– not measured: gpuload fused: Pad: no CUDA",
+        "failed: gpuload torch: Pad: ValueError: no",
+    ]
+    assert "failed" in text_of(tables.transform_table([failing], 10, "CPU"))
+
+
+@pytest.mark.parametrize(("ms", "met"), [(16.0, True), (16.1, False)])
+def test_goals_on_the_cpu(ms, met):
+    assert [verdict.met for verdict in tables.judge("cpu", [result(torch=row(ms))], 64)] == [met, None]
+
+
+@pytest.mark.parametrize(
+    ("alone_ms", "kornia_ms", "met"),
+    [(0.25, 2.6, [True, True]), (0.26, 2.5, [False, False]), (0.1, None, [True, None])],
+)
+def test_goals_on_cuda(alone_ms, kornia_ms, met):
+    slower = result("NCHW", "kernel", alone=row(1.0))
+    rows = {"alone": row(alone_ms)} | ({"kornia": row(kornia_ms)} if kornia_ms else {})
+    verdicts = tables.judge("cuda", [slower, result("channels_last", "kernel", **rows)], 250)
+    assert [verdict.met for verdict in verdicts] == met
+    assert "channels_last" in verdicts[0].text
+    assert [verdict.met for verdict in tables.judge("cuda", [], 256)] == [None, None]
+
+
+def test_command(folder, tmp_path, capsys):
+    threads = torch.get_num_threads()
+    file = tmp_path / "results.json"
+    arguments = ["--photos", str(folder), "--quick", "--batch-size", "2", "--only", "ColorJitter,classic"]
+    status = command.main([*arguments, "--device", "cpu", "--backends", "torch,fused", "--json", str(file)])
+    assert status == 0
+    assert torch.get_num_threads() == threads
+    out = capsys.readouterr().out
+    assert "a plain copy moves" in out
+    assert "– not measured: gpuload fused: all: Triton runs on the CPU in its interpreter" in out
+    assert "CPU: classic: at most 0.25 ms for an image" in out
+    saved = json.loads(file.read_text())
+    assert set(saved["versions"]) >= {"torch", "gpuload", "torchvision"}
+    cpu = saved["devices"]["cpu"]
+    assert [case["name"] for case in cpu["cases"]] == ["classic", "ColorJitter"]
+    assert cpu["cases"][0]["rows"]["gpuload torch"]["readings"][0]["ms"] > 0
+    assert all(not one["failed"] for case in cpu["cases"] for one in case["rows"].values())
+
+
+def test_command_without_cuda(folder, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["--photos", str(folder), "--quick", "--device", "cuda"]) == 1
+    assert "CUDA: not measured: torch finds no CUDA device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--backends", "tensorflow"], f"--backends takes any of {', '.join(BACKENDS)}, comma-separated"),
+        (["--batch-size", "3"], "--batch-size must be even"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+    ],
+)
+def test_options(folder, capsys, arguments, text):
+    with pytest.raises(SystemExit):
+        command.parse(["--photos", str(folder), *arguments])
+    assert text in capsys.readouterr().err
+
+
+def test_no_photographs(tmp_path):
+    with pytest.raises(SystemExit, match="no JPEGs"):
+        Photographs(tmp_path, 2, torch.device("cpu"))
+
+
+def test_cpu_clock_counts_work_and_not_waiting():
+    reading = CpuClock()(lambda turn: time.sleep(0.05), 0)
+    assert reading.wall_ms >= 50
+    assert reading.ms < 25
+    assert reading.peak_mb is None
+
+
+@pytest.mark.cuda
+def test_cuda_clock():
+    source = torch.ones(1 << 28, dtype=torch.uint8, device="cuda")
+    turns: list[int] = []
+
+    def run(turn):
+        turns.append(turn)
+        return source.clone()
+
+    reading = CudaClock(most=50)(run, 2)
+    assert 0 < reading.ms < 50
+    assert reading.peak_mb == pytest.approx(len(source) / 1e6, rel=0.1)
+    assert turns == list(range(100, 100 + len(turns)))
+    assert 1 < len(turns) <= 50
+    assert copy_bandwidth(torch.device("cuda"), CudaClock()) > 1e10
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", headline(), ids=lambda case: case.name)
+def test_headline_on_cuda(case, folder):
+    photographs = Photographs(folder, COUNT, torch.device("cuda"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = contenders(case, photographs, BACKENDS, ["tensors", "batch", "kornia"])
+        for name, one in found.items():
+            if isinstance(one, Contender):
+                batch = one.run(1)
+                assert (tuple(batch.shape), batch.dtype) == ((COUNT, 3, 224, 224), torch.float16), name
+    assert isinstance(found["gpuload fused"], Contender)
+    assert np.isfinite(found["gpuload fused"].run(2).float().cpu().numpy()).all()

@@ -1,0 +1,211 @@
+"""Who is measured: gpuload's stage on each backend, torchvision v2 for a sample and for a batch, and Kornia.
+
+A contender is a function of the number of a turn, which says what gpuload draws, and it ends with a whole batch. One
+that there is not for a case is a `Missing` with the reason, so that no table has a gap that nothing explains.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.augmentation.cases import CLASSES, MEAN, STD, Case
+from benchmarks.augmentation.photographs import Photographs
+from benchmarks.peers.torchvision_import import v2
+from gpuload import transforms as T
+from gpuload.backends import compile_stage
+from gpuload.errors import BackendError
+from gpuload.rng import epoch_key
+
+__all__ = ["BACKENDS", "PEERS", "Contender", "Missing", "contenders", "least_bytes"]
+
+BACKENDS = ("torch", "kornia", "dali", "fused")
+PEERS = {
+    "pillow": "torchvision v2 per sample, Pillow",
+    "tensors": "torchvision v2 per sample",
+    "batch": "torchvision v2 per batch",
+    "kornia": "Kornia AugmentationSequential",
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What makes a batch in turn n. `falls_back`: the names of transforms that the reference runs in its place."""
+
+    run: Callable[[int], Any]
+    falls_back: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why there is no figure."""
+
+    reason: str
+
+
+Contenders = dict[str, Contender | Missing]
+
+
+@dataclass(frozen=True)
+class _Ours:
+    """A chain, and what it draws for photographs in turn n."""
+
+    case: Case
+    photographs: Photographs
+    chain: T.Chain = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chain", T.Chain(self.case.ours))
+
+    def draws(self, turn: int) -> T.Draws:
+        images = self.photographs.ragged(self.case.start)
+        boxes = self.photographs.boxes if self.case.boxes else None
+        return self.chain.draw(epoch_key(0, turn), np.arange(len(images)), images.sizes_hw, boxes)
+
+
+def contenders(case: Case, photographs: Photographs, backends: Sequence[str], peers: Sequence[str]) -> Contenders:
+    """By the name that the tables have: gpuload's backends first, as they are asked for."""
+    found: Contenders = {f"gpuload {name}": _ours(case, photographs, name) for name in backends}
+    makers = {"pillow": _pillow, "tensors": _tensors, "batch": _batch, "kornia": _kornia}
+    return found | {PEERS[name]: makers[name](case, photographs) for name in peers}
+
+
+def least_bytes(case: Case, photographs: Photographs, turns: Sequence[int]) -> int:
+    """The bytes that must move for a batch, the mean over turns: what is needed of each image, read once, and the
+    batch, written once."""
+    ours, channels = _Ours(case, photographs), 3
+    size = torch.empty(0, dtype=getattr(torch, case.dtype) if case.floats else torch.uint8).element_size()
+    totals = []
+    for turn in turns:
+        draws = ours.draws(turn)
+        read = int(draws.windows_tlhw[0][:, 2:].prod(axis=1).sum()) * channels
+        totals.append(read + int(draws.sizes_hw[-1].prod(axis=1).sum()) * channels * size)
+    return round(sum(totals) / len(totals))
+
+
+def _ours(case: Case, photographs: Photographs, backend: str) -> Contender | Missing:
+    device = photographs.device
+    if backend == "fused" and device.type == "cpu":
+        return Missing("Triton runs on the CPU in its interpreter only, which is no measurement")
+    ours = _Ours(case, photographs)
+    try:
+        stage = compile_stage(
+            ours.chain,
+            device=device,
+            backend=backend,
+            dtype=case.dtype if case.floats else None,
+            memory_format="channels_last" if case.channels_last else "contiguous_format",
+        )
+    except BackendError as error:
+        return Missing(" ".join(str(error).split()))
+    images = photographs.ragged(case.start)
+    away = [type(step.transform).__name__ for step in stage.plan.steps if step.backend != backend]
+    return Contender(lambda turn: stage(images, ours.draws(turn)), tuple(away))
+
+
+def _pillow(case: Case, photographs: Photographs) -> Contender | Missing:
+    if photographs.device.type != "cpu":
+        return Missing("Pillow's images are on the CPU")
+    if not case.per_sample and not case.image:
+        return Missing("it mixes the images of a batch")
+    if case.no_pillow:
+        return Missing("it takes no Pillow images")
+    return _sampled(case, photographs, photographs.pillow(case.start))
+
+
+def _tensors(case: Case, photographs: Photographs) -> Contender | Missing:
+    if not case.per_sample and not case.image:
+        return Missing("it mixes the images of a batch")
+    return _sampled(case, photographs, photographs.tensors(case.start))
+
+
+def _sampled(case: Case, photographs: Photographs, images: Sequence[Any]) -> Contender:
+    """torchvision's transforms, one image after the other; then the batch."""
+    compose, floats, finish = _composed(case.image), _floats(case), _finish(case, photographs)
+    if case.boxes:
+        samples = _with_boxes(images, photographs)
+        return Contender(lambda turn: finish(torch.stack([floats(compose(*sample)[0]) for sample in samples])))
+    return Contender(lambda turn: finish(torch.stack([floats(compose(image)) for image in images])))
+
+
+def _batch(case: Case, photographs: Photographs) -> Contender | Missing:
+    """torchvision's on a batch, for which each transform draws once; where sizes differ, after its crops for each."""
+    if case.boxes:
+        return Missing("its crops hang on the boxes of each image")
+    compose, floats, finish = _composed(case.image[case.leading :]), _floats(case), _finish(case, photographs)
+    if case.leading:
+        lead, images = _composed(case.image[: case.leading]), photographs.tensors(case.start)
+        return Contender(lambda turn: finish(floats(compose(torch.stack([lead(image) for image in images])))))
+    batch = photographs.dense(case.start)
+    return Contender(lambda turn: finish(floats(compose(batch))))
+
+
+def _kornia(case: Case, photographs: Photographs) -> Contender | Missing:
+    if importlib.util.find_spec("kornia") is None:
+        return Missing("Kornia is not installed: pip install kornia")
+    if isinstance(case.kornia, str):
+        return Missing(case.kornia)
+    import kornia.augmentation as K
+
+    sequential = K.AugmentationSequential(*case.kornia(K), data_keys=["input"]).to(photographs.device)
+    if not case.floats:
+        floats = photographs.floats(case.start)
+        return Contender(lambda turn: sequential(floats).contiguous())
+    batch, dtype, layout = photographs.dense(case.start), getattr(torch, case.dtype), _layout(case)
+
+    def run(turn: int) -> torch.Tensor:
+        made = sequential(batch.to(torch.float32).div_(255))
+        return made.to(dtype, memory_format=layout)
+
+    return Contender(run)
+
+
+def _layout(case: Case) -> torch.memory_format:
+    return torch.channels_last if case.channels_last else torch.contiguous_format
+
+
+def _composed(transforms: Sequence[Any]) -> Callable[..., Any]:
+    return v2.Compose(list(transforms)) if transforms else lambda image: image
+
+
+def _floats(case: Case) -> Callable[[Any], torch.Tensor]:
+    """From an image, or a batch of them, to a tensor: of levels, or of floats as the case wants."""
+
+    def tensor(image: Any) -> torch.Tensor:
+        return image if isinstance(image, torch.Tensor) else v2.functional.pil_to_tensor(image)
+
+    if not case.floats:
+        return tensor
+    floats = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD), *case.finished])
+    dtype = getattr(torch, case.dtype)
+    return lambda image: floats(tensor(image)).to(dtype)
+
+
+def _finish(case: Case, photographs: Photographs) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The end of a batch of torchvision's: images are mixed, and it lies in memory as asked for."""
+    layout = _layout(case)
+    if not case.mixed:
+        return lambda batch: batch.contiguous(memory_format=layout)
+    mix = v2.Compose(list(case.mixed))
+    labels = torch.arange(len(photographs.pillow(case.start)), device=photographs.device) % CLASSES
+    return lambda batch: mix(batch, labels)[0].contiguous(memory_format=layout)
+
+
+def _with_boxes(images: Sequence[Any], photographs: Photographs) -> list[tuple[Any, dict[str, Any]]]:
+    from torchvision import tv_tensors  # once torchvision_import has made it importable
+
+    samples = []
+    for image, whole, boxes in zip(images, photographs.pillow("photographs"), photographs.boxes, strict=True):
+        shown = tv_tensors.Image(image) if isinstance(image, torch.Tensor) else image
+        corners = tv_tensors.BoundingBoxes(
+            torch.from_numpy(boxes).float(),  # pyright: ignore[reportCallIssue]
+            format="XYXY",
+            canvas_size=(whole.height, whole.width),
+        )
+        samples.append((shown, {"boxes": corners, "labels": torch.zeros(len(boxes), dtype=torch.int64)}))
+    return samples
