@@ -1,0 +1,87 @@
+"""The backend ``"kornia"``: what it has, and what the reference does in its place.
+
+Kornia is imported when the backend is made, never before: it takes half a second.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import ClassVar, Final
+
+import numpy as np
+import torch
+
+from gpuload.backends.backend import Backend, Late, Levels
+from gpuload.backends.finish import Finish
+from gpuload.backends.ragged import RaggedImages
+from gpuload.backends.results import Outputs
+from gpuload.errors import BackendError
+from gpuload.transforms import Draws
+from gpuload.transforms.base import Transform
+from gpuload.transforms.params import Box, Params, Warp
+
+__all__ = ["KorniaBackend"]
+
+MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install kornia`"
+RESIZE: Final = "Kornia's resize lies up to 87 levels from Pillow's"
+BICUBIC: Final = "Kornia's bicubic filter is another than Pillow's (a = -0.75, not -1): up to 28 levels"
+FILTERS: Final = ("nearest", "bilinear")
+LACKING: Final = {"pillow_blur": "Kornia has no box blur of a fractional radius"}
+
+
+class KorniaBackend(Backend):
+    """Kornia's functional operators with our draws.
+
+    Args:
+        device: where the images are.
+
+    Raises:
+        BackendError: Kornia cannot be imported.
+    """
+
+    name: ClassVar[str] = "kornia"
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        try:
+            from gpuload.backends.kornia.late import run_late
+            from gpuload.backends.kornia.runner import KorniaRunner
+        except ImportError as error:
+            raise BackendError(f"{MISSING} ({error})") from error
+        self._runner = KorniaRunner
+        self._late = run_late
+
+    @classmethod
+    def missing(cls, device: torch.device) -> str | None:
+        return None if find_spec("kornia") else MISSING
+
+    def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
+        if kind is Box and not transform.pads:
+            return RESIZE
+        for operation in transform.operations:
+            if operation in LACKING:
+                return LACKING[operation]
+        # What has no filter of its own draws one, bicubic too.
+        if (kind is Warp or "warp" in transform.operations) and getattr(
+            transform, "interpolation", None
+        ) not in FILTERS:
+            return BICUBIC
+        return None
+
+    def levels(self, finish: Finish) -> Levels:
+        runner = self._runner(finish, self.device)
+
+        def run(
+            images: RaggedImages,
+            draws: Draws,
+            windows_tlhw: tuple[np.ndarray, ...],
+            outputs: Outputs,
+            late: Draws | None,
+        ) -> Draws | None:
+            runner.levels(images, draws, windows_tlhw, outputs)
+            return late
+
+        return run
+
+    def late(self) -> Late:
+        return self._late
