@@ -1,6 +1,6 @@
 """The command: what augmenting a batch costs, on the CPU (one thread) and on CUDA.
 
-    python -m benchmarks.augmentation --photos DIR [--device cpu|cuda|auto] [--backends torch,dali] [--json FILE]
+    python -m benchmarks.augmentation [--photos DIR] [--device cpu|cuda|auto] [--backends torch,dali] [--json FILE]
 
 Everything starts from the same decoded photographs in the memory of the device, and ends with one batch there; reading,
 decoding and copying are no part of it, gpuload's draws are. All run in this process, one after the other in every
@@ -35,6 +35,7 @@ from benchmarks.loading import cpu_model
 
 __all__ = ["main"]
 
+REPOSITORY = Path(__file__).parents[2]
 BATCH = {"cpu": 64, "cuda": 256}
 ROUNDS = {"cpu": 5, "cuda": 3}
 QUICK = ("RandomHorizontalFlip", "ColorJitter", "Normalize, MixUp", CLASSIC)  # enough to see that all of it works
@@ -69,7 +70,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.augmentation", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--photos", type=Path, required=True, help="folder of JPEGs")
+    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
+    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where those are kept")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: all that there are")
     parser.add_argument("--backends", help=f"of gpuload, comma-separated; all of {', '.join(BACKENDS)} without it")
     parser.add_argument("--peers", help=f"comma-separated; all of {', '.join(PEERS)} without it; none for none")
@@ -97,6 +99,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and report. Returns the exit status: 1 where something failed that should have run."""
     options = parse(arguments)
+    if options.photos is None:
+        from gpuload.cli.pictures import make_folder
+
+        options.photos = make_folder(options.cache / "varied-photographs", count=200)
     console = Console(highlight=False)
     console.width = max(110, console.width if console.is_terminal else 0)
     console.print(LEGEND, soft_wrap=True)

@@ -70,33 +70,29 @@ def transform_table(results: Sequence[CaseResult], batch: int, where: str, *, ra
 
 
 def recipe_table(results: Sequence[CaseResult], batch: int, where: str) -> Table:
-    """A row for each recipe and contender."""
+    """A row for each contender, below the name of each recipe."""
     title = f"{where}: recipes, a batch of {batch}; ratio: the row's time over that of gpuload's default, within rounds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    table.add_column("recipe")
-    table.add_column("made by")
+    table.add_column("recipe, made by", no_wrap=True)
     memory = any(reading.peak_mb for result in results for row in result.rows.values() for reading in row.readings)
     for heading in ("ms for\na batch", "images/s", "ratio (least … greatest)", "of the\nroofline"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     if memory:
-        table.add_column("peak\nMB", justify="right")
+        table.add_column("peak\nMB", justify="right", no_wrap=True)
     for result in results:
         base = result.rows.get(base_of(result.rows))
-        for number, (name, row) in enumerate(result.rows.items()):
-            shown, ms = result.name if number == 0 else "", median_ms(row)
+        table.add_row(f"[bold]{result.name}[/]")
+        for name, row in result.rows.items():
+            ms, shown = median_ms(row), f"  {name}{'*' if row.falls_back else ''}"
             if ms is None:
-                table.add_row(shown, name, "failed" if row.failed else "not measured")
+                table.add_row(shown, "", "failed" if row.failed else "not measured")
                 continue
             times = ratio(row, base) if base is not None and row is not base else None
-            cells = [
-                f"{ms:.2f}",
-                f"{1000 * batch / ms:,.0f}",
-                _ratio(*times) if times else "",
-                f"{result.roofline_ms / ms:.1%}",
-            ]
+            cells = [_figure(ms, batch), _figure(ms, batch, rates=True), _ratio(*times) if times else ""]
+            cells.append(f"{result.roofline_ms / ms:.1%}")
             if memory:
                 cells.append(f"{max(reading.peak_mb or 0 for reading in row.readings):,.0f}")
-            table.add_row(shown, name + ("*" if row.falls_back else ""), *cells)
+            table.add_row(shown, *cells)
     return table
 
 
@@ -160,7 +156,7 @@ def _cell(row: Row | None, batch: int, *, rates: bool) -> str:
     return _figure(ms, batch, rates=rates) + ("*" if row.falls_back else "")
 
 
-def _figure(ms: float, batch: int, *, rates: bool) -> str:
+def _figure(ms: float, batch: int, *, rates: bool = False) -> str:
     if rates:
         rate = 1000 * batch / ms
         return f"{rate:,.0f}" if rate < 1e6 else f"{rate / 1e6:.2f} M"
