@@ -84,13 +84,15 @@ class Backend(ABC):
         """What is missing to use it on a device, and what to do; None where nothing is. Imports nothing large."""
         return None
 
-    def lacks(self, transform: Transform) -> str | None:
+    def lacks(self, transform: Transform, *, late: bool = False) -> str | None:
         """Why the reference runs a transform in its place, in some words; None where it runs here.
 
-        One that holds others runs where all of these can.
+        One that holds others runs where all of these can. `late`: it is applied to finished images.
         """
+        if late and (reason := self._lacks_late(transform)):
+            return reason
         if transform.children:
-            reasons = ((inner, self.lacks(inner)) for inner in flat(transform.children))
+            reasons = ((inner, self.lacks(inner, late=late)) for inner in flat(transform.children))
             return next((f"{type(inner).__name__}: {reason}" for inner, reason in reasons if reason), None)
         kind = kind_of(transform)
         return None if kind is None else self._lacks(transform, kind)
@@ -98,6 +100,10 @@ class Backend(ABC):
     @abstractmethod
     def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
         """The same, for a transform that holds no others and draws parameters of this kind."""
+
+    def _lacks_late(self, transform: Transform) -> str | None:
+        """What it lacks on finished images only."""
+        return None
 
     @abstractmethod
     def levels(self, finish: Finish) -> Levels:

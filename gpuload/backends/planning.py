@@ -93,13 +93,13 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 
 def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
     """The steps for transforms one behind the other."""
-    reasons = [backend.lacks(transform) for transform in transforms]
+    end = next((number for number, transform in enumerate(transforms) if transform.late), len(transforms))
+    reasons = [backend.lacks(transform, late=number >= end) for number, transform in enumerate(transforms)]
     steps = [
         PlanStep(transform, backend.name if reason is None else REFERENCE, reason)
         for transform, reason in zip(transforms, reasons, strict=True)
     ]
     # What finishes images is done by what writes them: the last run on levels.
-    end = next((number for number, transform in enumerate(transforms) if transform.late), len(transforms))
     for number, transform in enumerate(transforms[:end]):
         behind = next((step for step in steps[number + 1 : end] if step.reason is not None), None)
         if transform.makes and behind is not None:

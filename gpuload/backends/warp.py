@@ -23,7 +23,7 @@ from PIL import Image
 
 from gpuload.backends.upload import upload
 
-__all__ = ["mapped_places", "nearest_places", "warp_batch", "warp_image"]
+__all__ = ["mapped_places", "nearest_places", "nearest_ways", "scaled_places", "warp_batch", "warp_image"]
 
 FILTERS: Final = {
     "nearest": Image.Resampling.NEAREST,
@@ -149,14 +149,7 @@ def nearest_places(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which pixels are shown, y and x, int64 (N, H'·W'); some place outside where none is."""
-    a, b, c, d, e, f, g, h = coefficients.T
-    affine = (g == 0) & (h == 0)
-    scaling = affine & (b == 0) & (d == 0)
-    ends = corners + np.array(size_hw)
-    fixed = affine & ~scaling
-    for y in (0, ends[:, 0]):
-        for x in (0, ends[:, 1]):
-            fixed &= (abs(x * a + y * b + c) < FIXED_LIMIT) & (abs(x * d + y * e + f) < FIXED_LIMIT)
+    scaling, fixed = nearest_ways(coefficients, corners + np.array(size_hw))
     shape = (len(coefficients), size_hw[0] * size_hw[1])
     places = torch.empty(2, *shape, dtype=torch.int64, device=like.device)
     for which, find in ((scaling, _scaled), (fixed, _fixed), (~scaling & ~fixed, _floating)):
@@ -169,9 +162,24 @@ def nearest_places(
     return places[0], places[1]
 
 
-def _scaled(
-    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
-) -> tuple[torch.Tensor, torch.Tensor]:
+def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How the nearest pixels of maps float64 (N, 8) are found, whose results end at `ends_hw`, int64 (N, 2): of which
+    by adding up steps, and of which in fixed point, bool (N,); of the others in float64."""
+    a, b, c, d, e, f, g, h = coefficients.T
+    affine = (g == 0) & (h == 0)
+    scaling = affine & (b == 0) & (d == 0)
+    fixed = affine & ~scaling
+    for y in (0, ends_hw[:, 0]):
+        for x in (0, ends_hw[:, 1]):
+            fixed &= (abs(x * a + y * b + c) < FIXED_LIMIT) & (abs(x * d + y * e + f) < FIXED_LIMIT)
+    return scaling, fixed
+
+
+def scaled_places(
+    coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'), which may lie
+    behind the image; -1 before it."""
     a, _, c, _, e, f, _, _ = coefficients.T
     found = []
     for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
@@ -179,9 +187,16 @@ def _scaled(
         steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
         steps[:, 0] = first + step * 0.5
         sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)
-        found.append(upload(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64), like.device))
-    y = found[0][:, :, None].expand(-1, -1, size_hw[1])
-    x = found[1][:, None, :].expand(-1, size_hw[0], -1)
+        found.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
+    return found[0], found[1]
+
+
+def _scaled(
+    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = (upload(found, like.device) for found in scaled_places(coefficients, size_hw, corners))
+    y = rows[:, :, None].expand(-1, -1, size_hw[1])
+    x = columns[:, None, :].expand(-1, size_hw[0], -1)
     return y.flatten(1), x.flatten(1)
 
 

@@ -1,0 +1,128 @@
+"""The fused kernel: one pass over the images of a batch.
+
+A program works on a tile of one image's result: it gets the tile's pixels from where the job's record says
+(`geometry`), does the job's operations on them in the order in which they stand in memory (`operate`), and, in the last
+pass, makes finished numbers of them and erases boxes (`erase`). So each byte of a source is read about once, each
+number of a result is written once, and nothing lies in memory in between. Device functions of Triton; nothing is kept.
+"""
+
+# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from gpuload.backends.fused.erasing import RECORD, erase
+from gpuload.backends.fused.geometry import geometry
+from gpuload.backends.fused.job import (
+    BOXES,
+    BOXES_AT,
+    JOB,
+    OPERATIONS,
+    OPERATIONS_AT,
+    OUT_AT,
+    OUT_CHANNEL,
+    OUT_COLUMN,
+    OUT_HEIGHT,
+    OUT_ROW,
+    OUT_WIDTH,
+    STATISTICS_AT,
+    STEP_X,
+    STEP_Y,
+    X,
+    Y,
+)
+from gpuload.backends.fused.pointwise import operate
+from gpuload.backends.fused.record import FLOATS
+from gpuload.backends.fused.rounding import round_to
+from gpuload.transforms.params import VALUES
+
+__all__ = ["one_pass"]
+
+_JOB: Final = tl.constexpr(JOB)
+_FLOATS: Final = tl.constexpr(FLOATS)
+_VALUES: Final = tl.constexpr(VALUES)
+_RECORD: Final = tl.constexpr(RECORD)
+_TABLE: Final = tl.constexpr(3 * 256)  # bytes of the table of an image's statistics
+
+
+@triton.jit
+def one_pass(
+    source_ptr,
+    places_ptr,
+    ints_ptr,
+    floats_ptr,
+    codes_ptr,
+    values_ptr,
+    statistics_ptr,
+    boxes_ptr,
+    quantiles_ptr,
+    constants_ptr,
+    output_ptr,
+    CHANNELS: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr,
+    FINISHED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One tile of one job. Grid: jobs, tiles of the largest result.
+
+    `constants_ptr` points to three factors and three summands, float32, of finished numbers; without FINISHED results
+    are levels.
+    """
+    ints_ptr += tl.program_id(0) * _JOB
+    floats_ptr += tl.program_id(0) * _FLOATS
+    height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
+    width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
+    across = tl.cdiv(width, COLUMNS)
+    top = tl.program_id(1) // across * ROWS
+    left = tl.program_id(1) % across * COLUMNS
+    if top < height:
+        rows = top + tl.arange(0, ROWS)
+        columns = left + tl.arange(0, COLUMNS)
+        # What lies beyond the result is worked on as its last row or column, and not written.
+        ys = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1))
+        xs = _places(ints_ptr, X, STEP_X, tl.minimum(columns, width - 1))
+        red, green, blue = geometry(source_ptr, places_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS)
+        at = tl.load(ints_ptr + OPERATIONS_AT)
+        end = at + tl.load(ints_ptr + OPERATIONS)
+        statistics_ptr += tl.load(ints_ptr + STATISTICS_AT) * _TABLE
+        while at < end:
+            code = tl.load(codes_ptr + at)
+            red, green, blue = operate(
+                red, green, blue, ys, xs, code, values_ptr + at * _VALUES, statistics_ptr, CHANNELS
+            )
+            at += 1
+        if FINISHED:
+            red = red * tl.load(constants_ptr) + tl.load(constants_ptr + 3)
+            if OUT_CHANNELS == 3:
+                green = green * tl.load(constants_ptr + 1) + tl.load(constants_ptr + 4)
+                blue = blue * tl.load(constants_ptr + 2) + tl.load(constants_ptr + 5)
+            boxes_ptr += tl.load(ints_ptr + BOXES_AT) * _RECORD
+            red, green, blue = erase(
+                red, green, blue, rows, columns, boxes_ptr, tl.load(ints_ptr + BOXES), quantiles_ptr, OUT_CHANNELS
+            )
+        there = (rows < height)[:, None] & (columns < width)[None, :]
+        output_ptr += tl.load(ints_ptr + OUT_AT)
+        offsets = rows.to(tl.int64)[:, None] * tl.load(ints_ptr + OUT_ROW)
+        offsets += columns.to(tl.int64)[None, :] * tl.load(ints_ptr + OUT_COLUMN)
+        _write(output_ptr, offsets, red, there)
+        if OUT_CHANNELS == 3:
+            step = tl.load(ints_ptr + OUT_CHANNEL)
+            _write(output_ptr + step, offsets, green, there)
+            _write(output_ptr + 2 * step, offsets, blue, there)
+
+
+@triton.jit
+def _places(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
+    """Where in the geometry's result a result's rows or columns lie."""
+    return (tl.load(ints_ptr + FIRST) + tl.load(ints_ptr + STEP) * numbers).to(tl.int32)
+
+
+@triton.jit
+def _write(output_ptr, offsets, numbers, there):
+    tl.store(output_ptr + offsets, round_to(numbers, output_ptr.dtype.element_ty), there)

@@ -1,0 +1,225 @@
+"""Runs the fused kernels over batches: a batch's passes are made ready on the host, then launched.
+
+`prepare` takes no look at pixels and brings all records to the device; `launch` only launches: a pass over all images
+that have so many, tables of statistics before it where some need them. Between passes images lie as levels H×W×C in
+scratch memory of the device's allocator. Runs in the process of the stage, on the current stream.
+"""
+
+# Type checkers do not know how a kernel is launched.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from gpuload.backends.finish import Finish
+from gpuload.backends.fused import job as J
+from gpuload.backends.fused import record as R
+from gpuload.backends.fused.erasing import RECORD, quantile_table, records
+from gpuload.backends.fused.kernel import one_pass
+from gpuload.backends.fused.passes import Passes
+from gpuload.backends.fused.rounding import INTERPRETED
+from gpuload.backends.fused.statistics import tables
+from gpuload.backends.ragged import RaggedImages
+from gpuload.backends.results import Outputs
+from gpuload.backends.upload import upload
+from gpuload.transforms import Draws
+from gpuload.transforms.params import Erase
+
+__all__ = ["FusedRunner", "Prepared"]
+
+# Rows and columns of a tile. A thread of a GPU has whole columns; the interpreter takes as long for a large tile as for
+# a small one.
+TILE: Final = (64, 64) if INTERPRETED.value else (16, 64)
+WARPS: Final = 2
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One pass over some images: its jobs among all, the tiles of the largest, where it reads and writes, and whose
+    statistics are needed before it (jobs and factors, see `tables`)."""
+
+    first: int
+    count: int
+    tiles: int
+    number: int
+    finished: bool
+    statistics: tuple[np.ndarray, np.ndarray] | None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch's passes on the device."""
+
+    launches: tuple[_Launch, ...]
+    ints: torch.Tensor
+    floats: torch.Tensor
+    codes: torch.Tensor
+    values: torch.Tensor
+    places: torch.Tensor
+    boxes: torch.Tensor
+    channels: int
+    out_channels: int
+    scratch_bytes: tuple[int, int]
+
+
+class FusedRunner:
+    """Applies transforms that work on levels, and erasing right behind them.
+
+    Args:
+        finish: the end of the chain.
+        device: where.
+    """
+
+    def __init__(self, finish: Finish, device: torch.device) -> None:
+        self._finish = finish
+        self._device = device
+        constants = [constant.flatten().expand(3) for constant in finish.constants(device)]
+        self._constants = torch.cat(constants) if finish.channels in (None, 1, 3) else None
+
+    def prepare(
+        self,
+        images: RaggedImages,
+        draws: Draws,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Draws | None = None,
+    ) -> Prepared:
+        """Make the passes for a batch.
+
+        Args:
+            images, draws, windows_tlhw, outputs: as for `gpuload.backends.backend.Levels`.
+            late: of erasing alone.
+        """
+        channels = out_channels = int(images.shapes[0, 2])
+        for transform in draws.transforms:
+            out_channels = transform.output_channels(out_channels)
+            channels = max(channels, out_channels)
+        passes = Passes(images, windows_tlhw[0], channels)
+        passes.apply(draws, windows_tlhw)
+        codes, values = passes.packed_operations()
+        scratch = _place_scratch(passes)
+        _place_outputs(passes, outputs)
+        boxes = _place_boxes(passes, late, out_channels)
+        launches, ints, floats = _launches(passes, codes, values)
+        return Prepared(
+            launches,
+            *(upload(array, self._device) for array in (ints, floats, codes, values, passes.packed_tables(), boxes)),
+            channels=channels,
+            out_channels=out_channels,
+            scratch_bytes=scratch,
+        )
+
+    def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
+        """Make a batch of decoded pixels, as `prepare` was told."""
+        # A pass reads what the one before it wrote, so there are two pieces in turn; pixels are the first one's source.
+        pieces = [torch.empty(max(1, size), dtype=torch.uint8, device=self._device) for size in prepared.scratch_bytes]
+        quantiles = quantile_table(self._device) if len(prepared.boxes) > 1 else self._constants
+        with torch.cuda.device_of(pixels):
+            for run in prepared.launches:
+                source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
+                target = outputs[0] if run.finished else pieces[run.number % 2]
+                statistics = pieces[0]
+                if run.statistics is not None:
+                    statistics = tables(source, *run.statistics, prepared.channels)
+                one_pass[run.count, run.tiles](
+                    source,
+                    prepared.places,
+                    prepared.ints[run.first :],
+                    prepared.floats[run.first :],
+                    prepared.codes,
+                    prepared.values,
+                    statistics,
+                    prepared.boxes,
+                    quantiles,
+                    self._constants,
+                    target,
+                    CHANNELS=prepared.channels,
+                    OUT_CHANNELS=prepared.out_channels if run.finished else prepared.channels,
+                    FINISHED=run.finished and target.dtype != torch.uint8,
+                    ROWS=TILE[0],
+                    COLUMNS=TILE[1],
+                    num_warps=WARPS,
+                    enable_fp_fusion=False,
+                )
+
+
+def _place_scratch(passes: Passes) -> tuple[int, int]:
+    """Say where passes that are not an image's last write, and the next ones read; how many bytes both pieces have."""
+    sizes = [0, 0]
+    for number in range(passes.count - 1):
+        rows = np.flatnonzero(passes.last > number)
+        own = passes.ints[number]
+        widths = own[rows, J.OUT_WIDTH] * passes.channels
+        lengths = own[rows, J.OUT_HEIGHT] * widths
+        ends = np.cumsum(lengths)
+        own[rows, J.OUT_AT] = ends - lengths
+        own[rows, J.OUT_CHANNEL], own[rows, J.OUT_COLUMN], own[rows, J.OUT_ROW] = 1, passes.channels, widths
+        passes.ints[number + 1, rows, R.BASE] += ends - lengths
+        sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
+    return sizes[0], sizes[1]
+
+
+def _place_outputs(passes: Passes, outputs: Outputs) -> None:
+    """Say where an image's last pass writes."""
+    rows = np.arange(len(passes.last))
+    if isinstance(outputs, torch.Tensor):
+        step, *steps = outputs.stride()
+        starts, steps = rows * step, [[number] for number in steps]
+    else:
+        first, size = outputs[0].data_ptr(), outputs[0].element_size()
+        starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
+        steps = np.array([output.stride() for output in outputs], np.int64).T
+    for column, numbers in zip((J.OUT_AT, J.OUT_CHANNEL, J.OUT_ROW, J.OUT_COLUMN), (starts, *steps), strict=True):
+        passes.ints[passes.last, rows, column] = numbers
+
+
+def _place_boxes(passes: Passes, late: Draws | None, channels: int) -> np.ndarray:
+    """Say what an image's last pass erases: the records of all boxes, int64 (n, `RECORD`), at least one."""
+    found = []
+    if late is not None:
+        for transform, params in zip(late.transforms, late.params, strict=True):
+            assert isinstance(params, Erase)
+            found.append(records(params, transform, channels))  # pyright: ignore[reportArgumentType]
+    if not found:
+        return np.zeros((1, RECORD), np.int64)
+    boxes = np.concatenate(found, axis=1)
+    rows = np.arange(len(boxes))
+    passes.ints[passes.last, rows, J.BOXES_AT] = rows * boxes.shape[1]
+    passes.ints[passes.last, rows, J.BOXES] = boxes.shape[1]
+    return boxes.reshape(-1, RECORD)
+
+
+def _launches(
+    passes: Passes, codes: np.ndarray, values: np.ndarray
+) -> tuple[tuple[_Launch, ...], np.ndarray, np.ndarray]:
+    """The launches, in order, and the records of their jobs, one behind the other."""
+    launches, ints, floats, first = [], [], [], 0
+    for number in range(passes.count):
+        for finished in (False, True):
+            rows = np.flatnonzero((passes.last == number) if finished else (passes.last > number))
+            if not len(rows):
+                continue
+            own = passes.ints[number, rows]
+            tiles = -(-own[:, J.OUT_HEIGHT] // TILE[0]) * -(-own[:, J.OUT_WIDTH] // TILE[1])
+            statistics = _statistics(own, codes, values)
+            launches.append(_Launch(first, len(rows), int(tiles.max()), number, finished, statistics))
+            ints.append(own)
+            floats.append(passes.floats[number, rows])
+            first += len(rows)
+    return tuple(launches), np.concatenate(ints), np.concatenate(floats)
+
+
+def _statistics(own: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The jobs and factors of those that need a table, which are told which one is theirs."""
+    counted = np.flatnonzero(own[:, J.STATISTICS_AT])
+    if not len(counted):
+        return None
+    own[counted, J.STATISTICS_AT] = np.arange(len(counted))
+    places = own[counted, J.OPERATIONS_AT]  # what needs it comes first in a pass
+    jobs = own[np.ix_(counted, [R.BASE.value, R.HEIGHT.value, R.WIDTH.value])]
+    return np.column_stack([jobs, codes[places]]), values[places, 0].copy()
