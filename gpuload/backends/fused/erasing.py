@@ -1,14 +1,17 @@
-"""Random erasing of finished images inside a kernel: boxes become a constant, a random colour, or normal numbers.
+"""Random erasing of finished images: boxes become a constant, a random colour, or normal numbers.
+
+The fused kernel erases a tile before it writes it (`erase`); images that are already written, as behind MixUp, are
+erased where they lie (`erase_images`).
 
 The numbers are those of `gpuload.noise`, to the last bit where the kernel is launched with ``enable_fp_fusion=False``:
 number i of a key comes from block i // 8 of Philox, so each pixel makes its own, wherever its tile is worked on.
 
-`records` runs in the process of the stage; `erase` is a device function of Triton. The table of quantiles, 256 KB, is
-kept once for each device, and lies in the cache of a GPU.
+Runs in the process of the stage, on the current stream; `erase` is a device function of Triton. The table of
+quantiles, 256 KB, is kept once for each device, and lies in the cache of a GPU.
 """
 
-# Type checkers do not know that calls in kernels return.
-# pyright: reportGeneralTypeIssues=false
+# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -20,17 +23,23 @@ import torch
 import triton
 import triton.language as tl
 
+from gpuload.backends.fused.rounding import round_to
+from gpuload.backends.results import Outputs
+from gpuload.backends.upload import upload
 from gpuload.noise import PER_BLOCK, ROTATION, quantiles
 from gpuload.transforms.erasing import RandomErasing
 from gpuload.transforms.params import Erase
 
-__all__ = ["RECORD", "erase", "quantile_table", "records"]
+__all__ = ["RECORD", "erase", "erase_images", "quantile_table", "records"]
 
 # Numbers of a box: top, left, height, width, kind; then of a constant the bits of three float32, of random numbers the
 # place of the first one and the two words of the key.
 RECORD: Final = 8
 
 KINDS: Final = ("const", "rand", "pixel")
+
+ROWS: Final = 16  # of a tile of images that are already written
+COLUMNS: Final = 64
 
 _RECORD: Final = tl.constexpr(RECORD)
 _CONST: Final = tl.constexpr(KINDS.index("const"))
@@ -64,10 +73,89 @@ def records(params: Erase, transform: RandomErasing, channels: int) -> np.ndarra
     return found
 
 
+def erase_images(outputs: Outputs, rows: np.ndarray, params: Erase, transform: RandomErasing) -> None:
+    """Erase boxes of finished images, in place; only what lies around the boxes of an image is read.
+
+    Args:
+        outputs: N×C×H×W in any memory format, or a list of C×H×W; of 1 or 3 channels.
+        rows: int64 (B,), which images.
+        params: what was drawn for these.
+        transform: its declaration.
+    """
+    if not isinstance(outputs, torch.Tensor):
+        for place, row in enumerate(rows.tolist()):
+            own = Erase(params.boxes_tlhw[place : place + 1], params.keys[place : place + 1])
+            erase_images(outputs[row][None], np.zeros(1, np.int64), own, transform)
+        return
+    boxes = params.boxes_tlhw
+    there = boxes[:, :, 2] > 0
+    some = np.flatnonzero(there.any(axis=1))
+    if not len(some):
+        return
+    # Boxes that are not there are all 0.
+    starts = np.where(there[some][:, :, np.newaxis], boxes[some, :, :2], np.iinfo(np.int64).max).min(axis=1)
+    ends = (boxes[some, :, :2] + boxes[some, :, 2:]).max(axis=1)
+    around = np.concatenate([rows[some, None], starts, ends], axis=1)
+    channels, device = outputs.shape[1], outputs.device
+    told = records(params, transform, channels)[some]
+    down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
+    with torch.cuda.device_of(outputs):
+        _erase_images[len(some), down * across](
+            outputs,
+            upload(around, device),
+            upload(told, device),
+            boxes.shape[1],
+            quantile_table(device),
+            across,
+            *outputs.stride(),
+            CHANNELS=channels,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            enable_fp_fusion=False,
+        )
+
+
 @lru_cache(maxsize=16)
 def quantile_table(device: torch.device) -> torch.Tensor:
     """The normal quantiles, float32 (65536,), on the device."""
     return torch.from_numpy(quantiles()).to(device)
+
+
+@triton.jit
+def _erase_images(
+    images_ptr,
+    around_ptr,
+    records_ptr,
+    count,
+    quantiles_ptr,
+    across,
+    image_stride,
+    channel_stride,
+    row_stride,
+    column_stride,
+    CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One tile of what lies around an image's boxes: its row, then top, left, bottom and right. Grid: images, tiles."""
+    around_ptr += tl.program_id(0) * 5
+    ys = tl.load(around_ptr + 1).to(tl.int32) + tl.program_id(1) // across * ROWS + tl.arange(0, ROWS)
+    xs = tl.load(around_ptr + 2).to(tl.int32) + tl.program_id(1) % across * COLUMNS + tl.arange(0, COLUMNS)
+    there = (ys < tl.load(around_ptr + 3))[:, None] & (xs < tl.load(around_ptr + 4))[None, :]
+    places = images_ptr + tl.load(around_ptr) * image_stride
+    places += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
+    red = tl.load(places, there, 0).to(tl.float32)
+    green = red
+    blue = red
+    if CHANNELS == 3:
+        green = tl.load(places + channel_stride, there, 0).to(tl.float32)
+        blue = tl.load(places + 2 * channel_stride, there, 0).to(tl.float32)
+    records_ptr += tl.program_id(0) * count * _RECORD
+    red, green, blue = erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS)
+    tl.store(places, round_to(red, images_ptr.dtype.element_ty), there)
+    if CHANNELS == 3:
+        tl.store(places + channel_stride, round_to(green, images_ptr.dtype.element_ty), there)
+        tl.store(places + 2 * channel_stride, round_to(blue, images_ptr.dtype.element_ty), there)
 
 
 @triton.jit

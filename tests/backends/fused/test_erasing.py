@@ -16,10 +16,10 @@ from gpuload.rng import Key
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from gpuload.backends.fused.erasing import RECORD, erase, quantile_table, records  # noqa: E402
+from gpuload.backends.fused.erasing import RECORD, erase, erase_images, quantile_table, records  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SIDE = 16
+SIDE = 32
 
 
 @triton.jit
@@ -42,12 +42,17 @@ def tile(image_ptr, records_ptr, count, quantiles_ptr, height, width, CHANNELS: 
         tl.store(places + 2 * plane, blue, there)
 
 
-def both(erasings, channels: int, size: tuple[int, int], n: int = 4, seed: int = 0) -> list[np.ndarray]:
-    """What the reference and the kernel make of random finished images; and the images."""
+def drawn(erasings, channels: int, size: tuple[int, int], n: int, seed: int = 0) -> T.Draws:
     chain = T.Chain([T.Normalize([0.5] * channels, [0.25] * channels), *erasings])
     sizes = np.tile(np.array(size, np.int64), (n, 1))
     _, late = chain.draw(Key(seed, 3), np.arange(n), sizes).split()
     assert late is not None
+    return late
+
+
+def both(erasings, channels: int, size: tuple[int, int], n: int = 3, seed: int = 0) -> list[np.ndarray]:
+    """What the reference and the kernel make of random finished images; and the images."""
+    late = drawn(erasings, channels, size, n, seed)
     images = torch.from_numpy(np.random.default_rng(seed).normal(size=(n, channels, *size)).astype(np.float32))
     expected = images.clone()
     apply_late(expected, late, partners=None)
@@ -101,5 +106,39 @@ def test_erasings_one_after_the_other():
         T.RandomErasing(0.7, scale=(0.2, 0.5), value=(1.0, 2.0, 3.0)),
         T.RandomErasing(1.0, scale=(0.1, 0.3), mode="rand", max_count=3),
     ]
-    expected, found, _ = both(erasings, 3, (48, 31), n=6)
+    expected, found, _ = both(erasings, 3, (48, 31))
     np.testing.assert_array_equal(found, expected)
+
+
+LAYOUTS = [
+    ("contiguous", torch.float32),
+    ("channels last", torch.float16),
+    ("slice", torch.bfloat16),
+    ("list", torch.float32),
+]
+
+
+@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS, ids=[layout for layout, _ in LAYOUTS])
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_are_erased_where_they_lie(kind, layout, dtype):
+    erasing = T.RandomErasing(0.7, scale=(0.05, 0.4), max_count=3, **KINDS[kind])
+    channels = 1 if layout == "list" else 3
+    late = drawn([erasing], channels, (41, 70), 4)
+    size = (50, 80) if layout == "slice" else (41, 70)
+    before = torch.from_numpy(np.random.default_rng(0).normal(size=(6, channels, *size))).to(dtype)
+    if layout == "channels last":
+        before = before.contiguous(memory_format=torch.channels_last)
+    expected, found = before.clone(), before.to(DEVICE).clone()
+    wanted, images = (all_[:, :, -41:, -70:] for all_ in (expected, found))
+    rows = np.array([0, 2, 3, 5])
+    apply_late([wanted[row] for row in rows], late, partners=None)
+    erase_images(list(images) if layout == "list" else images, rows, late.params[0], late.transforms[0])
+    assert torch.equal(found.cpu(), expected)
+    assert not torch.equal(expected, before)
+
+
+def test_no_image_is_erased():
+    images = torch.ones(2, 3, 16, 16, device=DEVICE)
+    late = drawn([T.RandomErasing(0.0)], 3, (16, 16), 2)
+    erase_images(images, np.arange(2), late.params[0], late.transforms[0])
+    assert (images == 1).all()
