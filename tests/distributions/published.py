@@ -1,0 +1,199 @@
+"""What transforms are published to draw, simulated with numpy's generator: directly, one image after the other where
+the definition loops, and with no code of gpuload."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "affine",
+    "color_jitter",
+    "crop",
+    "cutmix",
+    "erasing",
+    "keep_ratio",
+    "perspective",
+    "photometric",
+    "repeated",
+    "resized_crop",
+    "zoom_out",
+]
+
+Columns = dict[str, np.ndarray]
+Generator = np.random.Generator
+
+
+def repeated(count: int, names: tuple[str, ...], once: Callable[[], Any]) -> Columns:
+    """What a definition for one image draws for many."""
+    found = np.array([once() for _ in range(count)], np.float64).reshape(count, len(names))
+    return dict(zip(names, found.T, strict=True))
+
+
+def resized_crop(
+    rng: Generator, size_hw: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """Szegedy et al. 2015 as torchvision has it: of ten boxes the first that fits, else a central one."""
+    height, width = size_hw
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
+    w, h = width, height
+    if width / height < ratio[0]:
+        h = round(width / ratio[0])
+    elif width / height > ratio[1]:
+        w = round(height * ratio[1])
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def crop(
+    rng: Generator, size_hw: tuple[int, int], crop_hw: tuple[int, int], padding: tuple[int, int, int, int]
+) -> tuple[int, int]:
+    """torchvision's RandomCrop with pad_if_needed: padded all around, then on both sides by all that is missing; the
+    corner, in the frame of the image. Padding is left, top, right, bottom."""
+    corner = []
+    for length, wanted, (before, after) in zip(
+        size_hw, crop_hw, ((padding[1], padding[3]), (padding[0], padding[2])), strict=True
+    ):
+        padded = length + before + after
+        if padded < wanted:
+            before += wanted - padded
+            padded += 2 * (wanted - padded)
+        corner.append(int(rng.integers(padded - wanted + 1)) - before)
+    return corner[0], corner[1]
+
+
+def zoom_out(rng: Generator, size_hw: tuple[int, int], sides: tuple[float, float], p: float) -> tuple[int, ...]:
+    """Liu et al. 2016 (SSD), as torchvision has it: top and left of the image on its canvas, and the canvas's size."""
+    height, width = size_hw
+    if rng.uniform() >= p:
+        return 0, 0, height, width
+    factor = rng.uniform(*sides)
+    tall, wide = int(height * factor), int(width * factor)
+    return int((tall - height) * rng.uniform()), int((wide - width) * rng.uniform()), tall, wide
+
+
+def keep_ratio(
+    rng: Generator,
+    size_hw: tuple[int, int],
+    target_hw: tuple[int, int],
+    longest: float,
+    scaled: tuple[float, float, float],
+    stretched: tuple[float, float, float],
+) -> tuple[int, int]:
+    """timm's ResizeKeepRatio, with `random_scale_area`: the new size; the last two are probability, low, high."""
+    ratios = size_hw[0] / target_hw[0], size_hw[1] / target_hw[1]
+    ratio = max(ratios) * longest + min(ratios) * (1 - longest)
+    factors = [1.0, 1.0]
+    if rng.uniform() < scaled[0]:
+        factor = 1 / math.sqrt(rng.uniform(*scaled[1:]))
+        factors = [factor, factor]
+    if rng.uniform() < stretched[0]:
+        aspect = math.sqrt(math.exp(rng.uniform(math.log(stretched[1]), math.log(stretched[2]))))
+        factors = [factors[0] / aspect, factors[1] * aspect]
+    height, width = (round(side * factor / ratio) for side, factor in zip(size_hw, factors, strict=True))
+    return height, width
+
+
+def affine(
+    rng: Generator,
+    size_hw: tuple[int, int],
+    degrees: tuple[float, float],
+    translate: tuple[float, float],
+    scale: tuple[float, float],
+    shear: tuple[float, float, float, float],
+) -> list[float]:
+    """torchvision's RandomAffine: the map from a result to its input, in Pillow's order a, b, c, d, e, f.
+
+    Its documented forward map is shift · centre · (scale · turn · shear) · centre⁻¹.
+    """
+    height, width = size_hw
+    angle = math.radians(rng.uniform(*degrees))
+    reach_x, reach_y = translate[0] * width, translate[1] * height
+    moved = round(rng.uniform(-reach_x, reach_x)), round(rng.uniform(-reach_y, reach_y))
+    factor = rng.uniform(*scale)
+    sx, sy = math.radians(rng.uniform(*shear[:2])), math.radians(rng.uniform(*shear[2:]))
+    turned = angle - sy
+    linear = np.array(
+        [
+            [math.cos(turned) / math.cos(sy), -math.cos(turned) * math.tan(sx) / math.cos(sy) - math.sin(angle)],
+            [math.sin(turned) / math.cos(sy), -math.sin(turned) * math.tan(sx) / math.cos(sy) + math.cos(angle)],
+        ]
+    )
+    forward = np.eye(3)
+    forward[:2, :2] = factor * linear
+    to_centre, back, shift = np.eye(3), np.eye(3), np.eye(3)
+    back[:2, 2] = width / 2, height / 2
+    to_centre[:2, 2] = -width / 2, -height / 2
+    shift[:2, 2] = moved
+    return np.linalg.inv(shift @ back @ forward @ to_centre)[:2].ravel().tolist()
+
+
+def perspective(rng: Generator, size_hw: tuple[int, int], distortion: float) -> list[int]:
+    """torchvision's RandomPerspective: where the four corners go: top left, top right, bottom right, bottom left, x, y
+    each."""
+    height, width = size_hw
+    across, down = int(distortion * (width // 2)), int(distortion * (height // 2))
+    left, right = (lambda: int(rng.integers(0, across + 1))), (lambda: int(rng.integers(width - across - 1, width)))
+    top, bottom = (lambda: int(rng.integers(0, down + 1))), (lambda: int(rng.integers(height - down - 1, height)))
+    return [left(), top(), right(), top(), right(), bottom(), left(), bottom()]
+
+
+def color_jitter(rng: Generator, ranges: list[tuple[float, float]]) -> list[float]:
+    """torchvision's ColorJitter: a factor for each adjustment, and where in the order each is done."""
+    factors = [rng.uniform(*span) for span in ranges]
+    order = rng.permutation(len(ranges))
+    return [*factors, *np.argsort(order).tolist()]
+
+
+def photometric(rng: Generator, ranges: list[tuple[float, float]], p: float) -> list[float]:
+    """Howard 2013 as torchvision has it: a factor for each adjustment, 0 where it is not done; whether contrast comes
+    before saturation and hue, 0 where it is not done; which channel comes first, -1 where they stay."""
+    brightness, contrast, saturation, hue = (rng.uniform(*span) if rng.uniform() < p else math.nan for span in ranges)
+    early = rng.uniform() < 0.5
+    first = int(rng.permutation(3)[0]) if rng.uniform() < p else -1
+    known = 0 if math.isnan(contrast) else 1 if early else 2
+    return [
+        *(-9.0 if math.isnan(factor) else factor for factor in (brightness, contrast, saturation, hue)),
+        known,
+        first,
+    ]
+
+
+def erasing(
+    rng: Generator,
+    size_hw: tuple[int, int],
+    p: float,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    counts: tuple[int, int],
+) -> tuple[int, ...]:
+    """Zhong et al. 2017: torchvision's for one box, timm's for several: how many are erased, and the first of them."""
+    height, width = size_hw
+    boxes, count = [], int(rng.integers(counts[0], counts[1] + 1)) if rng.uniform() < p else 0
+    for _ in range(count):
+        for _ in range(10):
+            area = height * width * rng.uniform(*scale) / count
+            aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+            h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if h < height and w < width:
+                boxes.append((int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w))
+                break
+    return (len(boxes), *(boxes[0] if boxes else (-1, -1, -1, -1)))
+
+
+def cutmix(rng: Generator, size_hw: tuple[int, int], alpha: float) -> list[float]:
+    """Yun et al. 2019, as torchvision has it: the box, and the image's own share."""
+    height, width = size_hw
+    share = rng.beta(alpha, alpha)
+    x, y = int(rng.integers(width)), int(rng.integers(height))
+    r = 0.5 * math.sqrt(1 - share)
+    half_w, half_h = int(r * width), int(r * height)
+    top, left, bottom, right = max(y - half_h, 0), max(x - half_w, 0), min(y + half_h, height), min(x + half_w, width)
+    return [top, left, bottom - top, right - left, 1 - (bottom - top) * (right - left) / (height * width)]

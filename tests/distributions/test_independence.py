@@ -1,0 +1,57 @@
+"""What one draw is says nothing of another: of neighbours, of the next epoch, of another seed, of the same transform at
+another place of a chain, or in another view."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from distributions.joint import LEAST, unrelated
+
+from gpuload import transforms as T
+from gpuload.rng import epoch_key
+
+N = 20_000
+SIZES = np.tile([[61, 83]], (N, 1))
+KEY = epoch_key(8, 0)
+
+# By name, a transform and one number for each sample out of what it draws.
+NUMBERS = {
+    "RandomResizedCrop": (T.RandomResizedCrop(32), lambda params: params.box_tlhw[:, 3] + params.box_tlhw[:, 1] / 100),
+    "ColorJitter": (T.ColorJitter(0.4), lambda params: params.values[:, 0, 0]),
+    "RandomRotation": (T.RandomRotation(90), lambda params: params.coefficients[:, 1]),
+    "RandomErasing": (T.RandomErasing(1), lambda params: params.boxes_tlhw[:, 0, 0] + params.boxes_tlhw[:, 0, 2] / 100),
+    "noise": (T.GaussianNoise(), lambda params: params.values[:, 0, 2]),
+}
+
+
+def drawn(transforms, number, key=KEY, positions=None, view=0):
+    positions = np.arange(N) if positions is None else positions
+    return T.Chain(transforms).draw(key, positions, SIZES, view=view)[number]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_draws_are_independent(name):
+    transform, number = NUMBERS[name]
+    own = number(drawn([transform], 0))
+    others = {
+        "of the next sample": number(drawn([transform], 0, positions=np.arange(1, N + 1))),
+        "of its partner": number(drawn([transform], 0, positions=np.arange(N) ^ 1)),
+        "far behind": number(drawn([transform], 0, positions=np.arange(N) + 2**32)),
+        "of the next epoch": number(drawn([transform], 0, epoch_key(8, 1))),
+        "of the next seed": number(drawn([transform], 0, epoch_key(9, 0))),
+        "at the next place": number(drawn([T.Identity(), transform], 1)),
+        "within another": number(drawn([T.RandomApply([transform], 1)], 0).draws[0][0]),
+    }
+    for which, numbers in others.items():
+        assert unrelated(own, numbers) > LEAST, which
+
+
+def test_views_are_independent():
+    chain = [T.MultiView([[T.RandomRotation(90)]] * 2), T.ColorJitter(0.4)]
+    for number, column in ((0, lambda params: params.coefficients[:, 1]), (1, lambda params: params.values[:, 0, 0])):
+        assert unrelated(column(drawn(chain, number)), column(drawn(chain, number, view=1))) > LEAST
+
+
+def test_what_is_the_same_is_found_to_be():
+    own = drawn([T.ColorJitter(0.4)], 0).values[:, 0, 0]
+    assert unrelated(own, own**2) < LEAST
