@@ -26,8 +26,9 @@ from rich.console import Console
 from benchmarks.augmentation.cases import Case, transforms
 from benchmarks.augmentation.clocks import Clock, CpuClock, CudaClock, copy_bandwidth
 from benchmarks.augmentation.contenders import BACKENDS, PEERS, Contenders, contenders, least_bytes
+from benchmarks.augmentation.kernel import kernels_alone
 from benchmarks.augmentation.measuring import CaseResult, measure
-from benchmarks.augmentation.photographs import Photographs
+from benchmarks.augmentation.photographs import Photographs, default_folder
 from benchmarks.augmentation.recipes import CLASSIC, headline, recipes
 from benchmarks.augmentation.tables import judge, notes, recipe_table, transform_table
 from benchmarks.augmentation.versions import cuda_device, versions
@@ -35,9 +36,8 @@ from benchmarks.loading import cpu_model
 
 __all__ = ["main"]
 
-REPOSITORY = Path(__file__).parents[2]
 BATCH = {"cpu": 64, "cuda": 256}
-ROUNDS = {"cpu": 5, "cuda": 3}
+ROUNDS = {"cpu": 9, "cuda": 3}
 QUICK = ("RandomHorizontalFlip", "ColorJitter", "Normalize, MixUp", CLASSIC)  # enough to see that all of it works
 LEGEND = """\
 gpuload: from interleaved levels, as decoders give them; each image has draws of its own, made within the time
@@ -71,12 +71,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.augmentation", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where those are kept")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: all that there are")
     parser.add_argument("--backends", help=f"of gpuload, comma-separated; all of {', '.join(BACKENDS)} without it")
     parser.add_argument("--peers", help=f"comma-separated; all of {', '.join(PEERS)} without it; none for none")
     parser.add_argument("--only", help="parts of the names of cases, comma-separated")
-    parser.add_argument("--rounds", type=int, help="how often each is run (default 5, on CUDA 3)")
+    parser.add_argument("--rounds", type=int, help="how often each is run (default 9, on CUDA 3)")
     parser.add_argument("--batch-size", type=int, help="images in a batch, even (default 64, on CUDA 256)")
     parser.add_argument("--budget-s", type=float, help="begin no round later than this, on each device")
     parser.add_argument(
@@ -100,9 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and report. Returns the exit status: 1 where something failed that should have run."""
     options = parse(arguments)
     if options.photos is None:
-        from gpuload.cli.pictures import make_folder
-
-        options.photos = make_folder(options.cache / "varied-photographs", count=200)
+        options.photos = default_folder()
     console = Console(highlight=False)
     console.width = max(110, console.width if console.is_terminal else 0)
     console.print(LEGEND, soft_wrap=True)
@@ -170,7 +167,10 @@ def _cases(device: str, options: argparse.Namespace) -> list[Case]:
 
 
 def _contenders(case: Case, photographs: Photographs, options: argparse.Namespace) -> Contenders:
-    return contenders(case, photographs, options.backends, options.peers)
+    found = contenders(case, photographs, options.backends, options.peers)
+    if case.section == "kernel" and "fused" in options.backends:
+        return kernels_alone(case, photographs) | found
+    return found
 
 
 def _show(device: str, result: DeviceResult, console: Console) -> None:

@@ -53,7 +53,7 @@ class CudaClock:
         most: batches in a round, at most.
     """
 
-    def __init__(self, *, round_s: float = 0.1, most: int = 100) -> None:
+    def __init__(self, *, round_s: float = 0.1, most: int = 1000) -> None:
         self._round_s = round_s
         self._most = most
 

@@ -22,7 +22,7 @@ from gpuload.backends import compile_stage
 from gpuload.errors import BackendError
 from gpuload.rng import epoch_key
 
-__all__ = ["BACKENDS", "PEERS", "Contender", "Missing", "contenders", "least_bytes"]
+__all__ = ["BACKENDS", "PEERS", "Contender", "Contenders", "Missing", "Ours", "contenders", "least_bytes"]
 
 BACKENDS = ("torch", "kornia", "dali", "fused")
 PEERS = {
@@ -52,7 +52,7 @@ Contenders = dict[str, Contender | Missing]
 
 
 @dataclass(frozen=True)
-class _Ours:
+class Ours:
     """A chain, and what it draws for photographs in turn n."""
 
     case: Case
@@ -78,7 +78,7 @@ def contenders(case: Case, photographs: Photographs, backends: Sequence[str], pe
 def least_bytes(case: Case, photographs: Photographs, turns: Sequence[int]) -> int:
     """The bytes that must move for a batch, the mean over turns: what is needed of each image, read once, and the
     batch, written once."""
-    ours, channels = _Ours(case, photographs), 3
+    ours, channels = Ours(case, photographs), 3
     size = torch.empty(0, dtype=getattr(torch, case.dtype) if case.floats else torch.uint8).element_size()
     totals = []
     for turn in turns:
@@ -92,7 +92,7 @@ def _ours(case: Case, photographs: Photographs, backend: str) -> Contender | Mis
     device = photographs.device
     if backend == "fused" and device.type == "cpu":
         return Missing("Triton runs on the CPU in its interpreter only, which is no measurement")
-    ours = _Ours(case, photographs)
+    ours = Ours(case, photographs)
     try:
         stage = compile_stage(
             ours.chain,

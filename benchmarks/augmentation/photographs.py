@@ -18,10 +18,18 @@ from PIL import Image
 from benchmarks.augmentation.cases import Start
 from gpuload.backends import RaggedImages
 
-__all__ = ["LANDSCAPE_HW", "Photographs"]
+__all__ = ["LANDSCAPE_HW", "Photographs", "default_folder"]
 
 LANDSCAPE_HW = (375, 500)
 CROP = 224
+REPOSITORY = Path(__file__).parents[2]
+
+
+def default_folder() -> Path:
+    """A folder of scikit-image's photographs, varied; made where it is not there yet."""
+    from gpuload.cli.pictures import make_folder
+
+    return make_folder(REPOSITORY / ".data" / "varied-photographs", count=200)
 
 
 class Photographs:

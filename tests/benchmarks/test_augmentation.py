@@ -7,6 +7,7 @@ import io
 import json
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,12 +21,14 @@ if importlib.util.find_spec("torchvision") is None:
 
 from benchmarks.augmentation import __main__ as command
 from benchmarks.augmentation import tables
-from benchmarks.augmentation.cases import transforms
+from benchmarks.augmentation.cases import MEAN, STD, transforms
 from benchmarks.augmentation.clocks import CpuClock, CudaClock, Reading, copy_bandwidth
 from benchmarks.augmentation.contenders import BACKENDS, PEERS, Contender, Missing, contenders, least_bytes
+from benchmarks.augmentation.kernel import kernels_alone, launcher
 from benchmarks.augmentation.measuring import CaseResult, Row, measure
 from benchmarks.augmentation.photographs import Photographs
 from benchmarks.augmentation.recipes import headline, recipes
+from gpuload import transforms as T
 
 CASES = [*transforms(), *recipes(), *headline()]
 COUNT = 4
@@ -141,6 +144,22 @@ def test_no_round_begins_when_the_time_is_up():
 def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
     names = {"torch": "gpuload torch", "fused": "gpuload fused", "kornia": PEERS["kornia"], "alone": tables.KERNELS}
     return CaseResult(name, section, 1000, roofline_ms, {names[key]: row for key, row in rows.items()})
+
+
+def test_kernels_alone_make_what_the_stage_makes(photographs):
+    pytest.importorskip("triton")
+    from gpuload.backends.fused.rounding import INTERPRETED
+
+    if not INTERPRETED.value:
+        pytest.skip("triton was imported without its interpreter")
+    ours = (T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD))
+    case = replace(headline()[1], ours=ours, start="crops")
+    expected = contenders(case, photographs, ["torch"], [])["gpuload torch"].run(3)
+    found = launcher(case, photographs)(3)
+    assert found.stride() == expected.stride()
+    assert (found - expected).abs().max() < 1.01 / 255 / min(STD)  # a level
+    on_cpu = kernels_alone(case, photographs)
+    assert [type(one) for one in on_cpu.values()] == [Missing, Missing]
 
 
 def row(*ms, **more):
@@ -265,10 +284,14 @@ def test_headline_on_cuda(case, folder):
     photographs = Photographs(folder, COUNT, torch.device("cuda"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = contenders(case, photographs, BACKENDS, ["tensors", "batch", "kornia"])
+        found = kernels_alone(case, photographs) | contenders(
+            case, photographs, BACKENDS, ["tensors", "batch", "kornia"]
+        )
         for name, one in found.items():
             if isinstance(one, Contender):
                 batch = one.run(1)
+                if name == tables.KERNELS_REPLAYED:
+                    continue  # it has no result to look at
                 assert (tuple(batch.shape), batch.dtype) == ((COUNT, 3, 224, 224), torch.float16), name
     assert isinstance(found["gpuload fused"], Contender)
     assert np.isfinite(found["gpuload fused"].run(2).float().cpu().numpy()).all()

@@ -1,0 +1,100 @@
+"""The fused kernels alone: what the device does for a batch, without draws and without what is made ready on the host.
+
+    python -m benchmarks.augmentation.kernel --launches 8      launches them and nothing else, for a profiler
+
+Their parameters are made ready before the clock starts, for a few batches in turn; the memory of the result is the same
+each time. They are launched as a stage launches them, and replayed as a CUDA graph, which leaves the host out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.augmentation.cases import Case
+from benchmarks.augmentation.contenders import Contender, Contenders, Missing, Ours
+from benchmarks.augmentation.photographs import Photographs, default_folder
+from benchmarks.augmentation.recipes import headline
+from benchmarks.augmentation.tables import KERNELS, KERNELS_REPLAYED
+from gpuload.backends.finish import Finish
+
+__all__ = ["kernels_alone", "launcher", "main"]
+
+BATCHES = 4  # whose parameters are made ready
+BATCH = 256
+
+
+def kernels_alone(case: Case, photographs: Photographs) -> Contenders:
+    """The kernels of a case, launched and replayed."""
+    if photographs.device.type != "cuda":
+        reason = "Triton runs on the CPU in its interpreter only, which is no measurement"
+        return {KERNELS: Missing(reason), KERNELS_REPLAYED: Missing(reason)}
+    launch = launcher(case, photographs)
+    graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def replay(turn: int) -> None:
+        number = turn % BATCHES
+        if number not in graphs:
+            launch(number)  # compiled, before it is recorded
+            torch.cuda.synchronize()
+            graphs[number] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[number]):
+                launch(number)
+        graphs[number].replay()
+
+    return {KERNELS: Contender(launch), KERNELS_REPLAYED: Contender(replay)}
+
+
+def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tensor]:
+    """A function that launches the kernels for the batch of turn n, and returns it."""
+    from gpuload.backends.fused.runner import FusedRunner
+
+    ours, images = Ours(case, photographs), photographs.ragged(case.start)
+    runner = FusedRunner(Finish.of(ours.chain.lines[0].transforms, case.dtype), photographs.device)
+    outputs: torch.Tensor | None = None
+    prepared: list[Any] = []
+    for turn in range(BATCHES):
+        draws, late = ours.draws(turn).split()
+        if outputs is None:
+            outputs = torch.empty(
+                (len(images), 3, *draws.sizes_hw[-1][0].tolist()),
+                dtype=getattr(torch, case.dtype),
+                device=photographs.device,
+                memory_format=torch.channels_last if case.channels_last else torch.contiguous_format,
+            )
+        prepared.append(runner.prepare(images, draws, draws.windows_tlhw, outputs, late))
+    assert outputs is not None
+    batch = outputs
+
+    def launch(turn: int) -> torch.Tensor:
+        runner.launch(prepared[turn % BATCHES], images.pixels, batch)
+        return batch
+
+    return launch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Launch the kernels of the headline's cases so many times each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.augmentation.kernel")
+    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
+    parser.add_argument("--launches", type=int, default=8, help="of each case (default 8)")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        raise SystemExit("torch finds no CUDA device")
+    photographs = Photographs(options.photos or default_folder(), BATCH, torch.device("cuda"))
+    for case in headline():
+        launch = launcher(case, photographs)
+        for turn in range(options.launches):
+            launch(turn)
+        torch.cuda.synchronize()
+        print(f"{case.name}: {options.launches} batches of {BATCH}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
