@@ -24,7 +24,7 @@ from gpuload.backends.upload import upload
 from gpuload.backends.warp import warp_batch
 from gpuload.transforms.params import FILTERS, NOTHING, OPS, Box, Branches, Erase, Flip, Mixture, Ops, Warp
 
-__all__ = ["BatchRunner"]
+__all__ = ["BatchRunner", "dense"]
 
 PIECE: Final = 64  # images at once: what a resize needs in between is some 3 MB for each
 
@@ -42,6 +42,7 @@ class BatchRunner(LineRunner):
     """
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
+    piece: int = PIECE  # images at once
 
     def __init__(self, finish: Finish, device: torch.device, *, masks: bool = False) -> None:
         super().__init__(masks=masks)
@@ -52,7 +53,7 @@ class BatchRunner(LineRunner):
         self, images: RaggedImages, draws: T.Draws, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
     ) -> None:
         uniform = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _of_one_size(draws, windows_tlhw)
-        step = PIECE if uniform else 1
+        step = self.piece if uniform else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
             windows = tuple(window[rows] for window in windows_tlhw)
@@ -67,7 +68,7 @@ class BatchRunner(LineRunner):
         self, images: RaggedImages, draws: T.Draws, rows: np.ndarray, windows: tuple[np.ndarray, ...]
     ) -> torch.Tensor:
         source = Source.of_ragged(images, rows, windows[0])
-        levels = self._line(source, draws, windows).dense()
+        levels = dense(self._line(source, draws, windows))
         if self._finish.dtype == torch.uint8:
             return levels
         return self._finished(levels)
@@ -119,15 +120,15 @@ class BatchRunner(LineRunner):
                 inside = np.concatenate([after[:, :2] - before[:, :2], after[:, 2:]], axis=1)
                 return source if np.array_equal(before, after) else source.cut(inside)
             case Ops():
-                levels = source.dense().to(torch.float32)
+                levels = dense(source).to(torch.float32)
                 operated = Source.of_dense(self._operate(levels, params, transform).to(torch.uint8))
                 return operated if np.array_equal(before, after) else operated.cut(after)
             case Mixture():
-                levels = source.dense().to(torch.float32)
+                levels = dense(source).to(torch.float32)
                 mixed = Source.of_dense(self._mix(levels, params, transform).to(torch.uint8))
                 return mixed if np.array_equal(before, after) else mixed.cut(after)
             case Erase():
-                return Source.of_dense(self._erase(source.dense(), params, transform, before))
+                return Source.of_dense(self._erase(dense(source), params, transform, before))
             case Branches():
                 return self._branch(source, params, after)
         return source
@@ -168,7 +169,7 @@ class BatchRunner(LineRunner):
         return np.array(FILTERS)[params.filters]
 
     def _warp(self, source: Source, transform: Any, params: Warp, after: np.ndarray) -> Source:
-        levels = source.dense()
+        levels = dense(source)
         size = int(after[0, 2]), int(after[0, 3])
         filters = self._filters(transform, params, len(levels))
         fill = transform.outside(masks=self._masks)
@@ -200,7 +201,7 @@ class BatchRunner(LineRunner):
             some = source.take(rows)
             if draws is not None:
                 some = self._line(some, draws, draws.windows_for(after[rows]))
-            found = some.dense()
+            found = dense(some)
             if results is None:
                 results = found.new_empty((params.count, *found.shape[1:]))
             results[upload(rows, found.device)] = found
@@ -256,3 +257,21 @@ def _of_one_size(draws: T.Draws, windows: tuple[np.ndarray, ...]) -> bool:
                 if len(rows) and not _of_one_size(inner, inner.windows_for(after[rows])):
                     return False
     return True
+
+
+def dense(source: Source) -> torch.Tensor:
+    """All pixels of images of one size, N×C×H×W, to be read only: where they lie, if they lie as they are wanted."""
+    count, height, width = len(source.base), int(source.heights[0]), int(source.widths[0])
+    length = source.channels * height * width
+    first = int(source.base[0])
+    as_wanted = (
+        (source.channel_step == height * width or source.channels == 1)
+        and (source.row_step == width).all()
+        and (source.column_step == 1).all()
+        and (source.heights == height).all()
+        and (source.widths == width).all()
+        and (source.base == first + np.arange(count) * length).all()
+    )
+    if not as_wanted:
+        return source.dense()
+    return source.pixels[first : first + count * length].view(count, source.channels, height, width)

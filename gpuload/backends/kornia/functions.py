@@ -15,6 +15,8 @@ where none does, the operation is built of others (on photographs of 220×180 an
   (`kornia.enhance.sharpness` does not round the smoothed image: 16% differ by one).
 - hue: `adjust_hue` keeps hue and saturation as floats, where Pillow has 8 bits (up to 17); between `rgb_to_hsv` and
   `hsv_to_rgb` they are cut to 8 bits here (up to 4).
+- autocontrast: `normalize_min_max` subtracts first, where Pillow multiplies first and then cuts (8 numbers of 10,000
+  differ by one), and makes a channel of one level black; `add_weighted` again.
 - grey: `rgb_to_grayscale` with Pillow's weights in place of its own (3 numbers of 10,000 differ by one).
 """
 
@@ -30,7 +32,6 @@ from kornia.enhance import (
     add_weighted,
     adjust_brightness,
     adjust_brightness_accumulative,
-    normalize_min_max,
 )
 from kornia.enhance import equalize as kornia_equalize
 from kornia.enhance import invert as kornia_invert
@@ -144,9 +145,13 @@ def equalize(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def autocontrast(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Each channel stretched to 0 … 255; one of a single level, which Kornia would make black, stays as it is."""
-    flat = images.amax(dim=(2, 3), keepdim=True) == images.amin(dim=(2, 3), keepdim=True)
-    return torch.where(flat, images, normalize_min_max(images, 0.0, WHITE))
+    """Each channel stretched to 0 … 255; one of a single level stays as it is."""
+    numbers = images.to(torch.float64)
+    least, greatest = torch.aminmax(numbers.flatten(2), dim=2)
+    flat = greatest == least
+    scale = torch.full_like(least, WHITE) / torch.where(flat, WHITE, greatest - least)
+    scale, offset = scale[:, :, None, None], (-least * scale)[:, :, None, None]
+    return torch.where(flat[:, :, None, None], numbers, add_weighted(numbers, scale, numbers, 0.0, offset))
 
 
 def blur(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 from kornia.geometry.transform import crop_by_indices, hflip, remap, vflip
 from torch.nn.functional import pad
 
+from gpuload.backends.batched import dense
 from gpuload.backends.gather import Source, crop
 from gpuload.backends.upload import upload
 from gpuload.backends.warp import mapped_places, nearest_places
@@ -27,7 +28,7 @@ __all__ = ["cropped", "flipped", "sampled", "warped"]
 FLIPS: Final = (vflip, hflip)
 # How torch calls the ways to pad that it has, which Kornia's crops pad with.
 MODES: Final = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
-GUARD: Final = 1e-6  # a sum of products in float64 may lie below the whole number that it is meant to be
+GUARD: Final = 1e-9  # a sum of products in float64 may lie below the whole number that it is meant to be
 
 
 def flipped(levels: torch.Tensor, which: np.ndarray, axis: int) -> torch.Tensor:
@@ -66,7 +67,7 @@ def cropped(
     for number in range(len(sizes)):
         rows = np.flatnonzero(which.ravel() == number)
         some = source if len(sizes) == 1 else source.take(rows)
-        found = _padded_crop(some.dense(), starts[rows], size_hw, mode, fill)
+        found = _padded_crop(dense(some), starts[rows], size_hw, mode, fill)
         if len(sizes) == 1:
             return found
         if results is None:

@@ -60,7 +60,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "sharpness": _cut(functions.sharpness),
     "hue": _half_up(functions.hue),
     "grayscale": _half_up(functions.grayscale),
-    "autocontrast": _cut(functions.autocontrast, functions.GUARD),
+    "autocontrast": _cut(functions.autocontrast),
     "blur": _rounded(functions.blur),
     "invert": _rounded(functions.invert),
     "solarize": _rounded(functions.solarize),

@@ -7,12 +7,12 @@ sizes differ between two transforms, images are taken one by one. Nothing is kep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
 
-from gpuload.backends.batched import BatchRunner
+from gpuload.backends.batched import BatchRunner, dense
 from gpuload.backends.finish import Finish
 from gpuload.backends.gather import Source
 from gpuload.backends.kornia import operations
@@ -24,6 +24,10 @@ from gpuload.backends.upload import upload
 from gpuload.transforms.params import Erase, Flip, Mixture
 
 __all__ = ["KorniaRunner"]
+
+# Images at once on the CPU. Kornia makes a new tensor at each step: of 8 images of 224×224 these stay in memory that the
+# process has, of 64 they come from the system each time (autocontrast 3.3 and 14 ms for an image, hue 7.7 and 16).
+CPU_PIECE: Final = 8
 
 
 class KorniaRunner(BatchRunner):
@@ -38,6 +42,8 @@ class KorniaRunner(BatchRunner):
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         super().__init__(finish, device)
+        if device.type == "cpu":
+            self.piece = CPU_PIECE
         # y = a · level + b as Kornia has it: (level - mean) / std.
         scale, bias = np.array(finish.scale), np.array(finish.bias)
         self._mean = torch.tensor(-bias / scale, dtype=torch.float32, device=device)
@@ -50,7 +56,7 @@ class KorniaRunner(BatchRunner):
     def _flip(self, source: Source, params: Flip) -> Source:
         if not params.flipped.any():
             return source
-        return Source.of_dense(flipped(source.dense(), params.flipped, params.axis))
+        return Source.of_dense(flipped(dense(source), params.flipped, params.axis))
 
     def _crop(
         self, source: Source, transform: Any, corners: np.ndarray, size: tuple[int, int], sizes_hw: np.ndarray
