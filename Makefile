@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip
 INSTALL := $(PIP) install --constraint constraints.txt
 # An editable install is not compiled as an installed package is, and each worker process would pay for it.
 COMPILE := $(BIN)/python -m compileall -q gpuload
-EVERYTHING := --editable '.[cu12,dali,cli,demo]'
+EVERYTHING := --editable '.[cu12,dali,fused,cli,demo]'
 
 .PHONY: install demo test lint bench notebooks soak clean
 .DELETE_ON_ERROR:

@@ -22,14 +22,20 @@ CHAINS = [
 ]
 
 
+@pytest.fixture(params=["torch", "kornia", "fused"])
+def backend(request) -> str:
+    return request.param
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize(("transforms", "most"), CHAINS)
 @pytest.mark.parametrize("count", [1, 70])
-def test_the_levels_are_those_of_the_cpu(make_images, make_batch, transforms, most, count):
+def test_the_levels_are_those_of_the_cpu(make_images, make_batch, transforms, most, count, backend):
     chain = T.Chain(transforms)
     ragged, draws = make_batch(chain, make_images(0, count))
     expected = compile_stage(chain, device="cpu")(ragged, draws)
-    result = compile_stage(chain, device="cuda")(replace(ragged, pixels=ragged.pixels.cuda()), draws)
+    stage = compile_stage(chain, device="cuda", backend=backend)
+    result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
     difference = (result.cpu().int() - expected.int()).abs()
     assert difference.max() <= most
     assert difference.float().mean() <= 0.05
@@ -38,12 +44,13 @@ def test_the_levels_are_those_of_the_cpu(make_images, make_batch, transforms, mo
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
-def test_floats(make_images, make_batch, dtype, memory_format):
+def test_floats(make_images, make_batch, dtype, memory_format, backend):
     chain = T.Chain([T.CenterCrop(40), NORMALIZE])
     ragged, draws = make_batch(chain, make_images(1, 5))
     options = {"dtype": dtype, "memory_format": memory_format}
     expected = compile_stage(chain, device="cpu", **options)(ragged, draws)
-    result = compile_stage(chain, device="cuda", **options)(replace(ragged, pixels=ragged.pixels.cuda()), draws)
+    stage = compile_stage(chain, device="cuda", backend=backend, **options)
+    result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
     assert result.dtype == expected.dtype
     assert result.is_contiguous(memory_format=getattr(torch, memory_format))
     torch.testing.assert_close(result.cpu(), expected, atol=1e-6, rtol=0.01)
@@ -63,9 +70,9 @@ def test_ragged(make_images, make_batch, ragged_option):
 
 
 @pytest.mark.cuda
-def test_bits_do_not_depend_on_the_batch(make_images, make_batch):
+def test_bits_do_not_depend_on_the_batch(make_images, make_batch, backend):
     chain = T.Chain([T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE])
-    stage, images = compile_stage(chain, device="cuda"), make_images(3, 70)
+    stage, images = compile_stage(chain, device="cuda", backend=backend), make_images(3, 70)
 
     def run(some, first):
         ragged, draws = make_batch(chain, some, first=first)

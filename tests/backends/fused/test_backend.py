@@ -1,0 +1,106 @@
+"""What the fused backend has, and what is said where it cannot run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.backends import compile_stage
+from gpuload.backends.compile import _chosen
+from gpuload.backends.fused.backend import FusedBackend
+from gpuload.backends.reference import TorchBackend
+
+CPU = torch.device("cpu")
+
+
+def test_what_it_lacks():
+    backend = FusedBackend(CPU)
+    reasons = {
+        type(transform).__name__: backend.lacks(transform)
+        for transform in (T.GaussianNoise(), T.AugMix(), T.TimmRandAugment("rand-t3a"), T.RandomApply([T.AugMix()]))
+    }
+    assert reasons == {
+        "GaussianNoise": "a normal number for each pixel and channel is drawn by torch",
+        "AugMix": "several results of an image are mixed by torch",
+        "TimmRandAugment": "three box blurs along each axis are six passes",
+        "RandomApply": "AugMix: several results of an image are mixed by torch",
+    }
+    assert backend.lacks(T.RandomHorizontalFlip()) is None
+    assert backend.lacks(T.RandomHorizontalFlip(), late=True) == "finished images are moved by torch"
+    assert backend.lacks(T.RandomChoice([T.MixUp(num_classes=2), T.CutMix(num_classes=2)]), late=True) is None
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr("gpuload.backends.fused.backend.find_spec", lambda name: None)
+    with pytest.raises(gl.BackendError, match="needs Triton, which is not installed; use `pip install triton`"):
+        gl.Loader(["a.jpg"], backend="fused", device="cpu")
+
+
+def test_on_a_cpu(monkeypatch):
+    monkeypatch.setattr("gpuload.backends.fused.backend._interpreted", lambda: False)
+    with pytest.raises(gl.BackendError, match=r"runs on a GPU, got device 'cpu'; use backend='torch' there \(or set"):
+        gl.Loader(["a.jpg"], backend="fused", device="cpu")
+
+
+def chosen(forced: bool):
+    """What is chosen on a GPU, which need not be there for that."""
+    device = torch.device("cuda:0")
+    return _chosen("fused", device, TorchBackend(device), forced=forced)
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
+def test_without_a_compiler_the_reference_runs_and_one_warning_is_given(monkeypatch, forced):
+    monkeypatch.setattr("gpuload.backends.fused.backend._interpreted", lambda: False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.warns(RuntimeWarning, match="'torch' is used on cuda:0, since fused cannot be used: Triton") as caught:
+        backend, note = chosen(forced)
+    assert len(caught) == 1
+    assert backend.name == "torch"
+    assert "neither gcc nor clang is there; install one, or set CC" in note
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
+def test_where_a_kernel_does_not_compile(monkeypatch, forced):
+    def broken(device):
+        raise OSError("ptxas is gone")
+
+    monkeypatch.setattr("gpuload.backends.fused.late.trial", broken)
+    with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
+        backend, _ = chosen(forced)
+    assert backend.name == "torch"
+
+
+def test_without_triton_it_is_not_chosen_where_it_need_not_be(monkeypatch):
+    monkeypatch.setattr("gpuload.backends.fused.backend.find_spec", lambda name: None)
+    with pytest.warns(RuntimeWarning, match="not installed; use `pip install triton`"):
+        assert chosen(False)[0].name == "torch"
+    with pytest.raises(gl.BackendError, match="not installed"):
+        chosen(True)
+
+
+def test_on_the_cpu_the_reference_is_chosen():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compile_stage(T.Chain([T.Resize(9)]), device="cpu").plan.backend == "torch"
+
+
+@pytest.mark.cuda
+def test_on_cuda_it_is_chosen():
+    assert compile_stage(T.Chain([T.Resize(9)]), device="cuda").plan.backend == "fused"
+
+
+def test_planning_imports_no_triton():
+    code = (
+        "import sys; import gpuload as gl; gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], device='cpu')"
+        ".plan(); sys.exit(bool({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

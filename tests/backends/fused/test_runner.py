@@ -1,0 +1,126 @@
+"""Whole chains through the fused kernels, in Triton's interpreter, against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from gpuload import transforms as T
+from gpuload.backends import RaggedImages, compile_stage
+
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+STEP = 1 / 255 / 0.224  # a level, in finished numbers
+
+
+def both(make_batch, transforms, images, *, whole=False, **options):
+    chain = T.Chain(transforms)
+    ragged, draws = make_batch(chain, images, whole=whole)
+    found = [compile_stage(chain, device="cpu", backend=name, **options)(ragged, draws) for name in ("fused", "torch")]
+    assert type(found[0]) is type(found[1])
+    return found
+
+
+@pytest.fixture
+def images(make_images):
+    return make_images(3, 3, low=20, high=60)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "regions"])
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)],
+        [T.RandomVerticalFlip(), T.Resize(20, "bicubic"), T.RandomCrop((18, 17), padding=5, fill=(1, 2, 3))],
+        [T.RandomResizedCrop(24), T.RandAugment(3, interpolation="bilinear", fill=9)],
+        [T.Resize((30, 31), "nearest"), T.Pad(9, padding_mode="reflect"), T.RandomAffine(30), T.CenterCrop(21)],
+        [
+            T.RandomApply([T.RandomResizedCrop(40), T.RandomErasing(1.0, value=(3, 200, 77))], 0.5),
+            T.RandomChoice([T.GaussianBlur(5), T.RandomVerticalFlip(1.0), T.RandomAdjustSharpness(3, 1.0)]),
+            T.Resize((16, 19)),
+        ],
+    ],
+)
+def test_levels(make_batch, images, transforms, whole):
+    ours, theirs = both(make_batch, transforms, images, whole=whole)
+    difference = (ours.int() - theirs.int()).abs()
+    assert difference.max() <= 6
+    assert difference.double().mean() < 0.1
+
+
+def test_images_of_one_channel(make_batch, make_images):
+    images = make_images(4, 2, channels=1, low=20, high=50)
+    transforms = [T.RandomResizedCrop(20), T.TrivialAugmentWide(), T.Grayscale(3), T.Pad(2, fill=(9, 99, 199))]
+    ours, theirs = both(make_batch, transforms, images)
+    assert ours.shape == theirs.shape == (2, 3, 24, 24)
+    assert (ours.int() - theirs.int()).abs().max() <= 2
+    ours, theirs = both(make_batch, [T.RandomCrop(12), NORMALIZE.__class__([0.5], [0.2])], images)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_three_channels_become_one(make_batch, images):
+    ours, theirs = both(make_batch, [T.CenterCrop(20), T.Grayscale(), T.RandomPosterize(4, 1.0)], images)
+    assert ours.shape == (3, 1, 20, 20)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_other_numbers_of_channels_run_on_the_reference(make_batch, make_images, channels):
+    images = make_images(1, 2, channels=channels, low=20, high=40)
+    ours, theirs = both(make_batch, [T.RandomResizedCrop(20), T.ToDtype("float32", scale=True)], images)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+def test_dtypes_and_memory_formats(make_batch, images, dtype, memory_format):
+    transforms = [T.CenterCrop(20), NORMALIZE, T.RandomErasing(1.0, value="random")]
+    ours, theirs = both(make_batch, transforms, images, dtype=dtype, memory_format=memory_format)
+    assert ours.dtype == theirs.dtype
+    assert ours.stride() == theirs.stride()
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("option", ["list", "pad"])
+def test_images_of_different_sizes(make_batch, images, option):
+    ours, theirs = both(make_batch, [T.Resize(16), NORMALIZE, T.RandomErasing(0.9)], images, ragged=option)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=STEP * 1.01, rtol=0)
+
+
+@pytest.mark.parametrize("mixing", [T.MixUp(num_classes=3), T.CutMix(num_classes=3)], ids=["MixUp", "CutMix"])
+def test_mixed_images(make_batch, make_images, mixing):
+    images = make_images(2, 5, low=25, high=40)
+    transforms = [T.CenterCrop(20), NORMALIZE, T.RandomErasing(1.0), mixing, T.RandomErasing(1.0, value=7.0)]
+    ours, theirs = both(make_batch, transforms, images)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_bits_do_not_depend_on_the_batch(make_batch, make_images):
+    chain = T.Chain([T.RandomResizedCrop(20), T.RandAugment(2), NORMALIZE])
+    stage, images = compile_stage(chain, device="cpu", backend="fused"), make_images(5, 4, low=30, high=50)
+    together = stage(*make_batch(chain, images))
+    for position in range(4):
+        alone = stage(*make_batch(chain, images[position : position + 1], first=position))
+        assert torch.equal(alone[0], together[position])
+
+
+def test_thin_images(make_batch):
+    images = [np.full((1, 40, 3), 9, np.uint8), np.full((40, 1, 3), 200, np.uint8), np.full((1, 1, 3), 3, np.uint8)]
+    ours, theirs = both(make_batch, [T.RandomVerticalFlip(1.0), T.Resize((5, 7)), T.GaussianBlur(3)], images)
+    assert torch.equal(ours, theirs)
+
+
+def test_a_batch_reads_what_lies_in_its_memory_and_nothing_else(make_batch, images):
+    chain = T.Chain([T.RandomResizedCrop(20), NORMALIZE])
+    ragged, draws = make_batch(chain, images)
+    stage = compile_stage(chain, device="cpu", backend="fused")
+    expected = stage(ragged, draws)
+    around = torch.full((len(ragged.pixels) + 200,), 255, dtype=torch.uint8)
+    around[100:-100] = ragged.pixels
+    ragged = RaggedImages(
+        around, ragged.offsets + 100, ragged.shapes, ragged.sizes_hw, ragged.regions_tlhw, ragged.labels
+    )
+    assert torch.equal(stage(ragged, draws), expected)
