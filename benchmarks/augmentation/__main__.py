@@ -37,7 +37,7 @@ from benchmarks.loading import cpu_model
 __all__ = ["main"]
 
 BATCH = {"cpu": 64, "cuda": 256}
-ROUNDS = {"cpu": 9, "cuda": 3}
+ROUNDS = {"cpu": 5, "cuda": 3}
 QUICK = ("RandomHorizontalFlip", "ColorJitter", "Normalize, MixUp", CLASSIC)  # enough to see that all of it works
 LEGEND = """\
 gpuload: from interleaved levels, as decoders give them; each image has draws of its own, made within the time
@@ -75,7 +75,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--backends", help=f"of gpuload, comma-separated; all of {', '.join(BACKENDS)} without it")
     parser.add_argument("--peers", help=f"comma-separated; all of {', '.join(PEERS)} without it; none for none")
     parser.add_argument("--only", help="parts of the names of cases, comma-separated")
-    parser.add_argument("--rounds", type=int, help="how often each is run (default 9, on CUDA 3)")
+    parser.add_argument("--rounds", type=int, help="how often each is run (default 5, on CUDA 3)")
     parser.add_argument("--batch-size", type=int, help="images in a batch, even (default 64, on CUDA 256)")
     parser.add_argument("--budget-s", type=float, help="begin no round later than this, on each device")
     parser.add_argument(
