@@ -361,12 +361,11 @@ class Loader:
 
         Example:
             >>> from gpuload import transforms as T
-            >>> chain = [T.RandomResizedCrop(224), T.ColorJitter(0.4), T.Normalize([0.5] * 3, [0.5] * 3)]
-            >>> print(Loader(["a.jpg"], transforms=chain, backend="kornia", device="cpu").plan())
+            >>> loader = Loader(["a.jpg"], transforms=[T.Resize(224), T.RandomInvert()], backend="kornia", device="cpu")
+            >>> print(loader.plan())
             backend kornia on cpu
-              RandomResizedCrop(size=(224, 224))                   torch   Kornia resizes otherwise than Pillow
-              ColorJitter(brightness=(0.6, 1.4))                   kornia
-              Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)) kornia
+              Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
+              RandomInvert()    kornia
         """
         stage = compile_for(self._options, resolve_device(self._options.device))
         return stage.plan
