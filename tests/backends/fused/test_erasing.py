@@ -9,6 +9,7 @@ import torch
 from gpuload import transforms as T
 from gpuload.backends.results import apply_late
 from gpuload.rng import Key
+from gpuload.transforms.params import Erase
 
 # Type checkers do not know that calls in kernels return.
 # pyright: reportGeneralTypeIssues=false
@@ -52,7 +53,11 @@ def drawn(erasings, channels: int, size: tuple[int, int], n: int, seed: int = 0)
 
 def both(erasings, channels: int, size: tuple[int, int], n: int = 3, seed: int = 0) -> list[np.ndarray]:
     """What the reference and the kernel make of random finished images; and the images."""
-    late = drawn(erasings, channels, size, n, seed)
+    return erased(drawn(erasings, channels, size, n, seed), channels, size, seed)
+
+
+def erased(late: T.Draws, channels: int, size: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
+    n = len(late)
     images = torch.from_numpy(np.random.default_rng(seed).normal(size=(n, channels, *size)).astype(np.float32))
     expected = images.clone()
     apply_late(expected, late, partners=None)
@@ -108,6 +113,17 @@ def test_erasings_one_after_the_other():
     ]
     expected, found, _ = both(erasings, 3, (48, 31))
     np.testing.assert_array_equal(found, expected)
+
+
+def test_boxes_at_the_edges_of_tiles():
+    late = drawn([T.RandomErasing(1.0, value=(5.0, 6.0, 7.0))], 3, (70, 65), 4)
+    corners = [(31, 31, 1, 1), (32, 32, 1, 1), (31, 32, 2, 32), (0, 0, 32, 32)], [(69, 64, 1, 1), (63, 0, 1, 64)]
+    boxes = np.zeros((2, 4, 4), np.int64)
+    boxes[0], boxes[1, 1:3] = corners
+    late = T.Draws(late.transforms, (Erase(boxes, np.zeros((2, 2), np.uint64)),), tuple(s[:2] for s in late.sizes_hw))
+    expected, found, _ = erased(late, 3, (70, 65))
+    np.testing.assert_array_equal(found, expected)
+    assert [(image[0] == 5.0).sum() for image in found] == [32 * 32 + 2 * 32, 1 + 64]
 
 
 LAYOUTS = [

@@ -17,7 +17,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def pictures(channels: int) -> list[np.ndarray]:
-    """H×W×C: random, of one colour, nearly black, bright, of two levels, and of a single pixel."""
+    """H×W×C: random, of one colour, nearly black, bright, of two levels, of a single pixel, and of few."""
     rng = np.random.default_rng(channels)
     return [
         rng.integers(0, 256, (61, 47, channels), np.uint8),
@@ -28,6 +28,7 @@ def pictures(channels: int) -> list[np.ndarray]:
         rng.choice(np.array([10, 200], np.uint8), (3, 3, channels)),
         rng.integers(0, 256, (1, 1, channels), np.uint8),
         np.clip(rng.normal(90, 20, (47, 53, channels)), 0, 255).astype(np.uint8),
+        rng.integers(0, 200, (19, 21, channels), np.uint8),  # so few pixels that equalize's step is 1
     ]
 
 
