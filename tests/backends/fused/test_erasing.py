@@ -117,13 +117,13 @@ def test_erasings_one_after_the_other():
 
 def test_boxes_at_the_edges_of_tiles():
     late = drawn([T.RandomErasing(1.0, value=(5.0, 6.0, 7.0))], 3, (70, 65), 4)
-    corners = [(31, 31, 1, 1), (32, 32, 1, 1), (31, 32, 2, 32), (0, 0, 32, 32)], [(69, 64, 1, 1), (63, 0, 1, 64)]
+    corners = [(69, 64, 1, 1), (32, 32, 1, 1), (31, 32, 2, 32), (0, 0, 32, 32)], [(31, 31, 1, 1), (63, 0, 1, 64)]
     boxes = np.zeros((2, 4, 4), np.int64)
     boxes[0], boxes[1, 1:3] = corners
     late = T.Draws(late.transforms, (Erase(boxes, np.zeros((2, 2), np.uint64)),), tuple(s[:2] for s in late.sizes_hw))
     expected, found, _ = erased(late, 3, (70, 65))
     np.testing.assert_array_equal(found, expected)
-    assert [(image[0] == 5.0).sum() for image in found] == [32 * 32 + 2 * 32, 1 + 64]
+    assert [(image[0] == 5.0).sum() for image in found] == [1 + 2 * 32 + 32 * 32, 1 + 64]
 
 
 LAYOUTS = [
