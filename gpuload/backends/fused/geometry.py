@@ -1,0 +1,113 @@
+"""Where the pixels of a tile come from: the first half of the fused kernels.
+
+`geometry` is a switch at run time over what a job's records say (see `gpuload.backends.fused.record`); it gives three
+float32 blocks rows × columns, red, green and blue, of whole levels 0 … 255 (of one channel the same block three times).
+The tile's rows and columns may run up or down, and lie inside the result. No byte outside the source is read, whatever
+the records ask for. Nothing is kept.
+
+What each thread of a GPU holds is whole columns of a tile, where it has at least 32 columns for each warp.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gpuload.backends.fused.maps import warp
+from gpuload.backends.fused.record import (
+    BASE,
+    BLUR,
+    CHANNEL_STEP,
+    COLUMN_STEP,
+    COPY,
+    HEIGHT,
+    KIND,
+    RESIZE,
+    ROW_STEP,
+    TABLE,
+    TABLE_AT,
+    TABLE_ROWS,
+    WARP,
+    WIDTH,
+)
+from gpuload.backends.fused.rounding import INTERPRETED
+from gpuload.backends.fused.separable import blur, resize
+from gpuload.backends.fused.sharpening import sharpness
+from gpuload.backends.fused.sources import filled, offsets, read
+
+__all__ = ["at_once", "geometry", "row_by_row"]
+
+
+@triton.jit
+def geometry(source_ptr, table_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS: tl.constexpr):
+    """The pixels of a tile.
+
+    Args:
+        source_ptr: uint8, what a record's BASE counts from.
+        table_ptr: int32, what a record's TABLE_AT counts from.
+        ints_ptr, floats_ptr: the job's records, int64 and float64.
+        ys, xs: int32 (rows,) and (columns,), in the frame of the result.
+        CHANNELS: 1 or 3.
+
+    Returns:
+        red, green, blue.
+    """
+    kind = tl.load(ints_ptr + KIND)
+    source_ptr += tl.load(ints_ptr + BASE)
+    channel_step = tl.load(ints_ptr + CHANNEL_STEP).to(tl.int32)
+    if (kind == COPY) | (kind == TABLE):
+        red, green, blue = _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    elif kind == RESIZE:
+        red, green, blue = resize(source_ptr, ints_ptr, channel_step, ys, xs, CHANNELS)
+    elif kind == BLUR:
+        red, green, blue = blur(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    elif INTERPRETED:  # where each step takes as long for a row as for a tile
+        red, green, blue = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    else:
+        red, green, blue = row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    return red, green, blue
+
+
+@triton.jit
+def at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
+    """The kinds that look at several pixels for each."""
+    if tl.load(ints_ptr + KIND) == WARP:
+        red, green, blue = warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    else:
+        red, green, blue = sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    return red, green, blue
+
+
+@triton.jit
+def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
+    """The same, one row of the tile after the other. All of them at once have more numbers on their way than a thread
+    has registers (the bicubic filter on 8 rows: 255 and some memory), and how many a kernel needs for its rarest job
+    says how many programs a GPU runs at a time."""
+    places = tl.arange(0, ys.shape[0])[:, None]
+    red = tl.zeros([ys.shape[0], xs.shape[0]], tl.float32)
+    green, blue = red, red
+    row = 0
+    while row < ys.shape[0]:
+        here = places == row
+        y = tl.sum(tl.where(here, ys[:, None], 0), axis=0)
+        one, two, three = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS)
+        red = tl.where(here, one, red)
+        if CHANNELS == 3:
+            green, blue = tl.where(here, two, green), tl.where(here, three, blue)
+        row += 1
+    if CHANNELS == 1:
+        green, blue = red, red
+    return red, green, blue
+
+
+@triton.jit
+def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
+    """Copies of pixels: those at the same place, or those that a table names."""
+    if tl.load(ints_ptr + KIND) == TABLE:
+        table_ptr += tl.load(ints_ptr + TABLE_AT)
+        ys = tl.load(table_ptr + ys)
+        xs = tl.load(table_ptr + tl.load(ints_ptr + TABLE_ROWS) + xs)
+    inside = (ys >= 0)[:, None] & (xs >= 0)[None, :]
+    at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    red, green, blue = read(source_ptr, at, channel_step, CHANNELS)
+    return filled(red, green, blue, inside, floats_ptr, CHANNELS)

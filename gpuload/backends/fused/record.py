@@ -1,0 +1,103 @@
+"""What a job of the fused kernels says of its geometry: where each number stands in its records.
+
+A job has `INTS` int64 and `FLOATS` float64 numbers for its geometry, next to each other in device memory, made on the
+host for a whole batch at once. These are constants for both sides: kernels read them as `tl.constexpr`, and numpy takes
+them as indices and as numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton.language as tl
+
+from gpuload.transforms.params import FILTERS
+
+__all__ = [
+    "BASE",
+    "BICUBIC",
+    "BILINEAR",
+    "BLUR",
+    "BOX_H",
+    "BOX_W",
+    "CHANNEL_STEP",
+    "COLUMN_STEP",
+    "COPY",
+    "CORNER_X",
+    "CORNER_Y",
+    "FACTOR",
+    "FILL",
+    "FILTER",
+    "FIXED_POINT",
+    "FLOATS",
+    "HEIGHT",
+    "INTS",
+    "KERNEL_H",
+    "KERNEL_W",
+    "KIND",
+    "NEAREST",
+    "RESIZE",
+    "ROW_STEP",
+    "SHARPNESS",
+    "SIGMA_X",
+    "SIGMA_Y",
+    "SIZE_H",
+    "SIZE_W",
+    "TABLE",
+    "TABLE_AT",
+    "TABLE_ROWS",
+    "WARP",
+    "WIDTH",
+]
+
+INTS: Final = 24
+FLOATS: Final = 16
+
+# Every kind: which it is; pixel (y, x) of channel c of the source is at BASE + y · ROW_STEP + x · COLUMN_STEP
+# + c · CHANNEL_STEP, bytes, of which all but BASE together stay below 2³¹; the size of the source. CHANNEL_STEP is
+# 1, or 0 for an image of one channel that is read as three; the other steps may be negative.
+KIND: Final = tl.constexpr(0)
+BASE: Final = tl.constexpr(1)
+ROW_STEP: Final = tl.constexpr(2)
+COLUMN_STEP: Final = tl.constexpr(3)
+CHANNEL_STEP: Final = tl.constexpr(4)
+HEIGHT: Final = tl.constexpr(5)
+WIDTH: Final = tl.constexpr(6)
+
+# TABLE: in the int32 table, TABLE_ROWS rows of the source from TABLE_AT on, then its columns; -1 is filled.
+TABLE_AT: Final = tl.constexpr(7)
+TABLE_ROWS: Final = tl.constexpr(8)
+
+# RESIZE: from which box to which size, and where in the box the source begins. RESIZE and WARP: the filter.
+FILTER: Final = tl.constexpr(7)
+BOX_H: Final = tl.constexpr(8)
+BOX_W: Final = tl.constexpr(9)
+SIZE_H: Final = tl.constexpr(10)
+SIZE_W: Final = tl.constexpr(11)
+CORNER_Y: Final = tl.constexpr(12)
+CORNER_X: Final = tl.constexpr(13)
+
+# BLUR: the sizes of its kernel, odd.
+KERNEL_H: Final = tl.constexpr(8)
+KERNEL_W: Final = tl.constexpr(9)
+
+# float64. WARP: its eight coefficients from 0 on. BLUR: the sigmas, in pixels. SHARPNESS: its factor. TABLE and WARP:
+# the levels, one for each channel, of what lies outside.
+SIGMA_Y: Final = tl.constexpr(0)
+SIGMA_X: Final = tl.constexpr(1)
+FACTOR: Final = tl.constexpr(0)
+FILL: Final = tl.constexpr(8)
+
+# Kinds.
+COPY: Final = tl.constexpr(0)
+TABLE: Final = tl.constexpr(1)
+RESIZE: Final = tl.constexpr(2)
+WARP: Final = tl.constexpr(3)
+BLUR: Final = tl.constexpr(4)
+SHARPNESS: Final = tl.constexpr(5)
+
+# Filters; the nearest pixel of an affine map is found in fixed point where `gpuload.backends.warp` does that.
+NEAREST: Final = tl.constexpr(FILTERS.index("nearest"))
+BILINEAR: Final = tl.constexpr(FILTERS.index("bilinear"))
+BICUBIC: Final = tl.constexpr(FILTERS.index("bicubic"))
+FIXED_POINT: Final = tl.constexpr(len(FILTERS))
