@@ -76,7 +76,7 @@ def contrast(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """A blend with the mean grey level, a whole number. Sums of whole numbers are the same in any batch."""
     grey = _grey(images)
     count = grey[0].numel()
-    total = grey.sum(dim=(1, 2, 3), keepdim=True, dtype=torch.int64)
+    total = grey.to(torch.int64).sum(dim=(1, 2, 3), keepdim=True)
     mean = torch.div(2 * total + count, 2 * count, rounding_mode="floor")
     return _blend(images, mean.to(images.dtype), values)
 

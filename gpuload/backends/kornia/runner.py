@@ -25,8 +25,8 @@ from gpuload.transforms.params import Erase, Flip, Mixture
 
 __all__ = ["KorniaRunner"]
 
-# Images at once on the CPU. Kornia makes a new tensor at each step: of 8 images of 224×224 these stay in memory that the
-# process has, of 64 they come from the system each time (autocontrast 3.3 and 14 ms for an image, hue 7.7 and 16).
+# Images at once on the CPU. Kornia makes a new tensor at each step: of 8 images of 224×224 these lie in memory that the
+# process has; of 64 it comes from the system each time (autocontrast 3.3 and 14 ms for an image, hue 7.7 and 16).
 CPU_PIECE: Final = 8
 
 
