@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from gpuload.backends.fused.erasing import RECORD, erase
-from gpuload.backends.fused.geometry import geometry
+from gpuload.backends.fused.geometry import _moved
 from gpuload.backends.fused.job import (
     BOXES,
     BOXES_AT,
@@ -36,9 +36,12 @@ from gpuload.backends.fused.job import (
     X,
     Y,
 )
+from gpuload.backends.fused.maps import warp
 from gpuload.backends.fused.pointwise import operate
-from gpuload.backends.fused.record import FLOATS
+from gpuload.backends.fused.record import BASE, BLUR, CHANNEL_STEP, COPY, FLOATS, RESIZE, SHARPNESS, WARP
 from gpuload.backends.fused.rounding import round_to
+from gpuload.backends.fused.separable import blur, resize
+from gpuload.backends.fused.sharpening import sharpness
 from gpuload.transforms.params import VALUES
 
 __all__ = ["one_pass"]
@@ -65,14 +68,18 @@ def one_pass(
     output_ptr,
     CHANNELS: tl.constexpr,
     OUT_CHANNELS: tl.constexpr,
+    GEOMETRY: tl.constexpr,
+    OPERATES: tl.constexpr,
     FINISHED: tl.constexpr,
+    ERASES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """One tile of one job. Grid: jobs, tiles of the largest result.
 
-    `constants_ptr` points to three factors and three summands, float32, of finished numbers; without FINISHED results
-    are levels.
+    All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES. `constants_ptr` points
+    to three factors and three summands, float32, of finished numbers; without FINISHED results are levels. With ERASES
+    boxes of finished images are erased.
     """
     ints_ptr += tl.program_id(0) * _JOB
     floats_ptr += tl.program_id(0) * _FLOATS
@@ -87,25 +94,25 @@ def one_pass(
         # What lies beyond the result is worked on as its last row or column, and not written.
         ys = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1))
         xs = _places(ints_ptr, X, STEP_X, tl.minimum(columns, width - 1))
-        red, green, blue = geometry(source_ptr, places_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS)
-        at = tl.load(ints_ptr + OPERATIONS_AT)
-        end = at + tl.load(ints_ptr + OPERATIONS)
-        statistics_ptr += tl.load(ints_ptr + STATISTICS_AT) * _TABLE
-        while at < end:
-            code = tl.load(codes_ptr + at)
-            red, green, blue = operate(
-                red, green, blue, ys, xs, code, values_ptr + at * _VALUES, statistics_ptr, CHANNELS
-            )
-            at += 1
+        red, green, blue = _pixels(source_ptr, places_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS, GEOMETRY)
+        if OPERATES:
+            at = tl.load(ints_ptr + OPERATIONS_AT)
+            end = at + tl.load(ints_ptr + OPERATIONS)
+            statistics_ptr += tl.load(ints_ptr + STATISTICS_AT) * _TABLE
+            while at < end:
+                code = tl.load(codes_ptr + at)
+                values = values_ptr + at * _VALUES
+                red, green, blue = operate(red, green, blue, ys, xs, code, values, statistics_ptr, CHANNELS)
+                at += 1
         if FINISHED:
             red = red * tl.load(constants_ptr) + tl.load(constants_ptr + 3)
             if OUT_CHANNELS == 3:
                 green = green * tl.load(constants_ptr + 1) + tl.load(constants_ptr + 4)
                 blue = blue * tl.load(constants_ptr + 2) + tl.load(constants_ptr + 5)
+        if ERASES:
             boxes_ptr += tl.load(ints_ptr + BOXES_AT) * _RECORD
-            red, green, blue = erase(
-                red, green, blue, rows, columns, boxes_ptr, tl.load(ints_ptr + BOXES), quantiles_ptr, OUT_CHANNELS
-            )
+            count = tl.load(ints_ptr + BOXES)
+            red, green, blue = erase(red, green, blue, rows, columns, boxes_ptr, count, quantiles_ptr, OUT_CHANNELS)
         there = (rows < height)[:, None] & (columns < width)[None, :]
         output_ptr += tl.load(ints_ptr + OUT_AT)
         offsets = rows.to(tl.int64)[:, None] * tl.load(ints_ptr + OUT_ROW)
@@ -115,6 +122,24 @@ def one_pass(
             step = tl.load(ints_ptr + OUT_CHANNEL)
             _write(output_ptr + step, offsets, green, there)
             _write(output_ptr + 2 * step, offsets, blue, there)
+
+
+@triton.jit
+def _pixels(source_ptr, places_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
+    source_ptr += tl.load(ints_ptr + BASE)
+    channel_step = tl.load(ints_ptr + CHANNEL_STEP).to(tl.int32)
+    if GEOMETRY == COPY:
+        red, green, blue = _moved(source_ptr, places_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    elif GEOMETRY == RESIZE:
+        red, green, blue = resize(source_ptr, ints_ptr, channel_step, ys, xs, CHANNELS)
+    elif GEOMETRY == BLUR:
+        red, green, blue = blur(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    elif GEOMETRY == WARP:
+        red, green, blue = warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    else:
+        tl.static_assert(GEOMETRY == SHARPNESS, "no kind of geometry")
+        red, green, blue = sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+    return red, green, blue
 
 
 @triton.jit

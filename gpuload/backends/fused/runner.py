@@ -27,26 +27,31 @@ from gpuload.backends.fused.statistics import tables
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.results import Outputs
 from gpuload.backends.upload import upload
-from gpuload.transforms import Draws
+from gpuload.transforms import Draws, RandomErasing
+from gpuload.transforms.base import Transform
 from gpuload.transforms.params import Erase
 
 __all__ = ["FusedRunner", "Prepared"]
 
 # Rows and columns of a tile. A thread of a GPU has whole columns; the interpreter takes as long for a large tile as for
 # a small one.
-TILE: Final = (64, 64) if INTERPRETED.value else (16, 64)
+TILE: Final = (64, 64) if INTERPRETED.value else (8, 64)
 WARPS: Final = 2
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """One pass over some images: its jobs among all, the tiles of the largest, where it reads and writes, and whose
-    statistics are needed before it (jobs and factors, see `tables`)."""
+    """The `number`-th pass over some images, whose geometries are of one kind: its jobs among all, the tiles of the
+    largest, whether it is their last, and whose statistics are needed before it (jobs and factors, see `tables`).
+
+    A kernel that knows one kind only needs half the registers of one that knows all.
+    """
 
     first: int
     count: int
     tiles: int
     number: int
+    geometry: int
     finished: bool
     statistics: tuple[np.ndarray, np.ndarray] | None
 
@@ -64,6 +69,8 @@ class Prepared:
     boxes: torch.Tensor
     channels: int
     out_channels: int
+    operates: bool
+    erases: bool
     scratch_bytes: tuple[int, int]
 
 
@@ -111,6 +118,8 @@ class FusedRunner:
             *(upload(array, self._device) for array in (ints, floats, codes, values, passes.packed_tables(), boxes)),
             channels=channels,
             out_channels=out_channels,
+            operates=any(map(_operates, draws.transforms)),
+            erases=late is not None,
             scratch_bytes=scratch,
         )
 
@@ -118,7 +127,7 @@ class FusedRunner:
         """Make a batch of decoded pixels, as `prepare` was told."""
         # A pass reads what the one before it wrote, so there are two pieces in turn; pixels are the first one's source.
         pieces = [torch.empty(max(1, size), dtype=torch.uint8, device=self._device) for size in prepared.scratch_bytes]
-        quantiles = quantile_table(self._device) if len(prepared.boxes) > 1 else self._constants
+        quantiles = quantile_table(self._device) if prepared.erases else self._constants
         with torch.cuda.device_of(pixels):
             for run in prepared.launches:
                 source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
@@ -140,7 +149,10 @@ class FusedRunner:
                     target,
                     CHANNELS=prepared.channels,
                     OUT_CHANNELS=prepared.out_channels if run.finished else prepared.channels,
+                    GEOMETRY=run.geometry,
+                    OPERATES=prepared.operates,
                     FINISHED=run.finished and target.dtype != torch.uint8,
+                    ERASES=run.finished and prepared.erases,
                     ROWS=TILE[0],
                     COLUMNS=TILE[1],
                     num_warps=WARPS,
@@ -200,18 +212,26 @@ def _launches(
     """The launches, in order, and the records of their jobs, one behind the other."""
     launches, ints, floats, first = [], [], [], 0
     for number in range(passes.count):
+        kinds = passes.ints[number, :, R.KIND]
+        kinds = np.where(kinds == R.TABLE.value, R.COPY.value, kinds)  # one kernel does both
         for finished in (False, True):
-            rows = np.flatnonzero((passes.last == number) if finished else (passes.last > number))
-            if not len(rows):
-                continue
-            own = passes.ints[number, rows]
-            tiles = -(-own[:, J.OUT_HEIGHT] // TILE[0]) * -(-own[:, J.OUT_WIDTH] // TILE[1])
-            statistics = _statistics(own, codes, values)
-            launches.append(_Launch(first, len(rows), int(tiles.max()), number, finished, statistics))
-            ints.append(own)
-            floats.append(passes.floats[number, rows])
-            first += len(rows)
+            reached = (passes.last == number) if finished else (passes.last > number)
+            for kind in np.unique(kinds[reached]).tolist():
+                rows = np.flatnonzero(reached & (kinds == kind))
+                own = passes.ints[number, rows]
+                tiles = -(-own[:, J.OUT_HEIGHT] // TILE[0]) * -(-own[:, J.OUT_WIDTH] // TILE[1])
+                statistics = _statistics(own, codes, values)
+                launches.append(_Launch(first, len(rows), int(tiles.max()), number, kind, finished, statistics))
+                ints.append(own)
+                floats.append(passes.floats[number, rows])
+                first += len(rows)
     return tuple(launches), np.concatenate(ints), np.concatenate(floats)
+
+
+def _operates(transform: Transform) -> bool:
+    """Whether a transform may ask for operations on pixels."""
+    own = bool(transform.operations) or isinstance(transform, RandomErasing)
+    return own or any(map(_operates, transform.children))
 
 
 def _statistics(own: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
