@@ -270,38 +270,44 @@ def _place(places, before, length, FILTER_IS: tl.constexpr):
 
 @triton.jit
 def _add(red, green, blue, row_ptr, at, channel_step, weight, CHANNELS: tl.constexpr, FILTER_IS: tl.constexpr):
-    """One more pixel of a row."""
+    """One more pixel of a row. Sums fit, which the interpreter would take ten times as long to make sure of."""
     one, two, three = read(row_ptr, at, channel_step, CHANNELS)
-    red = _sum(red, one, weight, FILTER_IS)
-    if CHANNELS == 3:
-        green, blue = _sum(green, two, weight, FILTER_IS), _sum(blue, three, weight, FILTER_IS)
+    if FILTER_IS == GAUSSIAN:
+        red = tl.fma(one.to(tl.float32), weight, red)
+        if CHANNELS == 3:
+            green, blue = tl.fma(two.to(tl.float32), weight, green), tl.fma(three.to(tl.float32), weight, blue)
+    else:
+        red = tl.add(red, tl.mul(one, weight, sanitize_overflow=False), sanitize_overflow=False)
+        if CHANNELS == 3:
+            green = tl.add(green, tl.mul(two, weight, sanitize_overflow=False), sanitize_overflow=False)
+            blue = tl.add(blue, tl.mul(three, weight, sanitize_overflow=False), sanitize_overflow=False)
     return red, green, blue
 
 
 @triton.jit
 def _spread(red, green, blue, one, two, three, weight, CHANNELS: tl.constexpr, FILTER_IS: tl.constexpr):
     """One more row, filtered along itself, for all rows of the result."""
-    one = _level(one, FILTER_IS)
-    red = _sum(red, one[None, :], weight, FILTER_IS)
-    if CHANNELS == 3:
-        two, three = _level(two, FILTER_IS), _level(three, FILTER_IS)
-        green, blue = _sum(green, two[None, :], weight, FILTER_IS), _sum(blue, three[None, :], weight, FILTER_IS)
+    if FILTER_IS == GAUSSIAN:
+        red = tl.fma(one[None, :], weight, red)
+        if CHANNELS == 3:
+            green, blue = tl.fma(two[None, :], weight, green), tl.fma(three[None, :], weight, blue)
+    else:
+        one = _level(one, FILTER_IS)
+        red = tl.add(red, tl.mul(one[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
+        if CHANNELS == 3:
+            two, three = _level(two, FILTER_IS), _level(three, FILTER_IS)
+            green = tl.add(green, tl.mul(two[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
+            blue = tl.add(blue, tl.mul(three[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
     return red, green, blue
 
 
 @triton.jit
-def _sum(total, levels, weight, FILTER_IS: tl.constexpr):
-    return tl.fma(levels.to(tl.float32), weight, total) if FILTER_IS == GAUSSIAN else total + levels * weight
-
-
-@triton.jit
 def _level(total, FILTER_IS: tl.constexpr):
-    """A sum as a level; of a blur it stays what it is, until both axes are done."""
-    if FILTER_IS != GAUSSIAN:
-        total = total >> BITS
-        if FILTER_IS == BICUBIC:  # others stay between the levels that they are made of
-            total = tl.minimum(tl.maximum(total, 0), 255)
-    return total
+    """A sum of levels in Pillow's units as a level."""
+    level = total >> BITS
+    if FILTER_IS == BICUBIC:  # the other stays between the levels that it is made of
+        level = tl.minimum(tl.maximum(level, 0), 255)
+    return level
 
 
 @triton.jit
