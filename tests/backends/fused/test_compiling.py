@@ -1,0 +1,68 @@
+"""All kernels compile for CUDA, without a GPU: the interpreter takes much that the compiler does not.
+
+A process of its own, since where Triton interprets it has no compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+PROGRAM = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gpuload.backends.fused import erasing, kernel, mixing, record, statistics
+
+STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
+POINTERS = {
+    "pixels_ptr": "*u8", "jobs_ptr": "*i64", "counts_ptr": "*i32", "factors_ptr": "*fp64", "tables_ptr": "*u8",
+    "pairs_ptr": "*i64", "around_ptr": "*i64", "records_ptr": "*i64", "quantiles_ptr": "*fp32", "source_ptr": "*u8",
+    "places_ptr": "*i32", "ints_ptr": "*i64", "floats_ptr": "*fp64", "codes_ptr": "*i64", "values_ptr": "*fp64",
+    "statistics_ptr": "*u8", "boxes_ptr": "*i64", "constants_ptr": "*fp32",
+}
+
+
+def compiled(function, images="*bf16", **constants):
+    types = {"images_ptr": images, "output_ptr": images, **POINTERS}
+    names = function.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    constants = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(function, signature, constexprs=constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"enable_fp_fusion": False})
+    assert "st.global" in made.asm["ptx"] or "red.global" in made.asm["ptx"] or "atom.global" in made.asm["ptx"]
+    print(made.metadata.name, flush=True)
+
+
+for channels in (1, 3):
+    compiled(statistics._count, CHANNELS=channels, BLOCK=1024)
+    compiled(statistics._tabulate, CHANNELS=channels)
+    compiled(erasing._erase_images, CHANNELS=channels, ROWS=8, COLUMNS=16)
+for images in ("*fp32", "*fp16", "*u8"):
+    compiled(mixing._mix, images, CHANNELS=3, DENSE=True, CHANNELS_LAST=False, BLOCK=512)
+# Numbers that are 1 are constants of a kernel.
+ones = dict.fromkeys((*STRIDES[1:], "height", "width"), 1)
+compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, BLOCK=512, **ones)
+ones = dict.fromkeys((*STRIDES[1:], "count", "across"), 1)
+compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, **ones)
+tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 16}
+for kind in (record.COPY, record.WARP, record.BLUR, record.SHARPNESS):
+    compiled(kernel.one_pass, "*u8", **tile, GEOMETRY=kind.value, OPERATES=False, FINISHED=False, ERASES=False)
+compiled(kernel.one_pass, "*fp16", **tile, GEOMETRY=record.RESIZE.value, OPERATES=True, FINISHED=True, ERASES=True)
+"""
+
+
+def test_all_kernels_compile_for_cuda(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.split()) == 16
