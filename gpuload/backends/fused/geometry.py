@@ -1,12 +1,16 @@
 """Where the pixels of a tile come from: the first half of the fused kernels.
 
-`geometry` is a switch at run time over what a job's records say (see `gpuload.backends.fused.record`); it gives three
-float32 blocks rows × columns, red, green and blue, of whole levels 0 … 255 (of one channel the same block three times).
-The tile's rows and columns may run up or down, and lie inside the result. No byte outside the source is read, whatever
-the records ask for. Nothing is kept.
+`geometry` does one kind of it, which a kernel is made for: one that knows all kinds needs the registers of the most
+demanding for each. What else is to be known stands in a job's records (see `gpuload.backends.fused.record`). It gives
+three float32 blocks rows × columns, red, green and blue, of whole levels 0 … 255 (of one channel the same block three
+times). The tile's rows and columns may run up or down, and lie inside the result. No byte outside the source is read,
+whatever the records ask for. Nothing is kept.
 
-What each thread of a GPU holds is whole columns of a tile, where it has at least 32 columns for each warp.
+A thread of a GPU holds whole columns of a tile that has at least 32 columns for each warp.
 """
+
+# Type checkers do not know that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from gpuload.backends.fused.record import (
     KIND,
     RESIZE,
     ROW_STEP,
+    SHARPNESS,
     TABLE,
     TABLE_AT,
     TABLE_ROWS,
@@ -39,7 +44,7 @@ __all__ = ["at_once", "geometry", "row_by_row"]
 
 
 @triton.jit
-def geometry(source_ptr, table_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS: tl.constexpr):
+def geometry(source_ptr, table_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
     """The pixels of a tile.
 
     Args:
@@ -48,41 +53,41 @@ def geometry(source_ptr, table_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS: tl.c
         ints_ptr, floats_ptr: the job's records, int64 and float64.
         ys, xs: int32 (rows,) and (columns,), in the frame of the result.
         CHANNELS: 1 or 3.
+        GEOMETRY: the record's KIND; COPY for TABLE, too.
 
     Returns:
         red, green, blue.
     """
-    kind = tl.load(ints_ptr + KIND)
     source_ptr += tl.load(ints_ptr + BASE)
     channel_step = tl.load(ints_ptr + CHANNEL_STEP).to(tl.int32)
-    if (kind == COPY) | (kind == TABLE):
+    if GEOMETRY == COPY:
         red, green, blue = _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
-    elif kind == RESIZE:
+    elif GEOMETRY == RESIZE:
         red, green, blue = resize(source_ptr, ints_ptr, channel_step, ys, xs, CHANNELS)
-    elif kind == BLUR:
+    elif GEOMETRY == BLUR:
         red, green, blue = blur(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
     elif INTERPRETED:  # where each step takes as long for a row as for a tile
-        red, green, blue = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+        red, green, blue = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
     else:
-        red, green, blue = row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+        red, green, blue = row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
     return red, green, blue
 
 
 @triton.jit
-def at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
+def at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
     """The kinds that look at several pixels for each."""
-    if tl.load(ints_ptr + KIND) == WARP:
+    if GEOMETRY == WARP:
         red, green, blue = warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
     else:
+        tl.static_assert(GEOMETRY == SHARPNESS, "no kind of geometry")
         red, green, blue = sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
     return red, green, blue
 
 
 @triton.jit
-def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
-    """The same, one row of the tile after the other. All of them at once have more numbers on their way than a thread
-    has registers (the bicubic filter on 8 rows: 255 and some memory), and how many a kernel needs for its rarest job
-    says how many programs a GPU runs at a time."""
+def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
+    """The same, one row of the tile after the other: a map's bicubic filter on 8 rows at once has more numbers on their
+    way than a thread has registers (255, and 56 bytes of memory)."""
     places = tl.arange(0, ys.shape[0])[:, None]
     red = tl.zeros([ys.shape[0], xs.shape[0]], tl.float32)
     green, blue = red, red
@@ -90,7 +95,7 @@ def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS:
     while row < ys.shape[0]:
         here = places == row
         y = tl.sum(tl.where(here, ys[:, None], 0), axis=0)
-        one, two, three = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS)
+        one, two, three = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS, GEOMETRY)
         red = tl.where(here, one, red)
         if CHANNELS == 3:
             green, blue = tl.where(here, two, green), tl.where(here, three, blue)

@@ -4,6 +4,9 @@ Positions and filters are float64 and in that order, since filtered levels are c
 with ``enable_fp_fusion=False`` give the same levels. Device functions; nothing is kept.
 """
 
+# Type checkers do not know that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import triton

@@ -6,6 +6,9 @@ Those of a resampling are made to whole numbers as Pillow does it, and sums of i
 Pillow's, but where float32 took a weight for one of its 2**-22 more or less. Device functions; nothing is kept.
 """
 
+# Type checkers do not know that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
+
 from __future__ import annotations
 
 from typing import Final

@@ -47,6 +47,7 @@ def tiles(
     CHANNELS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    GEOMETRY: tl.constexpr,
     BY_ROWS: tl.constexpr,
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -55,9 +56,9 @@ def tiles(
     xs = x + step_x * tl.minimum(columns, width - 1)
     if BY_ROWS:
         source_ptr += tl.load(ints_ptr + 1)
-        red, green, blue = row_by_row(source_ptr, ints_ptr, floats_ptr, 1, ys, xs, CHANNELS)
+        red, green, blue = row_by_row(source_ptr, ints_ptr, floats_ptr, 1, ys, xs, CHANNELS, GEOMETRY)
     else:
-        red, green, blue = geometry(source_ptr, table_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS)
+        red, green, blue = geometry(source_ptr, table_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS, GEOMETRY)
     there = (rows < height)[:, None] & (columns < width)[None, :]
     places = result_ptr + rows[:, None] * width + columns[None, :]
     tl.store(places, red, there)
@@ -130,6 +131,7 @@ def run(
         CHANNELS=channels,
         ROWS=tile[0],
         COLUMNS=tile[1],
+        GEOMETRY=int(R.COPY) if kind is R.TABLE else int(kind),
         BY_ROWS=by_rows,
         enable_fp_fusion=False,
     )
