@@ -200,8 +200,8 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
                 # Numbers are counted channel by channel, within it row by row; a colour has one for each channel.
                 place = tl.where(kind == _PIXEL, y[:, None] * width + x[None, :], 0) + first
                 plane = tl.where(kind == _PIXEL, height * width, 1)
-                # A number of rounds that the compiler does not know, so that it takes one channel after the other: all at
-                # once need 181 registers in the fused kernel (sm_90, 8 pixels a thread), this way it stays at 128.
+                # A number of rounds that the compiler does not know, so that it takes one channel after the other: all
+                # at once need 181 registers in the fused kernel (sm_90, 8 pixels a thread), this way it stays at 128.
                 channel = 0
                 while channel < tl.where(height > 0, CHANNELS, 0):
                     numbers = _normal(place, key, quantiles_ptr, inside)
