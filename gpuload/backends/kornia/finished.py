@@ -1,4 +1,4 @@
-"""What Kornia does to images of numbers of any kind: they are normalised, erased and mixed.
+"""What Kornia does to images of numbers of any kind: they are added up, normalised, erased and mixed.
 
 Images are N×C×H×W. Functions are pure: they work in memory of their own, and gradients flow through them. Runs on any
 device, in the process of the stage.
@@ -13,7 +13,16 @@ from kornia.geometry.bbox import bbox_to_mask
 
 from gpuload.backends.upload import upload
 
-__all__ = ["blended", "erased", "inside", "normalized"]
+__all__ = ["blended", "erased", "inside", "normalized", "weighted"]
+
+Weight = torch.Tensor | float
+
+
+def weighted(one: torch.Tensor, share: Weight, other: torch.Tensor, rest: Weight, more: Weight = 0.0) -> torch.Tensor:
+    """``one · share + other · rest + more``, each product and each sum rounded by itself; tensors are broadcast."""
+    # Before 0.9, Kornia wanted weights of the images' own shape.
+    weights = [weight.expand_as(one) if isinstance(weight, torch.Tensor) else weight for weight in (share, rest, more)]
+    return add_weighted(one, weights[0], other.expand_as(one), weights[1], weights[2])
 
 
 def normalized(images: torch.Tensor, means: torch.Tensor, stds: torch.Tensor) -> torch.Tensor:
@@ -40,4 +49,4 @@ def blended(images: torch.Tensor, others: torch.Tensor, shares: np.ndarray) -> t
     ours, rest = (
         upload(numbers.astype(np.float32), images.device)[:, None, None, None] for numbers in (shares, 1 - shares)
     )
-    return add_weighted(images.to(torch.float32), ours, others.to(torch.float32), rest, 0.0).to(images.dtype)
+    return weighted(images.to(torch.float32), ours, others.to(torch.float32), rest).to(images.dtype)

@@ -28,11 +28,7 @@ from typing import Final
 import numpy as np
 import torch
 from kornia.color import hsv_to_rgb, rgb_to_grayscale, rgb_to_hsv
-from kornia.enhance import (
-    add_weighted,
-    adjust_brightness,
-    adjust_brightness_accumulative,
-)
+from kornia.enhance import adjust_brightness, adjust_brightness_accumulative
 from kornia.enhance import equalize as kornia_equalize
 from kornia.enhance import invert as kornia_invert
 from kornia.enhance import posterize as kornia_posterize
@@ -40,6 +36,7 @@ from kornia.enhance import solarize as kornia_solarize
 from kornia.filters import filter2d, gaussian_blur2d
 
 from gpuload.backends.color import LUMA
+from gpuload.backends.kornia.finished import weighted
 from gpuload.backends.neighbourhood import mirrored
 from gpuload.backends.noise import batch_normals
 from gpuload.backends.upload import upload
@@ -151,7 +148,7 @@ def autocontrast(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     flat = greatest == least
     scale = torch.full_like(least, WHITE) / torch.where(flat, WHITE, greatest - least)
     scale, offset = scale[:, :, None, None], (-least * scale)[:, :, None, None]
-    return torch.where(flat[:, :, None, None], numbers, add_weighted(numbers, scale, numbers, 0.0, offset))
+    return torch.where(flat[:, :, None, None], numbers, weighted(numbers, scale, numbers, 0.0, offset))
 
 
 def blur(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
@@ -173,7 +170,7 @@ def noise(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     keys = upload(values[:, 2:4], images.device)
     numbers = batch_normals(keys, images[0].numel()).view_as(images)
     numbers = torch.trunc(numbers * _each(values[:, 1], images) + _each(values[:, 0], images))
-    return add_weighted(images, 1.0, numbers.to(images.dtype), 1.0, 0.0)
+    return weighted(images, 1.0, numbers.to(images.dtype), 1.0)
 
 
 def _each(numbers: np.ndarray, images: torch.Tensor) -> torch.Tensor:
@@ -192,8 +189,7 @@ def _grey(images: torch.Tensor) -> torch.Tensor:
 
 def _blend(images: torch.Tensor, other: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """The other image, and the factor times what the image differs from it: so Pillow adds them up."""
-    other = other.expand_as(images)
-    return add_weighted(images - other, _each(values[:, 0], images), other, 1.0, 0.0)
+    return weighted(images - other, _each(values[:, 0], images), other, 1.0)
 
 
 def _blurred(numbers: torch.Tensor, values: np.ndarray, width: int, height: int) -> torch.Tensor:

@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 import torch
-from kornia.enhance import add_weighted
 
 from gpuload.backends.kornia import functions
+from gpuload.backends.kornia.finished import weighted
 from gpuload.backends.mixture import GUARD
 from gpuload.backends.operations import Operation
 from gpuload.backends.points import permute
@@ -79,5 +79,5 @@ def mix(levels: torch.Tensor, params: Mixture, operate: Callable[[torch.Tensor, 
     total = levels * shares[:, 0]
     for chain in range(params.codes.shape[1]):
         made = operate(levels.clone(), Ops(params.codes[:, chain], params.values[:, chain]))
-        total = add_weighted(total, 1.0, made, shares[:, 1 + chain], 0.0)
+        total = weighted(total, 1.0, made, shares[:, 1 + chain])
     return torch.floor(total + GUARD)

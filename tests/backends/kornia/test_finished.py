@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gpuload.backends.kornia.finished import blended, erased, inside, normalized
+from gpuload.backends.kornia.finished import blended, erased, inside, normalized, weighted
 
 BOXES = np.array([[1, 2, 3, 4], [0, 0, 0, 0], [4, 6, 2, 1]])
 
@@ -54,3 +54,11 @@ def test_mixing():
     assert one.grad[:, 0, 0, 0].tolist() == [0.25, 1]
     half = blended(one.half(), other.half(), shares)
     assert half.dtype == torch.float16
+
+
+def test_weights_are_numbers_or_broadcast():
+    one, other = images(2, 3, 2, 2), torch.rand(2, 1, 2, 2)
+    share, more = torch.tensor([0.5, 2.0]).view(2, 1, 1, 1), torch.arange(6.0).view(2, 3, 1, 1)
+    found = weighted(one, share, other, 0.25, more)
+    torch.testing.assert_close(found, one * share + other * 0.25 + more)
+    torch.testing.assert_close(weighted(one, 1.0, other, share), one + other * share)
