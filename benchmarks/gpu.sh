@@ -29,7 +29,7 @@ timeout -k 5 250 "$python" -m benchmarks.augmentation --device cuda "${photos[@]
 
 # The clocks are left as they are: they belong to the machine.
 if command -v ncu > /dev/null; then
-    timeout -k 5 80 ncu --clock-control none --set full --kernel-name regex:one_pass --launch-skip 4 --launch-count 2 \
+    timeout -k 5 80 ncu --clock-control none --set full --kernel-name regex:one_pass --launch-skip 6 --launch-count 4 \
         "$python" -m benchmarks.augmentation.kernel "${photos[@]}" --launches 8 > "$out/ncu.txt" 2>&1 ||
         { echo "ncu failed: $(tail -1 "$out/ncu.txt")"; status=1; }
 else
