@@ -5,8 +5,9 @@ Kornia is imported when the backend is made, never before: it takes half a secon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from gpuload.backends.finish import Finish
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.results import Outputs
 from gpuload.errors import BackendError
-from gpuload.transforms import Draws
+from gpuload.transforms import Draws, TimmRandAugment
 from gpuload.transforms.base import Transform
 from gpuload.transforms.params import Box, Params, Warp
 
@@ -25,7 +26,6 @@ __all__ = ["KorniaBackend"]
 MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install kornia`"
 RESIZE: Final = "Kornia's resize lies up to 87 levels from Pillow's"
 BICUBIC: Final = "Kornia's bicubic filter is another than Pillow's (a = -0.75, not -1): up to 28 levels"
-FILTERS: Final = ("nearest", "bilinear")
 LACKING: Final = {"pillow_blur": "Kornia has no box blur of a fractional radius"}
 
 
@@ -61,12 +61,8 @@ class KorniaBackend(Backend):
         for operation in transform.operations:
             if operation in LACKING:
                 return LACKING[operation]
-        # What has no filter of its own draws one, bicubic too.
-        if (kind is Warp or "warp" in transform.operations) and getattr(
-            transform, "interpolation", None
-        ) not in FILTERS:
-            return BICUBIC
-        return None
+        warps = kind is Warp or "warp" in transform.operations
+        return BICUBIC if warps and "bicubic" in _filters(transform) else None
 
     def levels(self, finish: Finish) -> Levels:
         runner = self._runner(finish, self.device)
@@ -85,3 +81,10 @@ class KorniaBackend(Backend):
 
     def late(self) -> Late:
         return self._late
+
+
+def _filters(transform: Any) -> Sequence[str]:
+    """The filters that a transform's maps may be sampled with."""
+    if isinstance(transform, TimmRandAugment):
+        return dict(transform.hparams).get("interpolation", ("bilinear", "bicubic"))
+    return (transform.interpolation,)

@@ -44,6 +44,7 @@ NATIVE = [
     [T.TrivialAugmentWide()],
     [T.AutoAugment()],
     [T.AugMix()],
+    [T.TimmRandAugment("rand-m9-mstd0.5", {"interpolation": "bilinear"})],
     [T.RandomChoice([T.ColorJitter(0.4), T.RandomRotation(9)])],
     [T.CenterCrop(20), NORMALIZE, T.MixUp(num_classes=10)],
     [T.CenterCrop(20), NORMALIZE, T.CutMix(num_classes=10)],
