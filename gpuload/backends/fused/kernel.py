@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from gpuload.backends.fused.erasing import RECORD, erase
-from gpuload.backends.fused.geometry import _moved
+from gpuload.backends.fused.geometry import geometry
 from gpuload.backends.fused.job import (
     BOXES,
     BOXES_AT,
@@ -36,12 +36,9 @@ from gpuload.backends.fused.job import (
     X,
     Y,
 )
-from gpuload.backends.fused.maps import warp
 from gpuload.backends.fused.pointwise import operate
-from gpuload.backends.fused.record import BASE, BLUR, CHANNEL_STEP, COPY, FLOATS, RESIZE, SHARPNESS, WARP
+from gpuload.backends.fused.record import FLOATS
 from gpuload.backends.fused.rounding import round_to
-from gpuload.backends.fused.separable import blur, resize
-from gpuload.backends.fused.sharpening import sharpness
 from gpuload.transforms.params import VALUES
 
 __all__ = ["one_pass"]
@@ -94,7 +91,7 @@ def one_pass(
         # What lies beyond the result is worked on as its last row or column, and not written.
         ys = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1))
         xs = _places(ints_ptr, X, STEP_X, tl.minimum(columns, width - 1))
-        red, green, blue = _pixels(source_ptr, places_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS, GEOMETRY)
+        red, green, blue = geometry(source_ptr, places_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS, GEOMETRY)
         if OPERATES:
             at = tl.load(ints_ptr + OPERATIONS_AT)
             end = at + tl.load(ints_ptr + OPERATIONS)
@@ -122,24 +119,6 @@ def one_pass(
             step = tl.load(ints_ptr + OUT_CHANNEL)
             _write(output_ptr + step, offsets, green, there)
             _write(output_ptr + 2 * step, offsets, blue, there)
-
-
-@triton.jit
-def _pixels(source_ptr, places_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
-    source_ptr += tl.load(ints_ptr + BASE)
-    channel_step = tl.load(ints_ptr + CHANNEL_STEP).to(tl.int32)
-    if GEOMETRY == COPY:
-        red, green, blue = _moved(source_ptr, places_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
-    elif GEOMETRY == RESIZE:
-        red, green, blue = resize(source_ptr, ints_ptr, channel_step, ys, xs, CHANNELS)
-    elif GEOMETRY == BLUR:
-        red, green, blue = blur(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
-    elif GEOMETRY == WARP:
-        red, green, blue = warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
-    else:
-        tl.static_assert(GEOMETRY == SHARPNESS, "no kind of geometry")
-        red, green, blue = sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
-    return red, green, blue
 
 
 @triton.jit
