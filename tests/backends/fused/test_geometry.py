@@ -258,9 +258,8 @@ def resized(image, box_tlhw, size_hw, window_tlhw, interpolation, options) -> tu
 def test_resizes_as_pillow_does(shape, box, size, window, options, interpolation):
     found, expected = resized(mixed_image(5, *shape), box, size, window, interpolation, options)
     error = np.abs(found - expected)
-    most, mean = (1, 0.03) if interpolation == "bilinear" else (2, 0.1)
-    assert error.max() <= (0 if box[2:] == size else most)
-    assert error.mean() <= mean
+    assert error.max() <= (0 if box[2:] == size else 1)
+    assert error.mean() <= 0.01
 
 
 def test_the_rounding_of_a_half_is_pillows():
