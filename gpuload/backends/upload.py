@@ -7,13 +7,32 @@ stream that reads it and keeps the memory until then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 import torch
 
-__all__ = ["upload"]
+__all__ = ["upload", "upload_together"]
+
+ALIGNMENT: Final = 16  # bytes: what vector loads of a GPU ask for
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """The array as a tensor on the device; on the CPU a view of it."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """The same for several arrays, by one copy: each takes some ten microseconds, however small it is."""
+    ends = np.cumsum([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
+    flat = np.zeros(ends[-1], np.uint8)
+    starts = [0, *ends[:-1]]
+    for start, array in zip(starts, arrays, strict=True):
+        flat[start : start + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
+    on_device = upload(flat, device)
+    return [
+        on_device[start : start + array.nbytes].view(getattr(torch, array.dtype.name)).view(array.shape)
+        for start, array in zip(starts, arrays, strict=True)
+    ]

@@ -26,7 +26,7 @@ from gpuload.backends.fused.rounding import INTERPRETED
 from gpuload.backends.fused.statistics import tables
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.results import Outputs
-from gpuload.backends.upload import upload
+from gpuload.backends.upload import upload_together
 from gpuload.transforms import Draws, RandomErasing
 from gpuload.transforms.base import Transform
 from gpuload.transforms.params import Erase
@@ -115,7 +115,7 @@ class FusedRunner:
         launches, ints, floats = _launches(passes, codes, values)
         return Prepared(
             launches,
-            *(upload(array, self._device) for array in (ints, floats, codes, values, passes.packed_tables(), boxes)),
+            *upload_together((ints, floats, codes, values, passes.packed_tables(), boxes), self._device),
             channels=channels,
             out_channels=out_channels,
             operates=any(map(_operates, draws.transforms)),
