@@ -3,9 +3,11 @@
     python -m benchmarks.dali_modes --photos DIR
 
 Both are given the same decoded photographs, of their own sizes, as views of one flat tensor (DLPack, no copy), and the
-same parameters for each sample: a box that is resized to 224×224, a coin for a flip. They end with one normalised
-batch, N×C×H×W, in torch's memory. One thread each; one after the other in every round, in an order that changes; the
-first round is not counted. Figures are medians over the rounds, the ratio is taken within them.
+same parameters for each sample: a box that is resized to 224×224, a coin for a flip; and, in a second chain, DALI's
+brightness, contrast, saturation and hue in an order of its own (conditions in the pipeline, rows that are picked in
+dynamic mode). They end with one normalised batch, N×C×H×W, in torch's memory. One thread each; one after the other in
+every round, in an order that changes; the first round is not counted. Figures are medians over the rounds, the ratio is
+taken within them.
 
 Before anything is measured it is checked that DALI looks at the photographs where they lie, and that both modes give
 the same numbers.
@@ -26,24 +28,36 @@ from typing import Any
 import numpy as np
 import torch
 from nvidia import dali
-from nvidia.dali import backend, fn, types
-from nvidia.dali.experimental import dynamic as ndd
+from nvidia.dali import backend as dali_backend
+from nvidia.dali import fn as dali_fn
+from nvidia.dali import types as dali_types
+from nvidia.dali.experimental import dynamic as dali_dynamic
+from nvidia.dali.pipeline import pipeline_def
 from PIL import Image
 
 from gpuload import transforms as T
 from gpuload.backends import RaggedImages
+from gpuload.backends.dali.images import Images, merged
 from gpuload.rng import epoch_key
 
 __all__ = ["main"]
 
+# Made at run time, or with arguments of many kinds: no type checker knows them.
+backend: Any = dali_backend
+fn: Any = dali_fn
+ndd: Any = dali_dynamic
+types: Any = dali_types
+
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 SIZE = 224
+FACTOR, ANGLE = 1.2, 20.0
+CHAINS = {"crop, flip, normalise": False, "the same with four colour operators": True}
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
 Parameters = dict[str, np.ndarray]
 Mode = Callable[[list[torch.Tensor], Parameters, torch.Tensor], None]
 
 
-def dynamic_mode(dtype: str) -> Mode:
+def dynamic_mode(dtype: str, colors: bool) -> Mode:
     """A function that makes a batch in dynamic mode."""
     cpu = ndd.Device("cpu")
     with cpu:
@@ -51,11 +65,13 @@ def dynamic_mode(dtype: str) -> Mode:
 
     def run(images: list[torch.Tensor], parameters: Parameters, output: torch.Tensor) -> None:
         with cpu, context, ndd.EvalMode.sync_cpu:
-            given = {name: ndd.as_batch(values) for name, values in parameters.items()}
+            given = {name: ndd.as_batch(values) for name, values in parameters.items() if name != "order"}
             mirror = given.pop("mirror")
             resized = ndd.resize(
                 ndd.as_batch(images, layout="HWC"), **given, interp_type=types.INTERP_TRIANGULAR, antialias=True
             )
+            if colors:
+                resized = in_order(resized, parameters["order"])
             finished = ndd.crop_mirror_normalize(
                 resized, mirror=mirror, mean=MEAN, std=STD, dtype=DTYPES[dtype], output_layout="CHW"
             )
@@ -64,34 +80,73 @@ def dynamic_mode(dtype: str) -> Mode:
     return run
 
 
-def pipeline_mode(dtype: str, batch_size: int) -> Mode:
-    """A function that makes a batch with a pipeline that is fed."""
-    pipe = dali.Pipeline(
-        batch_size, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False, prefetch_queue_depth=1
+def in_order(batch: Any, order: np.ndarray) -> Any:
+    """Four operators on each image in its order; images with the same one go together."""
+    operators = (
+        lambda some: ndd.brightness(some, brightness=FACTOR),
+        lambda some: ndd.contrast(some, contrast=FACTOR),
+        lambda some: ndd.saturation(some, saturation=FACTOR),
+        lambda some: ndd.hue(some, hue=ANGLE),
     )
-    with pipe:
-        sources = {
-            name: fn.external_source(name=name, no_copy=True, layout=layout, ndim=ndim, dtype=kind)
-            for name, layout, ndim, kind in (
-                ("images", "HWC", 3, types.UINT8),
-                ("roi_start", None, 1, types.FLOAT),
-                ("roi_end", None, 1, types.FLOAT),
-                ("size", None, 1, types.FLOAT),
-                ("mirror", None, 0, types.INT32),
-            )
-        }
-        images, mirror = sources.pop("images"), sources.pop("mirror")
-        resized = fn.resize(images, **sources, interp_type=types.INTERP_TRIANGULAR, antialias=True)
-        finished = fn.crop_mirror_normalize(
-            resized, mirror=mirror, mean=MEAN, std=STD, dtype=DTYPES[dtype], output_layout="CHW"
+    images = Images(batch)
+    for codes in order.T:
+        rows = [np.flatnonzero(codes == code) for code in range(4)]
+        parts = [(own, Images(operators[code](images.take(own).batch))) for code, own in enumerate(rows) if len(own)]
+        images = merged(parts)
+    return images.batch
+
+
+def pipeline_mode(dtype: str, colors: bool, batch_size: int) -> Mode:
+    """A function that makes a batch with a pipeline that is fed."""
+
+    nowhere: Any = None  # no GPU
+
+    @pipeline_def(
+        batch_size=batch_size,
+        num_threads=1,
+        device_id=nowhere,
+        exec_async=False,
+        exec_pipelined=False,
+        prefetch_queue_depth=1,
+        enable_conditionals=True,
+    )
+    def line() -> Any:
+        def source(name: str, ndim: int, kind: Any, layout: str | None = None) -> Any:
+            return fn.external_source(name=name, no_copy=True, layout=layout, ndim=ndim, dtype=kind)
+
+        images = fn.resize(
+            source("images", 3, types.UINT8, "HWC"),
+            roi_start=source("roi_start", 1, types.FLOAT),
+            roi_end=source("roi_end", 1, types.FLOAT),
+            size=source("size", 1, types.FLOAT),
+            interp_type=types.INTERP_TRIANGULAR,
+            antialias=True,
         )
-        pipe.set_outputs(finished)
+        if colors:
+            order = source("order", 1, types.INT32)
+            for turn in range(4):
+                code = order[turn]
+                if code == 0:
+                    images = fn.brightness(images, brightness=FACTOR)
+                elif code == 1:
+                    images = fn.contrast(images, contrast=FACTOR)
+                elif code == 2:
+                    images = fn.saturation(images, saturation=FACTOR)
+                else:
+                    images = fn.hue(images, hue=ANGLE)
+        mirror = source("mirror", 0, types.INT32)
+        return fn.crop_mirror_normalize(
+            images, mirror=mirror, mean=MEAN, std=STD, dtype=DTYPES[dtype], output_layout="CHW"
+        )
+
+    pipe = line()
     pipe.build()
 
     def run(images: list[torch.Tensor], parameters: Parameters, output: torch.Tensor) -> None:
         pipe.feed_input("images", backend.TensorListCPU.from_dlpack_list(images, layout="HWC", contiguous=False))
         for name, values in parameters.items():
-            pipe.feed_input(name, backend.TensorListCPU(values))
+            if colors or name != "order":
+                pipe.feed_input(name, backend.TensorListCPU(values))
         (finished,) = pipe.run()
         output.copy_(torch.from_dlpack(finished.as_tensor()))
 
@@ -108,6 +163,7 @@ def parameters_of(sizes_hw: np.ndarray, turn: int) -> Parameters:
         "roi_end": boxes[:, :2] + boxes[:, 2:],
         "size": np.full((len(boxes), 2), SIZE, np.float32),
         "mirror": draws[1].flipped.astype(np.int32),
+        "order": np.random.default_rng(turn).permuted(np.tile(np.arange(4, dtype=np.int32), (len(boxes), 1)), axis=1),
     }
 
 
@@ -120,7 +176,7 @@ def views(images: RaggedImages) -> list[torch.Tensor]:
     return found
 
 
-def check(modes: dict[str, Mode], images: list[torch.Tensor], parameters: Parameters) -> int:
+def check(modes: dict[str, Mode], images: list[torch.Tensor], parameters: Parameters) -> float:
     """Whether nothing is copied on the way in, and the greatest difference between the modes."""
     for given in (
         backend.TensorListCPU.from_dlpack_list(images, layout="HWC", contiguous=False),
@@ -131,7 +187,7 @@ def check(modes: dict[str, Mode], images: list[torch.Tensor], parameters: Parame
     results = [torch.empty(len(images), 3, SIZE, SIZE) for _ in modes]
     for mode, result in zip(modes.values(), results, strict=True):
         mode(images, parameters, result)
-    return int((results[0] - results[1]).abs().max())
+    return float((results[0] - results[1]).abs().max())
 
 
 def measure(
@@ -170,18 +226,25 @@ def main(arguments: list[str] | None = None) -> None:
         f"DALI {dali.__version__}, torch {torch.__version__}, Python {platform.python_version()}; CPU, one thread of "
         f"{os.cpu_count()}; {len(files)} photographs, batches of {len(images)}, {options.rounds} rounds"
     )
-    for dtype in DTYPES:
-        modes = {"dynamic": dynamic_mode(dtype), "pipeline": pipeline_mode(dtype, len(images))}
-        apart = check(modes, views(images), parameters_of(images.sizes_hw, 0))
-        results = measure(modes, images, dtype, options.rounds)
-        for name, rounds in results.items():
-            wall, spent = (statistics.median(column) for column in zip(*rounds, strict=True))
-            print(f"{dtype} {name:9} {wall:7.2f} ms for a batch, {spent / len(images):6.3f} CPU ms for an image")
-        ratios = [one[1] / other[1] for one, other in zip(results["dynamic"], results["pipeline"], strict=True)]
-        print(
-            f"{dtype} dynamic over pipeline, CPU: {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f} … {max(ratios):.2f}); the numbers differ by {apart} at most"
-        )
+    for chain, colors in CHAINS.items():
+        for dtype in DTYPES:
+            print(f"{chain}, {dtype}")
+            compare(images, dtype, colors, options.rounds)
+
+
+def compare(images: RaggedImages, dtype: str, colors: bool, rounds: int) -> None:
+    """Measure both modes, and print."""
+    modes = {"dynamic": dynamic_mode(dtype, colors), "pipeline": pipeline_mode(dtype, colors, len(images))}
+    apart = check(modes, views(images), parameters_of(images.sizes_hw, 0))
+    results = measure(modes, images, dtype, rounds)
+    for name, taken in results.items():
+        wall, spent = (statistics.median(column) for column in zip(*taken, strict=True))
+        print(f"  {name:9} {wall:7.2f} ms for a batch, {spent / len(images):6.3f} CPU ms for an image")
+    ratios = [one[1] / other[1] for one, other in zip(results["dynamic"], results["pipeline"], strict=True)]
+    print(
+        f"  dynamic over pipeline, CPU: {statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f}); "
+        f"the numbers differ by {apart:g} at most"
+    )
 
 
 if __name__ == "__main__":

@@ -62,14 +62,13 @@ class DaliBackend(Backend):
         described: Any = transform
         if issubclass(kind, Mix):
             return "DALI's operators see one image at a time"
-        if issubclass(kind, Mixture):
-            return next((LACKING[name] for name in transform.operations if name in LACKING), "not built from DALI's")
-        if issubclass(kind, Ops):
-            return next((f"{name}: {LACKING[name]}" for name in transform.operations if name in LACKING), None)
+        if issubclass(kind, Ops | Mixture):
+            lacking = next((f"{name}: {LACKING[name]}" for name in transform.operations if name in LACKING), None)
+            return lacking or ("mixtures are not built from DALI's operators" if issubclass(kind, Mixture) else None)
         if issubclass(kind, Warp):
             return _lacks_warp(described)
         if issubclass(kind, Box) and transform.pads and described.padding_mode in ("reflect", "symmetric"):
-            return "DALI pads with a constant or the last pixel, and does not mirror"
+            return "DALI does not mirror what it pads with"
         return None if issubclass(kind, Box | Flip | Erase) else f"{kind.__name__} is nothing that DALI knows"
 
     def levels(self, finish: Finish) -> Levels:

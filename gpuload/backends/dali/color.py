@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.backends.color import GUARD, LUMA, TINY
-from gpuload.backends.dali.engine import ndd, numbers, types
+from gpuload.backends.dali.engine import ndd, numbers, own, types
 from gpuload.backends.points import posterize_step
 
 __all__ = [
@@ -40,21 +40,21 @@ CUT: Final = GUARD - 0.5  # added to a number that is rounded, so that it is cut
 
 def to_levels(batch: ndd.Batch) -> ndd.Batch:
     """Floats as levels: rounded, and cut to 0 … 255."""
-    return ndd.cast(batch, dtype=types.UINT8)
+    return ndd.cast(batch, dtype=ndd.uint8)
 
 
 def blend(images: ndd.Batch, other: ndd.Batch, values: np.ndarray) -> ndd.Batch:
     """Images by a factor for each, the first of its values, and the rest of something else: images, or numbers."""
     factor = values[:, 0].astype(np.float32)
     rest = other * numbers(1 - factor, images) + CUT
-    return to_levels(images * numbers(factor, images) + rest)
+    return to_levels(own(images * numbers(factor, images)) + rest)
 
 
 def brightness(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
     """Blend with black."""
     factor = ndd.as_batch(values[:, 0].astype(np.float32))
     shift = ndd.as_batch(np.full(len(values), (1e-5 - 0.5) / 255, np.float32))  # a product loses less than a blend
-    return ndd.brightness_contrast(images, brightness=factor, brightness_shift=shift, dtype=types.UINT8)
+    return ndd.brightness_contrast(images, brightness=factor, brightness_shift=shift, dtype=ndd.uint8)
 
 
 def contrast(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
@@ -76,22 +76,22 @@ def hue(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
     """Turn the hue by a fraction of the circle, in Pillow's HSV; see `gpuload.backends.color.hue` for the formulas."""
     if _channels(images) == 1:
         return images
-    red, green, blue = (_channel(images, channel) * 1.0 for channel in range(3))
-    value = math.max(math.max(red, green), blue)
-    least = math.min(math.min(red, green), blue)
-    chroma = value - least
+    red, green, blue = (own(_channel(images, channel) * 1.0) for channel in range(3))
+    value = own(math.max(math.max(red, green), blue))
+    least = own(math.min(math.min(red, green), blue))
+    chroma = own(value - least)
     distance = 2.0 - (green + blue - red - least) / (chroma + TINY)
     side = (green < blue) * 85.0 - 42.5  # sixths of 255, with the sign of blue - green
-    turns = math.floor(distance * side + 127.5)
+    turns = own(math.floor(distance * side + 127.5))
     shift = np.trunc(values[:, 0].astype(np.float32) * np.float32(255)) + np.float32(256)  # nothing is below 0
-    sixths = (turns + numbers(shift, images)) % 256.0 * (6 / 255)
-    lack = math.floor(chroma * 255.0 / (value + TINY)) * value * (1 / 255)
+    sixths = own((turns + numbers(shift, images)) % 256.0 * (6 / 255))
+    lack = own(math.floor(chroma * 255.0 / (value + TINY)) * value * (1 / 255))
     # |sixths - 3| - 1 for red, 2 - |sixths - 2| for green, 2 - |sixths - 4| for blue.
     centre, sign, start = (
         numbers(np.tile(np.array(row, np.float32), (len(values), 1, 1, 1)), images)
         for row in ((3, 2, 4), (1, -1, -1), (-1, 2, 2))
     )
-    share = math.min(math.max(math.abs(sixths - centre) * sign + start, 0.0), 1.0)
+    share = own(math.min(math.max(own(math.abs(sixths - centre)) * sign + start, 0.0), 1.0))
     return to_levels(share * lack + (value - lack))
 
 
@@ -143,12 +143,12 @@ def posterize(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 def autocontrast(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
     """Stretch each channel to 0 … 255; in float64, as Pillow does it."""
     least, greatest = (
-        ndd.cast(reduce(images, axes=[0, 1], keep_dims=True), dtype=types.FLOAT64)
+        ndd.cast(reduce(images, axes=[0, 1], keep_dims=True), dtype=ndd.float64)
         for reduce in (ndd.reductions.min, ndd.reductions.max)
     )
     one, most, cut = (numbers(np.full(len(values), number), images) for number in (1.0, 255.0, 1e-9 - 0.5))
     span = greatest - least
-    varied = ndd.cast(span >= one, dtype=types.FLOAT64)  # a channel of one level stays as it is
+    varied = ndd.cast(span >= one, dtype=ndd.float64)  # a channel of one level stays as it is
     scale = (most / math.max(span, one)) * varied + (one - varied)
     return to_levels(images * scale + (cut - least * scale * varied))
 

@@ -27,7 +27,7 @@ def erase(images: Images, transform: Any, boxes_tlhw: np.ndarray, keys: np.ndarr
         boxes_tlhw: int64 (n, boxes, 4), within the images; of no height where there is none.
         keys: as in `gpuload.transforms.params.Erase`.
     """
-    rows = np.flatnonzero(boxes_tlhw[:, :, 2:].all(axis=2).any(axis=1))
+    rows = np.flatnonzero(boxes_tlhw[:, :, 2:].min(axis=2).max(axis=1))
     if not len(rows):
         return images
     images = Images(images.batch)

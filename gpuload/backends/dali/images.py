@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.backends.dali.engine import ndd
+from gpuload.backends.dali.engine import ndd, own, samples
 from gpuload.backends.ragged import RaggedImages
 
 __all__ = ["Images", "merged"]
@@ -32,6 +32,9 @@ class Images:
 
     raw: ndd.Batch
     mirrored: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "raw", own(self.raw))
 
     @classmethod
     def of_ragged(cls, images: RaggedImages, windows_tlhw: np.ndarray) -> Images:
@@ -100,9 +103,8 @@ class Images:
     def take(self, rows: np.ndarray) -> Images:
         """Some of them."""
         mirrored = None if self.mirrored is None else self.mirrored[rows]
-        samples = self.raw.tensors
-        # One by one: DALI 2.4 gives all samples of a batch for a list of them (`Batch.select`).
-        return Images(ndd.as_batch([samples[row] for row in rows.tolist()]), mirrored)
+        found = samples(self.raw)
+        return Images(ndd.as_batch([found[row] for row in rows.tolist()]), mirrored)
 
 
 def merged(parts: Sequence[tuple[np.ndarray, Images]]) -> Images:
@@ -110,11 +112,11 @@ def merged(parts: Sequence[tuple[np.ndarray, Images]]) -> Images:
     if len(parts) == 1:
         rows, images = parts[0]
         return images if np.array_equal(rows, np.arange(len(rows))) else images.take(np.argsort(rows))
-    samples: list[Any] = [None] * sum(len(rows) for rows, _ in parts)
+    found: list[Any] = [None] * sum(len(rows) for rows, _ in parts)
     for rows, images in parts:
-        for row, sample in zip(rows.tolist(), images.batch, strict=True):
-            samples[row] = sample
-    return Images(ndd.as_batch(samples))
+        for row, sample in zip(rows.tolist(), samples(images.batch), strict=True):
+            found[row] = sample
+    return Images(ndd.as_batch(found))
 
 
 def _flip(batch: ndd.Batch, *, horizontal: np.ndarray | None = None, vertical: np.ndarray | None = None) -> ndd.Batch:
