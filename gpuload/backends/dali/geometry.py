@@ -2,9 +2,9 @@
 
 **Resampling** is DALI's with antialiasing, whose filters are Pillow's (triangular; cubic with a = -½). Two things
 differ. DALI repeats the last pixel where the filter reaches beyond the image, and Pillow leaves out what is beyond: so
-the outermost pixels of a result may differ by some levels (up to 25 on photographs; all others by one). And DALI keeps floats between the columns and the rows,
-where Pillow rounds to levels and cuts off what bicubic overshoots (up to 23 levels on photographs): so bicubic goes in
-two passes, along the rows first as the reference does, which brings it back to a level.
+the outermost pixels of a result may differ by some levels (25 were seen; all others by one). And DALI keeps floats
+between the columns and the rows, where Pillow rounds to levels and cuts off what bicubic overshoots (up to 23 levels on
+photographs): so bicubic goes in two passes, along the rows first as the reference does, and comes within two levels.
 
 **Warps** fill what lies outside the image with one number and blend with it at the border, where Pillow goes on with
 the last pixel up to the border and fills behind it. So the image is warped with its last pixels repeated, and beside it
