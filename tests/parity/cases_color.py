@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from kornia.enhance import normalize
 from kornia.filters import gaussian_blur2d
-from parity.case import Case
+from parity.case import RUNS, Case, Tolerance
 from PIL import Image, ImageEnhance, ImageOps
 
 from gpuload import transforms as T
@@ -136,12 +136,28 @@ AFFINE = "one multiplication and one addition in float32"
 NOISE = "float32 of the same numbers; checks what is added and clipped, the distribution is tested by itself"
 CONTRAST = f"{GREY}, which the next operation may stretch; {HUE}"
 
+# Kornia's operators, where what they do is not the reference's to the level.
+KORNIA_GREY = Tolerance(0, 0, 1, "the mean of rounded grey levels, as Pillow has it; the reference rounds once")
+KORNIA_HUE = Tolerance(0.05, 6, 6, f"hues in radians, float32, may be cut to another of 256; {HUE}")
+KORNIA_ALL = Tolerance(1, 8, 8, f"{KORNIA_GREY.reason}; {KORNIA_HUE.reason}; what comes behind may stretch it")
+DALI_GREY = Tolerance(0.01, 1, 1, "a sum of float32 in DALI's order may round to another grey")
+DALI_ALL = Tolerance(1, 8, 8, f"{CONTRAST}; so may the grey of a saturation")
+DALI_STRETCH = Tolerance(0.05, 1, 1, "a product of float32 may lie on the other side of a whole number")
+DALI_BLUR = Tolerance(0.001, 1, 1, "float32 weights and sums; what lies near a half may round otherwise")
+DALI_AFFINE = Tolerance(1e-4, 1e-4, 1e-4, "DALI's normalization subtracts the mean first, in float32")
+FUSED_BLUR = Tolerance(
+    0.001, 1, 1, "float32 weights and sums, not cut to 2**-16; what lies near a half may round otherwise"
+)
+KORNIA_BLUR = Tolerance(0, 0, 1, "the oracle itself, in float64")
+KORNIA_AFFINE = Tolerance(1e-4, 1e-4, 1e-4, "division by 255 and by std in float32, in Kornia's order")
+
 
 def case(
     name: str, transforms: Any, against: str, mean: float = 0, most: float = 0, reason: str = EXACT, **more: Any
 ) -> Case:
     transforms = transforms if isinstance(transforms, list) else [transforms]
-    return Case(name, transforms, more.pop("oracle", operations), mean, most, against, reason, **more)
+    own = {backend: more.pop(backend) for backend in RUNS if backend in more}
+    return Case(name, transforms, more.pop("oracle", operations), mean, most, against, reason, backends=own, **more)
 
 
 def grey(made: Case) -> Case:
@@ -151,12 +167,38 @@ def grey(made: Case) -> Case:
 
 COLOUR = [
     case("ColorJitter(brightness)", T.ColorJitter(0.8), "Pillow ImageEnhance.Brightness", reason=FLOAT),
-    case("ColorJitter(contrast)", T.ColorJitter(contrast=0.8), "Pillow ImageEnhance.Contrast", 0.1, 1, GREY),
-    case("ColorJitter(saturation)", T.ColorJitter(saturation=0.8), "Pillow ImageEnhance.Color"),
-    case("ColorJitter(hue)", T.ColorJitter(hue=0.5), "Pillow convert('HSV')", 0.05, 6, HUE),
-    case("ColorJitter", T.ColorJitter(0.4, 0.4, 0.4, 0.1), "Pillow, all four", 1, 8, CONTRAST),
-    case("RandomPhotometricDistort", T.RandomPhotometricDistort(), "Pillow, all four, and merge", 1, 8, CONTRAST),
-    case("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')"),
+    case(
+        "ColorJitter(contrast)",
+        T.ColorJitter(contrast=0.8),
+        "Pillow ImageEnhance.Contrast",
+        0.1,
+        1,
+        GREY,
+        kornia=KORNIA_GREY,
+    ),
+    case("ColorJitter(saturation)", T.ColorJitter(saturation=0.8), "Pillow ImageEnhance.Color", dali=DALI_GREY),
+    case("ColorJitter(hue)", T.ColorJitter(hue=0.5), "Pillow convert('HSV')", 0.05, 6, HUE, kornia=KORNIA_HUE),
+    case(
+        "ColorJitter",
+        T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        "Pillow, all four",
+        1,
+        8,
+        CONTRAST,
+        kornia=KORNIA_ALL,
+        dali=DALI_ALL,
+    ),
+    case(
+        "RandomPhotometricDistort",
+        T.RandomPhotometricDistort(),
+        "Pillow, all four, and merge",
+        1,
+        8,
+        CONTRAST,
+        kornia=KORNIA_ALL,
+        dali=DALI_ALL,
+    ),
+    case("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')", dali=DALI_GREY),
     case("RandomInvert", T.RandomInvert(), "Pillow ImageOps.invert"),
     case("RandomSolarize", T.RandomSolarize(128, 1), "Pillow ImageOps.solarize"),
     case("RandomSolarize(100.5)", T.RandomSolarize(100.5, 1), "Pillow ImageOps.solarize"),
@@ -165,11 +207,36 @@ COLOUR = [
     case("RandomPosterize(0)", T.RandomPosterize(0, 1), "Pillow point"),
     case("RandomPosterize(8)", T.RandomPosterize(8, 1), "Pillow ImageOps.posterize"),
     case("RandomEqualize", T.RandomEqualize(1), "Pillow ImageOps.equalize"),
-    case("RandomAutocontrast", T.RandomAutocontrast(1), "Pillow ImageOps.autocontrast"),
+    case(
+        "RandomAutocontrast",
+        T.RandomAutocontrast(1),
+        "Pillow ImageOps.autocontrast",
+        dali=DALI_STRETCH,
+    ),
     case("RandomAdjustSharpness(2)", T.RandomAdjustSharpness(2, 1), "Pillow ImageEnhance.Sharpness"),
     case("RandomAdjustSharpness(0.3)", T.RandomAdjustSharpness(0.3, 0.7), "Pillow ImageEnhance.Sharpness"),
-    case("GaussianBlur(23)", T.GaussianBlur(23), "Kornia gaussian_blur2d", 0.02, 1, BLUR),
-    case("GaussianBlur((5, 9))", T.GaussianBlur((5, 9), (0.5, 5)), "Kornia gaussian_blur2d", 0.02, 1, BLUR),
+    case(
+        "GaussianBlur(23)",
+        T.GaussianBlur(23),
+        "Kornia gaussian_blur2d",
+        0.02,
+        1,
+        BLUR,
+        kornia=KORNIA_BLUR,
+        dali=DALI_BLUR,
+        fused=FUSED_BLUR,
+    ),
+    case(
+        "GaussianBlur((5, 9))",
+        T.GaussianBlur((5, 9), (0.5, 5)),
+        "Kornia gaussian_blur2d",
+        0.02,
+        1,
+        BLUR,
+        kornia=KORNIA_BLUR,
+        dali=DALI_BLUR,
+        fused=FUSED_BLUR,
+    ),
     case("GaussianNoise", T.GaussianNoise(0.05), "Pillow convert('I'), clipped", 1e-3, 1, NOISE, oracle=noisy),
 ]
 
@@ -183,6 +250,7 @@ CASES: list[Case] = [
             "Pillow convert('L')",
             oracle=partial(in_channels, count=count),
             channels=channels,
+            dali=DALI_GREY,
         )
         for count in (1, 3)
         for channels in (3, 1)
@@ -194,6 +262,8 @@ CASES: list[Case] = [
         1e-4,
         1e-4,
         AFFINE,
+        kornia=KORNIA_AFFINE,
+        dali=DALI_AFFINE,
         oracle=scaled((0.0,), (1.0,)),
         to_levels=lambda numbers: numbers * 255,
     ),
@@ -204,6 +274,8 @@ CASES: list[Case] = [
         1e-4,
         1e-4,
         AFFINE,
+        kornia=KORNIA_AFFINE,
+        dali=DALI_AFFINE,
         oracle=scaled(MEAN, STD),
         to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
     ),
@@ -214,6 +286,8 @@ CASES: list[Case] = [
         1e-4,
         1e-4,
         AFFINE,
+        kornia=KORNIA_AFFINE,
+        dali=DALI_AFFINE,
         oracle=lambda image, drawn, row: scaled(MEAN, STD)(operations(image, drawn[1:2], row), drawn, row),
         to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
     ),

@@ -7,10 +7,11 @@ other, whatever transform drew it.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from parity.case import Case, Oracle
+from parity.case import Case, Oracle, Tolerance
 from PIL import Image, ImageOps
 
 from gpuload import transforms as T
@@ -105,6 +106,15 @@ RESIZE = "the kernel for single images has weights of 16 bits, Pillow of 22; bat
 WARP = "the same arithmetic in float64; single images are Pillow's work"
 ROTATE = "the angle is found from what was drawn, so a place may differ in the last bit"
 
+KORNIA_WARP = Tolerance(1e-3, 1, 1, "sums of float64 in torch's order: few may lie on the other side of a whole number")
+
+BORDER = "DALI repeats the last pixel where a filter reaches beyond the image, Pillow leaves out what is beyond"
+TIE = "where a place lies between two pixels, DALI, in float32, may find the other one"
+DALI_NEAREST = Tolerance(5, 255, 255, TIE)
+DALI_RESIZE = Tolerance(1.5, 24, 24, f"{BORDER}; it keeps floats between columns and rows", inside=1)
+DALI_CUBIC = Tolerance(1, 16, 16, f"{BORDER}; rounding between its two passes is its own", inside=2)
+DALI_TURN = Tolerance(0.5, 255, 255, f"{TIE}, or say otherwise whether it lies inside the image")
+
 CROP, MIRROR, RESIZED, TRANSFORM = (
     "Pillow ImageOps.expand, Image.crop",
     "numpy.pad, Pillow Image.crop",
@@ -116,25 +126,30 @@ MIDDLE = T.CenterCrop((140, 171))  # so that batches on the CPU do not take minu
 
 
 def moved(name: str, *transforms: Any, against: str = CROP, channels: int = 3) -> Case:
-    return Case(name, list(transforms), geometry, 0, 0, against, EXACT, channels=channels)
+    own = {"dali": DALI_NEAREST} if against == RESIZED else {}
+    return Case(name, list(transforms), geometry, 0, 0, against, EXACT, backends=own, channels=channels)
 
 
 def resized(name: str, *transforms: Any, against: str = RESIZED, channels: int = 3) -> Case:
-    return Case(name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, channels=channels)
+    own = {"dali": DALI_RESIZE if against == RESIZED else replace(DALI_TURN, reason=f"{DALI_TURN.reason}; {BORDER}")}
+    return Case(name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, backends=own, channels=channels)
 
 
 def cubic(name: str, *transforms: Any) -> Case:
     """With four taps along each axis, some negative, the weights' last bits come to more."""
-    return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2)
+    own = replace(DALI_RESIZE, inside=2) if "random" in name else DALI_CUBIC
+    return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends={"dali": own})
 
 
 def warped(name: str, *transforms: Any, channels: int = 3) -> Case:
-    return Case(name, [MIDDLE, *transforms], geometry, 0, 0, TRANSFORM, WARP, channels=channels)
+    own = {"kornia": KORNIA_WARP, "dali": DALI_TURN}
+    return Case(name, [MIDDLE, *transforms], geometry, 0, 0, TRANSFORM, WARP, backends=own, channels=channels)
 
 
 def turned(name: str, transform: Any, *, channels: int = 3) -> Case:
     against = "Pillow Image.rotate"
-    return Case(name, [MIDDLE, transform], geometry, 1e-4, 1, against, ROTATE, channels=channels)
+    own = {"kornia": KORNIA_WARP, "dali": DALI_TURN}
+    return Case(name, [MIDDLE, transform], geometry, 1e-4, 1, against, ROTATE, backends=own, channels=channels)
 
 
 CASES: list[Case] = [

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from kornia.enhance import add_weighted
 from parity.case import Case
+from parity.cases_color import DALI_AFFINE, KORNIA_AFFINE
+from parity.cases_geometry import geometry
 from PIL import Image
 
 from gpuload import transforms as T
@@ -19,15 +21,16 @@ FLOAT = T.ToDtype("float32", scale=True)
 SIZE = 48
 
 
-def bands(image: np.ndarray) -> list[Image.Image]:
-    """The image at the size of the batch, in 0 … 1."""
-    small = np.asarray(Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.NEAREST), np.float32) / 255
+def bands(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> list[Image.Image]:
+    """The crop of an image, in 0 … 1."""
+    small = geometry(image, drawn[:1], row).astype(np.float32) / 255
     return [Image.fromarray(np.ascontiguousarray(small[:, :, channel])) for channel in range(3)]
 
 
 def mixed(pair: tuple[np.ndarray, np.ndarray], drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """What Kornia or Pillow makes of an image and its neighbour."""
-    own, other = map(bands, pair)
+    partner = row ^ 1 if row ^ 1 < len(drawn[0][1].box_tlhw) else row
+    own, other = bands(pair[0], drawn, row), bands(pair[1], drawn, partner)
     params = next(params for _, params in drawn if isinstance(params, Mix))
     top, left, height, width = params.box_tlhw[row].tolist()
     results = []
@@ -46,12 +49,13 @@ def mixed(pair: tuple[np.ndarray, np.ndarray], drawn: list[tuple[Any, Any]], row
 def case(transform: Any, against: str, reason: str, bound: float) -> Case:
     return Case(
         name=f"{transform!r}, of floats",
-        transforms=[T.Resize((SIZE, SIZE), "nearest"), FLOAT, transform],
+        transforms=[T.CenterCrop(SIZE), FLOAT, transform],
         oracle=mixed,
         mean=bound,
         max=bound,
         against=against,
         reason=reason,
+        backends={"kornia": KORNIA_AFFINE, "dali": DALI_AFFINE},
         pairs=True,
         to_levels=lambda numbers: numbers * 255,
     )

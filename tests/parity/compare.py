@@ -1,79 +1,128 @@
-"""Runs a parity case: draws for real photographs and for random images, both runners, and the oracle.
+"""Runs a parity case: draws for images, what each backend makes of them on the CPU, and what the oracle says.
 
 The images of a batch are cut to the regions that the chain asks for, as a worker would decode them; the oracle gets
-them whole. Both runners go through the same draws on the CPU.
+them whole. All backends are given the same draws.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import pkgutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from parity.case import Case
-from PIL import Image
+from parity.case import BATCHES, EDGE, Case
+from parity.images import SETS, image_set
 
 from gpuload import transforms as T
 from gpuload.backends import RaggedImages, compile_stage
 from gpuload.backends.batched import BatchRunner
+from gpuload.backends.finish import Finish
 from gpuload.rng import epoch_key
 
-__all__ = ["Measured", "all_cases", "measure", "photographs", "random_images"]
+__all__ = ["Measured", "all_cases", "here", "measure", "sets_of", "topics"]
 
-SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png")  # photographs that scikit-image has in its package
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The worst that was found, in levels: the greatest mean of an image, the greatest difference of a number, and the
-    greatest between both runners."""
+    """The worst that was found, in levels: the greatest mean of an image, the greatest difference of a number, the
+    greatest from what another run made of the same image, and the greatest not near the border."""
 
-    mean: float
-    max: float
-    between: float
+    mean: float = 0.0
+    max: float = 0.0
+    apart: float = 0.0
+    inside: float = 0.0
 
     def __or__(self, other: Measured) -> Measured:
-        return Measured(max(self.mean, other.mean), max(self.max, other.max), max(self.between, other.between))
+        return Measured(*(max(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)))
+
+
+@cache
+def topics() -> dict[str, tuple[Case, ...]]:
+    """The cases of the modules ``cases_*.py`` beside this one, by what these are called."""
+    found = {}
+    for module in sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])):
+        if module.startswith("cases_"):
+            found[module.removeprefix("cases_")] = tuple(importlib.import_module(f"parity.{module}").CASES)
+    return found
 
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """The cases of all modules ``cases_*.py`` beside this one, by topic."""
-    found = []
-    for module in sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])):
-        if module.startswith("cases_"):
-            found += importlib.import_module(f"parity.{module}").CASES
-    return tuple(found)
+    """The cases of all topics."""
+    return tuple(case for cases in topics().values() for case in cases)
 
 
-def photographs(paths: Sequence[Path]) -> list[np.ndarray]:
-    """Real photographs, uint8 H×W×3: some of those at `paths`, and scikit-image's where it is installed."""
-    paths = list(paths[:: max(1, len(paths) // 5)][:5])
-    spec = importlib.util.find_spec("skimage")
-    if spec is not None and spec.origin is not None:
-        paths += [Path(spec.origin).parent / "data" / name for name in SHIPPED]
-    return [np.asarray(Image.open(path).convert("RGB")) for path in paths]
+def sets_of(run: str) -> tuple[str, ...]:
+    """The images that a run is tried on: where kernels are interpreted, small ones."""
+    return ("small",) if run == "fused" else ("photographs", "random", "one")
 
 
-def random_images() -> list[np.ndarray]:
-    """Noise of several kinds and sizes, uint8 H×W×3: over all levels, over a few, nearly black, of one colour, thin."""
-    rng = np.random.default_rng(12)
-    return [
-        rng.integers(0, 256, (97, 120, 3), np.uint8),
-        rng.integers(100, 140, (64, 31, 3), np.uint8),
-        np.minimum(rng.exponential(4, (50, 77, 3)), 255).astype(np.uint8),
-        np.repeat(rng.integers(0, 256, (90, 60, 1), np.uint8), 3, axis=2),
-        np.full((40, 40, 3), (255, 0, 77), np.uint8),
-        rng.integers(0, 2, (33, 70, 3), np.uint8) * np.uint8(255),
-        np.linspace(0, 255, 80 * 96 * 3).reshape(80, 96, 3).astype(np.uint8),
-    ]
+@dataclass(frozen=True)
+class Batch:
+    """What all runs of a case are given, and what the oracle says: in levels, H×W×C each."""
+
+    ragged: RaggedImages
+    draws: T.Draws
+    expected: list[np.ndarray]
+
+
+@lru_cache(maxsize=16)
+def _batch(number: int, images: str, round_: int) -> Batch:
+    case = all_cases()[number]
+    given = image_set(images, case.channels)
+    chain, sizes = T.Chain(case.transforms), np.array([image.shape[:2] for image in given], np.int64)
+    positions, key = np.arange(len(given)), epoch_key(3, round_)
+    regions = chain.regions(key, positions, sizes)
+    ragged = RaggedImages.from_arrays(
+        [
+            image[top : top + height, left : left + width]
+            for image, (top, left, height, width) in zip(given, regions.tolist(), strict=True)
+        ]
+    )
+    ragged.sizes_hw, ragged.regions_tlhw = sizes, regions
+    draws = chain.draw(key, positions, sizes)
+    drawn = list(zip(draws.transforms, draws.params, strict=True))
+    expected = []
+    for row, image in enumerate(given):
+        partner = given[row ^ 1] if row ^ 1 < len(given) else image
+        expected.append(_levels(case, case.oracle((image, partner) if case.pairs else image, drawn, row)))
+    return Batch(ragged, draws, expected)
+
+
+@lru_cache(maxsize=2)
+def _stage(number: int, run: str) -> Any:
+    case = all_cases()[number]
+    return compile_stage(T.Chain(case.transforms), device=CPU, backend=run, ragged="error" if case.pairs else "list")
+
+
+def here(case: Case, run: str) -> bool:
+    """Whether any of a case's transforms runs on that backend; else it is the reference that is run in its place."""
+    if run in ("torch", BATCHES):
+        return True
+    return any(step.backend == run for step in _stage(all_cases().index(case), run).plan.steps)
+
+
+@lru_cache(maxsize=64)
+def _results(number: int, run: str, images: str, round_: int) -> list[np.ndarray]:
+    """What a run makes of a batch, in levels, H×W×C each."""
+    case, batch = all_cases()[number], _batch(number, images, round_)
+    if run == BATCHES:
+        finish = Finish.of(T.Chain(case.transforms).lines[0].transforms, None)
+        like = _stage(number, "torch")(batch.ragged, batch.draws)
+        made: Any = torch.empty_like(like) if case.pairs else [torch.empty_like(image) for image in like]
+        BatchRunner(finish, CPU)(batch.ragged, batch.draws, made)
+    else:
+        made = _stage(number, run)(batch.ragged, batch.draws)
+    return [_levels(case, image.permute(1, 2, 0).numpy()) for image in made]
 
 
 @contextlib.contextmanager
@@ -88,36 +137,18 @@ def _one_thread() -> Iterator[None]:
 
 
 @_one_thread()
-def measure(case: Case, images: Sequence[np.ndarray], *, seed: int = 3, key_epoch: int = 0) -> Measured:
-    """How far our results lie from the oracle's for these images, each with draws of its own."""
-    if case.channels == 1:
-        images = [np.asarray(Image.fromarray(image).convert("L"))[:, :, None] for image in images]
-    chain = T.Chain(case.transforms)
-    sizes = np.array([image.shape[:2] for image in images], np.int64)
-    positions, key = np.arange(len(images)), epoch_key(seed, key_epoch)
-    regions = chain.regions(key, positions, sizes)
-    ragged = RaggedImages.from_arrays(
-        [
-            image[top : top + h, left : left + w]
-            for image, (top, left, h, w) in zip(images, regions.tolist(), strict=True)
-        ]
-    )
-    ragged.sizes_hw, ragged.regions_tlhw = sizes, regions
-    draws = chain.draw(key, positions, sizes)
-    stage = compile_stage(chain, device="cpu", ragged="error" if case.pairs else "list")
-    single = stage(ragged, draws)
-    batched = torch.empty_like(single) if case.pairs else [torch.empty_like(image) for image in single]
-    BatchRunner(stage._finishes[0], torch.device("cpu"))(ragged, draws, batched)
-    drawn = list(zip(draws.transforms, draws.params, strict=True))
-    worst = Measured(0.0, 0.0, 0.0)
-    for row, image in enumerate(images):
-        partner = images[row ^ 1] if row ^ 1 < len(images) else image
-        expected = _levels(case, case.oracle((image, partner) if case.pairs else image, drawn, row))
-        one, other = (_levels(case, result[row].permute(1, 2, 0).numpy()) for result in (single, batched))
-        assert one.shape == other.shape == expected.shape, (one.shape, other.shape, expected.shape)
-        for result in (one, other):
-            difference = abs(result - expected)
-            worst |= Measured(float(difference.mean()), float(difference.max()), float(abs(one - other).max()))
+def measure(case: Case, run: str, images: str, *, beside: tuple[str, ...] = ("torch",)) -> Measured:
+    """How far a run's results lie from the oracle's, and from those of other runs, for one of the sets of images."""
+    number, worst = all_cases().index(case), Measured()
+    for round_ in SETS[images]:
+        batch, results = _batch(number, images, round_), _results(number, run, images, round_)
+        others = [_results(number, other, images, round_) for other in beside]
+        for row, (found, expected) in enumerate(zip(results, batch.expected, strict=True)):
+            assert found.shape == expected.shape, (found.shape, expected.shape)
+            difference = abs(found - expected)
+            apart = [float(abs(found - other[row]).max()) for other in others]
+            inner = float(difference[EDGE:-EDGE, EDGE:-EDGE].max(initial=0.0))
+            worst |= Measured(float(difference.mean()), float(difference.max()), max(apart, default=0.0), inner)
     return worst
 
 

@@ -1,35 +1,44 @@
-"""Writes docs/parity.md from a run of all parity cases: ``python tests/parity/report.py [folder of photographs]``."""
+"""Writes docs/parity.md from a run of all parity cases: ``python tests/parity/report.py``."""
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
     sys.path.insert(0, str(Path(__file__).parents[2]))
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is declared
 
-from parity.case import Case
-from parity.compare import Measured, all_cases, measure, photographs, random_images
+from parity.case import EDGE, RUNS, Case
+from parity.compare import Measured, here, measure, sets_of, topics
+from parity.images import SETS, image_set
+from parity.usable import why_not
 
+PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 HEADER = """# Parity
 
-What each transform does, held against an oracle that is not ours: Pillow wherever it has the operation, else Kornia.
-Both get the same draws and the same images: {count} real photographs and {random} random images, in {epochs} rounds of
-draws, on the CPU, through the runner of single images and through that of batches (which also runs on CUDA).
+What each transform does on each backend, held against an oracle that is not ours: Pillow wherever it has the operation,
+else Kornia. All get the same draws and the same images on the CPU: {photographs} real photographs, and {random} random
+ones in {rounds} rounds of draws. The kernels of `fused` are run by Triton's interpreter, which takes its time: they,
+and all others once more, get {small} images of at most 64×64, photographs among them.
 
-All figures are in levels, of 255. *Mean* is the greatest mean difference of any one image, *max* the greatest
-difference of any one number; behind each its bound, which the tests hold. *Runners* is the greatest difference between
-both runners.
+Figures are in levels, of 255: *mean* is the greatest mean difference of any one image, *max* the greatest difference of
+any one number. *torch* is the reference, which takes images one by one on the CPU; *batches* its other runner, which
+CUDA devices have; a dash (–) says that a backend leaves the transform to torch. *Apart* is the greatest difference
+between any two of them. The bounds (mean / max / apart) hold for each backend that has none of its own in its column,
+and of the differences between two, for their sum; *inside* is that of the maximum further than {edge} pixels from the
+border of a result. The tests hold all of them; letters lead to the reasons.
 
 This page is written by `python tests/parity/report.py`; it was run with {versions}.
-
-| transform | oracle | mean | bound | max | bound | runners | bound | why |
-| :-- | :-- | --: | --: | --: | --: | --: | --: | :-- |
 """
-EPOCHS = 4
+HEAD = f"| transform | oracle | {' | '.join(RUNS)} | apart | bound | why |"
+LINE = f"| :-- | :-- |{' --: |' * (len(RUNS) + 2)} :-- |"
+NAMES = {"nvidia-dali-cuda120": "DALI"}
 
 
 def row_start(case: Case) -> str:
@@ -37,28 +46,70 @@ def row_start(case: Case) -> str:
     return f"| {case.name} | {case.against} | "
 
 
-def row(case: Case, found: Measured) -> str:
-    """The row of a case."""
-    numbers = (found.mean, case.mean, found.max, case.max, found.between, case.between)
-    return f"{row_start(case)}{' | '.join(f'{number:.3g}' for number in numbers)} | {case.reason} |"
+def row(case: Case, found: dict[str, Measured], notes: dict[str, str]) -> str:
+    """The row of a case; `notes` are the letters of reasons, of which there may be more afterwards."""
+    cells = []
+    for run in RUNS:
+        cell = f"{found[run].mean:.2g} / {found[run].max:.2g}" if run in found else "–"
+        own = case.backends.get(run)
+        if run in found and own is not None:
+            inside = "" if own.inside is None else f", inside {own.inside:.2g}"
+            bounds = f"{own.mean:.2g} / {own.max:.2g} / {own.apart:.2g}{inside}"
+            cell += f" (≤ {bounds}; {letter(own.reason, notes)})"
+        cells.append(cell)
+    apart = max(measured.apart for measured in found.values())
+    bound = f"{case.mean:.2g} / {case.max:.2g} / {case.between:.2g}"
+    return f"{row_start(case)}{' | '.join(cells)} | {apart:.2g} | {bound} | {letter(case.reason, notes)} |"
 
 
-def document(folder: Path | None) -> str:
-    """The whole page."""
-    pictures, randoms = photographs(sorted(folder.glob("*.jpg")) if folder else []), random_images()
-    names = ("torch", "pillow", "kornia", "numpy")
-    versions = ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in names)])
-    lines = []
-    for case in all_cases():
-        found = measure(case, pictures)
-        for epoch in range(EPOCHS):
-            found |= measure(case, randoms, key_epoch=epoch)
-        lines.append(row(case, found))
+def letter(reason: str, notes: dict[str, str]) -> str:
+    """The letter of a reason."""
+    return notes.setdefault(reason, chr(ord("a") + len(notes)))
+
+
+def measured(case: Case) -> dict[str, Measured]:
+    """What was found for each run that has any of the transforms."""
+    runs = tuple(run for run in RUNS if here(case, run))
+    found = {}
+    for number, run in enumerate(runs):
+        worst = Measured()
+        for images in sorted({*sets_of(run), "small"}):
+            beside = tuple(other for other in runs[:number] if images in {*sets_of(other), "small"})
+            worst |= measure(case, run, images, beside=beside)
+        found[run] = worst
+    return found
+
+
+def section(topic: str, cases: tuple[Case, ...]) -> str:
+    """The table of a topic, with its reasons."""
+    lines, notes = [], {}
+    for case in cases:
+        lines.append(row(case, measured(case), notes))
         print(lines[-1], flush=True)
-    head = HEADER.format(count=len(pictures), random=len(randoms), epochs=EPOCHS, versions=versions)
-    return head + "\n".join(lines) + "\n"
+    title = (import_module(f"parity.cases_{topic}").__doc__ or "").splitlines()[0].rstrip(".")
+    reasons = "\n".join(f"- {mark}: {reason}" for reason, mark in notes.items())
+    return "\n".join([f"\n## {title}\n", HEAD, LINE, *lines, "", reasons, ""])
+
+
+def document() -> str:
+    """The whole page."""
+    missing = {run: reason for run in RUNS if (reason := why_not(run))}
+    assert not missing, f"backends that cannot be run here: {missing}"
+    packages = ("torch", "pillow", "kornia", "nvidia-dali-cuda120", "triton", "numpy")
+    versions = [
+        f"Python {platform.python_version()}",
+        *(f"{NAMES.get(name, name)} {version(name)}" for name in packages),
+    ]
+    head = HEADER.format(
+        photographs=len(image_set("photographs", 3)),
+        random=len(image_set("random", 3)),
+        rounds=len(SETS["random"]),
+        small=len(image_set("small", 3)),
+        edge=EDGE,
+        versions=", ".join(versions),
+    )
+    return head + "".join(section(topic, cases) for topic, cases in topics().items())
 
 
 if __name__ == "__main__":
-    page = document(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
-    (Path(__file__).parents[2] / "docs" / "parity.md").write_text(page)
+    PAGE.write_text(document())

@@ -1,13 +1,13 @@
-"""Every transform does to real photographs and to random images what its oracle does, within the table's tolerance."""
+"""On every backend every transform does to real photographs and to random images what its oracle does, and what the
+other backends do, within the table's tolerance."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
-from parity.case import Case
-from parity.compare import all_cases, measure, photographs, random_images
+from parity.case import RUNS, Case
+from parity.compare import all_cases, here, measure, sets_of
+from parity.images import image_set
+from parity.usable import needs, why_not
 
 from gpuload import transforms as T
 from gpuload.transforms.base import Transform
@@ -15,38 +15,26 @@ from gpuload.transforms.base import Transform
 CASES = all_cases()
 
 
-@pytest.fixture(scope="module")
-def pictures() -> list[np.ndarray]:
-    """Real photographs: scikit-image's, and those of the folder of photographs where there is one."""
-    from conftest import SHARED
-
-    found = photographs(sorted((SHARED / "photos").glob("*.jpg")))
-    if not found:
-        pytest.skip("no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/")
-    return found
-
-
-def check(case: Case, images: list[np.ndarray], key_epoch: int) -> None:
-    found = measure(case, images, key_epoch=key_epoch)
-    assert found.max <= case.max, f"{case.name}: {found}"
-    assert found.mean <= case.mean, f"{case.name}: {found}"
-    assert found.between <= case.between, f"{case.name}: {found}"
-
-
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_photographs(case, pictures):
-    check(case, pictures, 0)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_random_images(case):
-    for epoch in range(4):
-        check(case, random_images(), epoch)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_batch_of_one(case):
-    check(case, random_images()[:1], 9)
+def test_parity(case: Case, run: str):
+    needs(run)
+    if not here(case, run):
+        return  # torch in its place, which has a test of its own
+    tolerance, before = case.tolerance(run), RUNS[: RUNS.index(run)]
+    before = [other for other in before if why_not(other) is None and here(case, other)]
+    for images in sets_of(run):
+        if not image_set(images, case.channels):
+            pytest.skip("no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/")
+        found = measure(case, run, images, beside=())
+        assert found.max <= tolerance.max, f"{case.name} on {run}, {images}: {found}"
+        assert found.mean <= tolerance.mean, f"{case.name} on {run}, {images}: {found}"
+        if tolerance.inside is not None:
+            assert found.inside <= tolerance.inside, f"{case.name} on {run}, {images}: {found}"
+        for other in before:
+            apart = measure(case, run, images, beside=(other,)).apart
+            allowed = tolerance.apart + (case.tolerance(other).apart if other != "torch" else 0.0)
+            assert apart <= allowed, f"{case.name} on {run}, {images}: {apart} from {other}"
 
 
 # What is not in the table: they hold other transforms, or move no pixels of their own choosing; and the crop that hangs
@@ -69,10 +57,18 @@ def test_names_are_unique():
     assert len(names) == len(set(names))
 
 
-def test_the_document_lists_every_case():
-    from parity.report import row_start
+def test_a_tolerance_is_of_a_backend_that_there_is_and_has_a_reason():
+    for case in CASES:
+        assert set(case.backends) <= set(RUNS[2:]), case.name
+        assert all(tolerance.reason for tolerance in case.backends.values()), case.name
+        assert all(other != case.tolerance("torch") for other in case.backends.values()), case.name
 
-    text = (Path(__file__).parents[2] / "docs" / "parity.md").read_text()
-    missing = [case.name for case in CASES if row_start(case) not in text]
+
+def test_the_document_lists_every_case():
+    from parity.report import PAGE, row_start
+
+    lines = PAGE.read_text().splitlines()
+    missing = [case.name for case in CASES if not any(line.startswith(row_start(case)) for line in lines)]
     assert not missing, f"docs/parity.md is out of date, run `python tests/parity/report.py`: {missing}"
-    assert text.count("\n| ") - 2 == len(CASES), "docs/parity.md lists cases that are gone"
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith(("| transform |", "| :-- |"))]
+    assert len(rows) == len(CASES), "docs/parity.md lists cases that are gone, run `python tests/parity/report.py`"

@@ -1,0 +1,71 @@
+"""The images that parity is tried on: real photographs, random images, and small ones for interpreted kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+__all__ = ["SETS", "folder_of_photographs", "image_set", "photographs", "random_images", "small_images"]
+
+SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png")  # photographs that scikit-image has in its package
+# Of each set, the rounds of draws that it is tried with.
+SETS = {"photographs": (0,), "random": (0, 1, 2, 3), "one": (9,), "small": (0,)}
+
+
+def photographs(paths: Sequence[Path]) -> list[np.ndarray]:
+    """Real photographs, uint8 H×W×3: some of those at `paths`, and scikit-image's where it is installed."""
+    paths = list(paths[:: max(1, len(paths) // 5)][:5])
+    spec = importlib.util.find_spec("skimage")
+    if spec is not None and spec.origin is not None:
+        paths += [Path(spec.origin).parent / "data" / name for name in SHIPPED]
+    return [np.asarray(Image.open(path).convert("RGB")) for path in paths]
+
+
+def random_images() -> list[np.ndarray]:
+    """Noise of several kinds and sizes, uint8 H×W×3: over all levels, over a few, nearly black, of one colour, thin."""
+    rng = np.random.default_rng(12)
+    return [
+        rng.integers(0, 256, (97, 120, 3), np.uint8),
+        rng.integers(100, 140, (64, 31, 3), np.uint8),
+        np.minimum(rng.exponential(4, (50, 77, 3)), 255).astype(np.uint8),
+        np.repeat(rng.integers(0, 256, (90, 60, 1), np.uint8), 3, axis=2),
+        np.full((40, 40, 3), (255, 0, 77), np.uint8),
+        rng.integers(0, 2, (33, 70, 3), np.uint8) * np.uint8(255),
+        np.linspace(0, 255, 80 * 96 * 3).reshape(80, 96, 3).astype(np.uint8),
+    ]
+
+
+def small_images(pictures: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Two photographs made small, and noise: an interpreter takes up to 100 ms for an image of this size."""
+    rng = np.random.default_rng(13)
+    sizes = [(48, 40), (33, 45)]
+    shrunk = [np.asarray(Image.fromarray(picture).resize(size)) for picture, size in zip(pictures, sizes, strict=False)]
+    dark = np.minimum(rng.exponential(4, (38, 29, 3)), 255).astype(np.uint8)
+    return [*shrunk, rng.integers(0, 256, (37, 41, 3), np.uint8), dark]
+
+
+def folder_of_photographs() -> list[Path]:
+    """The photographs in the folder that tests look in."""
+    from conftest import SHARED
+
+    return sorted((SHARED / "photos").glob("*.jpg"))
+
+
+@cache
+def image_set(name: str, channels: int) -> tuple[np.ndarray, ...]:
+    """The images of one of `SETS`, uint8 H×W×C; none where there are no photographs."""
+    pictures = photographs(folder_of_photographs()) if name in ("photographs", "small") else []
+    found = {
+        "photographs": lambda: pictures,
+        "random": random_images,
+        "one": lambda: random_images()[:1],
+        "small": lambda: small_images(pictures),
+    }[name]()
+    if channels == 1:
+        found = [np.asarray(Image.fromarray(image).convert("L"))[:, :, None] for image in found]
+    return tuple(found)

@@ -1,0 +1,38 @@
+"""Which backends can be run here. One that cannot is skipped, but on a machine that tests every change, where all must
+be."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import pytest
+import torch
+from parity.case import BATCHES
+
+from gpuload import transforms as T
+from gpuload.backends import compile_stage
+from gpuload.errors import BackendError
+
+__all__ = ["needs", "why_not"]
+
+
+@cache
+def why_not(run: str) -> str | None:
+    """Why a backend cannot be used on this machine's CPU; None where it can."""
+    if run in ("torch", BATCHES):
+        return None
+    try:
+        compile_stage(T.Chain([T.CenterCrop(8)]), device=torch.device("cpu"), backend=run)
+    except BackendError as error:
+        return str(error)
+    return None
+
+
+def needs(run: str) -> None:
+    """Skip a test where a backend cannot be used; fail it where ``CI`` is set, as it is on GitHub's machines."""
+    reason = why_not(run)
+    if reason is not None and os.environ.get("CI"):
+        pytest.fail(f"the backend {run!r} cannot be used here, where it must be: {reason}", pytrace=False)
+    if reason is not None:
+        pytest.skip(reason)
