@@ -92,7 +92,7 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
     # where G ≥ B, and 5 - (G + B - R) elsewhere: 3 minus a distance with the sign of G - B.
     distance = 2 - (green + blue - red - least) / (chroma + TINY)
     turns = torch.copysign(distance, green - blue).mul_(-255 / 6).add_(255 / 2).floor_()
-    shift = torch.trunc(factor * 255) if isinstance(factor, torch.Tensor) else int(factor * 255)
+    shift = torch.trunc(factor * 255).to(levels.dtype) if isinstance(factor, torch.Tensor) else int(factor * 255)
     sixths = _wrap(turns + shift, 256).mul_(6 / 255)
     # What the channels lack at most: the saturation, rounded down to whole numbers as Pillow's is, of the value.
     lack = (chroma * 255).div_(value + TINY).floor_().mul_(value).mul_(1 / 255)

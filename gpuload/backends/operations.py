@@ -30,9 +30,11 @@ Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
 def _factor(name: str) -> Operation:
     adjust = ADJUST[name]
+    # A turn is cut to 255ths, for which it must not be rounded before: 51 / 255 less its last bit is no 51.
+    dtype = np.float64 if name == "hue" else np.float32
 
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-        adjust(levels, upload(values[:, 0].astype(np.float32), levels.device)[:, None, None, None])
+        adjust(levels, upload(values[:, 0].astype(dtype), levels.device)[:, None, None, None])
         return levels
 
     return operation

@@ -12,10 +12,12 @@ from PIL import Image, ImageOps
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.backends import compile_stage
+from gpuload.backends import RaggedImages, compile_stage
 from gpuload.backends.batched import BatchRunner
+from gpuload.backends.finish import Finish
 from gpuload.backends.neighbourhood import WEIGHT_UNIT, blur_weights, mirrored
 from gpuload.backends.points import equalize_table, stretch_table
+from gpuload.rng import epoch_key
 
 SCALED = T.ToDtype("float32", scale=True)
 
@@ -209,3 +211,16 @@ def test_the_levels_on_cuda_are_those_of_the_cpu(make_images, make_batch, transf
     difference = (result.cpu().int() - expected.int()).abs()
     assert difference.max() <= (8 if isinstance(transform, T.RandomPhotometricDistort) else 0)  # hue is float32
     assert difference.float().mean() <= 0.05
+
+
+@pytest.mark.parametrize("turns", [0.2, np.nextafter(0.2, 0), -0.2, np.nextafter(-0.2, 0), 51 / 255, 0.1])
+def test_a_turn_next_to_a_whole_step_is_the_same_in_both_runners(turns):
+    image = np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8)
+    chain = T.Chain([T.ColorJitter(hue=(turns, turns))])
+    ragged = RaggedImages.from_arrays([image, image])
+    draws = chain.draw(epoch_key(0, 0), np.arange(2), ragged.sizes_hw)
+    draws[0].values[:, 0, 0] = turns  # low + u (high - low) may round
+    single = compile_stage(chain, device="cpu")(ragged, draws)
+    batched = torch.empty_like(single)
+    BatchRunner(Finish.of([], None), torch.device("cpu"))(ragged, draws, batched)
+    assert torch.equal(single, batched)
