@@ -1,10 +1,11 @@
 """What moves pixels, by DALI's operators: crops and padding, resampling, affine maps.
 
-**Resampling** is DALI's with antialiasing, whose filters are Pillow's (triangular; cubic with a = -½). Two things
-differ. DALI repeats the last pixel where the filter reaches beyond the image, and Pillow leaves out what is beyond: so
-the outermost pixels of a result may differ by some levels (25 were seen; all others by one). And DALI keeps floats
-between the columns and the rows, where Pillow rounds to levels and cuts off what bicubic overshoots (up to 23 levels on
-photographs): so bicubic goes in two passes, along the rows first as the reference does, and comes within two levels.
+**Resampling** is DALI's with antialiasing, whose filters are Pillow's (triangular; cubic with a = -½), but for two
+things. Where a filter reaches beyond the image, DALI repeats the last pixel, and Pillow leaves out what is beyond: up
+to 25 levels at the borders. So the image is laid into zeros, and the result divided by the share of the weights that
+fell on the image, which takes 0.8 ms more for a crop of 500×375 to 224. And DALI keeps floats between the columns and
+the rows, where Pillow rounds to levels and cuts off what bicubic overshoots: up to 23 levels on photographs. So bicubic
+goes in two passes, along the rows first as the reference does. What is left is a level, and two for bicubic.
 
 **Warps** fill what lies outside the image with one number and blend with it at the border, where Pillow goes on with
 the last pixel up to the border and fills behind it. So the image is warped with its last pixels repeated, and beside it
@@ -13,6 +14,7 @@ an image of ones by the nearest pixel, which says what is inside.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +24,7 @@ from gpuload.backends.dali.engine import ndd, numbers, types
 from gpuload.backends.dali.images import Images, merged
 from gpuload.transforms.matrices import IDENTITY
 from gpuload.transforms.params import FILTERS, Box, Warp
+from gpuload.transforms.resampling import SUPPORT
 
 __all__ = ["crop", "resize", "warp"]
 
@@ -91,9 +94,64 @@ def _resized(
 
 
 def _pass(batch: ndd.Batch, interpolation: str, starts: np.ndarray, ends: np.ndarray, size_hw: np.ndarray) -> ndd.Batch:
+    """The same, for images that are zero beyond their borders; what that takes away at the borders is made up for."""
+    lengths = Images(batch).sizes_hw
+    shares = _shares(interpolation, starts, ends, size_hw, lengths)
+    if shares is None:
+        return _sampled(batch, interpolation, starts, ends, size_hw)
+    margin = np.ceil(SUPPORT[interpolation] * np.maximum((ends - starts) / size_hw, 1)).astype(np.int64) + 1
+    padded = Images(batch).cut(np.hstack([-margin, lengths + 2 * margin])).batch
+    # Bicubic overshoots, and a level that is cut off could not be made up for.
+    dtype = ndd.float32 if interpolation == "bicubic" else None
+    found = _sampled(padded, interpolation, starts + margin, ends + margin, size_hw, dtype)
+    return to_levels(found * ndd.as_batch(shares).to_device(found.device))
+
+
+def _shares(
+    interpolation: str, starts: np.ndarray, ends: np.ndarray, size_hw: np.ndarray, lengths_hw: np.ndarray
+) -> list[np.ndarray] | None:
+    """For each pixel of each result, all weights of its filter over those that lie within the image, H×W×1; None where
+    that is 1 throughout."""
+    if interpolation == "nearest":
+        return None
+    axes = []
+    for axis in (0, 1):
+        columns = (part[:, axis].tolist() for part in (starts, ends, size_hw, lengths_hw))
+        axes.append([_share(interpolation, *row) for row in zip(*columns, strict=True)])
+    if all((share == 1).all() for axis in axes for share in axis):
+        return None
+    return [np.multiply.outer(down, across)[:, :, None].astype(np.float32) for down, across in zip(*axes, strict=True)]
+
+
+def _sampled(
+    batch: ndd.Batch, interpolation: str, starts: np.ndarray, ends: np.ndarray, size_hw: np.ndarray, dtype: Any = None
+) -> ndd.Batch:
     start, end, size = (ndd.as_batch(values.astype(np.float32)) for values in (starts, ends, size_hw))
     kernel = KERNELS[interpolation]
-    return ndd.resize(batch, roi_start=start, roi_end=end, size=size, interp_type=kernel, antialias=True)
+    return ndd.resize(batch, roi_start=start, roi_end=end, size=size, interp_type=kernel, antialias=True, dtype=dtype)
+
+
+def _share(interpolation: str, start: float, end: float, count: int, length: int) -> np.ndarray:
+    """The same along one axis."""
+    scale = (end - start) / count
+    stretch = max(scale, 1.0)
+    reach = SUPPORT[interpolation] * stretch
+    centres = start + (np.arange(count) + 0.5) * scale
+    found = np.ones(count)
+    edge = np.flatnonzero((centres < reach) | (centres > length - reach))
+    taps = np.floor(centres[edge, None] - reach) + np.arange(math.ceil(2 * reach) + 1)
+    weights = _weights(np.abs(taps + 0.5 - centres[edge, None]) / stretch, interpolation)
+    found[edge] = weights.sum(axis=1) / np.where((taps >= 0) & (taps < length), weights, 0.0).sum(axis=1)
+    return found
+
+
+def _weights(distance: np.ndarray, interpolation: str) -> np.ndarray:
+    """DALI's filters, which are Pillow's."""
+    if interpolation == "bilinear":
+        return np.maximum(1 - distance, 0)
+    near = (1.5 * distance - 2.5) * distance**2 + 1
+    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0))
 
 
 def warp(images: Images, transform: Any, params: Warp, after: np.ndarray) -> Images:

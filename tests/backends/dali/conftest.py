@@ -40,10 +40,6 @@ class Comparison:
         """The greatest."""
         return max(float(image.max()) for image in self.apart)
 
-    def inside(self, border: int) -> float:
-        """The greatest, but for so many pixels at the borders."""
-        return max(float(image[:, border:-border, border:-border].max()) for image in self.apart)
-
     @property
     def native(self) -> list[str]:
         """The backends of all steps, without repeats."""

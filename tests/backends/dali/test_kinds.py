@@ -59,23 +59,24 @@ def test_color_jitter_has_each_samples_order(compare, images):
 
 
 @pytest.mark.parametrize(
-    ("transforms", "mean", "border", "inside"),
+    ("transforms", "mean", "most"),
     [
-        ([T.Resize((64, 80))], 0.25, 1, 1),
-        ([T.RandomResizedCrop(48)], 0.25, 1, 1),
-        ([T.ScaleJitter((64, 64))], 0.25, 1, 1),
-        # Two pixels, and as many times more as an image is made larger.
-        ([T.Resize((64, 80), "bicubic")], 0.1, 8, 2),
-        ([T.Resize((210, 280), "bicubic")], 0.1, 20, 2),
-        ([T.Resize((40, 50), "random")], 0.2, 8, 2),
+        ([T.Resize((64, 80))], 0.25, 1),
+        ([T.Resize((9, 7))], 0.3, 1),
+        ([T.RandomResizedCrop(48)], 0.25, 1),
+        ([T.ScaleJitter((64, 64))], 0.25, 1),
+        ([T.Resize((64, 80), "bicubic")], 0.02, 2),
+        ([T.Resize((210, 280), "bicubic")], 0.02, 2),
+        ([T.Resize((40, 50), "random")], 0.2, 2),
+        ([T.Resize(72), T.CenterCrop((72, 40))], 0.25, 1),  # two borders are seen, and two are not
     ],
 )
-def test_resampling_is_a_level_apart_but_for_the_border(transforms, mean, border, inside, compare, images):
+def test_resampling(transforms, mean, most, compare, images):
+    """A level, since DALI does not round between columns and rows; at the borders too."""
     compared = compare(transforms, images)
     assert compared.native == ["dali"]
     assert compared.mean < mean
-    assert compared.inside(border) <= inside
-    assert compared.most <= 30
+    assert compared.most <= most
 
 
 def test_windows_of_what_is_resampled(compare, images):
