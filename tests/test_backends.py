@@ -13,6 +13,7 @@ from PIL import Image
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.backends.fused import FusedBackend
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 RECIPE = [T.RandomCrop(24), T.RandomHorizontalFlip(), T.RandomInvert(), NORMALIZE, T.RandomErasing(0.5)]
@@ -27,8 +28,8 @@ def loader(folder, backend, **options):
 def backend(request) -> str:
     if request.param == "dali":
         pytest.importorskip("nvidia.dali")
-    if request.param == "fused":
-        pytest.importorskip("triton")
+    if request.param == "fused" and (reason := FusedBackend.missing(torch.device("cpu"))):
+        pytest.skip(reason)
     return request.param
 
 

@@ -1,6 +1,8 @@
-"""Whole chains through the fused kernels, in Triton's interpreter, against the reference."""
+"""Whole chains through the fused kernels, on a GPU or else in Triton's interpreter, against the reference."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +17,23 @@ NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 STEP = 1 / 255 / 0.224  # a level, in finished numbers
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def fused(chain, images, draws, **options):
+    """What the fused backend makes of a batch, on the CPU."""
+    stage = compile_stage(chain, device=DEVICE, backend="fused", **options)
+    made = stage(replace(images, pixels=images.pixels.to(DEVICE)), draws)
+    return made.cpu() if isinstance(made, torch.Tensor) else type(made)(image.cpu() for image in made)
+
+
 def both(make_batch, transforms, images, *, whole=False, **options):
     chain = T.Chain(transforms)
-    ragged, draws = make_batch(chain, images, whole=whole)
-    found = [compile_stage(chain, device="cpu", backend=name, **options)(ragged, draws) for name in ("fused", "torch")]
-    assert type(found[0]) is type(found[1])
-    return found
+    given, draws = make_batch(chain, images, whole=whole)
+    ours = fused(chain, given, draws, **options)
+    theirs = compile_stage(chain, device="cpu", backend="torch", **options)(given, draws)
+    assert type(ours) is type(theirs)
+    return ours, theirs
 
 
 @pytest.fixture
@@ -100,10 +113,10 @@ def test_mixed_images(make_batch, make_images, mixing):
 
 def test_bits_do_not_depend_on_the_batch(make_batch, make_images):
     chain = T.Chain([T.RandomResizedCrop(20), T.RandAugment(2), NORMALIZE])
-    stage, images = compile_stage(chain, device="cpu", backend="fused"), make_images(5, 4, low=30, high=50)
-    together = stage(*make_batch(chain, images))
+    images = make_images(5, 4, low=30, high=50)
+    together = fused(chain, *make_batch(chain, images))
     for position in range(4):
-        alone = stage(*make_batch(chain, images[position : position + 1], first=position))
+        alone = fused(chain, *make_batch(chain, images[position : position + 1], first=position))
         assert torch.equal(alone[0], together[position])
 
 
@@ -116,11 +129,10 @@ def test_thin_images(make_batch):
 def test_a_batch_reads_what_lies_in_its_memory_and_nothing_else(make_batch, images):
     chain = T.Chain([T.RandomResizedCrop(20), NORMALIZE])
     ragged, draws = make_batch(chain, images)
-    stage = compile_stage(chain, device="cpu", backend="fused")
-    expected = stage(ragged, draws)
+    expected = fused(chain, ragged, draws)
     around = torch.full((len(ragged.pixels) + 200,), 255, dtype=torch.uint8)
     around[100:-100] = ragged.pixels
     ragged = RaggedImages(
         around, ragged.offsets + 100, ragged.shapes, ragged.sizes_hw, ragged.regions_tlhw, ragged.labels
     )
-    assert torch.equal(stage(ragged, draws), expected)
+    assert torch.equal(fused(chain, ragged, draws), expected)
