@@ -5,7 +5,7 @@ things. Where a filter reaches beyond the image, DALI repeats the last pixel, an
 to 25 levels at the borders. So the image is laid into zeros, and the result divided by the share of the weights that
 fell on the image, which takes 0.8 ms more for a crop of 500×375 to 224. And DALI keeps floats between the columns and
 the rows, where Pillow rounds to levels and cuts off what bicubic overshoots: up to 23 levels on photographs. So bicubic
-goes in two passes, along the rows first as the reference does. What is left is a level, and two for bicubic.
+goes in two passes, along the rows first as the reference does. What is left is a level, rarely two.
 
 **Warps** fill what lies outside the image with one number and blend with it at the border, where Pillow goes on with
 the last pixel up to the border and fills behind it. So the image is warped with its last pixels repeated, and beside it
