@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BATCHES", "EDGE", "RUNS", "Case", "Oracle", "Tolerance"]
+__all__ = ["BATCHES", "RUNS", "Case", "Oracle", "Tolerance"]
 
 # (image uint8 H×W×C, [(transform, its parameters for the batch), …], row of the image in the batch) → H×W×C numbers.
 Oracle = Callable[[Any, list[tuple[Any, Any]], int], np.ndarray]
@@ -21,7 +21,6 @@ Oracle = Callable[[Any, list[tuple[Any, Any]], int], np.ndarray]
 # devices have; and the other backends.
 BATCHES = "batches"
 RUNS = ("torch", BATCHES, "kornia", "dali", "fused")
-EDGE = 12  # so many pixels from the border of a result may be others, where a tolerance says what is inside
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,12 @@ class Tolerance:
         mean, max: from the oracle: the greatest mean difference of any image, and the greatest of any number of it.
         apart: from the reference, which takes images one by one: the greatest difference of any number.
         reason: why.
-        inside: the greatest difference from the oracle further than `EDGE` pixels from the border; None: `max`.
     """
 
     mean: float
     max: float
     apart: float
     reason: str
-    inside: float | None = None
 
 
 @dataclass(frozen=True)

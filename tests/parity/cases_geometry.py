@@ -108,11 +108,9 @@ ROTATE = "the angle is found from what was drawn, so a place may differ in the l
 
 KORNIA_WARP = Tolerance(1e-3, 1, 1, "sums of float64 in torch's order: few may lie on the other side of a whole number")
 
-BORDER = "DALI repeats the last pixel where a filter reaches beyond the image, Pillow leaves out what is beyond"
 TIE = "where a place lies between two pixels, DALI, in float32, may find the other one"
 DALI_NEAREST = Tolerance(5, 255, 255, TIE)
-DALI_RESIZE = Tolerance(1.5, 24, 24, f"{BORDER}; it keeps floats between columns and rows", inside=1)
-DALI_CUBIC = Tolerance(1, 16, 16, f"{BORDER}; rounding between its two passes is its own", inside=2)
+DALI_RESIZE = Tolerance(0.3, 1, 2, "DALI keeps floats between columns and rows, where Pillow rounds to levels")
 DALI_TURN = Tolerance(0.5, 255, 255, f"{TIE}, or say otherwise whether it lies inside the image")
 
 CROP, MIRROR, RESIZED, TRANSFORM = (
@@ -131,14 +129,14 @@ def moved(name: str, *transforms: Any, against: str = CROP, channels: int = 3) -
 
 
 def resized(name: str, *transforms: Any, against: str = RESIZED, channels: int = 3) -> Case:
-    own = {"dali": DALI_RESIZE if against == RESIZED else replace(DALI_TURN, reason=f"{DALI_TURN.reason}; {BORDER}")}
+    own = {"dali": DALI_RESIZE if against == RESIZED else replace(DALI_TURN, reason=f"{TIE}; {DALI_RESIZE.reason}")}
     return Case(name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, backends=own, channels=channels)
 
 
 def cubic(name: str, *transforms: Any) -> Case:
     """With four taps along each axis, some negative, the weights' last bits come to more."""
-    own = replace(DALI_RESIZE, inside=2) if "random" in name else DALI_CUBIC
-    return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends={"dali": own})
+    own = {"dali": replace(DALI_RESIZE, max=2)} if "random" in name else {}
+    return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=own)
 
 
 def warped(name: str, *transforms: Any, channels: int = 3) -> Case:

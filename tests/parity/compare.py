@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from parity.case import BATCHES, EDGE, Case
+from parity.case import BATCHES, Case
 from parity.images import SETS, image_set
 
 from gpuload import transforms as T
@@ -33,13 +33,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Measured:
-    """The worst that was found, in levels: the greatest mean of an image, the greatest difference of a number, the
-    greatest from what another run made of the same image, and the greatest not near the border."""
+    """The worst that was found, in levels: the greatest mean of an image, the greatest difference of a number, and the
+    greatest from what another run made of the same image."""
 
     mean: float = 0.0
     max: float = 0.0
     apart: float = 0.0
-    inside: float = 0.0
 
     def __or__(self, other: Measured) -> Measured:
         return Measured(*(max(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)))
@@ -147,8 +146,7 @@ def measure(case: Case, run: str, images: str, *, beside: tuple[str, ...] = ("to
             assert found.shape == expected.shape, (found.shape, expected.shape)
             difference = abs(found - expected)
             apart = [float(abs(found - other[row]).max()) for other in others]
-            inner = float(difference[EDGE:-EDGE, EDGE:-EDGE].max(initial=0.0))
-            worst |= Measured(float(difference.mean()), float(difference.max()), max(apart, default=0.0), inner)
+            worst |= Measured(float(difference.mean()), float(difference.max()), max(apart, default=0.0))
     return worst
 
 

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is declared
 
-from parity.case import EDGE, RUNS, Case
+from parity.case import RUNS, Case
 from parity.compare import Measured, here, measure, sets_of, topics
 from parity.images import SETS, image_set
 from parity.usable import why_not
@@ -31,8 +31,8 @@ Figures are in levels, of 255: *mean* is the greatest mean difference of any one
 any one number. *torch* is the reference, which takes images one by one on the CPU; *batches* its other runner, which
 CUDA devices have; a dash (–) says that a backend leaves the transform to torch. *Apart* is the greatest difference
 between any two of them. The bounds (mean / max / apart) hold for each backend that has none of its own in its column,
-and of the differences between two, for their sum; *inside* is that of the maximum further than {edge} pixels from the
-border of a result. The tests hold all of them; letters lead to the reasons.
+and of the differences between two, for their sum. The tests hold all of them; letters
+lead to the reasons.
 
 This page is written by `python tests/parity/report.py`; it was run with {versions}.
 """
@@ -53,8 +53,7 @@ def row(case: Case, found: dict[str, Measured], notes: dict[str, str]) -> str:
         cell = f"{found[run].mean:.2g} / {found[run].max:.2g}" if run in found else "–"
         own = case.backends.get(run)
         if run in found and own is not None:
-            inside = "" if own.inside is None else f", inside {own.inside:.2g}"
-            bounds = f"{own.mean:.2g} / {own.max:.2g} / {own.apart:.2g}{inside}"
+            bounds = f"{own.mean:.2g} / {own.max:.2g} / {own.apart:.2g}"
             cell += f" (≤ {bounds}; {letter(own.reason, notes)})"
         cells.append(cell)
     apart = max(measured.apart for measured in found.values())
@@ -105,7 +104,6 @@ def document() -> str:
         random=len(image_set("random", 3)),
         rounds=len(SETS["random"]),
         small=len(image_set("small", 3)),
-        edge=EDGE,
         versions=", ".join(versions),
     )
     return head + "".join(section(topic, cases) for topic, cases in topics().items())

@@ -1,0 +1,144 @@
+"""Takes a chain through backends, and holds their results together: whole, and step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from chains.bounds import ANY, STEPS, bound
+from chains.strategies import Tried
+
+from gpuload import transforms as T
+from gpuload.backends import RaggedImages, compile_stage
+from gpuload.backends.batched import BatchRunner
+from gpuload.backends.finish import Finish
+from gpuload.backends.single import SingleRunner
+
+__all__ = ["check"]
+
+CPU = torch.device("cpu")
+ULPS = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+FLOAT = 1e-5  # of the numbers of finished images: sums of float32 in another order
+
+
+def run(backend: str, chain: T.Chain, draws: T.Draws, images: RaggedImages, dtype: str | None = None) -> list[Any]:
+    """The results of a backend, C×H×W each; "batches" is the reference's runner of batches."""
+    if backend == "batches":
+        finish = Finish.of(chain.lines[0].transforms, dtype)
+        channels = int(images.shapes[0, 2])
+        for transform in chain.lines[0].transforms:
+            channels = transform.output_channels(channels)
+        outputs = _empty(draws.sizes_hw[-1], channels, finish.dtype, dense=chain.mixing is not None)
+        BatchRunner(finish, CPU)(images, draws, outputs)
+        return list(outputs)
+    ragged = "list" if chain.mixing is None else "error"
+    return list(compile_stage(chain, device="cpu", backend=backend, dtype=dtype, ragged=ragged)(images, draws))
+
+
+def _empty(sizes_hw: np.ndarray, channels: int, dtype: torch.dtype, *, dense: bool) -> Any:
+    if dense:
+        return torch.empty((len(sizes_hw), channels, *sizes_hw[0].tolist()), dtype=dtype)
+    return [torch.empty((channels, *size), dtype=dtype) for size in sizes_hw.tolist()]
+
+
+def check(example: Tried, backend: str) -> None:
+    """The backend's results are the reference's, as far as `bounds` says."""
+    own, draws = STEPS[backend], example.draws
+    given = _cut(example)
+    levels, late = draws.split()
+    allowed = [bound(own, levels, row) for row in range(len(draws))]
+    expected = run("torch", example.chain, draws, given, example.dtype)
+    found = run(backend, example.chain, draws, given, example.dtype)
+    _compare(example, expected, found, allowed, late, "the whole chain")
+    if len(levels.transforms) > 1 and not any(transform.makes for transform in levels.transforms[:-1]):
+        _check_steps(example, backend, levels)
+
+
+def _cut(example: Tried) -> RaggedImages:
+    """The regions that a worker would decode."""
+    images = RaggedImages.from_arrays(
+        [
+            np.ascontiguousarray(image[top : top + height, left : left + width])
+            for image, (top, left, height, width) in zip(example.images, example.regions_tlhw.tolist(), strict=True)
+        ]
+    )
+    images.sizes_hw = np.array([image.shape[:2] for image in example.images], np.int64)
+    images.regions_tlhw = example.regions_tlhw
+    return images
+
+
+def _check_steps(example: Tried, backend: str, levels: T.Draws) -> None:
+    """Each transform alone, from what the reference gives it; and all that stand behind one that was not exact."""
+    own, images = STEPS[backend], example.images
+    exact = True
+    for number, transform in enumerate(levels.transforms):
+        if transform.makes:
+            break
+        step = _part(levels, number, number + 1)
+        given = RaggedImages.from_arrays(images)
+        expected = _levels(step, given)
+        allowed = [bound(own, step, row) for row in range(len(step))]
+        place = f"transform {number + 1}, {transform!r}"
+        if not exact:  # else the whole chain has said it
+            rest = _part(levels, number, len(levels.transforms))
+            rest_allowed = [bound(own, rest, row) for row in range(len(rest))]
+            if min(rest_allowed) < ANY:
+                _compare(example, _levels(rest, given), _run_part(backend, rest, given), rest_allowed, None, place)
+        _compare(example, expected, _run_part(backend, step, given), allowed, None, place)
+        exact = not any(allowed)
+        images = [image.permute(1, 2, 0).contiguous().numpy() for image in expected]
+
+
+def _part(draws: T.Draws, start: int, end: int) -> T.Draws:
+    """Of the transforms between, without those that make numbers of levels."""
+    kept = [number for number in range(start, end) if not draws.transforms[number].makes]
+    return T.Draws(
+        tuple(draws.transforms[number] for number in kept),
+        tuple(draws.params[number] for number in kept),
+        (*(draws.sizes_hw[number] for number in kept), draws.sizes_hw[end]),
+    )
+
+
+def _levels(draws: T.Draws, images: RaggedImages) -> list[torch.Tensor]:
+    """What the reference makes of levels, which stay so."""
+    channels = int(images.shapes[0, 2])
+    for transform in draws.transforms:
+        channels = transform.output_channels(channels)
+    outputs = _empty(draws.sizes_hw[-1], channels, torch.uint8, dense=False)
+    SingleRunner(Finish.of((), None))(images, draws, outputs)
+    return outputs
+
+
+def _run_part(backend: str, draws: T.Draws, images: RaggedImages) -> list[torch.Tensor]:
+    return run(backend, T.Chain(draws.transforms), draws, images)
+
+
+def _compare(
+    example: Tried, expected: list[Any], found: list[Any], allowed: list[float], late: T.Draws | None, place: str
+) -> None:
+    scale = _units(example, expected[0])
+    mixed = late is not None and any(transform.mixes for transform in late.transforms)
+    if mixed:  # an image has its neighbour's differences too
+        partners = [row ^ 1 if row ^ 1 < len(allowed) else row for row in range(len(allowed))]
+        allowed = [max(allowed[row], allowed[partner]) for row, partner in enumerate(partners)]
+    for row, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert one.shape == other.shape, f"{place}: image {row} is {tuple(other.shape)}, not {tuple(one.shape)}"
+        assert one.dtype == other.dtype, f"{place}: image {row} is {other.dtype}, not {one.dtype}"
+        apart = (one.double() - other.double()).abs()
+        limit = torch.full_like(apart, allowed[row]) * scale
+        if one.dtype != torch.uint8:
+            limit += FLOAT + (one.double().abs() + limit) * ULPS[one.dtype]
+        over = apart > limit
+        assert not over.any(), (
+            f"{place}: image {row} is {apart.max():g} off ({one.dtype}), {int(over.sum())} of {over.numel()} numbers "
+            f"by more than {float(limit[over].min()):g}"
+        )
+
+
+def _units(example: Tried, result: torch.Tensor) -> torch.Tensor:
+    """How much a level is in the numbers of a result, for each channel."""
+    if result.dtype == torch.uint8:
+        return torch.ones(1, 1, 1, dtype=torch.float64)
+    finish = Finish.of(example.chain.lines[0].transforms, example.dtype)
+    return torch.tensor(finish.scale, dtype=torch.float64)[:, None, None]

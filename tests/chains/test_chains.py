@@ -1,0 +1,70 @@
+"""Chains that nobody thought of: of random images every backend makes what the reference makes of each by itself."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from chains.check import check
+from chains.strategies import LEVELS, tried
+from hypothesis import HealthCheck, given, settings
+from parity.usable import needs
+
+from gpuload import transforms as T
+from gpuload.transforms.base import Transform
+
+# More examples, and others in each run, for a search by hand: GPULOAD_EXAMPLES=2000 pytest tests/chains
+EXAMPLES = int(os.environ.get("GPULOAD_EXAMPLES", "0"))
+
+
+def examples(count: int) -> settings:
+    """Always the same examples, so that no run of the tests is unlike another."""
+    return settings(
+        max_examples=EXAMPLES or count,
+        derandomize=not EXAMPLES,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads of torch that wait for each other take longer than images of this size."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@examples(300)
+@given(tried())
+def test_batches(example):
+    check(example, "batches")
+
+
+@pytest.mark.parametrize("backend", ["kornia", "dali"])
+@examples(60)
+@given(tried())
+def test_backends(backend, example):
+    needs(backend)
+    check(example, backend)
+
+
+@pytest.mark.timeout(600)
+@examples(25)
+@given(tried(longest=3, count=2, most=28))
+def test_fused(example):
+    needs("fused")
+    check(example, "fused")
+
+
+def test_every_transform_is_tried():
+    """But those that move no pixels, or make several images of one; each view of a MultiView is a chain."""
+    elsewhere = {"ClampBoundingBoxes", "ConvertBoundingBoxFormat", "SanitizeBoundingBoxes", "MultiView"}
+    made = {"Compose", "RandomApply", "RandomChoice", "RandomOrder", "ToDtype", "Normalize", "MixUp", "CutMix"}
+    kinds = {name: getattr(T, name) for name in T.__all__}
+    names = {name for name, kind in kinds.items() if inspect.isclass(kind) and issubclass(kind, Transform)}
+    assert names - set(LEVELS) == elsewhere | made
