@@ -89,19 +89,19 @@ class Backend(ABC):
 
         One that holds others runs where all of these can. `late`: it is applied to finished images.
         """
-        if late and (reason := self._lacks_late(transform)):
-            return reason
         if transform.children:
             reasons = ((inner, self.lacks(inner, late=late)) for inner in flat(transform.children))
             return next((f"{type(inner).__name__}: {reason}" for inner, reason in reasons if reason), None)
         kind = kind_of(transform)
-        return None if kind is None else self._lacks(transform, kind)
+        if kind is None:
+            return None
+        return (self._lacks_late(transform, kind) if late else None) or self._lacks(transform, kind)
 
     @abstractmethod
     def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
         """The same, for a transform that holds no others and draws parameters of this kind."""
 
-    def _lacks_late(self, transform: Transform) -> str | None:
+    def _lacks_late(self, transform: Transform, kind: type[Params]) -> str | None:
         """What it lacks on finished images only."""
         return None
 

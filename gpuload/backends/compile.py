@@ -103,6 +103,8 @@ def check_stage(
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be a CPU or a CUDA device, got {device}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {str(device)!r}, but torch finds no CUDA device here; use device='cpu'")
     if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
             f"ragged={ragged!r} does not go with the module {type(chain.module).__name__} at the end of the "
@@ -128,7 +130,8 @@ def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool
         if forced and not isinstance(error, CompilerError):
             raise
         note = f"{name} cannot be used: {error}"
-        warnings.warn(f"the backend 'torch' is used on {device}, since {note}", RuntimeWarning, stacklevel=4)
+        # Named by its own place, it is shown once, however many loaders there are.
+        warnings.warn(f"the backend 'torch' is used on {device}, since {note}", RuntimeWarning, stacklevel=1)
         return reference, note
 
 

@@ -101,10 +101,14 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
     ]
     # What finishes images is done by what writes them: the last run on levels.
     for number, transform in enumerate(transforms[:end]):
-        behind = next((step for step in steps[number + 1 : end] if step.reason is not None), None)
-        if transform.makes and behind is not None:
-            reason = f"done with {type(behind.transform).__name__} behind it"
-            steps[number] = PlanStep(transform, REFERENCE, reason)
+        if transform.makes and reasons[number] is not None:
+            for later in range(number + 1, end):
+                reason = reasons[later] or f"done with {type(transform).__name__} before it"
+                steps[later] = PlanStep(transforms[later], REFERENCE, reason)
+        last = steps[end - 1]
+        if transform.makes and last.backend != steps[number].backend:
+            reason = None if last.reason is None else f"done with {type(last.transform).__name__} behind it"
+            steps[number] = PlanStep(transform, last.backend, reason)
     return tuple(steps)
 
 

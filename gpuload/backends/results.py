@@ -48,17 +48,13 @@ def apply_late(outputs: Outputs, draws: T.Draws, *, partners: np.ndarray | None,
     _line(outputs, draws, np.arange(len(draws), dtype=np.int64), partners, masks)
 
 
-def check_erasing(draws: T.Draws, channels: int, label: str) -> None:
-    """Refuse images that the values of a `RandomErasing` do not fit."""
-    for transform, params in zip(draws.transforms, draws.params, strict=True):
-        if isinstance(params, Branches):
-            for inner in params.draws:
-                check_erasing(inner, channels, label)
-        elif isinstance(params, Erase) and not _erasing(transform).fits(channels):
-            raise ValueError(
-                f"{transform!r} has {len(_erasing(transform).numbers)} values, but {label} has {channels} "
-                f"channel{'s' if channels > 1 else ''}; give one value, or one for each channel"
-            )
+def check_erasing(transform: RandomErasing, channels: int, label: str) -> None:
+    """Refuse images that have so many channels where the transform stands, if its values do not fit them."""
+    if not transform.fits(channels):
+        raise ValueError(
+            f"{transform!r} has {len(transform.numbers)} values, but {label} has {channels} "
+            f"channel{'s' if channels > 1 else ''} there; give one value, or one for each channel"
+        )
 
 
 def _erasing(transform: Any) -> RandomErasing:

@@ -21,7 +21,7 @@ from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.results import check_erasing
 from gpuload.backends.segments import SegmentRunner
 from gpuload.backends.upload import upload
-from gpuload.transforms import Chain, Draws
+from gpuload.transforms import Chain, Draws, RandomErasing
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat
 from gpuload.transforms.params import Branches, Mixture, Ops
@@ -132,7 +132,6 @@ class Stage:
                 f"and {images.labels[other]} has {counts[other]}; give Encoded(…, mode='RGB') for all of them"
             )
         channels = int(counts[0])
-        check_erasing(draws, channels, images.labels[0])
         if channels not in (1, 3) and (name := _coloring(draws)):
             raise ValueError(
                 f"{name} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
@@ -172,6 +171,8 @@ def _channels_after(draws: Draws, channels: int, label: str) -> int:
     """How many channels images of so many have after all transforms, if those fit."""
     for transform in draws.transforms:
         for inner in _with_children(transform):
+            if isinstance(inner, RandomErasing):
+                check_erasing(inner, channels, label)
             if len(fill := inner.outside(masks=False)) not in (1, channels):
                 raise ValueError(
                     f"{type(inner).__name__}({inner.fill_argument}={fill}) has {len(fill)} numbers, one for each "

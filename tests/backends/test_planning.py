@@ -20,7 +20,7 @@ class Picky(Backend):
     def _lacks(self, transform, kind):
         return "it moves pixels" if issubclass(kind, Box | Flip | Warp) else None
 
-    def _lacks_late(self, transform):
+    def _lacks_late(self, transform, kind):
         return "it is late"
 
     def levels(self, finish):
@@ -94,6 +94,16 @@ def test_finished_images():
         ("torch", "it is late"),
         ("torch", "it is late"),
     ]
+
+
+def test_levels_that_go_on_elsewhere_after_the_conversion():
+    found = plan(T.ToDtype("float32", scale=True), T.RandomHorizontalFlip(), T.RandomInvert())
+    assert [step.backend for step in found.steps] == ["picky", "torch", "picky"]
+
+
+def test_what_does_nothing_to_images_runs_anywhere():
+    found = plan(NORMALIZE, T.RandomErasing(), T.Identity(), T.ClampBoundingBoxes())
+    assert [step.backend for step in found.steps] == ["picky", "torch", "picky", "picky"]
 
 
 def test_views_and_modules():

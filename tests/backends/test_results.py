@@ -275,3 +275,17 @@ def test_cuda_gives_what_the_cpu_gives(make_images, layout, erasing):
     expected = compile_stage(chain, device="cpu", memory_format=layout)(given, draws)
     result = compile_stage(chain, device="cuda", memory_format=layout)(RaggedImages.from_arrays(images, "cuda"), draws)
     torch.testing.assert_close(result.cpu(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_values_of_erasing_fit_the_channels_that_there_are_where_it_stands():
+    def made(channels, *transforms):
+        chain = T.Chain(transforms)
+        ragged = RaggedImages.from_arrays([np.zeros((9, 9, channels), np.uint8)])
+        return compile_stage(chain, device="cpu")(ragged, chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw))
+
+    erasing = T.RandomErasing(1.0, (0.5, 0.6), value=(1, 2, 3))
+    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel there; give one value, or one for"):
+        made(3, T.Grayscale(1), erasing)
+    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel there"):
+        made(1, T.RandomApply([erasing], 1.0), T.Grayscale(3))
+    assert made(1, T.Grayscale(3), erasing).amax(dim=(0, 2, 3)).tolist() == [1, 2, 3]

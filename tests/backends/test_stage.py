@@ -205,3 +205,9 @@ def test_threads_are_put_back(make_images, make_batch):
     with pytest.raises(ValueError, match="Normalize has"):
         stage(*make_batch(chain, make_images(9, 2, 1)))
     assert torch.get_num_threads() == before
+
+
+def test_a_device_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device is 'cuda:1', but torch finds no CUDA device here; use device='cpu'"):
+        compile_stage(T.Chain([T.Resize(9)]), device="cuda:1")

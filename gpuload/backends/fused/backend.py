@@ -20,7 +20,7 @@ from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.reference import TorchBackend
 from gpuload.backends.results import Outputs, apply_late
 from gpuload.errors import CompilerError
-from gpuload.transforms import Draws, RandomErasing
+from gpuload.transforms import Draws, Normalize
 from gpuload.transforms.base import Transform
 from gpuload.transforms.params import Box, Erase, Flip, Mix, Ops, Params, Warp
 
@@ -55,6 +55,11 @@ class FusedBackend(Backend):
             )
         return None
 
+    def lacks(self, transform: Transform, *, late: bool = False) -> str | None:
+        if isinstance(transform, Normalize) and len(transform.mean) not in CHANNELS:
+            return f"images of {len(transform.mean)} channels are left to torch"
+        return super().lacks(transform, late=late)
+
     def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
         if issubclass(kind, Box | Flip | Warp | Erase | Mix):
             return None
@@ -62,16 +67,16 @@ class FusedBackend(Backend):
             return next((LACKING[name] for name in transform.operations if name in LACKING), None)
         return "several results of an image are mixed by torch"
 
-    def _lacks_late(self, transform: Transform) -> str | None:
-        if isinstance(transform, RandomErasing) or transform.mixes:
-            return None
-        return "finished images are moved by torch"
+    def _lacks_late(self, transform: Transform, kind: type[Params]) -> str | None:
+        return "finished images are moved by torch" if issubclass(kind, Flip) else None
 
     def levels(self, finish: Finish) -> Levels:
         from gpuload.backends.fused.runner import FusedRunner  # Triton is imported where it is used
 
-        runner = FusedRunner(finish, self.device)
         others = TorchBackend(self.device).levels(finish)
+        if finish.channels not in (None, *CHANNELS):
+            return others
+        runner = FusedRunner(finish, self.device)
 
         def run(
             images: RaggedImages,
@@ -102,14 +107,15 @@ class FusedBackend(Backend):
     @staticmethod
     def _cannot_compile(device: torch.device) -> str | None:
         """Why kernels cannot be made here: one is made for a trial."""
-        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
-        if compiler is None and not _interpreted():
-            return "Triton needs a C compiler, and neither gcc nor clang is there; install one, or set CC to its path"
-        from gpuload.backends.fused.late import trial
-
         try:
+            if not _interpreted() and not (os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))):
+                return (
+                    "Triton needs a C compiler, and neither gcc nor clang is there; install one, or set CC to its path"
+                )
+            from gpuload.backends.fused.late import trial
+
             trial(device)
-        except Exception as error:  # whatever a compiler, a driver or an assembler may say
+        except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation may say
             return f"Triton cannot compile a kernel for {device}: {type(error).__name__}: {error}"
         return None
 

@@ -100,7 +100,7 @@ def erase_images(outputs: Outputs, rows: np.ndarray, params: Erase, transform: R
     told = records(params, transform, channels)[some]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with torch.cuda.device_of(outputs):
-        _erase_images[len(some), down * across](
+        _erase_images[down * across, len(some)](
             outputs,
             upload(around, device),
             upload(told, device),
@@ -137,10 +137,10 @@ def _erase_images(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One tile of what lies around an image's boxes: its row, then top, left, bottom and right. Grid: images, tiles."""
-    around_ptr += tl.program_id(0) * 5
-    ys = tl.load(around_ptr + 1).to(tl.int32) + tl.program_id(1) // across * ROWS + tl.arange(0, ROWS)
-    xs = tl.load(around_ptr + 2).to(tl.int32) + tl.program_id(1) % across * COLUMNS + tl.arange(0, COLUMNS)
+    """One tile of what lies around an image's boxes: its row, then top, left, bottom and right. Grid: tiles, images."""
+    around_ptr += tl.program_id(1) * 5
+    ys = tl.load(around_ptr + 1).to(tl.int32) + tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    xs = tl.load(around_ptr + 2).to(tl.int32) + tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
     there = (ys < tl.load(around_ptr + 3))[:, None] & (xs < tl.load(around_ptr + 4))[None, :]
     places = images_ptr + tl.load(around_ptr) * image_stride
     places += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
@@ -150,7 +150,7 @@ def _erase_images(
     if CHANNELS == 3:
         green = tl.load(places + channel_stride, there, 0).to(tl.float32)
         blue = tl.load(places + 2 * channel_stride, there, 0).to(tl.float32)
-    records_ptr += tl.program_id(0) * count * _RECORD
+    records_ptr += tl.program_id(1) * count * _RECORD
     red, green, blue = erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS)
     tl.store(places, round_to(red, images_ptr.dtype.element_ty), there)
     if CHANNELS == 3:

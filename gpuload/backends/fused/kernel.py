@@ -72,19 +72,20 @@ def one_pass(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One tile of one job. Grid: jobs, tiles of the largest result.
+    """One tile of one job. Grid: tiles of the largest result (of 48 megapixels 94,000, which only the first axis can
+    have), jobs.
 
     All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES. `constants_ptr` points
     to three factors and three summands, float32, of finished numbers; without FINISHED results are levels. With ERASES
     boxes of finished images are erased.
     """
-    ints_ptr += tl.program_id(0) * _JOB
-    floats_ptr += tl.program_id(0) * _FLOATS
+    ints_ptr += tl.program_id(1) * _JOB
+    floats_ptr += tl.program_id(1) * _FLOATS
     height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
     width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
     across = tl.cdiv(width, COLUMNS)
-    top = tl.program_id(1) // across * ROWS
-    left = tl.program_id(1) % across * COLUMNS
+    top = tl.program_id(0) // across * ROWS
+    left = tl.program_id(0) % across * COLUMNS
     if top < height:
         rows = top + tl.arange(0, ROWS)
         columns = left + tl.arange(0, COLUMNS)

@@ -55,6 +55,11 @@ class _Launch:
     finished: bool
     statistics: tuple[np.ndarray, np.ndarray] | None
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles first: a GPU has up to 2**31 programs along the first axis, and 65,535 along the second."""
+        return self.tiles, self.count
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -78,15 +83,15 @@ class FusedRunner:
     """Applies transforms that work on levels, and erasing right behind them.
 
     Args:
-        finish: the end of the chain.
+        finish: the end of the chain, for 1 or 3 channels.
         device: where.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._finish = finish
         self._device = device
-        constants = [constant.flatten().expand(3) for constant in finish.constants(device)]
-        self._constants = torch.cat(constants) if finish.channels in (None, 1, 3) else None
+        constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
+        self._constants = torch.cat(constants).to(device)
 
     def prepare(
         self,
@@ -135,7 +140,7 @@ class FusedRunner:
                 statistics = pieces[0]
                 if run.statistics is not None:
                     statistics = tables(source, *run.statistics, prepared.channels)
-                one_pass[run.count, run.tiles](
+                one_pass[run.grid](
                     source,
                     prepared.places,
                     prepared.ints[run.first :],

@@ -38,6 +38,16 @@ def test_what_it_lacks():
     assert backend.lacks(T.RandomChoice([T.MixUp(num_classes=2), T.CutMix(num_classes=2)]), late=True) is None
 
 
+def test_images_of_four_channels_are_left_to_torch():
+    chain = T.Chain([T.Resize(9), T.Normalize([0.5] * 4, [0.5] * 4), T.RandomHorizontalFlip()])
+    plan = compile_stage(chain, device="cpu", backend="fused").plan
+    assert [(step.backend, step.reason) for step in plan.steps] == [
+        ("fused", None),
+        ("torch", "images of 4 channels are left to torch"),
+        ("torch", "done with Normalize before it"),
+    ]
+
+
 def test_without_triton(monkeypatch):
     monkeypatch.setattr("gpuload.backends.fused.backend.find_spec", lambda name: None)
     with pytest.raises(gl.BackendError, match="needs Triton, which is not installed; use `pip install triton`"):
@@ -77,6 +87,12 @@ def test_where_a_kernel_does_not_compile(monkeypatch, forced):
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
         backend, _ = chosen(forced)
     assert backend.name == "torch"
+
+
+def test_where_triton_cannot_be_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gpuload.backends.fused.late", None)
+    with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: ModuleNotFoundError"):
+        assert chosen(True)[0].name == "torch"
 
 
 def test_without_triton_it_is_not_chosen_where_it_need_not_be(monkeypatch):

@@ -12,6 +12,9 @@ pytest.importorskip("triton")
 
 from gpuload import transforms as T
 from gpuload.backends import RaggedImages, compile_stage
+from gpuload.backends.finish import UNCHANGED
+from gpuload.backends.fused.runner import FusedRunner
+from gpuload.rng import epoch_key
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 STEP = 1 / 255 / 0.224  # a level, in finished numbers
@@ -82,8 +85,29 @@ def test_three_channels_become_one(make_batch, images):
 @pytest.mark.parametrize("channels", [2, 4])
 def test_other_numbers_of_channels_run_on_the_reference(make_batch, make_images, channels):
     images = make_images(1, 2, channels=channels, low=20, high=40)
-    ours, theirs = both(make_batch, [T.RandomResizedCrop(20), T.ToDtype("float32", scale=True)], images)
-    assert torch.equal(ours, theirs)
+    normalize = T.Normalize([0.5] * channels, [0.25] * channels)
+    for end in ([T.ToDtype("float32", scale=True)], [normalize, T.RandomHorizontalFlip(), T.RandomErasing(1.0)]):
+        ours, theirs = both(make_batch, [T.RandomResizedCrop(20), *end], images)
+        torch.testing.assert_close(ours, theirs, atol=1e-6 if DEVICE == "cpu" else STEP, rtol=0)
+
+
+def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(monkeypatch):
+    monkeypatch.setattr("gpuload.backends.fused.runner.TILE", (8, 64))
+    chain = T.Chain([T.RandomInvert(1.0)])
+    ragged = RaggedImages(
+        torch.empty(0, dtype=torch.uint8),
+        np.zeros(1, np.int64),
+        np.array([[6000, 8000, 3]]),
+        np.array([[6000, 8000]]),
+        np.array([[0, 0, 6000, 8000]]),
+        ["large"],
+    )
+    draws = chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw)
+    runner = FusedRunner(UNCHANGED, torch.device("cpu"))
+    outputs = torch.empty(1, device="meta", dtype=torch.uint8).expand(1, 3, 6000, 8000)
+    [launch] = runner.prepare(ragged, draws, draws.windows_tlhw, outputs).launches
+    assert launch.tiles == 750 * 125
+    assert launch.grid[0] == launch.tiles  # only the first axis of a grid goes beyond 65,535
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -106,7 +130,8 @@ def test_images_of_different_sizes(make_batch, images, option):
 @pytest.mark.parametrize("mixing", [T.MixUp(num_classes=3), T.CutMix(num_classes=3)], ids=["MixUp", "CutMix"])
 def test_mixed_images(make_batch, make_images, mixing):
     images = make_images(2, 5, low=25, high=40)
-    transforms = [T.CenterCrop(20), NORMALIZE, T.RandomErasing(1.0), mixing, T.RandomErasing(1.0, value=7.0)]
+    erasing = T.RandomApply([T.RandomErasing(1.0, value=7.0)])
+    transforms = [T.CenterCrop(20), NORMALIZE, T.RandomErasing(1.0), mixing, T.RandomErasing(1.0, value=5.0), erasing]
     ours, theirs = both(make_batch, transforms, images)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
