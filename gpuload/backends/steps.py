@@ -186,20 +186,47 @@ def _crop(
     outside = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
     if not outside.any():
         return None  # the window that was decoded, or resampled, is the crop
+    if padding_mode == "constant":
+        return _crop_filled(starts, outside.tolist(), fill, sizes_hw, before, after[:, 2:])
 
     def step(row: int, canvas: Canvas) -> None:
         if not outside[row]:
             return
-        image, inside, at = canvas.image(), [], []
+        at = []
         for axis in (0, 1):
-            length = int(sizes_hw[row, axis])
             wanted = starts[row, axis] + np.arange(after[row, axis + 2])
-            at.append(padded_places(wanted, length, padding_mode) - before[row, axis])
-            inside.append((wanted >= 0) & (wanted < length))
-        result = image[at[0][:, None], at[1]]
-        if padding_mode == "constant":
-            result[~(inside[0][:, None] & inside[1])] = fill
-        canvas.set(result)
+            at.append(padded_places(wanted, int(sizes_hw[row, axis]), padding_mode) - before[row, axis])
+        canvas.set(canvas.image()[at[0][:, None], at[1]])
+
+    return step
+
+
+def _crop_filled(
+    starts: np.ndarray,
+    outside: list[bool],
+    fill: Any,
+    sizes_hw: np.ndarray,
+    before: np.ndarray,
+    results_hw: np.ndarray,
+) -> Step:
+    """What there is of the image is copied at once, or only looked at where nothing is to be filled: a detection recipe
+    took three times as long when pixels were gathered."""
+    first = np.clip(-starts, 0, results_hw)
+    lengths = np.clip(sizes_hw - starts, first, results_hw) - first
+    corners, firsts, sizes = (starts + first - before[:, :2]).tolist(), first.tolist(), results_hw.tolist()
+    parts, fill = lengths.tolist(), np.array(fill, np.uint8)
+
+    def step(row: int, canvas: Canvas) -> None:
+        if not outside[row]:
+            return
+        (top, left), (down, across), (height, width) = corners[row], firsts[row], parts[row]
+        image = canvas.image()
+        there = image[top : top + height, left : left + width]
+        if [height, width] != sizes[row]:
+            there, part = np.empty((*sizes[row], image.shape[2]), np.uint8), there
+            there[:] = fill
+            there[down : down + height, across : across + width] = part
+        canvas.set(there)
 
     return step
 
