@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All that waits for a GPU, in one call of less than 9 minutes: the tests marked `cuda`, the benchmark of augmenting,
-# and, where ncu is installed, a profile of the fused kernel.
+# All that waits for a GPU, in one call of less than 9 minutes: the tests marked `cuda`, those of the fused kernels, the
+# benchmark of augmenting, and, where ncu is installed, a profile of the fused kernel.
 #
 #   benchmarks/gpu.sh [FOLDER]     what it finds goes to FOLDER (default: gpu-results)
 #
@@ -21,15 +21,19 @@ nvidia-smi > "$out/device.txt" 2>&1 || echo "nvidia-smi: $(tail -1 "$out/device.
 
 # Only files that have such tests: others may need packages that a machine with a GPU has not. No plugin is asked for.
 mapfile -t files < <(grep -rlE 'mark\.cuda' tests --include='test_*.py' | sort)
-GPULOAD_REQUIRE_CUDA=1 timeout -k 5 200 "$python" -m pytest -q -m cuda -o addopts=--import-mode=importlib \
+GPULOAD_REQUIRE_CUDA=1 timeout -k 5 160 "$python" -m pytest -q -m cuda -o addopts=--import-mode=importlib \
     "${files[@]}" 2>&1 | tee "$out/tests.txt" || status=1
 
-timeout -k 5 250 "$python" -m benchmarks.augmentation --device cuda "${photos[@]}" --budget-s 220 \
+# The kernels' own tests run on a GPU where there is one, else in Triton's interpreter, so they are not marked.
+timeout -k 5 100 "$python" -m pytest -q -o addopts=--import-mode=importlib tests/backends/fused \
+    2>&1 | tee "$out/tests-fused.txt" || status=1
+
+timeout -k 5 210 "$python" -m benchmarks.augmentation --device cuda "${photos[@]}" --budget-s 185 \
     --json "$out/augmentation-cuda.json" 2>&1 | tee "$out/augmentation-cuda.txt" || status=1
 
 # The clocks are left as they are: they belong to the machine.
 if command -v ncu > /dev/null; then
-    timeout -k 5 80 ncu --clock-control none --set full --kernel-name regex:one_pass --launch-skip 6 --launch-count 4 \
+    timeout -k 5 70 ncu --clock-control none --set full --kernel-name regex:one_pass --launch-skip 6 --launch-count 4 \
         "$python" -m benchmarks.augmentation.kernel "${photos[@]}" --launches 8 > "$out/ncu.txt" 2>&1 ||
         { echo "ncu failed: $(tail -1 "$out/ncu.txt")"; status=1; }
 else
