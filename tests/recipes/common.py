@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from parity.compare import all_cases
 from PIL import Image
 from recipes.replay import replayed
 from torch.utils.data import DataLoader
@@ -64,13 +65,20 @@ def levels_apart(one: torch.Tensor, other: torch.Tensor, std: Sequence[float] = 
     return (one.double() - other.double()).abs() * scale
 
 
-def begun(transforms: list[Any], images: Sequence[Image.Image], count: int, view: int = 0) -> list[Image.Image]:
-    """The images after the first so many transforms."""
+def side(backend: str, length: int) -> int:
+    """A length of a recipe, or a quarter of it where kernels are interpreted."""
+    return length // 4 if backend == "fused" else length
+
+
+def begun(
+    transforms: list[Any], images: Sequence[Image.Image], count: int, view: int = 0, backend: str = "torch"
+) -> list[Image.Image]:
+    """The images after the first so many transforms, on a backend."""
     if not count:
         return list(images)
     _, draws = draws_of(transforms, images, view=view)
     leading = T.Draws(draws.transforms[:count], draws.params[:count], draws.sizes_hw[: count + 1])
-    stage = compile_stage(T.Chain(leading.transforms), device="cpu", ragged="list")
+    stage = compile_stage(T.Chain(leading.transforms), device="cpu", backend=backend, ragged="list")
     results = stage(RaggedImages.from_arrays([np.asarray(image) for image in images]), leading)
     return [Image.fromarray(levels.permute(1, 2, 0).numpy()) for levels in results]
 
@@ -101,6 +109,7 @@ def check_replay(
     std: Sequence[float] = IMAGENET_STD,
     view: int | None = None,
     after: int = 0,
+    backend: str = "torch",
 ) -> None:
     """Our loader's images are what torchvision's functions make of the same draws.
 
@@ -112,9 +121,10 @@ def check_replay(
         view: which of a `MultiView`'s.
         after: torchvision's functions begin with what our first so many transforms give. An operation with steps, such
             as solarize, may make 255 levels of the one by which two resamplings differ.
+        backend: what runs the recipe, and what it begins with.
     """
-    start = begun(transforms, images, after, view or 0)
-    batch = ours(images, transforms, len(images))[0]
+    start = begun(transforms, images, after, view or 0, backend)
+    batch = ours(images, transforms, len(images), backend=backend)[0]
     batch = batch if view is None else batch[view]
     chain, draws = draws_of(transforms, images, view=view or 0)
     line = chain.lines[view or 0].transforms
@@ -127,6 +137,14 @@ def check_replay(
         maxima.append(float(apart.max()))
     assert max(means) <= mean, f"mean {max(means):.3f} levels, greatest {max(maxima):.1f}"
     assert max(maxima) <= most, f"greatest {max(maxima):.1f} levels, mean {max(means):.3f}"
+
+
+def resized_within(backend: str, interpolation: str = "bilinear") -> float:
+    """How far an image that was resized, and no more, may lie from Pillow's, in levels: as in the table of parity; and
+    what float32 adds."""
+    name = {"bilinear": "RandomResizedCrop", "nearest": "RandomResizedCrop(nearest)"}
+    sought = name.get(interpolation, "RandomResizedCrop(bicubic)")
+    return next(case for case in all_cases() if case.name == sought).tolerance(backend).max + 1e-3
 
 
 def shape_of(value: Any) -> Any:

@@ -6,6 +6,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from parity.case import BATCHES, RUNS
+from parity.usable import needs
 from PIL import Image
 
 SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # in scikit-image's package
@@ -24,3 +26,16 @@ def images() -> list[Image.Image]:
         pytest.skip("no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/")
     found = [Image.open(path).convert("RGB") for path in paths if path.exists()]
     return found[: len(found) // 2 * 2]
+
+
+@pytest.fixture(params=[run for run in RUNS if run != BATCHES])
+def backend(request) -> str:
+    """The name of a backend that can be used here."""
+    needs(request.param)
+    return request.param
+
+
+@pytest.fixture
+def pictures(backend, images) -> list[Image.Image]:
+    """What a recipe is tried on with a backend: a few, made small, where kernels are interpreted."""
+    return [image.resize((56, 42)) for image in images[:4]] if backend == "fused" else images

@@ -33,15 +33,15 @@ EVALUATION = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)])
 OUR_EVALUATION = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)]
 
 
-@pytest.fixture(scope="module")
-def small(images) -> list[Image.Image]:
+@pytest.fixture
+def small(pictures, backend) -> list[Image.Image]:
     """Photographs of CIFAR's size."""
-    return [image.resize((32, 32)) for image in images for _ in range(3)]
+    return [image.resize((32, 32)) for image in pictures for _ in range(1 if backend == "fused" else 3)]
 
 
-def test_evaluation(small):
+def test_evaluation(small, backend):
     assert T.from_torchvision(EVALUATION) == OUR_EVALUATION
-    found, expected = ours(small, OUR_EVALUATION, len(small)), theirs(small, EVALUATION, len(small))
+    found, expected = ours(small, OUR_EVALUATION, len(small), backend=backend), theirs(small, EVALUATION, len(small))
     assert levels_apart(found[0], expected[0], STD).max() < 0.001
     assert shape_of(found) == shape_of(expected)
 
@@ -55,17 +55,21 @@ def test_evaluation(small):
     ],
     ids=["plain", "autoaugment", "trivialaugment"],
 )
-def test_training(small, theirs_more, more):
+def test_training(small, backend, theirs_more, more):
     chain = recipe(*more, erasing=0.5)
     assert T.from_torchvision(original(*theirs_more, erasing=0.5)) == chain
     # Nothing is resampled before the policies, so all is as in the table of parity.
-    check_replay(chain, small, mean=0.001 if not more else 0.02, most=0.001 if not more else 40, std=STD)
-    check_runners(chain, small)
-    assert shape_of(ours(small, chain, 8)) == shape_of(theirs(small, original(*theirs_more, erasing=0.5), 8))
+    mean, most = (0.02, 40) if more else (0.001, 0.001)
+    check_replay(chain, small, mean=mean, most=most, std=STD, backend=backend)
+    if backend == "torch":
+        check_runners(chain, small)
+    expected = theirs(small, original(*theirs_more, erasing=0.5), 4)
+    assert shape_of(ours(small, chain, 4, backend=backend)) == shape_of(expected)
 
 
-def test_arrays(small):
+def test_arrays(images):
     """As CIFAR's files hold them: one uint8 array N×H×W×C."""
+    small = [image.resize((32, 32)) for image in images]
     arrays = np.stack([np.asarray(image) for image in small])
     pictures = Pictures(arrays)
     with gl.Loader(pictures, len(small), transforms=recipe(), num_workers=0, device="cpu", seed=7) as loader:

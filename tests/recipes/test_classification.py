@@ -9,12 +9,15 @@ from recipes.common import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Pictures,
+    begun,
     check_replay,
     check_runners,
     draws_of,
     levels_apart,
     ours,
+    resized_within,
     shape_of,
+    side,
     theirs,
 )
 from recipes.replay import replayed
@@ -25,10 +28,12 @@ from gpuload import transforms as T
 
 v2 = originals.torchvision().transforms.v2
 CLASSES = 10
+# How far the images of a whole recipe may lie off on average, in levels.
+MEANS = {"torch": 0.3, "kornia": 0.3, "dali": 0.6, "fused": 0.3}
 
 
-def original_train(automatic=None, erasing: float = 0.0):
-    steps = [v2.RandomResizedCrop(176, antialias=True), v2.RandomHorizontalFlip(0.5)]
+def original_train(automatic=None, erasing: float = 0.0, size: int = 176):
+    steps = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(0.5)]
     if automatic is not None:
         steps.append(automatic)
     steps += [v2.PILToTensor(), v2.ToDtype(torch.float, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
@@ -37,9 +42,9 @@ def original_train(automatic=None, erasing: float = 0.0):
     return v2.Compose([*steps, v2.ToPureTensor()])
 
 
-def our_train(automatic=None, erasing: float = 0.0):
+def our_train(automatic=None, erasing: float = 0.0, size: int = 176):
     return [
-        T.RandomResizedCrop(176),
+        T.RandomResizedCrop(size),
         T.RandomHorizontalFlip(),
         *([] if automatic is None else [automatic]),
         T.ToDtype("float32", scale=True),
@@ -48,11 +53,11 @@ def our_train(automatic=None, erasing: float = 0.0):
     ]
 
 
-def original_eval(interpolation):
+def original_eval(interpolation, resized: int = 232, size: int = 224):
     return v2.Compose(
         [
-            v2.Resize(232, interpolation=interpolation, antialias=True),
-            v2.CenterCrop(224),
+            v2.Resize(resized, interpolation=interpolation, antialias=True),
+            v2.CenterCrop(size),
             v2.PILToTensor(),
             v2.ToDtype(torch.float, scale=True),
             v2.Normalize(IMAGENET_MEAN, IMAGENET_STD),
@@ -61,10 +66,10 @@ def original_eval(interpolation):
     )
 
 
-def our_eval(interpolation):
+def our_eval(interpolation, resized: int = 232, size: int = 224):
     return [
-        T.Resize(232, interpolation=interpolation),
-        T.CenterCrop(224),
+        T.Resize(resized, interpolation=interpolation),
+        T.CenterCrop(size),
         T.ToDtype("float32", scale=True),
         T.Normalize(IMAGENET_MEAN, IMAGENET_STD),
     ]
@@ -81,48 +86,55 @@ AUTOMATIC = {
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_evaluation(images, interpolation):
-    original, chain = original_eval(v2.InterpolationMode(interpolation)), our_eval(interpolation)
+def test_evaluation(pictures, backend, interpolation):
+    sides = side(backend, 232), side(backend, 224)
+    original, chain = original_eval(v2.InterpolationMode(interpolation), *sides), our_eval(interpolation, *sides)
     assert T.from_torchvision(original) == chain
-    expected, labels = theirs(images, original, len(images))
-    found = ours(images, chain, len(images))
-    assert levels_apart(found[0], expected).max() <= 2
+    expected, labels = theirs(pictures, original, len(pictures))
+    found = ours(pictures, chain, len(pictures), backend=backend)
+    assert levels_apart(found[0], expected).max() <= resized_within(backend, interpolation)
     assert torch.equal(found[1], labels)
     assert shape_of(found) == shape_of([expected, labels])
 
 
 @pytest.mark.parametrize("automatic", AUTOMATIC)
-def test_training(images, automatic):
+def test_training(pictures, backend, automatic):
     original, own = AUTOMATIC[automatic]
-    chain = our_train(own, 0.5)
-    assert T.from_torchvision(original_train(original, 0.5)) == chain
+    size = side(backend, 176)
+    chain = our_train(own, 0.5, size)
+    assert T.from_torchvision(original_train(original, 0.5, size)) == chain
     if own is not None:
         # AugMix: a sum in float32 and one in float64 may lie on different sides of a whole number. Elsewhere a
         # blend may, and a second operation behind it makes more of it.
         augmix = automatic == "augmix"
-        check_replay(chain, images, mean=0.15 if augmix else 0.02, most=2 if augmix else 40, after=1)
-    check_runners(chain, images, after=1)
+        most = 2 if augmix else 40
+        check_replay(chain, pictures, mean=0.15 if augmix else 0.02, most=most, after=1, backend=backend)
+    if backend == "torch":
+        check_runners(chain, pictures, after=1)
     # A resampling may differ by one level, of which operations with steps may make many.
-    check_replay(chain, images, mean=0.3, most=1.001 if own is None else 255)
-    assert shape_of(ours(images, chain, 8)) == shape_of(theirs(images, original_train(original, 0.5), 8))
+    most = resized_within(backend) if own is None else 255
+    check_replay(chain, pictures, mean=MEANS[backend], most=most, backend=backend)
+    count = len(pictures) // 2
+    expected = theirs(pictures, original_train(original, 0.5, size), count)
+    assert shape_of(ours(pictures, chain, count, backend=backend)) == shape_of(expected)
 
 
-def test_mixing(images):
+def test_mixing(pictures, backend):
     """MixUp or CutMix, which the reference applies to the collated batch; here each sample has its own."""
     original = v2.RandomChoice([v2.MixUp(alpha=0.2, num_classes=CLASSES), v2.CutMix(alpha=1.0, num_classes=CLASSES)])
     own = T.RandomChoice([T.MixUp(alpha=0.2, num_classes=CLASSES), T.CutMix(alpha=1.0, num_classes=CLASSES)])
-    chain = [*our_train(), own]
-    assert T.from_torchvision([*original_train().transforms, original]) == chain
-    found, labels = ours(images, chain, len(images))
-    plain = our_train()
-    line, draws = draws_of(chain, images)
+    plain, their_plain = our_train(size=side(backend, 176)), original_train(size=side(backend, 176))
+    chain = [*plain, own]
+    assert T.from_torchvision([*their_plain.transforms, original]) == chain
+    found, labels = ours(pictures, chain, len(pictures), backend=backend)
+    line, draws = draws_of(chain, pictures)
     finished = [
-        replayed(line.transforms[: len(plain)], draws.params[: len(plain)], row, image)[0]
-        for row, image in enumerate(images)
+        replayed(line.transforms[1 : len(plain)], draws.params[1 : len(plain)], row, image)[0]
+        for row, image in enumerate(begun(chain, pictures, 1, backend=backend))
     ]
     _check_mixed(draws[len(plain)], finished, found, labels)
     loader = DataLoader(
-        Pictures(images, original_train()), len(images), collate_fn=lambda rows: original(*default_collate(rows))
+        Pictures(pictures, their_plain), len(pictures), collate_fn=lambda rows: original(*default_collate(rows))
     )
     expected = next(iter(loader))
     assert shape_of([found, labels])[1] == shape_of(list(expected))[1]

@@ -9,7 +9,7 @@ import originals
 import pytest
 import torch
 from PIL import Image
-from recipes.common import IMAGENET_MEAN, IMAGENET_STD, SEED, draws_of, levels_apart, shape_of
+from recipes.common import IMAGENET_MEAN, IMAGENET_STD, SEED, draws_of, levels_apart, resized_within, shape_of, side
 from recipes.replay import replayed
 from torch.utils.data import DataLoader
 
@@ -26,23 +26,30 @@ OUR_END = [
     T.Normalize(IMAGENET_MEAN, IMAGENET_STD),
 ]
 
-TRAINING = v2.Compose(
-    [
-        v2.RandomResize(min_size=130, max_size=520),
+
+def training(backend: str = "torch"):
+    """torchvision's, and ours."""
+    least, most, size = (side(backend, length) for length in (130, 520, 240))
+    original = [
+        v2.RandomResize(min_size=least, max_size=most),
         v2.RandomHorizontalFlip(0.5),
-        v2.RandomCrop(240, pad_if_needed=True, fill=FILL),
+        v2.RandomCrop(size, pad_if_needed=True, fill=FILL),
         v2.ToImage(),
         *END,
     ]
-)
-RECIPE = [
-    T.RandomResize(min_size=130, max_size=520),
-    T.RandomHorizontalFlip(0.5),
-    T.RandomCrop(240, pad_if_needed=True, fill={gl.Image: 0, gl.Mask: 255}),
-    *OUR_END,
-]
-EVALUATION = v2.Compose([v2.Resize((240, 320)), v2.ToImage(), *END])
-OUR_EVALUATION = [T.Resize((240, 320)), *OUR_END]
+    own = [
+        T.RandomResize(min_size=least, max_size=most),
+        T.RandomHorizontalFlip(0.5),
+        T.RandomCrop(size, pad_if_needed=True, fill={gl.Image: 0, gl.Mask: 255}),
+        *OUR_END,
+    ]
+    return v2.Compose(original), own
+
+
+def evaluation(backend: str = "torch"):
+    """The same."""
+    size = side(backend, 240), side(backend, 320)
+    return v2.Compose([v2.Resize(size), v2.ToImage(), *END]), [T.Resize(size), *OUR_END]
 
 
 def palette_mask(image: Image.Image, seed: int) -> Image.Image:
@@ -92,43 +99,44 @@ class Ours:
         return image, gl.Mask(gl.Encoded(as_png(palette_mask(image, index))))
 
 
-def first_batch(images, transforms, workers: int = 0):
-    with gl.Loader(
-        Ours(images), len(images), transforms=transforms, num_workers=workers, device="cpu", seed=SEED
-    ) as loader:
+def first_batch(images, transforms, workers: int = 0, backend: str = "torch"):
+    same = {"num_workers": workers, "device": "cpu", "seed": SEED}
+    with gl.Loader(Ours(images), len(images), transforms=transforms, backend=backend, **same) as loader:
         loader.set_epoch(0)
         return next(iter(loader))
 
 
 def test_conversion():
-    assert T.from_torchvision(TRAINING) == RECIPE
-    assert T.from_torchvision(EVALUATION) == OUR_EVALUATION
+    for original, own in (training(), evaluation()):
+        assert T.from_torchvision(original) == own
 
 
-def test_evaluation(images):
-    expected = next(iter(DataLoader(Theirs(images, EVALUATION), len(images))))
-    found = first_batch(images, OUR_EVALUATION)
+def test_evaluation(pictures, backend):
+    images, (original, own) = pictures, evaluation(backend)
+    expected = next(iter(DataLoader(Theirs(images, original), len(images))))
+    found = first_batch(images, own, backend=backend)
     assert shape_of(found) == shape_of(expected)
-    assert levels_apart(found[0], expected[0]).max() <= 2
+    assert levels_apart(found[0], expected[0]).max() <= resized_within(backend)
     # torchvision takes the pixel at the upper left of where a mask's new pixel lies, gpuload (and Pillow) the nearest:
     # borders of regions may lie one pixel apart.
     assert (found[1] != expected[1]).float().mean() < 0.02
     for mask, image, row in zip(found[1], images, range(len(images)), strict=True):
-        nearest = palette_mask(image, row).resize((320, 240), Image.Resampling.NEAREST)
+        nearest = palette_mask(image, row).resize(own[0].size[::-1], Image.Resampling.NEAREST)
         assert torch.equal(mask, torch.from_numpy(np.array(nearest)).long())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_training(images, workers):
-    found, masks = first_batch(images, RECIPE, workers)
-    expected = next(iter(DataLoader(Theirs(images, TRAINING), len(images))))
+def test_training(pictures, backend, workers):
+    images, (original, recipe) = pictures, training(backend)
+    found, masks = first_batch(images, recipe, workers, backend)
+    expected = next(iter(DataLoader(Theirs(images, original), len(images))))
     assert shape_of([found, masks]) == shape_of(expected)
-    chain, draws = draws_of(RECIPE, images)
+    chain, draws = draws_of(recipe, images)
     padded = 0
     for row, image in enumerate(images):
         own = tv_tensors.Mask(torch.from_numpy(np.array(palette_mask(image, row))))
         result, mask = replayed(chain.lines[0].transforms, draws.params, row, image, own)
-        assert levels_apart(found[row], result).max() <= 2
+        assert levels_apart(found[row], result).max() <= resized_within(backend)
         outside = mask == 255
         assert torch.equal(masks[row] == 255, outside)
         padded += int(outside.any())

@@ -5,7 +5,17 @@ from __future__ import annotations
 import originals
 import pytest
 import torch
-from recipes.common import IMAGENET_MEAN, IMAGENET_STD, check_replay, check_runners, ours, shape_of, theirs
+from recipes.common import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    check_replay,
+    check_runners,
+    ours,
+    resized_within,
+    shape_of,
+    side,
+    theirs,
+)
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -27,26 +37,18 @@ class Views:
 
 # SimCLR, Chen et al. 2020, appendix A: the distortion of colours has strength 1; the kernel is a tenth of the side.
 
-SIMCLR = v1.Compose(
-    [
-        v1.RandomResizedCrop(112),
-        v1.RandomHorizontalFlip(),
-        v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
-        v1.RandomGrayscale(p=0.2),
-        v1.RandomApply([v1.GaussianBlur(11, sigma=(0.1, 2.0))], p=0.5),
-        v1.ToTensor(),
-        v1.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+
+def simclr(library, size: int, end: list) -> list:
+    """One view, from torchvision or from gpuload, whose names and arguments are the same."""
+    return [
+        library.RandomResizedCrop(size),
+        library.RandomHorizontalFlip(),
+        library.RandomApply([library.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+        library.RandomGrayscale(p=0.2),
+        library.RandomApply([library.GaussianBlur(size // 20 * 2 + 1, sigma=(0.1, 2.0))], p=0.5),
+        *end,
     ]
-)
-OUR_SIMCLR = [
-    T.RandomResizedCrop(112),
-    T.RandomHorizontalFlip(),
-    T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
-    T.RandomGrayscale(p=0.2),
-    T.RandomApply([T.GaussianBlur(11, sigma=(0.1, 2.0))], p=0.5),
-    T.ToDtype("float32", scale=True),
-    T.Normalize(IMAGENET_MEAN, IMAGENET_STD),
-]
+
 
 # DINO, Caron et al. 2021: blur always in the first view, rarely in the second, which is solarized sometimes.
 
@@ -72,43 +74,48 @@ END = [
     v2.ToPureTensor(),
 ]
 OUR_END = [T.ToDtype("float32", scale=True), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-DINO = Views(
-    v2.Compose(dino(v2, *GLOBAL, 1.0, 0, END)),
-    v2.Compose(dino(v2, *GLOBAL, 0.1, 0.2, END)),
-    *[v2.Compose(dino(v2, *LOCAL, 0.5, 0, END))] * 8,
-)
-OUR_DINO = [
-    T.MultiView(
-        [
-            dino(T, *GLOBAL, 1.0, 0, []),
-            dino(T, *GLOBAL, 0.1, 0.2, []),
-            *[dino(T, *LOCAL, 0.5, 0, [])] * 8,
-        ]
-    ),
-    *OUR_END,
-]
 
 
-def test_simclr(images):
-    assert T.from_torchvision(SIMCLR) == OUR_SIMCLR
-    chain = [T.MultiView([OUR_SIMCLR] * 2)]
-    found = ours(images, chain, len(images))
-    assert shape_of(found) == shape_of(theirs(images, Views(SIMCLR, SIMCLR), len(images)))
+def dinos(library, end: list, backend: str = "torch") -> list[list]:
+    """All ten views."""
+    wide, local = ((side(backend, size), scale) for size, scale in (GLOBAL, LOCAL))
+    return [
+        dino(library, *wide, 1.0, 0, end),
+        dino(library, *wide, 0.1, 0.2, end),
+        *[dino(library, *local, 0.5, 0, end)] * 8,
+    ]
+
+
+DINO = Views(*map(v2.Compose, dinos(v2, END)))
+OUR_DINO = [T.MultiView(dinos(T, [])), *OUR_END]
+
+
+def test_simclr(pictures, backend):
+    end = [v1.ToTensor(), v1.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+    original = v1.Compose(simclr(v1, side(backend, 112), end))
+    own = simclr(T, side(backend, 112), OUR_END)
+    assert T.from_torchvision(original) == own
+    chain = [T.MultiView([own] * 2)]
+    found = ours(pictures, chain, len(pictures), backend=backend)
+    assert shape_of(found) == shape_of(theirs(pictures, Views(original, original), len(pictures)))
     assert not torch.equal(found[0][0], found[0][1])
     for view in (0, 1):
         # The mean that contrast refers to may be rounded to another level, which a factor up to 1.8 makes more of; hues
         # are kept in 8 bits.
-        check_replay(chain, images, mean=1, most=13, view=view, after=1)
-        check_runners(chain, images, after=1, view=view)
-        check_replay(chain, images, mean=1.5, most=20, view=view)
+        check_replay(chain, pictures, mean=1, most=13, view=view, after=1, backend=backend)
+        if backend == "torch":
+            check_runners(chain, pictures, after=1, view=view)
+        most = 18 + 2 * resized_within(backend)
+        check_replay(chain, pictures, mean=1.5, most=most, view=view, backend=backend)
 
 
 @pytest.mark.parametrize("view", [0, 1, 2, 9])
-def test_dino(images, view):
-    theirs_view = DINO.views[view]
-    assert [*OUR_DINO[0].chains[view], *OUR_END] == T.from_torchvision(theirs_view)
-    check_replay(OUR_DINO, images, mean=0.6, most=8 if view != 1 else 255, view=view, after=1)
-    check_runners(OUR_DINO, images, after=1, view=view)
+def test_dino(pictures, backend, view):
+    chain = [T.MultiView(dinos(T, [], backend)), *OUR_END]
+    assert [*chain[0].chains[view], *OUR_END] == T.from_torchvision(v2.Compose(dinos(v2, END, backend)[view]))
+    check_replay(chain, pictures, mean=0.6, most=8 if view != 1 else 255, view=view, after=1, backend=backend)
+    if backend == "torch":
+        check_runners(chain, pictures, after=1, view=view)
 
 
 def test_dinos_batches(images):

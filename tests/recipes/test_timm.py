@@ -5,7 +5,7 @@ from __future__ import annotations
 import originals
 import pytest
 import torch
-from recipes.common import check_replay, check_runners, levels_apart, ours, shape_of, theirs
+from recipes.common import check_replay, check_runners, levels_apart, ours, resized_within, shape_of, side, theirs
 
 from gpuload import transforms as T
 
@@ -24,6 +24,15 @@ CONFIG = {
 SMALL = {**CONFIG, "input_size": (3, 128, 128)}
 
 
+def sized(config, backend):
+    """The recipe, for smaller images where kernels are interpreted."""
+    channels, *size = config["input_size"]
+    border = (
+        {"crop_border_pixels": side(backend, config["crop_border_pixels"])} if "crop_border_pixels" in config else {}
+    )
+    return {**config, **border, "input_size": (channels, *(side(backend, length) for length in size))}
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -38,12 +47,12 @@ SMALL = {**CONFIG, "input_size": (3, 128, 128)}
     ],
     ids=str,
 )
-def test_evaluation(images, more):
-    config = {**CONFIG, **more}
-    expected = theirs(images, create_transform(**config, is_training=False), len(images))
-    found = ours(images, T.from_timm(config), len(images))
+def test_evaluation(pictures, backend, more):
+    config = sized({**CONFIG, **more}, backend)
+    expected = theirs(pictures, create_transform(**config, is_training=False), len(pictures))
+    found = ours(pictures, T.from_timm(config), len(pictures), backend=backend)
     assert shape_of(found) == shape_of(expected)
-    assert levels_apart(found[0], expected[0]).max() <= 2
+    assert levels_apart(found[0], expected[0]).max() <= resized_within(backend, config["interpolation"])
 
 
 def test_evaluation_by_a_models_name(images):
@@ -67,16 +76,18 @@ TRAINING = {
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_training(images, name):
+def test_training(pictures, backend, name):
     """Behind the crop, which may differ by one level, our draws do what timm's operations do by torchvision."""
     arguments, mean, most = TRAINING[name]
-    chain = T.from_timm(SMALL, True, **arguments)
+    config = sized(SMALL, backend)
+    chain = T.from_timm(config, True, **arguments)
     after = 2 if name == "rkrr" else 1
-    check_replay(chain, images, mean=mean, most=most, after=after)
-    check_runners(chain, images, after=after)
-    check_replay(chain, images, mean=1, most=255 if "rand" in name else 20)
-    original = create_transform(**{**SMALL, **arguments}, is_training=True)
-    assert shape_of(ours(images, chain, 8)) == shape_of(theirs(images, original, 8))
+    check_replay(chain, pictures, mean=mean, most=most, after=after, backend=backend)
+    if backend == "torch":
+        check_runners(chain, pictures, after=after)
+    check_replay(chain, pictures, mean=1, most=255 if "rand" in name else 20, backend=backend)
+    original = create_transform(**{**config, **arguments}, is_training=True)
+    assert shape_of(ours(pictures, chain, 4, backend=backend)) == shape_of(theirs(pictures, original, 4))
 
 
 @pytest.mark.parametrize("mode", ["pixel", "rand"])

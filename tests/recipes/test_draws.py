@@ -1,0 +1,79 @@
+"""What a loader draws for a sample is the same on every backend, to the last bit."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from parity.case import BATCHES, RUNS
+from parity.usable import why_not
+from recipes.common import IMAGENET_MEAN, IMAGENET_STD, Pictures
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.backends.stage import Stage
+
+NORMALIZE = T.Normalize(IMAGENET_MEAN, IMAGENET_STD)
+RECIPES: dict[str, list[Any]] = {
+    "classification": [
+        T.RandomResizedCrop(20),
+        T.RandomHorizontalFlip(),
+        T.TrivialAugmentWide(),
+        NORMALIZE,
+        T.RandomErasing(value="random"),
+        T.RandomChoice([T.MixUp(num_classes=5), T.CutMix(num_classes=5)]),
+    ],
+    "timm": [
+        T.RandomResizedCrop(20, interpolation="random"),
+        T.TimmRandAugment("rand-m9-mstd0.5-inc1"),
+        NORMALIZE,
+        T.RandomErasing(mode="pixel"),
+    ],
+    "views": [
+        T.MultiView(
+            [
+                [T.RandomResizedCrop(16), T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8)],
+                [T.RandomResizedCrop(12), T.RandomOrder([T.GaussianBlur(3), T.RandomSolarize(128)])],
+            ]
+        ),
+        NORMALIZE,
+    ],
+}
+
+
+def plain(value: Any) -> Any:
+    """Draws as values that can be compared."""
+    if isinstance(value, T.Draws):
+        return [repr(value.transforms), plain(value.params), plain(value.sizes_hw)]
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, tuple):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return type(value).__name__, [plain(getattr(value, field.name)) for field in fields(value)]
+    return value
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_draws_are_the_same_on_all_backends(images, monkeypatch, name):
+    seen: list[Any] = []
+    call = Stage.__call__
+
+    def note(stage, given, draws, **more):
+        seen.append(plain(draws))
+        return call(stage, given, draws, **more)
+
+    monkeypatch.setattr(Stage, "__call__", note)
+    small = Pictures([image.resize((32, 24)) for image in images[:4]])
+    found = {}
+    for backend in [run for run in RUNS if run != BATCHES and why_not(run) is None]:
+        seen.clear()
+        options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "seed": 3, "shuffle": True}
+        with gl.Loader(small, 2, transforms=RECIPES[name], backend=backend, **options) as loader:
+            labels = [batch[1].tolist() for batch in loader]
+        found[backend] = sorted(seen, key=repr), labels
+    assert len(found["torch"][0]) == (4 if name == "views" else 2)
+    for backend, drawn in found.items():
+        assert drawn == found["torch"], backend
