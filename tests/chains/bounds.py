@@ -26,7 +26,15 @@ REACH = {"nearest": 1.0, "bilinear": 1.0, "bicubic": 2.0}
 STEPS: dict[str, Mapping[str, float]] = {
     "torch": {},
     "batches": {"resize bilinear": 2, "resize bicubic": 3},
-    "kornia": {"contrast": 1, "hue": 8, "blur": 1, "warp bilinear": 1, "mixture": 1},
+    "kornia": {
+        "contrast": 1,
+        "saturation": 1,  # blends of float32 that should be whole numbers may lie below
+        "sharpness": 1,
+        "hue": 8,
+        "blur": 1,
+        "warp bilinear": 1,
+        "mixture": 1,
+    },
     "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1},
     "dali": {
         "resize nearest": 255,  # the next pixel
