@@ -95,8 +95,8 @@ class Loader:
         on_error: what becomes of a sample that cannot be had: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
             ``"replace"`` it by another one; short for ``faults=Faults(on_error=…)``.
         faults: a `Faults` with all options of this kind.
-        backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch in the place of
-            what another one lacks; ``"auto"`` is ``"fused"`` on CUDA and ``"torch"`` on the CPU. `plan` shows it.
+        backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for what
+            another one lacks; ``"auto"`` is ``"fused"`` on CUDA and ``"torch"`` on the CPU. `plan` shows it.
         info: give ``(batch, BatchInfo)``.
         chunk_size: samples that a worker does at a time, at most; default: a worker's share of the batch, from 8 to 32.
             The batches do not depend on it.

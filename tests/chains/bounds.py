@@ -37,7 +37,6 @@ STEPS: dict[str, Mapping[str, float]] = {
     },
     "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1},
     "dali": {
-        "resize nearest": 255,  # the next pixel
         "resize bilinear": 2,
         "resize bicubic": 4,
         "warp nearest": 255,

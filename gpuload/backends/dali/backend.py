@@ -67,6 +67,8 @@ class DaliBackend(Backend):
             return lacking or ("mixtures are not built from DALI's operators" if issubclass(kind, Mixture) else None)
         if issubclass(kind, Warp):
             return _lacks_warp(described)
+        if issubclass(kind, Box) and not transform.pads and getattr(described, "interpolation", None) == "nearest":
+            return "DALI takes the next pixel on a tie, which shifts an image that is doubled"
         if issubclass(kind, Box) and transform.pads and described.padding_mode in ("reflect", "symmetric"):
             return "DALI does not mirror what it pads with"
         return None if issubclass(kind, Box | Flip | Erase) else f"{kind.__name__} is nothing that DALI knows"

@@ -29,7 +29,7 @@ from gpuload.transforms.resampling import SUPPORT
 __all__ = ["crop", "resize", "warp"]
 
 KERNELS: Final = {
-    "nearest": types.INTERP_NN,
+    "nearest": types.INTERP_NN,  # of maps
     "bilinear": types.INTERP_LINEAR,
     "bicubic": types.INTERP_CUBIC,
 }
@@ -112,8 +112,6 @@ def _shares(
 ) -> list[np.ndarray] | None:
     """For each pixel of each result, all weights of its filter over those that lie within the image, H×W×1; None where
     that is 1 throughout."""
-    if interpolation == "nearest":
-        return None
     axes = []
     for axis in (0, 1):
         columns = (part[:, axis].tolist() for part in (starts, ends, size_hw, lengths_hw))

@@ -14,7 +14,6 @@ EXACT = {
     "pad": [T.Pad((3, 4, 5, 6), fill=7)],
     "flips": [T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.RandomHorizontalFlip()],
     "crops of flips": [T.RandomHorizontalFlip(), T.RandomCrop(30, pad_if_needed=True), T.RandomVerticalFlip()],
-    "nearest": [T.Resize((64, 80), "nearest")],
     "contrast": [T.ColorJitter(contrast=0.8)],
     "hue": [T.ColorJitter(hue=0.5)],
     "sharpness": [T.RandomAdjustSharpness(2.0, 0.7)],
