@@ -75,6 +75,7 @@ def test_without_a_compiler_the_reference_runs_and_one_warning_is_given(monkeypa
         backend, note = chosen(forced)
     assert len(caught) == 1
     assert backend.name == "torch"
+    assert note is not None
     assert "neither gcc nor clang is there; install one, or set CC" in note
 
 
