@@ -114,7 +114,7 @@ def _erase(outputs: Outputs, rows: np.ndarray, params: Erase, transform: Any) ->
         return
     boxes, first = params.boxes_tlhw.tolist(), outputs[0]
     if transform.kind == "const":
-        constant = torch.tensor(transform.numbers, dtype=torch.float32)[:, None, None]
+        constant = torch.tensor(transform.numbers, dtype=torch.float32, device="cpu")[:, None, None]
         if first.device.type != "cpu":
             constant = upload(constant.numpy(), first.device)
         for place in there.tolist():

@@ -13,7 +13,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from gpuload.backends.backend import Backend, Late, Levels
+from gpuload.backends.backend import Backend, Late, Levels, kind_of
 from gpuload.backends.finish import UNCHANGED, Finish
 from gpuload.backends.planning import PlanStep
 from gpuload.backends.ragged import RaggedImages
@@ -106,8 +106,14 @@ class SegmentRunner:
 
 
 def _runs(steps: Sequence[PlanStep]) -> list[_Run]:
+    """Neighbours on one backend. What has no parameters is part of the run that follows, so that none only copies; at
+    the end it is what finishes images."""
+    names = [step.backend for step in steps]
+    for number in reversed(range(len(steps) - 1)):
+        if kind_of(steps[number].transform) is None and not steps[number].transform.children:
+            names[number] = names[number + 1]
     runs, start = [], 0
-    for name, group in groupby(step.backend for step in steps):
+    for name, group in groupby(names):
         count = sum(1 for _ in group)
         runs.append(_Run(name, start, start + count))
         start += count

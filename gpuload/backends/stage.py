@@ -7,6 +7,7 @@ pool that the batches' memory comes from on the CPU, and the scratch memory of i
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,16 @@ from gpuload.transforms.composite import flat
 from gpuload.transforms.params import Branches, Mixture, Ops
 
 __all__ = ["Result", "Stage"]
+
+_forked = False  # whether this process was forked off one that had imported this
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 Result = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]
 
@@ -89,9 +100,11 @@ class Stage:
         """
         channels = self._check(images, draws, self._finishes[view])
         run, dtype, sizes = self._runs[view], self._finishes[view].dtype, draws.sizes_hw[-1]
-        threads = _intra_op_threads(self._cpu_threads if self.device.type == "cpu" else None)
+        threads = _intra_op_threads(self._threads)
         # A batch may be made within a user's inference_mode and used outside it; scratch memory lives on in any case.
-        with torch.inference_mode(False), torch.no_grad(), threads:
+        # Nor does what a backend computes hang on the user's autocast: a convolution would be one of bfloat16.
+        exact = torch.autocast(self.device.type, enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), exact, threads:
             equal = bool((sizes == sizes[0]).all())
             if self._ragged == "list" or (self._ragged == "views" and not equal):
                 outputs = self._empty_list(channels, sizes, dtype)
@@ -107,8 +120,16 @@ class Stage:
                 run(images, draws, outputs)
                 return batch, upload(np.array(sizes), self.device)
             run(images, draws, batch, partners)
-            result = batch if self._chain.module is None else apply_module(self._chain.module, batch, seed)
+            if self._chain.module is None:
+                return self._views(batch, len(images)) if self._ragged == "views" else batch
+        # The module is the user's own affair, autocast and all.
+        with torch.inference_mode(False), torch.no_grad(), _intra_op_threads(self._threads):
+            result = apply_module(self._chain.module, batch, seed)
             return self._views(result, len(images)) if self._ragged == "views" else result
+
+    @property
+    def _threads(self) -> int | None:
+        return self._cpu_threads if self.device.type == "cpu" else None
 
     def _views(self, result: Any, count: int) -> list[torch.Tensor]:
         if not isinstance(result, torch.Tensor) or result.dim() == 0 or len(result) != count:
@@ -208,6 +229,7 @@ def _coloring(draws: Draws) -> str | None:
 def _intra_op_threads(count: int | None) -> Iterator[None]:
     """Let torch use so many threads for an operation; afterwards as many as before."""
     before = torch.get_num_threads()
+    count = 1 if _forked else count  # torch's other threads did not come along, and it would wait for them
     if count is None or count == before:
         yield
         return

@@ -125,3 +125,11 @@ def test_memory_between_runs_is_kept(make_images, make_batch):
     for _ in range(3):
         runner(ragged, draws, torch.empty(3, 3, 20, 20, dtype=torch.uint8))
     assert len({images.pixels.data_ptr() for images, _, _ in backend.seen}) == 1
+
+
+def test_what_has_no_parameters_makes_no_run_of_its_own(make_images, make_batch):
+    chain = T.Chain([T.ToDtype("float32", scale=True), T.Identity(), T.RandomInvert(), T.Resize((20, 20)), NORMALIZE])
+    ragged, draws = make_batch(chain, make_images(3, 3))
+    expected, outputs, backend = run(chain, {"Resize"}, ragged, draws)
+    assert torch.equal(outputs, expected)
+    assert [names for _, names, _ in backend.seen] == [["Resize", "Normalize"]]

@@ -15,6 +15,7 @@ an image of ones by the nearest pixel, which says what is inside.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -94,31 +95,54 @@ def _resized(
 
 
 def _pass(batch: ndd.Batch, interpolation: str, starts: np.ndarray, ends: np.ndarray, size_hw: np.ndarray) -> ndd.Batch:
-    """The same, for images that are zero beyond their borders; what that takes away at the borders is made up for."""
-    lengths = Images(batch).sizes_hw
-    shares = _shares(interpolation, starts, ends, size_hw, lengths)
-    if shares is None:
-        return _sampled(batch, interpolation, starts, ends, size_hw)
+    """The same, for images that are zero beyond their borders; what that takes away at the borders is made up for.
+
+    Whether it does is asked of each image by itself, or its bits would hang on the others of its batch.
+    """
+    images = Images(batch)
+    shares = _shares(interpolation, starts, ends, size_hw, images.sizes_hw)
+    short = np.array([any((share != 1).any() for share in pair) for pair in shares])
+    parts = []
+    for rows in (np.flatnonzero(~short), np.flatnonzero(short)):
+        if len(rows):
+            some = images if len(rows) == len(short) else images.take(rows)
+            regions = starts[rows], ends[rows], size_hw[rows]
+            if short[rows[0]]:
+                found = _made_up(some, interpolation, *regions, [shares[row] for row in rows.tolist()])
+            else:
+                found = _sampled(some.batch, interpolation, *regions)
+            parts.append((rows, Images(found)))
+    return merged(parts).batch
+
+
+def _made_up(
+    images: Images,
+    interpolation: str,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    size_hw: np.ndarray,
+    shares: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> ndd.Batch:
     margin = np.ceil(SUPPORT[interpolation] * np.maximum((ends - starts) / size_hw, 1)).astype(np.int64) + 1
-    padded = Images(batch).cut(np.hstack([-margin, lengths + 2 * margin])).batch
+    padded = images.cut(np.hstack([-margin, images.sizes_hw + 2 * margin])).batch
     # Bicubic overshoots, and a level that is cut off could not be made up for.
     dtype = ndd.float32 if interpolation == "bicubic" else None
     found = _sampled(padded, interpolation, starts + margin, ends + margin, size_hw, dtype)
-    return to_levels(found * ndd.as_batch(shares).to_device(found.device))
+    down = ndd.as_batch([share.astype(np.float32)[:, None, None] for share, _ in shares]).to_device(found.device)
+    across = ndd.as_batch([share.astype(np.float32)[None, :, None] for _, share in shares]).to_device(found.device)
+    return to_levels(found * down * across)
 
 
 def _shares(
     interpolation: str, starts: np.ndarray, ends: np.ndarray, size_hw: np.ndarray, lengths_hw: np.ndarray
-) -> list[np.ndarray] | None:
-    """For each pixel of each result, all weights of its filter over those that lie within the image, H×W×1; None where
-    that is 1 throughout."""
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each image, for the rows and the columns of its result, all weights of the filter over those that lie within
+    the image."""
     axes = []
     for axis in (0, 1):
         columns = (part[:, axis].tolist() for part in (starts, ends, size_hw, lengths_hw))
         axes.append([_share(interpolation, *row) for row in zip(*columns, strict=True)])
-    if all((share == 1).all() for axis in axes for share in axis):
-        return None
-    return [np.multiply.outer(down, across)[:, :, None].astype(np.float32) for down, across in zip(*axes, strict=True)]
+    return list(zip(*axes, strict=True))
 
 
 def _sampled(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from gpuload import transforms as T
+from gpuload.backends import compile_stage
 
 # What DALI does to the level: the mean and the greatest difference. One level apart is a float near a whole number.
 EXACT = {
@@ -165,3 +167,15 @@ def test_tiny_images(compare):
     compared = compare(transforms, tiny)
     assert compared.native == ["dali"]
     assert compared.most <= 2
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_bits_do_not_depend_on_the_batch(interpolation, make_images, make_batch):
+    chain = T.Chain([T.Resize(50, interpolation), T.RandomCrop(40)])
+    noise = np.random.default_rng(0)
+    images = [noise.integers(0, 256, image.shape, np.uint8) for image in make_images(4, 16, low=60)]
+    stage = compile_stage(chain, device="cpu", backend="dali")
+    together = stage(*make_batch(chain, images))
+    for position in range(16):
+        alone = stage(*make_batch(chain, images[position : position + 1], first=position))
+        assert torch.equal(alone[0], together[position])
