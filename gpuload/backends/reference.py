@@ -19,7 +19,7 @@ from gpuload.transforms import Draws
 from gpuload.transforms.base import Transform
 from gpuload.transforms.params import Params
 
-__all__ = ["TorchBackend", "reference_runner"]
+__all__ = ["TorchBackend", "levels_of", "reference_runner"]
 
 
 class TorchBackend(Backend):
@@ -31,19 +31,7 @@ class TorchBackend(Backend):
         return None
 
     def levels(self, finish: Finish) -> Levels:
-        runner = reference_runner(finish, self.device)
-
-        def run(
-            images: RaggedImages,
-            draws: Draws,
-            windows_tlhw: tuple[np.ndarray, ...],
-            outputs: Outputs,
-            late: Draws | None,
-        ) -> Draws | None:
-            runner.levels(images, draws, windows_tlhw, outputs)
-            return late
-
-        return run
+        return levels_of(reference_runner(finish, self.device))
 
     def late(self) -> Late:
         def run(outputs: Outputs, late: Draws, partners: np.ndarray | None) -> None:
@@ -55,3 +43,19 @@ class TorchBackend(Backend):
 def reference_runner(finish: Finish, device: torch.device, *, masks: bool = False) -> LineRunner:
     """The one of both that is for a device."""
     return SingleRunner(finish, masks=masks) if device.type == "cpu" else BatchRunner(finish, device, masks=masks)
+
+
+def levels_of(runner: LineRunner) -> Levels:
+    """A runner of whole lines as one of transforms on levels, which leaves all that is late."""
+
+    def run(
+        images: RaggedImages,
+        draws: Draws,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Draws | None,
+    ) -> Draws | None:
+        runner.levels(images, draws, windows_tlhw, outputs)
+        return late
+
+    return run

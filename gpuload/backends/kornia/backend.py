@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final
 
-import numpy as np
 import torch
 
 from gpuload.backends.backend import Backend, Late, Levels
 from gpuload.backends.finish import Finish
-from gpuload.backends.ragged import RaggedImages
-from gpuload.backends.results import Outputs
+from gpuload.backends.reference import levels_of
 from gpuload.errors import BackendError
 from gpuload.transforms import Draws, TimmRandAugment
 from gpuload.transforms.base import Transform
@@ -65,19 +63,7 @@ class KorniaBackend(Backend):
         return BICUBIC if warps and "bicubic" in _filters(transform) else None
 
     def levels(self, finish: Finish) -> Levels:
-        runner = self._runner(finish, self.device)
-
-        def run(
-            images: RaggedImages,
-            draws: Draws,
-            windows_tlhw: tuple[np.ndarray, ...],
-            outputs: Outputs,
-            late: Draws | None,
-        ) -> Draws | None:
-            runner.levels(images, draws, windows_tlhw, outputs)
-            return late
-
-        return run
+        return levels_of(self._runner(finish, self.device))
 
     def late(self) -> Late:
         return self._late
