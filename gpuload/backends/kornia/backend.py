@@ -15,7 +15,7 @@ from gpuload.backends.backend import Backend, Late, Levels
 from gpuload.backends.finish import Finish
 from gpuload.backends.reference import levels_of
 from gpuload.errors import BackendError
-from gpuload.transforms import Draws, TimmRandAugment
+from gpuload.transforms import TimmRandAugment
 from gpuload.transforms.base import Transform
 from gpuload.transforms.params import Box, Params, Warp
 
