@@ -32,7 +32,6 @@ RESIZING: dict[str, list[Any]] = {
 RESIZING_CUBIC: dict[str, list[Any]] = {
     "Resize(bicubic)": [T.Resize((32, 32), "bicubic")],
     "RandomResizedCrop(random)": [T.RandomResizedCrop(32, interpolation="random")],
-    "RandomResizedCrop(nearest)": [T.RandomResizedCrop(32, interpolation="nearest")],
 }
 MOST: dict[str, list[Any]] = {
     **PIXELS,
@@ -69,6 +68,7 @@ NATIVE: dict[str, dict[str, list[Any]]] = {
         **MOST,
         **RESIZING,
         **RESIZING_CUBIC,
+        "RandomResizedCrop(nearest)": [T.RandomResizedCrop(32, interpolation="nearest")],
         "RandomRotation(bicubic)": [T.RandomRotation(30, "bicubic")],
         "RandomAffine(bicubic)": [T.RandomAffine(30, interpolation="bicubic")],
         "RandomPerspective": [T.RandomPerspective()],
