@@ -35,7 +35,7 @@ CHANNELS: Final = (1, 3)
 
 
 class FusedBackend(Backend):
-    """Fused kernels; all but noise, Pillow's blur and AugMix, and images of 1 or 3 channels."""
+    """Fused kernels, for images of 1 or 3 channels: all transforms but noise, Pillow's blur and AugMix."""
 
     name: ClassVar[str] = "fused"
 

@@ -66,6 +66,16 @@ def test_levels(make_batch, images, transforms, whole):
     assert difference.double().mean() < 0.1
 
 
+@pytest.mark.parametrize("flip", [T.RandomHorizontalFlip, T.RandomVerticalFlip])
+def test_a_box_is_erased_where_a_mirrored_image_has_it(make_batch, images, flip):
+    erasing = T.RandomErasing(1.0, (0.02, 0.2), value=(3, 200, 77))
+    # What was done to pixels before keeps the mirroring in the same pass.
+    ours, theirs = both(
+        make_batch, [T.RandomInvert(1.0), flip(1.0), T.CenterCrop((19, 17)), erasing, flip(0.5)], images
+    )
+    assert torch.equal(ours, theirs)
+
+
 def test_images_of_one_channel(make_batch, make_images):
     images = make_images(4, 2, channels=1, low=20, high=50)
     transforms = [T.RandomResizedCrop(20), T.TrivialAugmentWide(), T.Grayscale(3), T.Pad(2, fill=(9, 99, 199))]
