@@ -230,8 +230,10 @@ def _normal(place, key, quantiles_ptr, wanted):
     word0, word1, word2, word3 = tl.philox(key, place // _PER_BLOCK, zero, zero, zero)
     which = (place % _PER_BLOCK) // 2
     word = tl.where(which == 0, word0, tl.where(which == 1, word1, tl.where(which == 2, word2, word3)))
-    first = tl.load(quantiles_ptr + (word & 0xFFFF).to(tl.int32), wanted, 0.0)
-    second = tl.load(quantiles_ptr + (word >> 16).to(tl.int32), wanted, 0.0)
+    # The hints: see `gpuload.backends.fused.geometry`.
+    first_ptr = tl.max_contiguous(quantiles_ptr + (word & 0xFFFF).to(tl.int32), [1, 2])
+    second_ptr = tl.max_contiguous(quantiles_ptr + (word >> 16).to(tl.int32), [1, 2])
+    first, second = tl.load(first_ptr, wanted, 0.0), tl.load(second_ptr, wanted, 0.0)
     even = first * _COSINE + second * _SINE
     odd = second * _COSINE - first * _SINE
     return tl.where(place % 2 == 0, even, odd)

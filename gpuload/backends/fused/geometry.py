@@ -6,7 +6,10 @@ three float32 blocks rows × columns, red, green and blue, of whole levels 0 …
 times). The tile's rows and columns may run up or down, and lie inside the result. No byte outside the source is read,
 whatever the records ask for. Nothing is kept.
 
-A thread of a GPU holds whole columns of a tile that has at least 32 columns for each warp.
+A thread of a GPU holds whole columns of a tile that has at least 32 columns for each warp. By itself the compiler sees
+to that only where it knows numbers of a row to be next to each other in memory; else it gives neighbouring threads the
+rows of a column, which read and write small pieces, and exchange what they have. So it is told that pairs of a row are,
+by `tl.max_contiguous`. They need not be: as it knows of no alignment of them, it takes no pair at once.
 """
 
 # Type checkers do not know that calls in kernels return.
@@ -44,14 +47,28 @@ __all__ = ["at_once", "geometry", "row_by_row"]
 
 
 @triton.jit
-def geometry(source_ptr, table_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
+def geometry(
+    source_ptr,
+    table_ptr,
+    weights_ptr,
+    ints_ptr,
+    floats_ptr,
+    tile,
+    columns,
+    ys,
+    xs,
+    CHANNELS: tl.constexpr,
+    GEOMETRY: tl.constexpr,
+):
     """The pixels of a tile.
 
     Args:
         source_ptr: uint8, what a record's BASE counts from.
         table_ptr: int32, what a record's TABLE_AT counts from.
+        weights_ptr: int32, what a record's WEIGHTS_X and WEIGHTS_Y count from.
         ints_ptr, floats_ptr: the job's records, int64 and float64.
-        ys, xs: int32 (rows,) and (columns,), in the frame of the result.
+        tile, columns: which rows of the pass's result, in units of a tile's, and which columns, int32 (columns,).
+        ys, xs: int32 (rows,) and (columns,), the same in the frame of the geometry's result.
         CHANNELS: 1 or 3.
         GEOMETRY: the record's KIND; COPY for TABLE, too.
 
@@ -63,9 +80,9 @@ def geometry(source_ptr, table_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS: tl.c
     if GEOMETRY == COPY:
         red, green, blue = _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
     elif GEOMETRY == RESIZE:
-        red, green, blue = resize(source_ptr, ints_ptr, channel_step, ys, xs, CHANNELS)
+        red, green, blue = resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ys.shape[0])
     elif GEOMETRY == BLUR:
-        red, green, blue = blur(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+        red, green, blue = blur(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ys.shape[0])
     elif INTERPRETED:  # where each step takes as long for a row as for a tile
         red, green, blue = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
     else:
@@ -114,5 +131,5 @@ def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CH
         xs = tl.load(table_ptr + tl.load(ints_ptr + TABLE_ROWS) + xs)
     inside = (ys >= 0)[:, None] & (xs >= 0)[None, :]
     at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
-    red, green, blue = read(source_ptr, at, channel_step, CHANNELS)
+    red, green, blue = read(source_ptr, tl.max_contiguous(at, [1, 2]), channel_step, CHANNELS)
     return filled(red, green, blue, inside, floats_ptr, CHANNELS)

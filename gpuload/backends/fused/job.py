@@ -19,7 +19,6 @@ __all__ = [
     "OPERATIONS_AT",
     "OUT_AT",
     "OUT_CHANNEL",
-    "OUT_COLUMN",
     "OUT_HEIGHT",
     "OUT_ROW",
     "OUT_WIDTH",
@@ -37,17 +36,16 @@ Y: Final = tl.constexpr(INTS + 2)
 STEP_Y: Final = tl.constexpr(INTS + 3)
 X: Final = tl.constexpr(INTS + 4)
 STEP_X: Final = tl.constexpr(INTS + 5)
-# Where it goes, in elements: its first one, and the steps between channels, rows and columns.
+# Where it goes, in elements: its first one, and the steps between channels and rows.
 OUT_AT: Final = tl.constexpr(INTS + 6)
 OUT_CHANNEL: Final = tl.constexpr(INTS + 7)
 OUT_ROW: Final = tl.constexpr(INTS + 8)
-OUT_COLUMN: Final = tl.constexpr(INTS + 9)
 # Its operations: the first one's place among all, and how many; the table of its source's statistics.
-OPERATIONS_AT: Final = tl.constexpr(INTS + 10)
-OPERATIONS: Final = tl.constexpr(INTS + 11)
-STATISTICS_AT: Final = tl.constexpr(INTS + 12)
+OPERATIONS_AT: Final = tl.constexpr(INTS + 9)
+OPERATIONS: Final = tl.constexpr(INTS + 10)
+STATISTICS_AT: Final = tl.constexpr(INTS + 11)
 # Its boxes that are erased in the end: the first one's place among all, and how many.
-BOXES_AT: Final = tl.constexpr(INTS + 13)
-BOXES: Final = tl.constexpr(INTS + 14)
+BOXES_AT: Final = tl.constexpr(INTS + 12)
+BOXES: Final = tl.constexpr(INTS + 13)
 
 JOB: Final = INTS + 16  # int64 numbers of a job

@@ -26,7 +26,6 @@ from gpuload.backends.fused.job import (
     OPERATIONS_AT,
     OUT_AT,
     OUT_CHANNEL,
-    OUT_COLUMN,
     OUT_HEIGHT,
     OUT_ROW,
     OUT_WIDTH,
@@ -59,12 +58,14 @@ def one_pass(
     codes_ptr,
     values_ptr,
     statistics_ptr,
+    weights_ptr,
     boxes_ptr,
     quantiles_ptr,
     constants_ptr,
     output_ptr,
     CHANNELS: tl.constexpr,
     OUT_CHANNELS: tl.constexpr,
+    OUT_COLUMN: tl.constexpr,
     GEOMETRY: tl.constexpr,
     OPERATES: tl.constexpr,
     FINISHED: tl.constexpr,
@@ -72,27 +73,30 @@ def one_pass(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One tile of one job. Grid: tiles of the largest result (of 48 megapixels 94,000, which only the first axis can
+    """One tile of one job. Grid: tiles of the largest result (of 48 megapixels 187,500, which only the first axis can
     have), jobs.
 
-    All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES. `constants_ptr` points
-    to three factors and three summands, float32, of finished numbers; without FINISHED results are levels. With ERASES
-    boxes of finished images are erased.
+    All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES; their results' columns
+    are OUT_COLUMN numbers apart in memory. `constants_ptr` points to three factors and three summands, float32, of
+    finished numbers; without FINISHED results are levels. With ERASES boxes of finished images are erased.
     """
     ints_ptr += tl.program_id(1) * _JOB
     floats_ptr += tl.program_id(1) * _FLOATS
     height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
     width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
     across = tl.cdiv(width, COLUMNS)
-    top = tl.program_id(0) // across * ROWS
+    tile = tl.program_id(0) // across
+    top = tile * ROWS
     left = tl.program_id(0) % across * COLUMNS
     if top < height:
         rows = top + tl.arange(0, ROWS)
         columns = left + tl.arange(0, COLUMNS)
         # What lies beyond the result is worked on as its last row or column, and not written.
-        ys = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1))
-        xs = _places(ints_ptr, X, STEP_X, tl.minimum(columns, width - 1))
-        red, green, blue = geometry(source_ptr, places_ptr, ints_ptr, floats_ptr, ys, xs, CHANNELS, GEOMETRY)
+        own = tl.minimum(columns, width - 1)
+        ys, xs = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)), _places(ints_ptr, X, STEP_X, own)
+        red, green, blue = geometry(
+            source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, own, ys, xs, CHANNELS, GEOMETRY
+        )
         if OPERATES:
             at = tl.load(ints_ptr + OPERATIONS_AT)
             end = at + tl.load(ints_ptr + OPERATIONS)
@@ -112,9 +116,13 @@ def one_pass(
             count = tl.load(ints_ptr + BOXES)
             red, green, blue = erase(red, green, blue, rows, columns, boxes_ptr, count, quantiles_ptr, OUT_CHANNELS)
         there = (rows < height)[:, None] & (columns < width)[None, :]
-        output_ptr += tl.load(ints_ptr + OUT_AT)
-        offsets = rows.to(tl.int64)[:, None] * tl.load(ints_ptr + OUT_ROW)
-        offsets += columns.to(tl.int64)[None, :] * tl.load(ints_ptr + OUT_COLUMN)
+        row_step = tl.load(ints_ptr + OUT_ROW)
+        output_ptr += tl.load(ints_ptr + OUT_AT) + top * row_step + left * OUT_COLUMN
+        # Within a tile they are small.
+        offsets = tl.arange(0, ROWS)[:, None] * row_step.to(tl.int32)
+        offsets += tl.arange(0, COLUMNS)[None, :] * OUT_COLUMN
+        if OUT_COLUMN != 1:
+            offsets = tl.max_contiguous(offsets, [1, 2])  # see `gpuload.backends.fused.geometry`
         _write(output_ptr, offsets, red, there)
         if OUT_CHANNELS == 3:
             step = tl.load(ints_ptr + OUT_CHANNEL)

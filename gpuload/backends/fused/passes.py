@@ -31,6 +31,7 @@ __all__ = ["Passes"]
 KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 SINGLE: Final = np.array([name in POINTWISE and name not in STATISTICS for name in OPS])
 OF_STATISTICS: Final = np.array([name in STATISTICS for name in OPS])
+FAR: Final = 5  # pixels further than so many sigmas from a blur's middle weigh less than a millionth of it each
 IDENTITY: Final = code("identity")
 WARPED: Final = code("warp")
 
@@ -260,8 +261,9 @@ class Passes:
         at = self._opened(rows)
         self.ints[at, rows, R.KIND] = kind
         if kind is R.BLUR:
-            self.ints[at, rows, R.KERNEL_W], self.ints[at, rows, R.KERNEL_H] = values[:, 0], values[:, 1]
-            self.floats[at, rows, R.SIGMA_X], self.floats[at, rows, R.SIGMA_Y] = values[:, 2], values[:, 3]
+            for axis, size, sigma in ((0, R.KERNEL_W, R.SIGMA_X), (1, R.KERNEL_H, R.SIGMA_Y)):
+                reach = np.minimum(values[:, axis] // 2, np.ceil(FAR * values[:, axis + 2]))
+                self.ints[at, rows, size], self.floats[at, rows, sigma] = 2 * reach + 1, values[:, axis + 2]
         else:
             self.floats[at, rows, R.FACTOR] = values[:, 0]
 

@@ -99,9 +99,9 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
             green = red
             blue = red
     elif (code == _CONTRAST) | (code == _EQUALIZE) | (code == _AUTOCONTRAST):
-        red = tl.load(table_ptr + red.to(tl.int32)).to(tl.float32)
-        green = tl.load(table_ptr + 256 + green.to(tl.int32)).to(tl.float32)
-        blue = tl.load(table_ptr + 512 + blue.to(tl.int32)).to(tl.float32)
+        red = _looked_up(table_ptr, red)
+        green = _looked_up(table_ptr + 256, green)
+        blue = _looked_up(table_ptr + 512, blue)
     elif code == _SOLARIZE:
         threshold = tl.ceil(tl.load(values_ptr)).to(tl.float32)  # before it is rounded: 34 + 1e-14 is not 34
         red = tl.where(red < threshold, red, 255.0 - red)
@@ -146,6 +146,12 @@ def _to_levels(numbers):
 def _luma(red, green, blue):
     """Grey levels; all products and sums are exact."""
     return tl.floor(red * _RED + green * _GREEN + blue * _BLUE + 0.5)
+
+
+@triton.jit
+def _looked_up(table_ptr, levels):
+    # The hint: see `gpuload.backends.fused.geometry`.
+    return tl.load(tl.max_contiguous(table_ptr + levels.to(tl.int32), [1, 2])).to(tl.float32)
 
 
 @triton.jit

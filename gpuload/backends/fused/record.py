@@ -35,6 +35,7 @@ __all__ = [
     "KERNEL_H",
     "KERNEL_W",
     "KIND",
+    "LINES",
     "NEAREST",
     "RESIZE",
     "ROW_STEP",
@@ -46,7 +47,10 @@ __all__ = [
     "TABLE",
     "TABLE_AT",
     "TABLE_ROWS",
+    "TAPS",
     "WARP",
+    "WEIGHTS_X",
+    "WEIGHTS_Y",
     "WIDTH",
 ]
 
@@ -80,6 +84,13 @@ CORNER_X: Final = tl.constexpr(13)
 # BLUR: the sizes of its kernel, odd.
 KERNEL_H: Final = tl.constexpr(8)
 KERNEL_W: Final = tl.constexpr(9)
+
+# RESIZE and BLUR: where their weights begin among all, those of columns and those of rows; how many taps each column
+# has, and how many rows of the source there are weights for in a tile (see `gpuload.backends.fused.weights`).
+WEIGHTS_X: Final = tl.constexpr(14)
+WEIGHTS_Y: Final = tl.constexpr(15)
+TAPS: Final = tl.constexpr(16)
+LINES: Final = tl.constexpr(17)
 
 # float64. WARP: its eight coefficients from 0 on. BLUR: the sigmas, in pixels. SHARPNESS: its factor. TABLE and WARP:
 # the levels, one for each channel, of what lies outside.

@@ -11,7 +11,7 @@ scratch memory of the device's allocator. Runs in the process of the stage, on t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from gpuload.backends.fused.kernel import one_pass
 from gpuload.backends.fused.passes import Passes
 from gpuload.backends.fused.rounding import INTERPRETED
 from gpuload.backends.fused.statistics import tables
+from gpuload.backends.fused.weights import Tables, make_tables, place_tables
 from gpuload.backends.ragged import RaggedImages
 from gpuload.backends.results import Outputs
 from gpuload.backends.upload import upload_together
@@ -31,18 +32,18 @@ from gpuload.transforms import Draws, RandomErasing
 from gpuload.transforms.base import Transform
 from gpuload.transforms.params import Erase
 
-__all__ = ["FusedRunner", "Prepared"]
+__all__ = ["FusedRunner", "Prepared", "options_of"]
 
 # Rows and columns of a tile. A thread of a GPU has whole columns; the interpreter takes as long for a large tile as for
 # a small one.
-TILE: Final = (64, 64) if INTERPRETED.value else (8, 64)
-WARPS: Final = 2
+TILE: Final = (64, 64) if INTERPRETED.value else (8, 32)
+WARPS: Final = 1
 
 
 @dataclass(frozen=True)
 class _Launch:
     """The `number`-th pass over some images, whose geometries are of one kind: its jobs among all, the tiles of the
-    largest, whether it is their last, and whose statistics are needed before it (jobs and factors, see `tables`).
+    largest, whether it is their last, and what is needed before it: statistics of some (jobs and factors), and weights.
 
     A kernel that knows one kind only needs half the registers of one that knows all.
     """
@@ -54,6 +55,7 @@ class _Launch:
     geometry: int
     finished: bool
     statistics: tuple[np.ndarray, np.ndarray] | None
+    tables: Tables | None
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -140,29 +142,48 @@ class FusedRunner:
                 statistics = pieces[0]
                 if run.statistics is not None:
                     statistics = tables(source, *run.statistics, prepared.channels)
+                ints, floats, weights = prepared.ints[run.first :], prepared.floats[run.first :], prepared.places
+                if run.tables is not None:
+                    weights = make_tables(ints, floats, run.count, run.tables, run.geometry, TILE[0])
                 one_pass[run.grid](
                     source,
                     prepared.places,
-                    prepared.ints[run.first :],
-                    prepared.floats[run.first :],
+                    ints,
+                    floats,
                     prepared.codes,
                     prepared.values,
                     statistics,
+                    weights,
                     prepared.boxes,
                     quantiles,
                     self._constants,
                     target,
                     CHANNELS=prepared.channels,
                     OUT_CHANNELS=prepared.out_channels if run.finished else prepared.channels,
+                    OUT_COLUMN=target.stride(-1) if run.finished else prepared.channels,
                     GEOMETRY=run.geometry,
                     OPERATES=prepared.operates,
                     FINISHED=run.finished and target.dtype != torch.uint8,
                     ERASES=run.finished and prepared.erases,
                     ROWS=TILE[0],
                     COLUMNS=TILE[1],
-                    num_warps=WARPS,
-                    enable_fp_fusion=False,
+                    **options_of(run.geometry, plain=not (prepared.operates or prepared.erases)),
                 )
+
+
+def options_of(geometry: int, *, plain: bool) -> dict[str, Any]:
+    """What the compiler is told.
+
+    Without a limit it takes so many registers that few programs fit beside each other; within these nothing is spilled.
+
+    Args:
+        geometry: the kind.
+        plain: there are neither operations nor boxes to erase.
+    """
+    options = {"num_warps": WARPS, "enable_fp_fusion": False}
+    if torch.version.hip is None:
+        options["maxnreg"] = 128 if geometry == R.WARP.value else 80 if plain else 96
+    return options
 
 
 def _place_scratch(passes: Passes) -> tuple[int, int]:
@@ -175,7 +196,7 @@ def _place_scratch(passes: Passes) -> tuple[int, int]:
         lengths = own[rows, J.OUT_HEIGHT] * widths
         ends = np.cumsum(lengths)
         own[rows, J.OUT_AT] = ends - lengths
-        own[rows, J.OUT_CHANNEL], own[rows, J.OUT_COLUMN], own[rows, J.OUT_ROW] = 1, passes.channels, widths
+        own[rows, J.OUT_CHANNEL], own[rows, J.OUT_ROW] = 1, widths
         passes.ints[number + 1, rows, R.BASE] += ends - lengths
         sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
     return sizes[0], sizes[1]
@@ -186,12 +207,12 @@ def _place_outputs(passes: Passes, outputs: Outputs) -> None:
     rows = np.arange(len(passes.last))
     if isinstance(outputs, torch.Tensor):
         step, *steps = outputs.stride()
-        starts, steps = rows * step, [[number] for number in steps]
+        starts = rows * step
     else:
         first, size = outputs[0].data_ptr(), outputs[0].element_size()
         starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
         steps = np.array([output.stride() for output in outputs], np.int64).T
-    for column, numbers in zip((J.OUT_AT, J.OUT_CHANNEL, J.OUT_ROW, J.OUT_COLUMN), (starts, *steps), strict=True):
+    for column, numbers in ((J.OUT_AT, starts), (J.OUT_CHANNEL, steps[0]), (J.OUT_ROW, steps[1])):
         passes.ints[passes.last, rows, column] = numbers
 
 
@@ -226,7 +247,9 @@ def _launches(
                 own = passes.ints[number, rows]
                 tiles = -(-own[:, J.OUT_HEIGHT] // TILE[0]) * -(-own[:, J.OUT_WIDTH] // TILE[1])
                 statistics = _statistics(own, codes, values)
-                launches.append(_Launch(first, len(rows), int(tiles.max()), number, kind, finished, statistics))
+                weighed = place_tables(own, kind, TILE[0])
+                most = int(tiles.max())
+                launches.append(_Launch(first, len(rows), most, number, kind, finished, statistics, weighed))
                 ints.append(own)
                 floats.append(passes.floats[number, rows])
                 first += len(rows)

@@ -14,30 +14,35 @@ import pytest
 pytest.importorskip("triton")
 
 PROGRAM = """
+import subprocess
+import tempfile
+
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gpuload.backends.fused import erasing, kernel, mixing, record, statistics
+from gpuload.backends.fused import erasing, kernel, mixing, record, runner, statistics, weights
 
 STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
 POINTERS = {
     "pixels_ptr": "*u8", "jobs_ptr": "*i64", "counts_ptr": "*i32", "factors_ptr": "*fp64", "tables_ptr": "*u8",
     "pairs_ptr": "*i64", "around_ptr": "*i64", "records_ptr": "*i64", "quantiles_ptr": "*fp32", "source_ptr": "*u8",
     "places_ptr": "*i32", "ints_ptr": "*i64", "floats_ptr": "*fp64", "codes_ptr": "*i64", "values_ptr": "*fp64",
-    "statistics_ptr": "*u8", "boxes_ptr": "*i64", "constants_ptr": "*fp32",
+    "statistics_ptr": "*u8", "weights_ptr": "*i32", "boxes_ptr": "*i64", "constants_ptr": "*fp32",
 }
 
 
-def compiled(function, images="*bf16", **constants):
+def compiled(function, images="*bf16", options=None, **constants):
     types = {"images_ptr": images, "output_ptr": images, **POINTERS}
     names = function.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     constants = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(function, signature, constexprs=constants)
-    made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"enable_fp_fusion": False})
+    options = {"enable_fp_fusion": False, **(options or {})}
+    made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options)
     assert "st.global" in made.asm["ptx"] or "red.global" in made.asm["ptx"] or "atom.global" in made.asm["ptx"]
     print(made.metadata.name, flush=True)
+    return made
 
 
 for channels in (1, 3):
@@ -51,10 +56,28 @@ ones = dict.fromkeys((*STRIDES[1:], "height", "width"), 1)
 compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, BLOCK=512, **ones)
 ones = dict.fromkeys((*STRIDES[1:], "count", "across"), 1)
 compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, **ones)
-tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 16}
+for kind in (record.RESIZE, record.BLUR):
+    compiled(weights._weigh, GEOMETRY=kind.value, ROWS=8, COLUMNS=32, options={"num_warps": 1})
+tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 32}
+plain = {**tile, "OPERATES": False, "ERASES": False}
 for kind in (record.COPY, record.WARP, record.BLUR, record.SHARPNESS):
-    compiled(kernel.one_pass, "*u8", **tile, GEOMETRY=kind.value, OPERATES=False, FINISHED=False, ERASES=False)
-compiled(kernel.one_pass, "*fp16", **tile, GEOMETRY=record.RESIZE.value, OPERATES=True, FINISHED=True, ERASES=True)
+    options = runner.options_of(kind.value, plain=True)
+    compiled(kernel.one_pass, "*u8", options, **plain, GEOMETRY=kind.value, OUT_COLUMN=3, FINISHED=False)
+# What takes longest in most recipes: nothing goes from thread to thread, and all numbers stay in registers.
+whole = {**tile, "OPERATES": True, "ERASES": True}
+for kind, all_of, column in (
+    (record.RESIZE, plain, 1), (record.RESIZE, plain, 3), (record.RESIZE, whole, 1), (record.COPY, whole, 3)
+):
+    options = runner.options_of(kind.value, plain=all_of is plain)
+    made = compiled(kernel.one_pass, "*fp16", options, **all_of, GEOMETRY=kind.value, FINISHED=True, OUT_COLUMN=column)
+    assert made.metadata.shared == 0
+    assert "bar.sync" not in made.asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    assert " STACK:0 " in usage and " LOCAL:0 " in usage, usage
 """
 
 
@@ -65,4 +88,4 @@ def test_all_kernels_compile_for_cuda(tmp_path):
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=110, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.split()) == 16
+    assert len(done.stdout.split()) == 21

@@ -102,7 +102,7 @@ def test_other_numbers_of_channels_run_on_the_reference(make_batch, make_images,
 
 
 def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(monkeypatch):
-    monkeypatch.setattr("gpuload.backends.fused.runner.TILE", (8, 64))
+    monkeypatch.setattr("gpuload.backends.fused.runner.TILE", (8, 32))
     chain = T.Chain([T.RandomInvert(1.0)])
     ragged = RaggedImages(
         torch.empty(0, dtype=torch.uint8),
@@ -116,7 +116,7 @@ def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(mo
     runner = FusedRunner(UNCHANGED, torch.device("cpu"))
     outputs = torch.empty(1, device="meta", dtype=torch.uint8).expand(1, 3, 6000, 8000)
     [launch] = runner.prepare(ragged, draws, draws.windows_tlhw, outputs).launches
-    assert launch.tiles == 750 * 125
+    assert launch.tiles == 750 * 250
     assert launch.grid[0] == launch.tiles  # only the first axis of a grid goes beyond 65,535
 
 
