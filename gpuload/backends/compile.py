@@ -105,6 +105,8 @@ def check_stage(
         raise ValueError(f"device must be a CPU or a CUDA device, got {device}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {str(device)!r}, but torch finds no CUDA device here; use device='cpu'")
+    if device.type == "cuda" and device.index is None:  # what is kept on it stays there, whatever is current later
+        device = torch.device("cuda", torch.cuda.current_device())
     if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
             f"ragged={ragged!r} does not go with the module {type(chain.module).__name__} at the end of the "

@@ -40,7 +40,7 @@ class Plan:
         backend: the one that was chosen.
         device: where batches are made.
         views: the steps of each view; one, without a `MultiView`.
-        module: the name of a module at the end of the transforms, which is applied as it is; None without one.
+        module: the name of a module at the end of the transforms, which gets the batch's images; None without one.
         note: why another backend than the fastest is used, where that is so.
     """
 
@@ -76,7 +76,7 @@ class Plan:
                 lines.append(f"view {number + 1}")
             lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
         if self.module:
-            lines.append(_row(self.module, "module", "applied to the batch as it is", width))
+            lines.append(_row(self.module, "module", "applied to the batch as it is; gets the images alone", width))
         return "\n".join(line.rstrip() for line in lines)
 
 

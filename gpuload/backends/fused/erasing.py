@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gpuload.backends.fused.grid import portions
 from gpuload.backends.fused.rounding import round_to
 from gpuload.backends.results import Outputs
 from gpuload.backends.upload import upload
@@ -100,19 +101,20 @@ def erase_images(outputs: Outputs, rows: np.ndarray, params: Erase, transform: R
     told = records(params, transform, channels)[some]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with torch.cuda.device_of(outputs):
-        _erase_images[down * across, len(some)](
-            outputs,
-            upload(around, device),
-            upload(told, device),
-            boxes.shape[1],
-            quantile_table(device),
-            across,
-            *outputs.stride(),
-            CHANNELS=channels,
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
-            enable_fp_fusion=False,
-        )
+        for own in portions(len(some)):
+            _erase_images[down * across, len(some[own])](
+                outputs,
+                upload(around[own], device),
+                upload(told[own], device),
+                boxes.shape[1],
+                quantile_table(device),
+                across,
+                *outputs.stride(),
+                CHANNELS=channels,
+                ROWS=ROWS,
+                COLUMNS=COLUMNS,
+                enable_fp_fusion=False,
+            )
 
 
 @lru_cache(maxsize=16)
@@ -121,7 +123,9 @@ def quantile_table(device: torch.device) -> torch.Tensor:
     return torch.from_numpy(quantiles()).to(device)
 
 
-@triton.jit
+# These hang on draws and on sizes of images: where one is 1 or divisible by 16 a kernel of its own would be compiled, in
+# the middle of an epoch, and gain nothing.
+@triton.jit(do_not_specialize=["count", "across", "image_stride", "channel_stride", "row_stride"])
 def _erase_images(
     images_ptr,
     around_ptr,

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gpuload.backends.fused.grid import portions
 from gpuload.backends.fused.rounding import round_to
 from gpuload.backends.results import Outputs
 from gpuload.backends.upload import upload
@@ -54,18 +55,19 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
         return
     last = outputs.is_contiguous(memory_format=torch.channels_last)
     with torch.cuda.device_of(outputs):
-        _mix[len(told), triton.cdiv(count, BLOCK)](
-            outputs,
-            upload(told, outputs.device),
-            height,
-            width,
-            *outputs.stride(),
-            CHANNELS=channels,
-            DENSE=last or outputs.is_contiguous(),
-            CHANNELS_LAST=last and not outputs.is_contiguous(),
-            BLOCK=BLOCK,
-            enable_fp_fusion=False,
-        )
+        for some in portions(len(told)):
+            _mix[triton.cdiv(count, BLOCK), len(told[some])](
+                outputs,
+                upload(told[some], outputs.device),
+                height,
+                width,
+                *outputs.stride(),
+                CHANNELS=channels,
+                DENSE=last or outputs.is_contiguous(),
+                CHANNELS_LAST=last and not outputs.is_contiguous(),
+                BLOCK=BLOCK,
+                enable_fp_fusion=False,
+            )
 
 
 def _pairs(mix: Mix, partners: np.ndarray) -> np.ndarray:
@@ -95,11 +97,11 @@ def _mix(
     CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One piece of one pair. Grid: pairs, pieces. Numbers are counted as they lie in memory, if `DENSE`."""
-    pair_ptr = pairs_ptr + tl.program_id(0) * _PAIR
+    """One piece of one pair. Grid: pieces, pairs. Numbers are counted as they lie in memory, if `DENSE`."""
+    pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
     one_ptr = pair_ptr + 2
     two_ptr = one_ptr + _SIDE
-    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = places < CHANNELS * height * width
     if CHANNELS_LAST:
         channel = places % CHANNELS

@@ -11,7 +11,7 @@ scratch memory of the device's allocator. Runs in the process of the stage, on t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from gpuload.backends.finish import Finish
 from gpuload.backends.fused import job as J
 from gpuload.backends.fused import record as R
 from gpuload.backends.fused.erasing import RECORD, quantile_table, records
+from gpuload.backends.fused.grid import Tile, portions, tile_of
 from gpuload.backends.fused.kernel import one_pass
 from gpuload.backends.fused.passes import Passes
-from gpuload.backends.fused.rounding import INTERPRETED
 from gpuload.backends.fused.statistics import tables
 from gpuload.backends.fused.weights import Tables, make_tables, place_tables
 from gpuload.backends.ragged import RaggedImages
@@ -33,11 +33,6 @@ from gpuload.transforms.base import Transform
 from gpuload.transforms.params import Erase
 
 __all__ = ["FusedRunner", "Prepared", "options_of"]
-
-# Rows and columns of a tile. A thread of a GPU has whole columns; the interpreter takes as long for a large tile as for
-# a small one.
-TILE: Final = (64, 64) if INTERPRETED.value else (8, 32)
-WARPS: Final = 1
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class _Launch:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tiles first: a GPU has up to 2**31 programs along the first axis, and 65,535 along the second."""
+        """Tiles first, of which there may be more than a grid's second axis takes."""
         return self.tiles, self.count
 
 
@@ -92,6 +87,7 @@ class FusedRunner:
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._finish = finish
         self._device = device
+        self._tile = tile_of(device)
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
 
@@ -119,7 +115,7 @@ class FusedRunner:
         scratch = _place_scratch(passes)
         _place_outputs(passes, outputs)
         boxes = _place_boxes(passes, late, out_channels)
-        launches, ints, floats = _launches(passes, codes, values)
+        launches, ints, floats = _launches(passes, codes, values, self._tile)
         return Prepared(
             launches,
             *upload_together((ints, floats, codes, values, passes.packed_tables(), boxes), self._device),
@@ -134,7 +130,7 @@ class FusedRunner:
         """Make a batch of decoded pixels, as `prepare` was told."""
         # A pass reads what the one before it wrote, so there are two pieces in turn; pixels are the first one's source.
         pieces = [torch.empty(max(1, size), dtype=torch.uint8, device=self._device) for size in prepared.scratch_bytes]
-        quantiles = quantile_table(self._device) if prepared.erases else self._constants
+        quantiles = quantile_table(pixels.device) if prepared.erases else self._constants
         with torch.cuda.device_of(pixels):
             for run in prepared.launches:
                 source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
@@ -144,7 +140,7 @@ class FusedRunner:
                     statistics = tables(source, *run.statistics, prepared.channels)
                 ints, floats, weights = prepared.ints[run.first :], prepared.floats[run.first :], prepared.places
                 if run.tables is not None:
-                    weights = make_tables(ints, floats, run.count, run.tables, run.geometry, TILE[0])
+                    weights = make_tables(ints, floats, run.count, run.tables, run.geometry, self._tile.rows)
                 one_pass[run.grid](
                     source,
                     prepared.places,
@@ -165,24 +161,20 @@ class FusedRunner:
                     OPERATES=prepared.operates,
                     FINISHED=run.finished and target.dtype != torch.uint8,
                     ERASES=run.finished and prepared.erases,
-                    ROWS=TILE[0],
-                    COLUMNS=TILE[1],
-                    **options_of(run.geometry, plain=not (prepared.operates or prepared.erases)),
+                    ROWS=self._tile.rows,
+                    COLUMNS=self._tile.columns,
+                    **options_of(run.geometry, self._tile.warps),
                 )
 
 
-def options_of(geometry: int, *, plain: bool) -> dict[str, Any]:
-    """What the compiler is told.
+def options_of(geometry: int, warps: int) -> dict[str, Any]:
+    """What the compiler is told of a kernel for a kind of geometry.
 
     Without a limit it takes so many registers that few programs fit beside each other; within these nothing is spilled.
-
-    Args:
-        geometry: the kind.
-        plain: there are neither operations nor boxes to erase.
     """
-    options = {"num_warps": WARPS, "enable_fp_fusion": False}
+    options = {"num_warps": warps, "enable_fp_fusion": False}
     if torch.version.hip is None:
-        options["maxnreg"] = 128 if geometry == R.WARP.value else 80 if plain else 96
+        options["maxnreg"] = 128 if geometry == R.WARP.value else 80
     return options
 
 
@@ -233,7 +225,7 @@ def _place_boxes(passes: Passes, late: Draws | None, channels: int) -> np.ndarra
 
 
 def _launches(
-    passes: Passes, codes: np.ndarray, values: np.ndarray
+    passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
 ) -> tuple[tuple[_Launch, ...], np.ndarray, np.ndarray]:
     """The launches, in order, and the records of their jobs, one behind the other."""
     launches, ints, floats, first = [], [], [], 0
@@ -243,16 +235,17 @@ def _launches(
         for finished in (False, True):
             reached = (passes.last == number) if finished else (passes.last > number)
             for kind in np.unique(kinds[reached]).tolist():
-                rows = np.flatnonzero(reached & (kinds == kind))
-                own = passes.ints[number, rows]
-                tiles = -(-own[:, J.OUT_HEIGHT] // TILE[0]) * -(-own[:, J.OUT_WIDTH] // TILE[1])
-                statistics = _statistics(own, codes, values)
-                weighed = place_tables(own, kind, TILE[0])
-                most = int(tiles.max())
-                launches.append(_Launch(first, len(rows), most, number, kind, finished, statistics, weighed))
-                ints.append(own)
-                floats.append(passes.floats[number, rows])
-                first += len(rows)
+                whole = np.flatnonzero(reached & (kinds == kind))
+                for rows in map(whole.__getitem__, portions(len(whole))):
+                    own = passes.ints[number, rows]
+                    tiles = -(-own[:, J.OUT_HEIGHT] // tile.rows) * -(-own[:, J.OUT_WIDTH] // tile.columns)
+                    statistics = _statistics(own, codes, values)
+                    weighed = place_tables(own, kind, tile.rows)
+                    most = int(tiles.max())
+                    launches.append(_Launch(first, len(rows), most, number, kind, finished, statistics, weighed))
+                    ints.append(own)
+                    floats.append(passes.floats[number, rows])
+                    first += len(rows)
     return tuple(launches), np.concatenate(ints), np.concatenate(floats)
 
 

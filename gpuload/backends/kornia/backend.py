@@ -23,6 +23,7 @@ __all__ = ["KorniaBackend"]
 
 MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install kornia`"
 RESIZE: Final = "Kornia's resize lies up to 87 levels from Pillow's"
+NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"
 BICUBIC: Final = "Kornia's bicubic filter is another than Pillow's (a = -0.75, not -1): up to 28 levels"
 LACKING: Final = {"pillow_blur": "Kornia has no box blur of a fractional radius"}
 
@@ -55,7 +56,7 @@ class KorniaBackend(Backend):
 
     def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
         if kind is Box and not transform.pads:
-            return RESIZE
+            return NEAREST if "nearest" in _filters(transform) else RESIZE
         for operation in transform.operations:
             if operation in LACKING:
                 return LACKING[operation]

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from gpuload import transforms as T
 from gpuload.backends import RaggedImages, compile_stage
 from gpuload.backends.finish import UNCHANGED
+from gpuload.backends.fused.grid import Tile
 from gpuload.backends.fused.runner import FusedRunner
 from gpuload.rng import epoch_key
 
@@ -102,7 +103,7 @@ def test_other_numbers_of_channels_run_on_the_reference(make_batch, make_images,
 
 
 def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(monkeypatch):
-    monkeypatch.setattr("gpuload.backends.fused.runner.TILE", (8, 32))
+    monkeypatch.setattr("gpuload.backends.fused.runner.tile_of", lambda device: Tile(8, 32, 1))
     chain = T.Chain([T.RandomInvert(1.0)])
     ragged = RaggedImages(
         torch.empty(0, dtype=torch.uint8),
@@ -118,6 +119,25 @@ def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(mo
     [launch] = runner.prepare(ragged, draws, draws.windows_tlhw, outputs).launches
     assert launch.tiles == 750 * 250
     assert launch.grid[0] == launch.tiles  # only the first axis of a grid goes beyond 65,535
+
+
+@pytest.mark.parametrize("option", ["error", "list"])
+def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, option):
+    chain = T.Chain(
+        [
+            T.RandomResizedCrop(20),
+            T.RandomApply([T.ColorJitter(0.4, 0.4)]),
+            NORMALIZE,
+            T.RandomErasing(0.8),
+            *([T.CutMix(num_classes=3)] if option == "error" else []),
+            T.RandomErasing(1.0),
+        ]
+    )
+    batch = make_batch(chain, make_images(7, 5, low=25, high=40))
+    expected = fused(chain, *batch, ragged=option)
+    monkeypatch.setattr("gpuload.backends.fused.grid.SECOND_AXIS", 2)
+    for one, other in zip(fused(chain, *batch, ragged=option), expected, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
