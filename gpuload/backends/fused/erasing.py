@@ -123,7 +123,7 @@ def quantile_table(device: torch.device) -> torch.Tensor:
     return torch.from_numpy(quantiles()).to(device)
 
 
-# These hang on draws and on sizes of images: where one is 1 or divisible by 16 a kernel of its own would be compiled, in
+# These hang on draws and sizes: where one is 1 or divisible by 16 a kernel of its own would be compiled, in
 # the middle of an epoch, and gain nothing.
 @triton.jit(do_not_specialize=["count", "across", "image_stride", "channel_stride", "row_stride"])
 def _erase_images(
