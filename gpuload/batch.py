@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuload.depth import too_deep
+from gpuload.errors import DecodeError
 from gpuload.sample import LEAVES, Boxes, Encoded, Image, Keypoints, Mask, Target
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Structure",
     "assembled",
     "describe",
+    "dtype_of",
     "find_leaves",
     "flatten",
     "is_tensor",
@@ -119,12 +122,14 @@ def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool,
     return parts if kind == "tuple" and cls is None and not keep_tuples else rebuild(node, parts)
 
 
-def describe(structure: Structure) -> str:
-    """A structure as text, for error messages: ``(·, {'label': ·})``."""
+def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
+    """A structure as text, for error messages: ``(·, {'label': ·})``; with its leaves, depth first:
+    ``(uint8 array 48×64, {'label': int})``."""
     if structure == LEAF:
-        return "·"
+        return "·" if leaves is None else _kind(next(iter(leaves)))
     kind, cls, keys, children = structure
-    parts = [describe(child) for child in children]
+    leaves = None if leaves is None else iter(leaves)
+    parts = [describe(child, leaves) for child in children]
     name = "" if cls is None else cls.__name__
     if kind == "dict":
         return name + "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"
@@ -135,12 +140,27 @@ def describe(structure: Structure) -> str:
     return name + "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
 
 
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, np.ndarray) or is_tensor(leaf):
+        what = "array" if isinstance(leaf, np.ndarray) else "tensor"
+        return f"{dtype_of(leaf)} {what} {'×'.join(map(str, leaf.shape)) or 'of no axes'}"
+    return "None" if leaf is None else type(leaf).__name__
+
+
+def dtype_of(leaf: Any) -> str:
+    """The name of an array's or a tensor's dtype: ``"uint8"``."""
+    return str(leaf.dtype).removeprefix("torch.")
+
+
 def find_leaves(leaves: Sequence[Any]) -> tuple[dict[int, Encoded | Image], dict[int, Target]]:
     """Which leaves are images and which are targets, by their place among the leaves.
 
     Images are every `Encoded`, `Image`, PIL image and TVTensor image; in a sample with none of these, the first uint8
     C×H×W tensor or H×W×C array (1 to 4 channels). Targets are `Mask`, `Boxes`, `Keypoints` and the TVTensors of the
     same meaning.
+
+    Raises:
+        DecodeError: a PIL image holds more than 8 bits.
     """
     found: dict[int, Encoded | Image] = {}
     targets: dict[int, Target] = {}
@@ -153,7 +173,7 @@ def find_leaves(leaves: Sequence[Any]) -> tuple[dict[int, Encoded | Image], dict
         elif kind not in NEVER_IMAGES:
             module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
-                found[place] = Image(np.asarray(leaf if leaf.mode in ("L", "RGB", "RGBA") else leaf.convert("RGB")))
+                found[place] = _from_pil(leaf)
             elif module.startswith("torchvision.tv_tensors"):
                 if kind.__name__ == "Image":
                     found[place] = Image(leaf.numpy(), layout="CHW")
@@ -167,9 +187,17 @@ def find_leaves(leaves: Sequence[Any]) -> tuple[dict[int, Encoded | Image], dict
         if isinstance(leaf, np.ndarray):
             if leaf.dtype == np.uint8 and leaf.ndim == 3 and leaf.size and 1 <= leaf.shape[2] <= 4:
                 return {place: Image(leaf)}, targets
-        elif is_tensor(leaf) and leaf.dim() == 3 and 1 <= leaf.shape[0] <= 4 and str(leaf.dtype) == "torch.uint8":
+        elif is_tensor(leaf) and leaf.dim() == 3 and 1 <= leaf.shape[0] <= 4 and dtype_of(leaf) == "uint8":
             return {place: Image(leaf.numpy(), layout="CHW")}, targets
     return found, targets
+
+
+def _from_pil(image: Any) -> Image:
+    if image.mode not in ("L", "RGB", "RGBA"):
+        if (complaint := too_deep("this PIL image", image.mode)) is not None:
+            raise DecodeError(complaint)
+        image = image.convert("RGB")
+    return Image(np.asarray(image))
 
 
 def _tv_target(name: str, leaf: Any) -> Target | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image as PILImage
 
 import gpuload as gl
@@ -95,6 +96,92 @@ def test_formats_are_taken_in_any_case(name):
 def test_what_is_no_target_is_refused_with_the_reason(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+class One:
+    """A dataset of one sample."""
+
+    def __init__(self, sample) -> None:
+        self.sample = sample
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, i):
+        return self.sample
+
+
+def said(sample) -> str:
+    """Why a sample of this kind is refused under a crop."""
+    with (
+        gl.Loader(One(sample), 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader,
+        pytest.raises(gl.SampleError) as caught,
+    ):
+        list(loader)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        ("uint16", "16 bits a pixel (Pillow mode 'I;16')"),
+        (">u2", "16 bits a pixel (Pillow mode 'I;16B')"),
+        ("int32", "32-bit integers (Pillow mode 'I')"),
+        ("float32", "32-bit floats (Pillow mode 'F')"),
+    ],
+)
+def test_pillow_images_of_more_than_8_bits_are_refused(dtype, text):
+    image = PILImage.fromarray(np.full((8, 9), 30000, dtype))
+    assert (
+        f"DecodeError: this PIL image holds {text}, but images have 8 bits here; scale its values to 0 … 255 in the "
+        "dataset and yield gpuload.Image(array), or convert the files; where they are classes or depths, yield a "
+        "gpuload.Mask"
+    ) in said((image, 0))
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "L", "LA", "RGB", "RGBA", "CMYK"])
+def test_pillow_images_of_8_bits_are_taken_in_every_mode(mode):
+    image = PILImage.fromarray(np.full((8, 9, 3), 255, np.uint8)).convert(mode)
+    with gl.Loader(One((image, 0)), 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:
+        [(batch, _)] = loader
+    assert (batch[:, :3] == 255).all()
+
+
+def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
+    PILImage.fromarray(np.full((8, 9), 30000, np.uint16)).save(tmp_path / "deep.png")
+    encoded = gl.read(tmp_path / "deep.png")
+    assert "deep.png" in said((encoded, 0))
+    assert "this PNG holds 16 bits a pixel" in said((encoded, 0))
+    mask = gl.Mask(encoded)
+    level = gl.Image(np.zeros((8, 9, 3), np.uint8))
+    with gl.Loader(One((level, mask)), 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:
+        [(_, masks)] = loader
+    assert (masks == 30000).all()
+
+
+@pytest.mark.parametrize(
+    ("sample", "text"),
+    [
+        (
+            (np.zeros((48, 64), np.uint8), 7),
+            "the sample, (uint8 array 48×64, int), has no image for the transforms: if the array H×W is one, write "
+            "gpuload.Image(array); return gpuload.Encoded(bytes), gpuload.Image, a PIL image",
+        ),
+        (
+            {"x": torch.zeros(3, 40, 50), "y": 7, "z": [None, "a"]},
+            "the sample, {'x': float32 tensor 3×40×50, 'y': int, 'z': [None, str]}, has no image for the transforms: "
+            "images must be uint8, not float32; leave out the dataset's ToTensor, or what else scales them; return",
+        ),
+        (
+            (np.float32(1), np.zeros((), np.int64), np.zeros((3, 4), np.uint16)),
+            "the sample, (float32, int64 array of no axes, uint16 array 3×4), has no image for the transforms; return",
+        ),
+        (list(range(1000)), "int, int…, has no image for the transforms; return gpuload.Encoded(bytes)"),
+    ],
+    ids=["grey", "floats", "neither", "long"],
+)
+def test_a_sample_without_an_image_is_described_with_a_way_out(sample, text):
+    assert text in said(sample)
 
 
 def test_nan_in_float_images():

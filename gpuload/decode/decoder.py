@@ -17,6 +17,7 @@ from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import is_transposed, stored_region, upright
 from gpuload.decode.pillow_images import CHANNELS, VALUES, open_image
+from gpuload.depth import too_deep
 from gpuload.errors import DecodeError, one_line
 from gpuload.sample import Encoded, Mode
 
@@ -78,8 +79,10 @@ class Decoder:
         """How many channels `decode` gives for an `Encoded` of this mode.
 
         Raises:
-            DecodeError: ``mode="unchanged"`` of an image that does not hold 8-bit channels.
+            DecodeError: the image holds more than 8 bits, or with ``mode="unchanged"`` no channels of 8 bits.
         """
+        if (complaint := too_deep(f"this {header.format}", header.mode)) is not None:
+            raise DecodeError(complaint)
         if mode != "unchanged":
             return CHANNELS[mode]
         if header.mode not in CHANNELS:
@@ -135,7 +138,7 @@ class Decoder:
             out: where the pixels go, uint8 of the result's shape (shared memory, say); None for a new array.
 
         Raises:
-            DecodeError: no decoder takes it; the message holds what each of them said.
+            DecodeError: no decoder takes it, and the message holds what each of them said; or as for `channels`.
             ValueError: the region is empty or leaves the image, or `out` does not fit.
         """
         size_hw = full_height, full_width = self.size_hw(header)
@@ -144,7 +147,7 @@ class Decoder:
         top, left, height, width = region_tlhw
         if not (0 <= top < top + height <= full_height and 0 <= left < left + width <= full_width):
             raise ValueError(f"the region (top, left, height, width) = {region_tlhw} is not within H×W = {size_hw}")
-        shape = (height, width, 3 if encoded.mode == "RGB" else self.channels(header, encoded.mode))
+        shape = (height, width, self.channels(header, encoded.mode))
         if out is None:
             out = np.empty(shape, np.uint8)
         elif out.shape != shape or out.dtype != np.uint8:

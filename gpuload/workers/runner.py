@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.batch import describe, find_leaves, flatten
+from gpuload.batch import describe, dtype_of, find_leaves, flatten, is_tensor
 from gpuload.box_formats import to_xyxy
 from gpuload.decode import Decode, Decoder
 from gpuload.errors import ErrorRecord, one_line
@@ -198,8 +198,9 @@ class ChunkRunner:
         found, targets = find_leaves(leaves)
         if not found and len(self.job.chain) and self.job.collate_fn is None:
             raise TypeError(
-                f"the sample, {describe(structure)}, has no image for the transforms; return gpuload.Encoded(bytes), "
-                "gpuload.Image, a PIL image, or a uint8 array H×W×C or tensor C×H×W; or leave the transforms out"
+                f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
+                f"{_nearly_an_image(leaves)}; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or a uint8 "
+                "array H×W×C or tensor C×H×W; or leave the transforms out"
             )
         images = []
         source = None
@@ -224,8 +225,8 @@ class ChunkRunner:
         images = loaded.images
         if not images:
             raise TypeError(
-                f"the sample, {describe(loaded.structure)}, has masks, boxes or keypoints, but no image that they are "
-                "in; return it in the same sample"
+                f"the sample, {one_line(describe(loaded.structure, leaves))}, has masks, boxes or keypoints, but no "
+                "image that they are in; return it in the same sample"
             )
         if targets and self._no_targets is not None:
             raise ValueError(self._no_targets)
@@ -411,6 +412,19 @@ class _Sourced(Exception):
     def __init__(self, source: str | None) -> None:
         super().__init__(source)
         self.source = source
+
+
+def _nearly_an_image(leaves: Sequence[Any]) -> str:
+    """What to do about the first leaf that may be meant as an image and is taken for none."""
+    for leaf in leaves:
+        if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
+            continue
+        axes, dtype = len(leaf.shape), dtype_of(leaf)
+        if axes == 2 and dtype == "uint8":
+            return ": if the array H×W is one, write gpuload.Image(array)"
+        if axes == 3 and dtype.startswith(("float", "bfloat")):
+            return f": images must be uint8, not {dtype}; leave out the dataset's ToTensor, or what else scales them"
+    return ""
 
 
 def _boxes(sample: _Loaded) -> np.ndarray:

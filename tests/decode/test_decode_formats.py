@@ -55,7 +55,6 @@ FILES = {
     "PNG palette, transparent bytes": lambda array, encode: encode(array, "PNG", "P", transparency=bytes(range(200))),
     "PNG alpha": lambda array, encode: encode(np.dstack([array, array[:, :, 0]]), "PNG"),
     "PNG grey and alpha": lambda array, encode: encode(np.dstack([array, array[:, :, 0]]), "PNG", "LA"),
-    "PNG 16-bit grey": lambda array, encode: grey_16_bit_png(),
     "PNG 16-bit colour": lambda array, encode: png(
         2, 1, 16, 2, b"\0" + struct.pack(">6H", 0, 256, 511, 40000, 65279, 65535)
     ),
@@ -63,7 +62,6 @@ FILES = {
     "BMP": lambda array, encode: encode(array, "BMP"),
     "TIFF LZW": lambda array, encode: encode(array, "TIFF", compression="tiff_lzw"),
     "TIFF CMYK": lambda array, encode: encode(array, "TIFF", "CMYK"),
-    "TIFF float": lambda array, encode: encode(array, "TIFF", "F"),
     "WebP": lambda array, encode: encode(array, "WEBP", quality=80),
     "WebP alpha": lambda array, encode: encode(np.dstack([array, array[:, :, 0]]), "WEBP", lossless=True),
     "AVIF": lambda array, encode: encode(array, "AVIF", quality=80),
@@ -101,10 +99,48 @@ def test_unchanged_keeps_what_is_stored(picture, encode, kind, channels):
     np.testing.assert_array_equal(pixels.squeeze(), stored)
 
 
-def test_unchanged_16_bit_is_refused_with_a_way_out():
-    text = "mode='unchanged' gives 8-bit channels, but this PNG holds Pillow mode 'I;16'; ask for mode='RGB' or 'L'"
+def stored_by_pillow(array: np.ndarray, kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, kind)
+    return file.getvalue()
+
+
+LEVELS_16 = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50
+DEEP = {
+    "PNG, 16 bits a pixel (Pillow mode 'I;16')": grey_16_bit_png,
+    "TIFF, 16 bits a pixel (Pillow mode 'I;16')": lambda: stored_by_pillow(LEVELS_16, "TIFF"),
+    "TIFF, 16 bits a pixel (Pillow mode 'I;16B')": lambda: stored_by_pillow(LEVELS_16.astype(">u2"), "TIFF"),
+    "TIFF, 32-bit integers (Pillow mode 'I')": lambda: stored_by_pillow(LEVELS_16.astype(np.int32), "TIFF"),
+    "TIFF, 32-bit floats (Pillow mode 'F')": lambda: stored_by_pillow(LEVELS_16.astype(np.float32), "TIFF"),
+    "JPEG2000, 16 bits a pixel (Pillow mode 'I;16')": lambda: stored_by_pillow(LEVELS_16, "JPEG2000"),
+    "PPM, 32-bit integers (Pillow mode 'I')": lambda: b"P5 40 30 65535\n" + LEVELS_16.astype(">u2").tobytes(),
+}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
+@pytest.mark.parametrize("kind", DEEP)
+def test_more_than_8_bits_are_refused_with_a_way_out(kind, mode):
+    """Pillow would clip them: nearly all of such an image becomes white."""
+    file, _, what = kind.partition(", ")
+    text = (
+        f"this {file} holds {what}, but images have 8 bits here; scale its values to 0 … 255 in the dataset and yield "
+        "gpuload.Image(array), or convert the files; where they are classes or depths, yield a gpuload.Mask"
+    )
+    decoder, encoded = Decoder(Decode()), Encoded(DEEP[kind](), mode)
+    header = decoder.header(encoded)
     with pytest.raises(DecodeError, match=re.escape(text)):
-        decode(grey_16_bit_png(), "unchanged")
+        decoder.channels(header, mode)
+    with pytest.raises(DecodeError, match=re.escape(text)):
+        decoder.decode(encoded, header, (2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_up_to_8_bits_are_no_deeper_image(bits):
+    """A grey PNG and a PGM of so few bits are levels for Pillow, in all modes."""
+    top = 2**bits - 1
+    for data in (png(8, 2, bits, 0, (b"\0" + b"\xff" * bits) * 2), b"P5 8 2 %d\n" % top + bytes([top]) * 16):
+        assert (decode(data, "L") == 255).all()
+        assert (decode(data) == 255).all()
 
 
 def ycck(cmyk_jpeg: bytes) -> bytes:

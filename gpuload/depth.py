@@ -1,0 +1,38 @@
+"""Images of more than 8 bits, which are refused: Pillow clips them, and all but their darkest pixels become white.
+
+Runs in workers. Holds no state.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["too_deep"]
+
+# Pillow's modes of more than 8 bits. All have one number for each pixel: of colours Pillow keeps the upper 8 bits. No
+# format of up to 8 bits is opened in one of them.
+DEEP: Final[dict[str, str]] = {
+    "I;16": "16 bits a pixel",
+    "I;16L": "16 bits a pixel",
+    "I;16B": "16 bits a pixel",
+    "I;16N": "16 bits a pixel",
+    "I": "32-bit integers",
+    "F": "32-bit floats",
+}
+
+
+def too_deep(what: str, mode: str) -> str | None:
+    """Why `what`, of this Pillow mode, cannot be an image here, and what to do; None where it can.
+
+    Example:
+        >>> too_deep("this PNG", "RGB")
+        >>> too_deep("this PNG", "I;16").partition(",")[0]
+        "this PNG holds 16 bits a pixel (Pillow mode 'I;16')"
+    """
+    if mode not in DEEP:
+        return None
+    return (
+        f"{what} holds {DEEP[mode]} (Pillow mode {mode!r}), but images have 8 bits here; scale its values to 0 … 255 "
+        "in the dataset and yield gpuload.Image(array), or convert the files; where they are classes or depths, yield "
+        "a gpuload.Mask"
+    )
