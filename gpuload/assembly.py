@@ -25,7 +25,7 @@ from gpuload.labels import Pairing, partners_of, soften
 from gpuload.options import Options
 from gpuload.packing import Block, ImageColumn
 from gpuload.targets import TargetStage, collate_targets, others, unwrapped
-from gpuload.transforms import Draws
+from gpuload.transforms import Chain, Draws
 from gpuload.workers.parts import Batch, Part
 
 __all__ = ["Assembly", "BatchInfo"]
@@ -71,6 +71,7 @@ class Assembly:
         self._batched = options.collate_fn is None and not options.single
         self._pool = None if transfer.asynchronous else OutputPool()
         self._targets: TargetStage | None = None  # made where a sample has targets
+        self._told = False  # that a module does not move them
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> tuple[Any, list[torch.Tensor]]:
         """The batch, and its tensors.
@@ -83,16 +84,18 @@ class Assembly:
         Raises:
             CollateError: the samples cannot be put together.
         """
-        rows = Harvest(batch)
+        rows, options = Harvest(batch), self._options
         if rows.collated is not None:
             release()  # it was copied out as it was unpickled
             if rows.collated.error:
                 raise _collate_error(rows, rows.collated.error, rows.collated.traceback)
             value = self._on_device(rows.collated.value)
-        elif self._options.collate_fn is not None or self._options.single:
+        elif options.collate_fn is not None or options.single:
             value = self._on_device(self._collated(batch, rows, release))
         else:
             value = self._default(batch, rows, release)
+        if rows.has_targets and options.chain.module is not None and not (self._told or batch.warning):
+            self._told, batch.warning = True, _images_alone(options.chain)
         if info:
             with torch.device("cpu"):
                 value = (value, self._info(batch, rows))
@@ -350,6 +353,14 @@ def _ragged(rows: Harvest, which: np.ndarray, table: ImageColumn, pixels: torch.
         sizes_hw=table.sizes_hw,
         regions_tlhw=table.regions_tlhw,
         labels=_Names(rows, which),
+    )
+
+
+def _images_alone(chain: Chain) -> str:
+    return (
+        f"the module {chain.module_name} at the end of the transforms gets the images alone; the masks, boxes and "
+        "keypoints beside them stay where they are. Where it moves pixels, use transforms of gpuload in its place, "
+        "which move both"
     )
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "interval",
     "is_sequence",
     "probability",
+    "shown",
     "size_pair",
     "whole",
 ]
@@ -103,6 +104,19 @@ def size_pair(name: str, value: Any) -> tuple[int, int]:
         return whole(name, value[0], least=1), whole(name, value[-1], least=1)
     side = whole(name, value, least=1)
     return side, side
+
+
+def shown(value: Any) -> str:
+    """An argument as it is printed: its `repr`, with six digits of numbers that have more (1 - 0.8 is
+    0.19999999999999996)."""
+    if type(value) is tuple:
+        inside = ", ".join(map(shown, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if isinstance(value, float):
+        short = f"{value:.6g}"
+        if len(short) < len(repr(value)) and float(short) != value:
+            return short
+    return repr(value)
 
 
 class Fill(NamedTuple):

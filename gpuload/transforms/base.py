@@ -21,7 +21,7 @@ import numpy as np
 from gpuload import rng
 from gpuload.box_formats import BoxFormat
 from gpuload.rng import Key
-from gpuload.transforms.arguments import Fill
+from gpuload.transforms.arguments import Fill, shown
 from gpuload.transforms.params import Params
 
 __all__ = ["DrawError", "Standing", "Transform", "Uniforms", "clipped", "full_windows"]
@@ -182,12 +182,12 @@ class Transform:
         return 1 + sum(child.streams for child in self.children)
 
     def __repr__(self) -> str:
-        shown = [
-            f"{field.name}={getattr(self, field.name)!r}"
+        written = [
+            f"{field.name}={shown(getattr(self, field.name))}"
             for field in fields(self)
             if field.repr and getattr(self, field.name) != field.default
         ]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return f"{type(self).__name__}({', '.join(written)})"
 
 
 def full_windows(sizes_hw: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuload.errors import one_line
 from gpuload.rng import Key
 from gpuload.transforms.base import Transform, full_windows
 from gpuload.transforms.composite import Compose
@@ -72,7 +73,8 @@ class Chain:
     """Transforms in the order in which they are applied.
 
     Args:
-        transforms: from `gpuload.transforms`; the last one may be a torch `nn.Module`, which is applied to the batch.
+        transforms: from `gpuload.transforms`; the last one may be a torch `nn.Module`, which is applied to the batch's
+            images. torchvision's transforms are none: see `gpuload.transforms.from_torchvision`.
 
     Attributes:
         transforms: the declarations, as a tuple.
@@ -94,6 +96,11 @@ class Chain:
     module: Any
 
     def __init__(self, transforms: Iterable[Any] | None = ()) -> None:
+        if _is_torchvisions(transforms):
+            raise TypeError(
+                f"transforms must be a list of gpuload's, got one {_name(transforms)} of torchvision's; write "
+                "transforms=T.from_torchvision(…), where T is gpuload.transforms"
+            )
         if isinstance(transforms, Transform) or _is_module(transforms):
             raise TypeError(f"transforms must be a list, got one {type(transforms).__name__}; write [{transforms!r}]")
         try:
@@ -102,16 +109,13 @@ class Chain:
             raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}") from None
         self.module = None
         for number, entry in enumerate(found):
+            if not isinstance(entry, Transform) and (_is_torchvisions(entry) or not _is_module(entry)):
+                raise TypeError(_no_transform(entry, number))
+        for number, entry in enumerate(found):
             if _is_module(entry):
                 if number < len(found) - 1:
-                    raise ValueError(
-                        f"transforms in an impossible order: {_name(found[number + 1])} (number {number + 2}) cannot "
-                        f"come after the module {_name(entry)} (number {number + 1}), which is applied to the finished "
-                        "batch; put the module last"
-                    )
+                    raise ValueError(_behind_module(entry, found[number + 1], number))
                 self.module = entry
-            elif not isinstance(entry, Transform):
-                raise TypeError(_no_transform(entry, number))
         self.transforms = tuple(_flat(found if self.module is None else found[:-1]))
         lines = _lines(self.transforms)
         for line in lines:
@@ -124,6 +128,11 @@ class Chain:
     def views(self) -> int | None:
         """How many views `MultiView` makes of an image; None without one."""
         return len(self.lines) if any(isinstance(transform, MultiView) for transform in self.transforms) else None
+
+    @property
+    def module_name(self) -> str | None:
+        """Whose module stands at the end, and what it is called: ``"kornia's RandomAffine"``; None without one."""
+        return None if self.module is None else _whose(self.module)
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:
@@ -274,15 +283,43 @@ def _is_module(entry: Any) -> bool:
     return torch is not None and isinstance(entry, torch.nn.Module)
 
 
+def _is_torchvisions(entry: Any) -> bool:
+    """Whether it is a transform of torchvision, or a torch ``Sequential`` of nothing else. In torchvision 2 they are
+    modules too, but one that gets a batch draws once for all of it."""
+    kind = type(entry)
+    if kind.__module__.startswith("torch.nn.modules.") and kind.__name__ == "Sequential":
+        return len(entry) > 0 and all(map(_is_torchvisions, entry))
+    return f"{kind.__module__}.".startswith("torchvision.transforms.")
+
+
 def _name(entry: Any) -> str:
     return type(entry).__name__
 
 
+def _whose(entry: Any) -> str:
+    """The name of a module's class, and of the package that it is of, where that says something."""
+    package = type(entry).__module__.partition(".")[0]
+    return _name(entry) if package == "__main__" else f"{package}'s {_name(entry)}"
+
+
+def _behind_module(module: Any, entry: Any, number: int) -> str:
+    both = _is_module(entry)
+    return (
+        f"transforms in an impossible order: {_whose(entry) if both else _name(entry)} (number {number + 2}) cannot "
+        f"come after the module {_whose(module)} (number {number + 1}), which is applied to the finished batch; "
+        + ("put both into one torch.nn.Sequential" if both else "put the module last")
+    )
+
+
 def _no_transform(entry: Any, number: int) -> str:
     kind = type(entry) if not isinstance(entry, type) else entry
-    text = f"transforms[{number}] is no transform of gpuload: got {entry!r}"
+    text = f"transforms[{number}] is no transform of gpuload: got {one_line(' '.join(repr(entry).split()))}"
+    if isinstance(entry, list | tuple):
+        return f"{text}, a {kind.__name__} in the list; unpack it with *, as in transforms=[*T.from_torchvision(…), …]"
     if isinstance(entry, type) and issubclass(entry, Transform):
         return f"transforms[{number}] is the class {entry.__name__}; write {entry.__name__}(…)"
+    if _is_torchvisions(entry) and kind.__name__ in ("Compose", "Sequential"):
+        return f"{text}, a chain of torchvision's; write *gpuload.transforms.from_torchvision(…) in its place"
     if kind.__module__.startswith("torchvision."):
         return (
             f"{text}, which is torchvision's; write gpuload.transforms.{kind.__name__}(…), where there is "

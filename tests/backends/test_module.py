@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,3 +109,52 @@ def test_views_draw_each_their_own(jpeg_folder):
     with made:
         one, other = next(iter(made))[0]
     assert not torch.equal(one, other)
+
+
+class Shifted(torch.nn.Module):
+    __module__ = "kornia.augmentation"
+
+    def forward(self, batch):
+        return batch.roll(1, -1)
+
+
+def with_targets(sample, module, **options):
+    options = {"num_workers": 0, "device": "cpu", **options}
+    return gl.Loader([sample] * 4, batch_size=2, transforms=[NORMALIZE, *module], **options)
+
+
+IMAGE = np.zeros((8, 8, 3), np.uint8)
+TARGETS = {
+    "masks": (IMAGE, gl.Mask(IMAGE[..., 0])),
+    "boxes": (IMAGE, {"boxes": gl.Boxes([[1, 1, 3, 3]], "xyxy"), "labels": np.array([1])}),
+    "keypoints": (IMAGE, gl.Keypoints([[1, 1]])),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("collate_fn", [None, list])
+def test_targets_that_do_not_move_with_the_module_are_told_of_once(name, collate_fn):
+    text = (
+        "the module kornia's Shifted at the end of the transforms gets the images alone; the masks, boxes and "
+        "keypoints beside them stay where they are. Where it moves pixels, use transforms of gpuload in its place"
+    )
+    with with_targets(TARGETS[name], [Shifted()], collate_fn=collate_fn) as loader:
+        with pytest.warns(RuntimeWarning, match=re.escape(text)) as caught:
+            assert len(list(loader)) == 2
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        list(loader)  # another epoch: warnings are errors
+
+
+def test_the_warning_as_an_error_loses_no_batch():
+    with with_targets(TARGETS["masks"], [Shifted()]) as loader:
+        batches = iter(loader)
+        with pytest.raises(RuntimeWarning, match="gets the images alone"):
+            next(batches)
+        assert len(list(batches)) == 2
+
+
+@pytest.mark.parametrize(("sample", "module"), [((IMAGE, 3), [Shifted()]), (TARGETS["masks"], [])])
+def test_labels_alone_or_no_module_are_nothing_to_warn_of(sample, module):
+    with with_targets(sample, module) as loader:
+        assert len(list(loader)) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from gpuload import transforms as T
+from gpuload.transforms.arguments import shown
 
 
 class InterpolationMode(enum.Enum):
@@ -91,3 +93,14 @@ def test_repr_shows_what_is_not_default():
     assert repr(T.RandomResizedCrop(224)) == "RandomResizedCrop(size=(224, 224))"
     assert repr(T.Resize(256, "bicubic")) == "Resize(size=256, interpolation='bicubic')"
     assert repr(T.RandomHorizontalFlip()) == "RandomHorizontalFlip()"
+
+
+def test_numbers_are_shown_shortly():
+    assert 1 - 0.8 != 0.2
+    assert repr(T.ColorJitter(0.8)) == "ColorJitter(brightness=(0.2, 1.8))"
+    assert repr(T.RandomApply([T.GaussianBlur(3, 1 / 3)], 2 / 3)) == (
+        "RandomApply(transforms=(GaussianBlur(kernel_size=(3, 3), sigma=(0.333333, 0.333333)),), p=0.666667)"
+    )
+    assert [shown(value) for value in (1.0, 0.1, 1e-7, 1234567.0, math.nan, 3, (), "bilinear")] == [
+        "1.0", "0.1", "1e-07", "1234567.0", "nan", "3", "()", "'bilinear'"
+    ]  # fmt: skip

@@ -19,6 +19,12 @@ KEY = epoch_key(3, 1)
 NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
 
 
+class Kornias(torch.nn.Module):
+    """As if it were Kornia's."""
+
+    __module__ = "kornia.augmentation"
+
+
 def sizes_of(n: int) -> np.ndarray:
     return np.random.default_rng(n).integers(40, 300, (n, 2))
 
@@ -41,8 +47,17 @@ def sizes_of(n: int) -> np.ndarray:
         ([T.ToDtype("float32"), T.ToDtype("float16")], "gets float ones; leave one of them out"),
         (
             [torch.nn.Identity(), T.CenterCrop(8)],
-            "CenterCrop (number 2) cannot come after the module Identity (number 1), which is applied to the finished "
-            "batch; put the module last",
+            "CenterCrop (number 2) cannot come after the module torch's Identity (number 1), which is applied to the "
+            "finished batch; put the module last",
+        ),
+        (
+            [Kornias(), T.CenterCrop(8)],
+            "CenterCrop (number 2) cannot come after the module kornia's Kornias (number 1), which is applied",
+        ),
+        (
+            [T.CenterCrop(8), torch.nn.Identity(), Kornias()],
+            "kornia's Kornias (number 3) cannot come after the module torch's Identity (number 2), which is applied to "
+            "the finished batch; put both into one torch.nn.Sequential",
         ),
     ],
 )
@@ -58,6 +73,11 @@ def test_impossible_order(transforms, text):
         (3, "transforms must be a list of transforms, got int"),
         ([T.CenterCrop], "transforms[0] is the class CenterCrop; write CenterCrop(…)"),
         ([T.CenterCrop(8), len], "transforms[1] is no transform of gpuload: got <built-in function len>"),
+        (
+            [[T.CenterCrop(8)], T.Resize(8)],
+            "transforms[0] is no transform of gpuload: got [CenterCrop(size=(8, 8))], a list in the list; unpack it "
+            "with *, as in transforms=[*T.from_torchvision(…), …]",
+        ),
     ],
 )
 def test_no_transform(transforms, text):
@@ -69,6 +89,45 @@ def test_a_transform_of_torchvision_is_named():
     foreign = type("Resize", (), {"__module__": "torchvision.transforms.v2._geometry"})()
     with pytest.raises(TypeError, match=re.escape("which is torchvision's; write gpuload.transforms.Resize(…)")):
         T.Chain([foreign])
+
+
+def torchvisions(name: str, base: type = torch.nn.Module, place: str = "torchvision.transforms.v2._any"):
+    return type(name, (base,), {"__module__": place})()
+
+
+@pytest.mark.parametrize("place", ["torchvision.transforms.v2._geometry", "torchvision.transforms.transforms"])
+def test_a_transform_of_torchvision_is_none_of_the_modules_that_may_stand_last(place):
+    text = "which is torchvision's; write gpuload.transforms.RandomCrop(…), where there is one, or let"
+    with pytest.raises(TypeError, match=re.escape(text)):
+        T.Chain([T.Resize(8), torchvisions("RandomCrop", place=place)])
+    # Nor within a Sequential; one that holds other modules too is the user's own affair.
+    crop = torchvisions("RandomCrop", place=place)
+    with pytest.raises(TypeError, match=re.escape("write *gpuload.transforms.from_torchvision(…) in its place")):
+        T.Chain([T.Resize(8), torch.nn.Sequential(crop, torch.nn.Sequential(crop))])
+    mixed = torch.nn.Sequential(crop, torch.nn.Identity())
+    assert T.Chain([T.Resize(8), mixed]).module is mixed
+
+
+def test_a_chain_of_torchvisions_in_the_list():
+    for base in (torch.nn.Module, object):
+        text = "a chain of torchvision's; write *gpuload.transforms.from_torchvision(…) in its place"
+        with pytest.raises(TypeError, match=re.escape(text)):
+            T.Chain([torchvisions("Compose", base), T.Resize(8)])
+
+
+def test_a_chain_of_torchvisions_in_place_of_the_list():
+    for base in (torch.nn.Module, object):
+        text = "got one Compose of torchvision's; write transforms=T.from_torchvision(…)"
+        with pytest.raises(TypeError, match=re.escape(text)):
+            T.Chain(torchvisions("Compose", base))
+    with pytest.raises(TypeError, match="got one Sequential of torchvision's"):
+        T.Chain(torch.nn.Sequential(torchvisions("RandomCrop")))
+
+
+def test_a_module_is_called_by_its_package_too():
+    assert T.Chain([Kornias()]).module_name == "kornia's Kornias"
+    assert T.Chain([type("Own", (torch.nn.Module,), {"__module__": "__main__"})()]).module_name == "Own"
+    assert T.Chain([T.CenterCrop(8)]).module_name is None
 
 
 def test_flips_and_a_dtype_that_changes_nothing_may_stand_anywhere():

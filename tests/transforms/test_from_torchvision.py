@@ -12,13 +12,14 @@ import numpy as np
 import originals
 import pytest
 import torch
+from pictures import smooth_image
 from PIL import Image
 from torch import nn
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng import epoch_key
-from gpuload.transforms.interop.tables import ARGUMENTS, NOTHING_TO_DO, REFUSED, TO_DTYPE
+from gpuload.transforms.interop.tables import ARGUMENTS, NOTHING_TO_DO, PRESETS, REFUSED, TO_DTYPE
 
 vision = originals.torchvision()
 v1 = vision.transforms
@@ -316,12 +317,71 @@ class Own(nn.Module):
         ),
         (lambda: [second], TypeError, "transforms[0] is no transform of torchvision: got <function second"),
         (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
-        (lambda: [Own()], TypeError, "where it is an nn.Module that takes a batch, put it last in the chain"),
+        (
+            lambda: [v2.Resize(8), Own()],
+            TypeError,
+            "take it out, and where it takes a batch write transforms=[*T.from_torchvision(…), module]",
+        ),
     ],
 )
 def test_refused(transforms, error, text):
     with pytest.raises(error, match=re.escape(text)):
         T.from_torchvision(transforms())
+
+
+# Sizes of photographs, of one that is enlarged, and of one that the crop reaches beyond.
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (90, 300), (40, 30)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"crop_size": 64},
+        {"crop_size": 96, "resize_size": 80, "interpolation": BICUBIC, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)},
+    ],
+    ids=["defaults", "all given"],
+)
+def test_a_preset_of_classifiers(size, options):
+    preset = v1._presets.ImageClassification(**options)
+    image = Image.fromarray(smooth_image(*size, 0))
+    with gl.Loader([image], transforms=T.from_torchvision(preset), num_workers=0, device="cpu") as loader:
+        [ours] = loader
+    levels = torch.tensor(preset.std)[:, None, None] * 255
+    assert ((ours[0] - preset(image)).abs() * levels).max() <= 2
+
+
+def test_a_preset_of_classifiers_is_four_transforms():
+    expected = [
+        T.Resize(256, "bicubic"),
+        T.CenterCrop(224),
+        T.ToDtype("float32", scale=True),
+        T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ]
+    preset = v1._presets.ImageClassification(crop_size=224, interpolation=BICUBIC)
+    assert T.from_torchvision(preset) == expected
+    assert T.from_torchvision([v2.ToImage(), preset]) == expected
+    with pytest.raises(ValueError, match=r"transforms: Resize\(interpolation=…\) must be one of"):
+        T.from_torchvision(v1._presets.ImageClassification(crop_size=8, interpolation=v2.InterpolationMode.BOX))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        (
+            "SemanticSegmentation",
+            {"resize_size": 520, "mean": (0.5, 0.4, 0.3)},
+            "transforms is the preset SemanticSegmentation, which is not read: write "
+            "transforms=[T.Resize(520, 'bilinear'), T.ToDtype('float32', scale=True), "
+            "T.Normalize((0.5, 0.4, 0.3), (0.229, 0.224, 0.225))]; masks",
+        ),
+        ("SemanticSegmentation", {"resize_size": None}, "write transforms=[T.ToDtype('float32', scale=True), T.Norm"),
+        ("ObjectDetection", {}, "is not read: write transforms=[T.ToDtype('float32', scale=True)]"),
+        ("VideoClassification", {"crop_size": (8, 8), "resize_size": (9,)}, "do it in the dataset's __getitem__"),
+        ("OpticalFlow", {}, "return both images in a sample, and write transforms=[T.ToDtype"),
+    ],
+)
+def test_other_presets_say_what_to_write(name, options, text):
+    assert set(v1._presets.__all__) == {"ImageClassification", *PRESETS}
+    with pytest.raises(ValueError, match=re.escape(text)):
+        T.from_torchvision(getattr(v1._presets, name)(**options))
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -18,8 +18,18 @@ from typing import Any
 from gpuload.transforms.arguments import is_sequence
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
-from gpuload.transforms.convert import ToDtype
-from gpuload.transforms.interop.tables import ARGUMENTS, NOTHING_TO_DO, REFUSED, RENAMED, TO_DTYPE
+from gpuload.transforms.convert import Normalize, ToDtype
+from gpuload.transforms.geometry import CenterCrop, Resize
+from gpuload.transforms.interop.tables import (
+    ARGUMENTS,
+    MODULE,
+    NOTHING_TO_DO,
+    PRESET_RESIZE,
+    PRESETS,
+    REFUSED,
+    RENAMED,
+    TO_DTYPE,
+)
 
 __all__ = ["from_torchvision"]
 
@@ -29,11 +39,12 @@ def from_torchvision(transforms: Any) -> list[Transform]:
 
     Every argument is carried over; every draw is then made for each sample. ``ToImage``, ``PILToTensor``,
     ``ToPureTensor`` and ``ToPILImage`` do nothing, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype``
-    become `ToDtype`.
+    become `ToDtype`. ``ImageClassification``, the preset that ``weights.transforms()`` gives, becomes `Resize`,
+    `CenterCrop`, `ToDtype` and `Normalize`.
 
     Args:
         transforms: a ``Compose``, one transform, or a list of them, of `torchvision.transforms.v2` or
-            `torchvision.transforms`; an ``nn.Sequential`` of them too.
+            `torchvision.transforms`; an ``nn.Sequential`` of them, or a preset, too.
 
     Returns:
         A list for ``Loader(transforms=…)``; more may be added to it.
@@ -82,6 +93,10 @@ class _Reader:
         elif name in REFUSED:
             error = TypeError if name == "Lambda" else ValueError
             raise error(f"from_torchvision: {place} is {name}, which gpuload does not have: {REFUSED[name]}")
+        elif name in PRESETS:
+            raise ValueError(f"from_torchvision: {place} is the preset {name}, which is not read: {_preset(entry)}")
+        elif name == "ImageClassification":
+            yield from _classification(entry, place)
         elif name in ("RandomApply", "RandomChoice", "RandomOrder"):
             yield from self._container(name, entry, place)
         elif name in NOTHING_TO_DO:
@@ -96,7 +111,7 @@ class _Reader:
         else:
             raise ValueError(
                 f"from_torchvision: {place} is {name}, which gpuload does not have; do it in the dataset's "
-                "__getitem__, or make an nn.Module of it that takes a batch, and put that last in the chain"
+                f"__getitem__, or make an nn.Module of it that takes a batch, and {MODULE}"
             )
 
     def _container(self, name: str, entry: Any, place: str) -> Iterator[Transform]:
@@ -199,6 +214,23 @@ def _made(kind: Any, arguments: dict[str, Any], place: str) -> Any:
         raise type(error)(f"from_torchvision: {place}: {error}") from None
 
 
+def _classification(preset: Any, place: str) -> Iterator[Transform]:
+    """What the preset of torchvision's classifiers does; it holds functions, not transforms."""
+    given = {"size": _plain(preset.resize_size), "interpolation": _plain(preset.interpolation)}
+    yield _made(Resize, {**given, "antialias": getattr(preset, "antialias", True)}, place)
+    yield _made(CenterCrop, {"size": _plain(preset.crop_size)}, place)
+    yield ToDtype("float32", scale=True)
+    yield _made(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, place)
+
+
+def _preset(preset: Any) -> str:
+    """What to write in the place of another preset, with its numbers."""
+    text = PRESETS[type(preset).__name__]
+    if getattr(preset, "resize_size", ()) is None:
+        text = text.replace(PRESET_RESIZE, "")
+    return text.format(**{name: _plain(value) for name, value in vars(preset).items()})
+
+
 def _plain(value: Any) -> Any:
     """An argument as ours take it: enumerations by their names, tensors as numbers, getters of labels by name."""
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
@@ -251,7 +283,9 @@ def _foreign(entry: Any, place: str) -> str:
         return f"from_torchvision: {place} is the class {entry.__name__}; write {entry.__name__}(…)"
     if kind.__module__.split(".")[0] == "timm":
         return f"{text}; write from_timm(data_config, …) for timm's chains"
-    return (
-        f"{text}; call it in the dataset's __getitem__, or, where it is an nn.Module that takes a batch, put it last "
-        "in the chain"
-    )
+    if any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__):
+        return (
+            f"{text}; take it out, and where it takes a batch {MODULE}; where it takes one image, call it in the "
+            "dataset's __getitem__"
+        )
+    return f"{text}; call it in the dataset's __getitem__, or make an nn.Module of it that takes a batch, and {MODULE}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ARGUMENTS", "NOTHING_TO_DO", "REFUSED", "RENAMED", "TO_DTYPE"]
+__all__ = ["ARGUMENTS", "MODULE", "NOTHING_TO_DO", "PRESETS", "PRESET_RESIZE", "REFUSED", "RENAMED", "TO_DTYPE"]
 
 # Ours has the same name and takes the same arguments; theirs keeps each in an attribute of that name.
 ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
@@ -73,6 +73,25 @@ NOTHING_TO_DO: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToP
 # They become our ToDtype.
 TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")
 
+# How a module that takes a batch is used: behind what `from_torchvision` gives, not in what it reads.
+MODULE: Final = "write transforms=[*T.from_torchvision(…), module]"
+
+# What a model's weights bring with them, in `torchvision.transforms._presets`, beside ImageClassification, which is
+# written as four transforms; and what to do about it. Names in braces are attributes of the preset.
+PRESET_RESIZE: Final = "T.Resize({resize_size[0]}, {interpolation!r}), "  # left out where resize_size is None
+PRESETS: Final[dict[str, str]] = {
+    "ObjectDetection": "write transforms=[T.ToDtype('float32', scale=True)]",
+    "OpticalFlow": (
+        "return both images in a sample, and write transforms=[T.ToDtype('float32', scale=True), "
+        "T.Normalize([0.5] * 3, [0.5] * 3)]"
+    ),
+    "SemanticSegmentation": (
+        f"write transforms=[{PRESET_RESIZE}T.ToDtype('float32', scale=True), "
+        "T.Normalize({mean}, {std})]; masks beside the image move with it"
+    ),
+    "VideoClassification": "it takes the frames of a video; do it in the dataset's __getitem__",
+}
+
 # What gpuload does not have, and what to do about it.
 REFUSED: Final[dict[str, str]] = {
     "ClampKeyPoints": "keypoints that leave the image keep their places; clip them in the finished batch",
@@ -81,9 +100,9 @@ REFUSED: Final[dict[str, str]] = {
     "JPEG": "do it in the dataset's __getitem__",
     "Lambda": (
         "a function of one's own cannot run on a whole batch on the device; call it in the dataset's __getitem__, or "
-        "make an nn.Module of it that takes a batch, and put that last in the chain"
+        f"make an nn.Module of it that takes a batch, and {MODULE}"
     ),
-    "LinearTransformation": "do it to the finished batch; an nn.Module may stand last in the chain",
+    "LinearTransformation": f"do it to the finished batch, or make an nn.Module of it, and {MODULE}",
     "RandomChannelPermutation": "RandomPhotometricDistort permutes channels too; or do it to the finished batch",
     "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
     "SanitizeKeyPoints": "select keypoints in the finished batch",

@@ -59,6 +59,7 @@ def test_these_run_on_kornia(transforms):
 
 LACKING = [
     (T.Resize(20), "Kornia's resize lies up to 87 levels from Pillow's"),
+    (T.Resize(20, "nearest"), "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"),
     (T.RandomResizedCrop(20), "Kornia's resize lies up to 87 levels from Pillow's"),
     (T.RandomRotation(9, "bicubic"), "Kornia's bicubic filter is another than Pillow's (a = -0.75, not -1)"),
     (T.RandAugment(interpolation="bicubic"), "Kornia's bicubic filter is another than Pillow's"),
