@@ -72,7 +72,8 @@ class Loader:
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
             process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
         prefetch_factor: batches in work beyond the one that is in use (of an iterable dataset, for each worker).
-        device: where the batches shall be; default: CUDA's current device, or the CPU where there is none.
+        device: where the batches shall be: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, the number of a CUDA device, or torch's
+            object. Default: CUDA's current device, or the CPU where there is none.
         dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: what a
             `ToDtype` says, else float32. Without `Normalize` and `ToDtype` images stay uint8.
         memory_format: of image batches, ``"contiguous_format"`` or ``"channels_last"``, or torch's.

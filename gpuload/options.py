@@ -21,7 +21,7 @@ from gpuload.transforms import Chain
 from gpuload.workers.process import check_platform
 from gpuload.workers.source import is_iterable
 
-__all__ = ["Options", "check_batches", "check_integer", "check_options"]
+__all__ = ["Options", "check_batches", "check_device", "check_integer", "check_options"]
 
 DEFAULT_PREFETCH = 2
 RAGGED = ("error", "list", "pad")
@@ -145,10 +145,6 @@ def check_options(
         raise ValueError(f"timeout must be seconds, 0 for none, got {timeout!r}")
     if decode is not None and not isinstance(decode, Decode):
         raise TypeError(f"decode must be a gpuload.Decode, got {type(decode).__name__}: {decode!r}")
-    if device is not None:
-        device = torch.device(device)
-        if device.type not in ("cpu", "cuda"):
-            raise ValueError(f"device must be 'cpu' or 'cuda', got {str(device)!r}")
     return Options(
         dataset=dataset,
         samples=_length(dataset, iterable),
@@ -162,7 +158,7 @@ def check_options(
         prefetch_factor=DEFAULT_PREFETCH
         if prefetch_factor is None
         else check_integer("prefetch_factor", prefetch_factor, 1),
-        device=device,
+        device=None if device is None else check_device(device),
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         memory_format=str(memory_format).removeprefix("torch."),
         ragged=ragged,
@@ -178,6 +174,25 @@ def check_options(
         worker_init_fn=worker_init_fn,
         pin_memory=bool(pin_memory),
     )
+
+
+def check_device(device: Any) -> torch.device:
+    """A CPU or a CUDA device, be there one or not. A number is that of a CUDA device; a CPU loses its own, as torch
+    ignores it.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    text = f"device must be 'cpu', 'cuda', 'cuda:0' or a torch.device of these kinds, got {device!r}"
+    if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
+        raise TypeError(text)
+    try:
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, ValueError):  # torch's lists all kinds that it knows
+        raise ValueError(text) from None
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(text)
+    return torch.device("cpu") if found.type == "cpu" else found
 
 
 def check_batches(

@@ -409,10 +409,17 @@ def test_importing_gpuload_is_light():
         ({"num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1, got 0"),
         ({"timeout": -1}, ValueError, "timeout must be seconds, 0 for none, got -1"),
-        ({"device": "meta"}, ValueError, "device must be 'cpu' or 'cuda', got 'meta'"),
+        ({"device": "meta"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got 'meta'"),
+        ({"device": "gpu"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got 'gpu'"),
+        ({"device": "CPU"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got 'CPU'"),
+        ({"device": "cuda:x"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or .*, got 'cuda:x'"),
+        ({"device": -1}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got -1"),
+        ({"device": 1.5}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got 1.5"),
+        ({"device": True}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got True"),
         ({"backend": "quantum"}, ValueError, "quantum"),
         ({"ragged": "crop"}, ValueError, "crop"),
         ({"dtype": "int7"}, (ValueError, TypeError), "int7"),
+        ({"dtype": "half"}, ValueError, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
         ({"seed": 2**64}, ValueError, "seed must be at most 18446744073709551615, got 18446744073709551616"),
         ({"chunk_size": 5000}, ValueError, "chunk_size must be at most 4096, got 5000"),
@@ -428,6 +435,22 @@ def test_importing_gpuload_is_light():
 def test_wrong_arguments_are_refused_when_the_loader_is_made(options, error, text):
     with pytest.raises(error, match=text):
         gl.Loader(Samples(lambda i: i), **{"device": "cpu", "num_workers": 0, **options})
+
+
+def test_a_number_is_a_cuda_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in (0, torch.device("cuda:0")):
+        with pytest.raises(
+            ValueError, match="device is 'cuda:0', but torch finds no CUDA device here; use device='cpu'"
+        ):
+            gl.Loader(Samples(lambda i: i), num_workers=0, device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu:0", "cpu:1", torch.device("cpu", 3)])
+def test_a_cpu_has_no_number(device):
+    with gl.Loader(Samples(picture), 2, transforms=[T.CenterCrop(8)], num_workers=0, device=device) as loader:
+        assert next(iter(loader)).device == torch.device("cpu")
+        assert str(loader.plan()).startswith("backend torch on cpu\n")
 
 
 def test_a_dataset_of_length_0_is_refused():

@@ -24,6 +24,7 @@ BackendName = Literal["auto", "torch", "kornia", "dali", "fused"]
 MemoryFormat = Literal["contiguous_format", "channels_last"]
 Ragged = Literal["error", "list", "pad", "views"]
 
+FLOATS: Final = ("float16", "bfloat16", "float32")
 # Imported when they are asked for: Kornia, DALI and Triton take seconds.
 HOMES: Final = {
     "torch": ("gpuload.backends.reference", "TorchBackend"),
@@ -91,11 +92,11 @@ def check_stage(
     layout = str(memory_format).removeprefix("torch.")
     _one_of("memory_format", layout, get_args(MemoryFormat))
     if dtype is not None:
-        dtype = dtype_name("dtype", dtype)
-        if dtype == "uint8":
+        if str(dtype).removeprefix("torch.") == "uint8":
             raise ValueError(
                 "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 ones"
             )
+        dtype = dtype_name("dtype", dtype, FLOATS)
     if cpu_threads is not None and cpu_threads < 1:
         raise ValueError(f"cpu_threads must be at least 1, got {cpu_threads}")
     if device is None:

@@ -61,7 +61,8 @@ class Finish:
         if self.channels is not None and channels != self.channels:
             raise ValueError(
                 f"Normalize has {self.channels} means and stds, but {label} has {channels} "
-                f"channel{'s' if channels > 1 else ''}; give one for each channel, or decode to another mode"
+                f"channel{'s' if channels > 1 else ''}; give one for each channel, drop or convert channels in the "
+                "dataset, or decode to another mode"
             )
 
     def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -150,13 +150,14 @@ class Stage:
             other = int((counts != counts[0]).argmax())
             raise ValueError(
                 f"the images of a batch must have the same number of channels, but {images.labels[0]} has {counts[0]} "
-                f"and {images.labels[other]} has {counts[other]}; give Encoded(…, mode='RGB') for all of them"
+                f"and {images.labels[other]} has {counts[other]}; drop or convert channels in the dataset, or give "
+                "Encoded(…, mode='RGB') for all of them"
             )
         channels = int(counts[0])
         if channels not in (1, 3) and (name := _coloring(draws)):
             raise ValueError(
                 f"{name} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
-                "decode to mode 'RGB' or 'L'"
+                "drop or convert channels in the dataset, or decode to mode 'RGB' or 'L'"
             )
         given, channels = channels, _channels_after(draws, channels, images.labels[0])
         finish.check(channels, images.labels[0] if channels == given else f"{images.labels[0]} after all transforms")

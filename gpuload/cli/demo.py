@@ -25,8 +25,9 @@ from gpuload.cli.sheet import ContactSheet, to_uint8
 from gpuload.cli.torch_way import CroppedPictures
 from gpuload.cli.training import Trainer
 from gpuload.cpus import usable_cpus
+from gpuload.options import check_device
 
-__all__ = ["Settings", "run", "sparkline"]
+__all__ = ["Settings", "compared", "run", "sparkline"]
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -52,7 +53,7 @@ def run(settings: Settings, console: Console | None = None) -> int:
     console = console or Console(highlight=False)
     try:
         dataset, origin = _dataset(settings, console)
-        device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda, but torch finds no CUDA device; leave --device out to run on the CPU")
     except (PhotographsMissing, OSError, ValueError, RuntimeError) as error:
@@ -60,10 +61,11 @@ def run(settings: Settings, console: Console | None = None) -> int:
         return 1
     workers = min(8, usable_cpus()) if settings.workers is None else settings.workers
     classes = list(getattr(dataset, "classes", []))
-    of_classes = f" of {len(classes)} classes" if classes else ""
+    of_classes = f" of {_count(len(classes), 'class', 'classes')}" if classes else ""
     console.print(
-        f"[bold]gpuload {gl.__version__}[/] on {device}: {workers} workers, {usable_cpus()} CPUs, batches of "
-        f"{settings.batch_size}, torch {torch.__version__}\n{len(dataset):,} images{of_classes} in {origin}\n",
+        f"[bold]gpuload {gl.__version__}[/] on {device}: {_count(workers, 'worker')}, {_count(usable_cpus(), 'CPU')}, "
+        f"batches of {settings.batch_size}, torch {torch.__version__}\n"
+        f"{_count(len(dataset), 'image')}{of_classes} in {origin}\n",
         soft_wrap=True,
     )
     loader = gl.Loader(
@@ -150,7 +152,8 @@ def _progress(console: Console, transient: bool = False) -> Progress:
 def _table(costs: dict[str, Cost], epochs: int) -> Table:
     """What was measured: a row for each figure, a column for each loader, and how many times better the first is."""
     first, second = costs.values()
-    table = Table(title=f"{epochs} epochs: decode, random crop to {SIZE}×{SIZE}, flip, normalise", title_justify="left")
+    work = f"decode, random crop to {SIZE}×{SIZE}, flip, normalise"
+    table = Table(title=f"{_count(epochs, 'epoch')}: {work}", title_justify="left")
     table.add_column("")
     for name in costs:
         table.add_column(name, justify="right")
@@ -160,16 +163,31 @@ def _table(costs: dict[str, Cost], epochs: int) -> Table:
         mine, theirs = getattr(first, key), getattr(second, key)
         if mine is None or theirs is None:
             return
-        gain = (mine / theirs if higher_is_better else theirs / mine) if mine and theirs else math.nan
-        word = ("more" if gain >= 1 else "of that") if higher_is_better else "less"
-        text = f"{gain:.1f} × {word}" if gain >= 1 or higher_is_better else f"{1 / gain:.1f} × more"
-        table.add_row(name, form.format(mine), form.format(theirs), "" if math.isnan(gain) else text)
+        table.add_row(name, form.format(mine), form.format(theirs), compared(mine, theirs, higher_is_better))
 
     row("images per second", "images_per_s", "{:,.0f}", True)
     row("CPU seconds per 1,000 images", "cpu_s_per_1000", "{:.2f}", False)
     row("seconds to the first batch", "first_batch_s", "{:.2f}", False)
     row("memory per worker, MB", "worker_mb", "{:,.0f}", False)
     return table
+
+
+def compared(mine: float, theirs: float, higher_is_better: bool) -> str:
+    """How the first figure stands to the second: "2.0 × more"; nothing where one of them is none."""
+    ratio = mine / theirs if mine and theirs else math.nan
+    if math.isnan(ratio):
+        return ""
+    if ratio > 1:
+        word = "more"
+    elif higher_is_better:
+        word = "of that"
+    else:
+        ratio, word = 1 / ratio, "less"
+    return "the same" if f"{ratio:.1f}" == "1.0" else f"{ratio:.1f} × {word}"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _train(

@@ -26,7 +26,8 @@ def stage_of(transforms, **options):
         ({"backend": "cuda"}, "backend must be one of 'auto', 'torch', 'kornia', 'dali', 'fused', got 'cuda'"),
         ({"ragged": "crop"}, "ragged must be one of 'error', 'list', 'pad', 'views', got 'crop'"),
         ({"memory_format": "nhwc"}, "memory_format must be one of 'contiguous_format', 'channels_last', got 'nhwc'"),
-        ({"dtype": "float64"}, "dtype must be one of 'uint8', 'float16', 'bfloat16', 'float32', got 'float64'"),
+        ({"dtype": "float64"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'float64'"),
+        ({"dtype": "half"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
         ({"dtype": "uint8"}, "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out"),
         ({"device": "meta"}, "device must be a CPU or a CUDA device, got meta"),
         ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
@@ -143,7 +144,10 @@ def test_channels(make_images, make_batch, channels):
     if channels in (1, 3):
         assert stage(*make_batch(chain, images)).shape == (3, channels, 10, 10)
     else:
-        text = f"ColorJitter takes images of 1 or 3 channels, but image 0 has {channels}; decode to mode 'RGB' or 'L'"
+        text = (
+            f"ColorJitter takes images of 1 or 3 channels, but image 0 has {channels}; drop or convert channels in the "
+            "dataset, or decode to mode 'RGB' or 'L'"
+        )
         with pytest.raises(ValueError, match=re.escape(text)):
             stage(*make_batch(chain, images))
 
@@ -151,10 +155,16 @@ def test_channels(make_images, make_batch, channels):
 def test_channels_must_fit(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
     grey = make_images(6, 1, 1)
-    text = "Normalize has 3 means and stds, but image 0 has 1 channel; give one for each channel"
+    text = (
+        "Normalize has 3 means and stds, but image 0 has 1 channel; give one for each channel, drop or convert "
+        "channels in the dataset, or decode to another mode"
+    )
     with pytest.raises(ValueError, match=re.escape(text)):
         stage(*make_batch(chain, grey))
-    text = "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1"
+    text = (
+        "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop or "
+        "convert channels in the dataset, or give Encoded(…, mode='RGB') for all of them"
+    )
     with pytest.raises(ValueError, match=re.escape(text)):
         stage(*make_batch(chain, [*make_images(6, 1, 3), *grey]))
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import gpuload
 from gpuload.cli.app import app
-from gpuload.cli.demo import Settings, run, sparkline
+from gpuload.cli.demo import Settings, compared, run, sparkline
 from gpuload.cli.torch_way import CroppedPictures
 from gpuload.cli.training import Trainer
 
@@ -41,7 +41,9 @@ def test_demo_from_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     for text in (
+        "on cpu: 1 worker, ",
         "24 images of 8 classes in results/photographs",
+        "2 epochs: decode, random crop to 224×224",
         "images per second",
         "CPU seconds per 1,000 images",
         "seconds to the first batch",
@@ -60,6 +62,8 @@ def test_data_of_ones_own(jpeg_folder: Path, tmp_path: Path) -> None:
     assert demo(console, data=jpeg_folder, out=tmp_path, batch_size=16) == 0
     told = console.export_text()
     assert f"48 images of 3 classes in {jpeg_folder}" in told
+    assert "on cpu: 0 workers, " in told
+    assert "1 epoch: decode, random crop to 224×224" in told
     assert (tmp_path / "contact-sheet.png").exists()
     assert not (tmp_path / "photographs").exists()
 
@@ -78,6 +82,29 @@ def test_data_that_is_not_there(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "there is no such folder" in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_device_that_is_none(jpeg_folder: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["demo", "--data", str(jpeg_folder), "--device", "gpu", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "device must be 'cpu', 'cuda', 'cuda:0'" in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "rate", "cost"),
+    [
+        (3.0, 1.5, "2.0 × more", "2.0 × more"),
+        (1.5, 3.0, "0.5 × of that", "2.0 × less"),
+        (2.504, 2.496, "the same", "the same"),
+        (2.496, 2.504, "the same", "the same"),
+        (0.0, 2.0, "", ""),
+        (float("nan"), 2.0, "", ""),
+    ],
+)
+def test_figures_are_compared(mine: float, theirs: float, rate: str, cost: str) -> None:
+    assert compared(mine, theirs, higher_is_better=True) == rate
+    assert compared(mine, theirs, higher_is_better=False) == cost
 
 
 def test_version_and_help() -> None:
