@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from parity.case import Case, Oracle, Tolerance
+from parity.case import BATCHES, Case, Oracle, Tolerance
 from PIL import Image, ImageOps
 
 from gpuload import transforms as T
@@ -102,7 +102,8 @@ def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nd
 _: Oracle = geometry
 
 EXACT = "pixels are moved, not computed"
-RESIZE = "the kernel for single images has weights of 16 bits, Pillow of 22; batches are resized as by Pillow"
+RESIZE = "torch's kernel, which resizes single images, has weights of 16 bits, Pillow of 22"
+PILLOWS = "Pillow's whole numbers; the reference of single images has weights of 16 bits"
 WARP = "the same arithmetic in float64; single images are Pillow's work"
 ROTATE = "the angle is found from what was drawn, so a place may differ in the last bit"
 
@@ -130,12 +131,14 @@ def moved(name: str, *transforms: Any, against: str = CROP, channels: int = 3) -
 
 def resized(name: str, *transforms: Any, against: str = RESIZED, channels: int = 3) -> Case:
     own = {"dali": DALI_RESIZE if against == RESIZED else replace(DALI_TURN, reason=f"{TIE}; {DALI_RESIZE.reason}")}
+    own |= dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 1, PILLOWS))
     return Case(name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, backends=own, channels=channels)
 
 
 def cubic(name: str, *transforms: Any) -> Case:
     """With four taps along each axis, some negative, the weights' last bits come to more."""
     own = {"dali": replace(DALI_RESIZE, max=2)} if "random" in name else {}
+    own |= dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOWS))
     return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=own)
 
 

@@ -48,7 +48,11 @@ class FusedBackend(Backend):
     def missing(cls, device: torch.device) -> str | None:
         if find_spec("triton") is None:
             return "the backend 'fused' needs Triton, which is not installed; use `pip install triton`"
-        if device.type == "cpu" and not _interpreted():
+        try:
+            interpreted = _interpreted()
+        except Exception as error:  # whatever a broken installation may say
+            return f"the backend 'fused' needs Triton, which cannot be imported: {type(error).__name__}: {error}"
+        if device.type == "cpu" and not interpreted:
             return (
                 f"the backend 'fused' runs on a GPU, got device {str(device)!r}; use backend='torch' there (or set "
                 "TRITON_INTERPRET=1 before Python starts, to try it slowly)"
@@ -64,7 +68,10 @@ class FusedBackend(Backend):
         if issubclass(kind, Box | Flip | Warp | Erase | Mix):
             return None
         if issubclass(kind, Ops):
-            return next((LACKING[name] for name in transform.operations if name in LACKING), None)
+            from gpuload.backends.fused.passes import OPERATIONS  # it imports Triton
+
+            lacking = (name for name in transform.operations if name not in OPERATIONS)
+            return next((LACKING.get(name, f"the kernels do not know {name}") for name in lacking), None)
         return "several results of an image are mixed by torch"
 
     def _lacks_late(self, transform: Transform, kind: type[Params]) -> str | None:

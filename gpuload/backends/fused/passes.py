@@ -26,7 +26,7 @@ from gpuload.backends.warp import nearest_ways, scaled_places
 from gpuload.transforms.params import FILTERS, NOTHING, OPS, VALUES, Box, Branches, Erase, Flip, Ops, Warp, code
 from gpuload.transforms.resampling import nearest_indices, padded_places
 
-__all__ = ["Passes"]
+__all__ = ["OPERATIONS", "Passes"]
 
 KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 SINGLE: Final = np.array([name in POINTWISE and name not in STATISTICS for name in OPS])
@@ -34,6 +34,8 @@ OF_STATISTICS: Final = np.array([name in STATISTICS for name in OPS])
 FAR: Final = 5  # pixels further than so many sigmas from a blur's middle weigh less than a millionth of it each
 IDENTITY: Final = code("identity")
 WARPED: Final = code("warp")
+OPERATIONS: Final = frozenset(POINTWISE) | {OPS[number] for number in KERNELS} | {"warp"}  # that there are passes for
+KNOWN: Final = np.array([name in OPERATIONS for name in OPS])
 
 
 class Passes:
@@ -45,8 +47,8 @@ class Passes:
         channels: of all pixels on their way, 1 or 3; images of one channel are read as three where it is 3.
 
     Attributes:
-        ints, floats: int64 (passes, B, `JOB`) and float64 (passes, B, 16), the records; where a pass reads and writes
-            is filled in by whoever runs it, but for the first one's source.
+        ints, floats: int64 (passes, B, `JOB`) and float64 (passes, B, `FLOATS`), the records; where a pass reads and
+            writes is filled in by whoever runs it, but for the first one's source.
         last: int64 (B,), the number of each image's last pass.
     """
 
@@ -239,6 +241,8 @@ class Passes:
         for turn in range(params.codes.shape[1]):
             codes, values = params.codes[:, turn], params.values[:, turn]
             done = (codes != NOTHING) & (codes != IDENTITY)
+            if unknown := codes[done & ~KNOWN[codes]].tolist():
+                raise TypeError(f"{OPS[unknown[0]]} is no operation that the fused kernels know")
             single = np.flatnonzero(done & SINGLE[codes])
             self._single(rows[single], codes[single], values[single])
             counted = np.flatnonzero(done & OF_STATISTICS[codes])
@@ -352,7 +356,7 @@ class Passes:
 
     def _fill(self, at: np.ndarray, rows: np.ndarray, transform: Any) -> None:
         fill = np.array(transform.outside(masks=False), np.float64)
-        self.floats[at, rows, R.FILL : R.FILL + 3] = np.broadcast_to(fill if len(fill) in (1, 3) else fill[:1], 3)
+        self.floats[at, rows, R.FILL : R.FILL + 3] = np.broadcast_to(fill, 3)
 
 
 def _filters(transform: Any, params: Any, count: int) -> np.ndarray:

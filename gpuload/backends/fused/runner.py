@@ -1,8 +1,9 @@
 """Runs the fused kernels over batches: a batch's passes are made ready on the host, then launched.
 
-`prepare` takes no look at pixels and brings all records to the device; `launch` only launches: a pass over all images
-that have so many, tables of statistics before it where some need them. Between passes images lie as levels H×W×C in
-scratch memory of the device's allocator. Runs in the process of the stage, on the current stream.
+`prepare` takes no look at pixels and brings all records to the device; `launch` only launches: for each pass one kernel
+for each kind of geometry that images have in it, and what makes tables of weights or statistics for it. Between passes
+images lie as levels H×W×C in scratch memory of the device's allocator. Runs in the process of the stage, on the current
+stream.
 """
 
 # Type checkers do not know how a kernel is launched.

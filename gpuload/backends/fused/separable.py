@@ -31,6 +31,7 @@ from gpuload.backends.fused.record import (
     WIDTH,
 )
 from gpuload.backends.fused.sources import read
+from gpuload.backends.fused.weights import LINES_AT_ONCE, TAPS_AT_ONCE
 from gpuload.transforms.resampling import PRECISION_BITS
 
 __all__ = ["blur", "resize"]
@@ -111,6 +112,8 @@ def _separable(
     FORWARD: tl.constexpr,
 ):
     """FORWARD: pixels lie next to each other, and there are as many as weights."""
+    tl.static_assert(TAPS_AT_ONCE == 2)
+    tl.static_assert(LINES_AT_ONCE == 4)
     last_row, last_column = tl.load(ints_ptr + HEIGHT).to(tl.int32) - 1, tl.load(ints_ptr + WIDTH).to(tl.int32) - 1
     row_step = tl.load(ints_ptr + ROW_STEP).to(tl.int32)
     taps = tl.load(ints_ptr + TAPS).to(tl.int32)

@@ -49,11 +49,11 @@ from gpuload.backends.fused.record import (
 from gpuload.transforms.params import FILTERS
 from gpuload.transforms.resampling import PRECISION_BITS, SUPPORT
 
-__all__ = ["Tables", "make_tables", "place_tables"]
+__all__ = ["LINES_AT_ONCE", "TAPS_AT_ONCE", "Tables", "make_tables", "place_tables"]
 
 # Who filters takes so many taps, and so many rows of the source, at once: tables are filled up with weights of 0.
-TAPS_AT_ONCE: Final = 2
-LINES_AT_ONCE: Final = 4
+TAPS_AT_ONCE: Final = tl.constexpr(2)
+LINES_AT_ONCE: Final = tl.constexpr(4)
 
 COLUMNS: Final = 32  # of a program
 SUPPORTS: Final = np.array([SUPPORT[name] for name in FILTERS])
@@ -61,7 +61,6 @@ _JOB: Final = tl.constexpr(JOB)
 _FLOATS: Final = tl.constexpr(FLOATS)
 _ONE: Final = tl.constexpr(2.0**PRECISION_BITS)
 _ROOT: Final = tl.constexpr(0.8493218002880191)  # of log2(e) / 2: a Gaussian is 2 ** -(ROOT · distance / sigma)²
-_AT_ONCE: Final = tl.constexpr(LINES_AT_ONCE)
 _CHUNK: Final = tl.constexpr(16)  # rows of the source at a time
 
 
@@ -103,8 +102,8 @@ def place_tables(ints: np.ndarray, kind: int, rows: int) -> Tables | None:
     else:
         taps_x = np.minimum(ints[:, KERNEL_W], widths)
         lines = ints[:, KERNEL_H] + rows - 1
-    taps = -(-taps_x // TAPS_AT_ONCE) * TAPS_AT_ONCE
-    lines = -(-np.minimum(lines, heights) // LINES_AT_ONCE) * LINES_AT_ONCE
+    taps = -(-taps_x // TAPS_AT_ONCE.value) * TAPS_AT_ONCE.value
+    lines = -(-np.minimum(lines, heights) // LINES_AT_ONCE.value) * LINES_AT_ONCE.value
     # The tables of rows begin at multiples of `rows`, so that a row's weights are read at once.
     tiles = -(-ints[:, OUT_HEIGHT] // rows)
     across = -(-(1 + taps) * ints[:, OUT_WIDTH] // rows) * rows
@@ -165,7 +164,7 @@ def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, GEOMETRY: tl.conste
         scale, norm = _gaussian(kernel, tl.load(floats_ptr + SIGMA_Y))
     top = tl.maximum(tl.min(first) - corner, 0)
     count = tl.minimum(tl.max(end) - corner, height) - top
-    count = tl.minimum(tl.cdiv(count, _AT_ONCE) * _AT_ONCE, lines)
+    count = tl.minimum(tl.cdiv(count, LINES_AT_ONCE) * LINES_AT_ONCE, lines)
     tl.store(weights_ptr, top)
     tl.store(weights_ptr + 1, count)
     weights_ptr += ROWS
@@ -177,8 +176,7 @@ def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, GEOMETRY: tl.conste
             own = _weight(pixels, first[None, :], end[None, :], start[None, :], stretch, total[None, :], bilinear)
         else:
             own = _weight_of_blur(pixels, ys[None, :], kernel, height, scale, norm).to(tl.int32, bitcast=True)
-        there = (numbers < count) & (tl.arange(0, ROWS) >= 0)[None, :]
-        tl.store(weights_ptr + numbers * ROWS + tl.arange(0, ROWS)[None, :], own, there)
+        tl.store(weights_ptr + numbers * ROWS + tl.arange(0, ROWS)[None, :], own, numbers < count)
         line += _CHUNK
 
 
@@ -200,7 +198,7 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_wi
     # Where there are as many pixels, all that are read are inside.
     place = tl.maximum(tl.minimum(first - corner, width - taps), 0)
     tl.store(weights_ptr + columns, place, there)
-    weights_ptr += out_width + 2 * columns
+    weights_ptr += out_width + TAPS_AT_ONCE * columns
     tap = 0
     while tap < taps:
         pixels = place + tap + corner
@@ -208,7 +206,8 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_wi
             own = _weight(pixels, first, end, start, stretch, total, bilinear)
         else:
             own = _weight_of_blur(pixels, xs, kernel, width, scale, norm).to(tl.int32, bitcast=True)
-        tl.store(weights_ptr + tap // 2 * 2 * out_width + tap % 2, own, there)
+        before = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
+        tl.store(weights_ptr + before * out_width + tap - before, own, there)
         tap += 1
 
 

@@ -15,8 +15,10 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.backends import compile_stage
 from gpuload.backends.compile import _chosen
+from gpuload.backends.fused import passes
 from gpuload.backends.fused.backend import FusedBackend
 from gpuload.backends.reference import TorchBackend
+from gpuload.transforms.params import code
 
 CPU = torch.device("cpu")
 
@@ -94,6 +96,30 @@ def test_where_triton_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "gpuload.backends.fused.late", None)
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: ModuleNotFoundError"):
         assert chosen(True)[0].name == "torch"
+
+
+def test_with_a_triton_that_is_broken(monkeypatch):
+    def broken():
+        raise ImportError("libtriton.so is gone")
+
+    monkeypatch.setattr("gpuload.backends.fused.backend._interpreted", broken)
+    with pytest.raises(gl.BackendError, match=r"cannot be imported: ImportError: libtriton.so is gone"):
+        gl.Loader(["a.jpg"], backend="fused", device="cpu")
+
+
+def test_an_operation_without_a_kernel_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(passes, "OPERATIONS", passes.OPERATIONS - {"solarize_add"})
+    plan = compile_stage(T.Chain([T.TimmRandAugment("rand-m9")]), device="cpu", backend="fused").plan
+    assert [(step.backend, step.reason) for step in plan.steps] == [("torch", "the kernels do not know solarize_add")]
+
+
+def test_an_operation_that_comes_all_the_same_is_refused(make_batch, make_images, monkeypatch):
+    known = passes.KNOWN.copy()
+    known[code("invert")] = False
+    monkeypatch.setattr(passes, "KNOWN", known)
+    chain = T.Chain([T.RandomInvert(1.0)])
+    with pytest.raises(TypeError, match="invert is no operation that the fused kernels know"):
+        compile_stage(chain, device="cpu", backend="fused")(*make_batch(chain, make_images(1, 1, low=9, high=12)))
 
 
 def test_without_triton_it_is_not_chosen_where_it_need_not_be(monkeypatch):
