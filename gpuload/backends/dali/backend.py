@@ -10,6 +10,7 @@ import torch
 from gpuload.backends.backend import Backend, Late, Levels
 from gpuload.backends.finish import Finish
 from gpuload.errors import BackendError
+from gpuload.transforms import RandomPerspective
 from gpuload.transforms.base import Transform
 from gpuload.transforms.params import Box, Erase, Flip, Mix, Mixture, Ops, Params, Warp
 
@@ -85,7 +86,7 @@ class DaliBackend(Backend):
 
 
 def _lacks_warp(transform: Any) -> str | None:
-    if type(transform).__name__ == "RandomPerspective":
+    if isinstance(transform, RandomPerspective):
         return "DALI's warp is affine"
     return "DALI's warp has no bicubic filter" if transform.interpolation == "bicubic" else None
 

@@ -177,8 +177,18 @@ def _weights(distance: np.ndarray, interpolation: str) -> np.ndarray:
 
 
 def warp(images: Images, transform: Any, params: Warp, after: np.ndarray) -> Images:
-    """Affine maps; what lies outside is filled. `after` are the windows of the results."""
+    """Affine maps; what lies outside is filled. `after` are the windows of the results.
+
+    Raises:
+        ValueError: a map is not affine.
+    """
     coefficients = np.where(params.warped[:, None], params.coefficients, IDENTITY)
+    if coefficients[:, 6:].any():
+        row = int(coefficients[:, 6:].any(axis=1).argmax())
+        raise ValueError(
+            f"DALI's warp is affine, but what {type(transform).__name__} drew for row {row} of the batch has the "
+            f"coefficients g, h = {coefficients[row, 6:].tolist()}, which must be 0; use another backend"
+        )
     maps = coefficients[:, :6].reshape(-1, 2, 3).copy()
     maps[:, :, 2] += maps[:, :, 0] * after[:, 1, None] + maps[:, :, 1] * after[:, 0, None]
     matrix = ndd.as_batch(maps.astype(np.float32))

@@ -14,7 +14,10 @@ from gpuload.transforms.params import NOTHING, OPS, Ops
 
 __all__ = ["OPERATIONS", "operate"]
 
-OPERATIONS: Final[dict[str, Callable[[ndd.Batch, np.ndarray], ndd.Batch]]] = {
+Operation = Callable[[ndd.Batch, np.ndarray], ndd.Batch]
+
+# None leaves images as they are. What is not here is in `gpuload.backends.dali.backend.LACKING`.
+OPERATIONS: Final[dict[str, Operation | None]] = {
     "brightness": color.brightness,
     "contrast": color.contrast,
     "saturation": color.saturation,
@@ -27,12 +30,17 @@ OPERATIONS: Final[dict[str, Callable[[ndd.Batch, np.ndarray], ndd.Batch]]] = {
     "grayscale": color.grayscale,
     "blur": neighbourhood.blur,
     "permute": color.permute,
+    "identity": None,
     "solarize_add": color.solarize_add,
 }
 
 
 def operate(images: Images, transform: Any, params: Ops) -> Images:
-    """Do the operations, the first of all images first; images with the same one go together."""
+    """Do the operations, the first of all images first; images with the same one go together.
+
+    Raises:
+        TypeError: one of them is not made of DALI's.
+    """
     for turn in range(params.codes.shape[1]):
         images = _turn(images, params.codes[:, turn], params.values[:, turn])
     channels = transform.output_channels(images.channels)
@@ -40,13 +48,20 @@ def operate(images: Images, transform: Any, params: Ops) -> Images:
 
 
 def _turn(images: Images, codes: np.ndarray, values: np.ndarray) -> Images:
-    names = [None if code == NOTHING else OPERATIONS.get(OPS[code]) for code in codes.tolist()]
-    wanted = dict.fromkeys(names)
+    operations = [None if code == NOTHING else _operation(OPS[code]) for code in codes.tolist()]
+    wanted = dict.fromkeys(operations)
     if set(wanted) == {None}:
         return images
     images, parts = Images(images.batch), []
     for operation in wanted:
-        rows = np.array([row for row, name in enumerate(names) if name is operation], np.int64)
+        rows = np.array([row for row, found in enumerate(operations) if found is operation], np.int64)
         some = images if len(wanted) == 1 else images.take(rows)
         parts.append((rows, some if operation is None else Images(operation(some.batch, values[rows]))))
     return merged(parts)
+
+
+def _operation(name: str) -> Operation | None:
+    try:
+        return OPERATIONS[name]
+    except KeyError:
+        raise TypeError(f"{name} is no operation that is made of DALI's") from None

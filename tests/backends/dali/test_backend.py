@@ -74,6 +74,15 @@ def test_it_lacks(transform, reason, dali):
     assert reason in found
 
 
+class Tilted(T.RandomPerspective):
+    """A subclass draws what its parent draws."""
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_a_perspective_of_another_name_runs_on_the_reference(interpolation, dali):
+    assert dali.lacks(Tilted(0.5, 1.0, interpolation=interpolation)) == "DALI's warp is affine"
+
+
 def test_dali_is_not_installed(monkeypatch):
     monkeypatch.setattr(backend, "_installed", lambda: False)
     with pytest.raises(gpuload.BackendError, match=r"needs NVIDIA's DALI, .*pip install 'gpuload\[dali\]'.*dali-cu13"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -110,6 +112,24 @@ def test_warps_by_the_nearest_pixel(compare, images):
     compared = compare([T.RandomRotation(40, fill=7)], images)
     assert compared.native == ["dali"]
     assert np.mean([float((image > 0).double().mean()) for image in compared.apart]) < 0.01
+
+
+class Bent(T.RandomRotation):
+    """Its maps are not affine."""
+
+    def draw(self, uniforms, sizes_hw):
+        drawn = super().draw(uniforms, sizes_hw)
+        drawn.coefficients[1:2, 6:] = 0, 0.25
+        return drawn
+
+
+def test_maps_that_are_not_affine_are_refused(compare, make_images):
+    text = (
+        "DALI's warp is affine, but what Bent drew for row 1 of the batch has the coefficients g, h = [0.0, 0.25], "
+        "which must be 0; use another backend"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        compare([Bent(30)], make_images(4, 3))
 
 
 def test_branches(compare, images):
