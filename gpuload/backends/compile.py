@@ -16,7 +16,7 @@ from gpuload.backends.segments import SegmentRunner
 from gpuload.backends.stage import Stage
 from gpuload.errors import BackendError, CompilerError
 from gpuload.transforms import Chain
-from gpuload.transforms.arguments import dtype_name
+from gpuload.transforms.arguments import dtype_name, whole
 
 __all__ = ["BackendName", "MemoryFormat", "Ragged", "check_stage", "compile_stage"]
 
@@ -47,7 +47,7 @@ def compile_stage(
     """Make the stage that applies a chain of transforms to batches.
 
     Args:
-        chain: the transforms.
+        chain: the transforms, as a `gpuload.transforms.Chain`.
         device: where batches are made: a CPU or a CUDA device.
         backend: ``"torch"``, the reference; ``"kornia"``, ``"dali"`` or ``"fused"`` (Triton), with the reference for
             what these lack; ``"auto"``: ``"fused"`` on CUDA, ``"torch"`` on the CPU.
@@ -58,14 +58,15 @@ def compile_stage(
         ragged: what becomes of images whose sizes differ in the end: ``"error"``, ``"list"`` (a list of tensors, in
             any case) or ``"pad"`` (zeros on the right and at the bottom, and the sizes beside it, in any case);
             ``"views"`` is a list too, of views of one tensor where all sizes are the same.
-        cpu_threads: how many threads torch uses within a call; None: as many as it is set to.
+        cpu_threads: how many threads torch uses within a call, at least 1; None: as many as it is set to.
 
     Raises:
-        TypeError, ValueError: an option is not one of these.
+        TypeError: `chain` is no Chain, or an option is of another type.
+        ValueError: an option is not one of these, or does not go with the chain.
         BackendError: a backend that was asked for cannot be used here.
     """
     device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, cpu_threads)
-    reference = _made("torch", device)
+    reference = _class_of("torch")(device)
     chosen, note = reference, None
     if backend != "torch" and (backend != "auto" or device.type == "cuda"):
         chosen, note = _chosen("fused" if backend == "auto" else backend, device, reference, forced=backend != "auto")
@@ -73,7 +74,16 @@ def compile_stage(
     plan = make_plan(chain, chosen, note=note)
     finishes = [Finish.of(line.transforms, name) for line in chain.lines]
     runs = [SegmentRunner(steps, finish, backends) for steps, finish in zip(plan.views, finishes, strict=True)]
-    return Stage(chain, device, finishes, runs, plan, layout, ragged, cpu_threads)
+    return Stage(
+        chain,
+        device=device,
+        finishes=finishes,
+        runs=runs,
+        plan=plan,
+        memory_format=layout,
+        ragged=ragged,
+        cpu_threads=cpu_threads,
+    )
 
 
 def check_stage(
@@ -86,7 +96,13 @@ def check_stage(
     cpu_threads: int | None,
 ) -> tuple[torch.device, str | None, str]:
     """The arguments of `compile_stage`, checked: the device, the dtype's and the memory format's name. `device` None is
-    the one that there is."""
+    the one that there is.
+
+    Raises:
+        TypeError, ValueError, BackendError: as `compile_stage` does.
+    """
+    if not isinstance(chain, Chain):
+        raise TypeError(f"chain must be a transforms.Chain, got {type(chain).__name__}; write T.Chain([…])")
     _one_of("backend", backend, get_args(BackendName))
     _one_of("ragged", ragged, get_args(Ragged))
     layout = str(memory_format).removeprefix("torch.")
@@ -97,8 +113,8 @@ def check_stage(
                 "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 ones"
             )
         dtype = dtype_name("dtype", dtype, FLOATS)
-    if cpu_threads is not None and cpu_threads < 1:
-        raise ValueError(f"cpu_threads must be at least 1, got {cpu_threads}")
+    if cpu_threads is not None:
+        whole("cpu_threads", cpu_threads, least=1)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
@@ -128,7 +144,7 @@ def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool
     try:
         if missing := _class_of(name).missing(device):
             raise BackendError(missing)
-        return _made(name, device), None
+        return _class_of(name)(device), None
     except BackendError as error:
         if forced and not isinstance(error, CompilerError):
             raise
@@ -136,10 +152,6 @@ def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool
         # Named by its own place, it is shown once, however many loaders there are.
         warnings.warn(f"the backend 'torch' is used on {device}, since {note}", RuntimeWarning, stacklevel=1)
         return reference, note
-
-
-def _made(name: str, device: torch.device) -> Backend:
-    return _class_of(name)(device)
 
 
 def _class_of(name: str) -> type[Backend]:

@@ -54,6 +54,7 @@ class Stage:
     def __init__(
         self,
         chain: Chain,
+        *,
         device: torch.device,
         finishes: Sequence[Finish],
         runs: Sequence[SegmentRunner],
@@ -87,7 +88,7 @@ class Stage:
         Args:
             images: the decoded regions, on the stage's device.
             draws: from the chain's `draw`, for these images.
-            view: which of the chain's views they are for.
+            view: which of the chain's views they are for, from 0.
             partners: int64 (N,), with which row each is mixed, where a transform mixes images; its own for none. Two
                 are each other's. None: rows 2k and 2k + 1.
             seed: of torch's generators while a module at the end of the chain runs; None leaves them alone.
@@ -96,9 +97,10 @@ class Stage:
             N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
 
         Raises:
-            ValueError: the images do not go together: in channels, or in size with ``ragged="error"``.
+            ValueError: the images do not go together: in channels, or in size with ``ragged="error"``; or they do not
+                fit the draws, the transforms, a view or the partners.
         """
-        channels = self._check(images, draws, self._finishes[view])
+        channels = self._check(images, draws, view, partners)
         run, dtype, sizes = self._runs[view], self._finishes[view].dtype, draws.sizes_hw[-1]
         threads = _intra_op_threads(self._threads)
         # A batch may be made within a user's inference_mode and used outside it; scratch memory lives on in any case.
@@ -141,10 +143,14 @@ class Stage:
             )
         return list(result.unbind())
 
-    def _check(self, images: RaggedImages, draws: Draws, finish: Finish) -> int:
+    def _check(self, images: RaggedImages, draws: Draws, view: int, partners: np.ndarray | None) -> int:
         """How many channels the results have, if the images fit the chain and each other."""
         if len(images) == 0 or len(images) != len(draws):
             raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(draws)}")
+        if not 0 <= view < len(self._finishes):
+            raise ValueError(f"view must be from 0 to {len(self._finishes) - 1}, as the chain has them, got {view}")
+        if partners is not None:
+            _check_partners(partners, len(images))
         counts = images.shapes[:, 2]
         if (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
@@ -160,7 +166,8 @@ class Stage:
                 "drop or convert channels in the dataset, or decode to mode 'RGB' or 'L'"
             )
         given, channels = channels, _channels_after(draws, channels, images.labels[0])
-        finish.check(channels, images.labels[0] if channels == given else f"{images.labels[0]} after all transforms")
+        where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
+        self._finishes[view].check(channels, where)
         sizes = draws.sizes_hw[-1]
         needs_one = self._chain.module is not None or self._chain.mixing is not None
         dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
@@ -187,6 +194,26 @@ class Stage:
     def _empty_list(self, channels: int, sizes_hw: np.ndarray, dtype: torch.dtype) -> list[torch.Tensor]:
         """Memory for results of different sizes."""
         return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]
+
+
+def _check_partners(partners: np.ndarray, count: int) -> None:
+    """Refuse partners of which two are not each other's."""
+    expected = f"partners must be an int64 array of shape ({count},)"
+    if not isinstance(partners, np.ndarray):
+        raise ValueError(f"{expected}, got {type(partners).__name__}")
+    if partners.dtype != np.int64 or partners.shape != (count,):
+        raise ValueError(f"{expected}, got {partners.dtype} of shape {partners.shape}")
+    outside = (partners < 0) | (partners >= count)
+    if outside.any():
+        row = int(outside.argmax())
+        raise ValueError(f"partners must be rows of the batch, 0 to {count - 1}, but row {row} has {partners[row]}")
+    alone = partners[partners] != np.arange(count)
+    if alone.any():
+        row = int(alone.argmax())
+        raise ValueError(
+            f"two partners must be each other's, but row {row} has {partners[row]}, and row {partners[row]} has "
+            f"{partners[partners[row]]}; an image that is not mixed has its own row"
+        )
 
 
 def _channels_after(draws: Draws, channels: int, label: str) -> int:
