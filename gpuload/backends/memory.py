@@ -36,7 +36,10 @@ class OutputPool:
     """Gives tensors whose memory is taken back when they are no longer referenced.
 
     Args:
-        max_free: how many mappings are kept for later use at most.
+        max_free: how many mappings are kept for later use at most; 0 for none.
+
+    Raises:
+        ValueError: `max_free` is negative.
 
     Example:
         >>> OutputPool().empty((2, 3), torch.float32).shape
@@ -44,6 +47,8 @@ class OutputPool:
     """
 
     def __init__(self, *, max_free: int = 4) -> None:
+        if max_free < 0:
+            raise ValueError(f"OutputPool(max_free=…) must be at least 0, got {max_free}")
         self._max_free = max_free
         self._free: list[mmap.mmap] = []
 

@@ -43,10 +43,17 @@ class RaggedImages:
     def from_arrays(cls, arrays: Sequence[np.ndarray], device: str | torch.device = "cpu") -> RaggedImages:
         """Whole images, H×W×C uint8, one after the other.
 
+        Raises:
+            TypeError: one of them is something else.
+
         Example:
             >>> RaggedImages.from_arrays([np.zeros((4, 5, 3), np.uint8)]).sizes_hw
             array([[4, 5]])
         """
+        for number, array in enumerate(arrays):
+            if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 3:
+                got = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise TypeError(f"image {number} must be a uint8 array H×W×C, got {got}")
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, 3)
         ends = np.cumsum(shapes.prod(axis=1))
         flat = np.concatenate([array.ravel() for array in arrays]) if len(arrays) else np.empty(0, np.uint8)

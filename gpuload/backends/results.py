@@ -1,8 +1,9 @@
 """What is done to finished images: they are erased, flipped, and mixed with each other, where they lie.
 
-Everything from the first transform of a chain that works on finished images (`Transform.late`) is done here, one
-transform after the other over the whole batch, in the memory of the batch. Both runners call it at their end, on their
-device; nothing is kept. Numbers are worked on as float32 and rounded to the batch's dtype once.
+What the reference does from the first transform of a chain on that works on finished images (`Transform.late`): one
+transform after the other over the whole batch, in the memory of the batch, on its device; nothing is kept. Other
+backends have their own way, and leave here what they lack. Numbers are worked on as float32 and rounded to the batch's
+dtype once.
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ def _erasing(transform: Any) -> RandomErasing:
 
 
 def boxes_within(params: Erase, windows_tlhw: np.ndarray) -> np.ndarray:
-    """The boxes to erase, int64 (B, n, 4), as they lie in windows of the images; what is outside is cut off."""
+    """The boxes to erase, int64 (B, n, 4), as they lie in windows of the images; what is outside is cut off.
+
+    Nothing is left of a box whose height or width is 0.
+    """
     boxes = params.boxes_tlhw
     start = np.maximum(boxes[:, :, :2] - windows_tlhw[:, None, :2], 0)
     end = np.minimum(boxes[:, :, :2] + boxes[:, :, 2:] - windows_tlhw[:, None, :2], windows_tlhw[:, None, 2:])
-    found = np.concatenate([start, np.maximum(end - start, 0)], axis=2)
-    found[boxes[:, :, 2] == 0] = 0
-    return found
+    return np.concatenate([start, np.maximum(end - start, 0)], axis=2)
 
 
 def erase_levels(levels: torch.Tensor, params: Erase, transform: Any, windows_tlhw: np.ndarray) -> torch.Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 
+import pytest
 import torch
 
 from gpuload.backends.memory import OutputPool
@@ -71,3 +73,16 @@ def test_the_pool_may_go_first():
     del pool
     gc.collect()
     assert (tensor.fill_(3) == 3).all()
+
+
+def test_a_negative_number_of_mappings_is_refused():
+    with pytest.raises(ValueError, match=re.escape("OutputPool(max_free=…) must be at least 0, got -1")):
+        OutputPool(max_free=-1)
+
+
+def test_none_may_be_kept():
+    pool = OutputPool(max_free=0)
+    tensor = pool.empty(SHAPE, torch.float32)
+    del tensor
+    gc.collect()
+    assert pool.free_bytes == 0

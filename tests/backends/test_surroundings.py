@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from gpuload import transforms as T
 from gpuload.backends import compile_stage
+from gpuload.backends.masks import MaskStage
 
 CHAIN = [T.Resize(24), T.CenterCrop(20), T.RandomAdjustSharpness(8, 1.0), T.GaussianBlur(3), T.Normalize([0.5], [0.5])]
 
@@ -30,6 +32,41 @@ def test_autocast(make_images, make_batch, backend):
     expected = made(make_images, make_batch, backend)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(made(make_images, make_batch, backend), expected)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, batch):
+        return batch * 2
+
+
+LISTED = {"list": list, "pad": list, "error": lambda result: [result], "views": list}
+
+
+@pytest.mark.parametrize(
+    ("ragged", "end"), [*((ragged, []) for ragged in LISTED), ("error", [Doubled()]), ("views", [Doubled()])]
+)
+def test_within_inference_mode_results_are_ordinary_tensors(make_images, make_batch, backend, ragged, end):
+    chain = T.Chain([*CHAIN[:-1], T.Normalize([0.5] * 3, [0.5] * 3), *end])
+    images, draws = make_batch(chain, make_images(0, 3))
+    stage = compile_stage(chain, device="cpu", backend=backend, ragged=ragged)
+    with torch.inference_mode():
+        inside = LISTED[ragged](stage(images, draws))
+    outside = LISTED[ragged](stage(images, draws))
+    assert not any(tensor.is_inference() for tensor in inside)
+    assert all(map(torch.equal, inside, outside))
+
+
+@pytest.mark.parametrize(("kind", "axes", "channels"), [("uint8", 2, 1), ("int32", 3, 8), ("uint8", 3, 0)])
+@pytest.mark.parametrize("transforms", [[T.CenterCrop(20)], [T.Resize(20)], [T.CenterCrop(20), T.ToDtype("float32")]])
+def test_within_inference_mode_masks_are_ordinary_tensors(make_images, make_batch, transforms, kind, axes, channels):
+    chain = T.Chain(transforms)
+    pictures = [np.repeat(image, channels, axis=2) for image in make_images(0, 3, 1)]
+    masks, draws = make_batch(chain, pictures)
+    with torch.inference_mode():
+        each, together = MaskStage(torch.device("cpu"))(masks, draws, [(kind, axes)] * 3)
+    assert len(each) == 3
+    assert not any(mask.is_inference() for mask in each)
+    assert together is None or not together.is_inference()
 
 
 def test_a_module_has_the_users_autocast(make_images, make_batch):

@@ -48,11 +48,6 @@ def _half_up(function: Function) -> Operation:
     return _cut(function, 0.5)
 
 
-def _permute(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Channels in another order: picked by their numbers, as Kornia's channel shuffle picks them."""
-    return permute(levels, values)
-
-
 OPERATIONS: Final[dict[str, Operation]] = {
     "brightness": _cut(functions.brightness),
     "contrast": _cut(functions.contrast),
@@ -68,7 +63,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "posterize": _rounded(functions.posterize),
     "equalize": _rounded(functions.equalize),
     "noise": _rounded(functions.noise),
-    "permute": _permute,
+    "permute": permute,  # picks channels by their numbers, as Kornia's channel shuffle does
 }
 
 
