@@ -122,6 +122,8 @@ class FusedBackend(Backend):
             from gpuload.backends.fused.late import trial
 
             trial(device)
+        except torch.cuda.OutOfMemoryError:  # it says nothing of compilers, and is the user's to know
+            raise
         except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation may say
             return f"Triton cannot compile a kernel for {device}: {type(error).__name__}: {error}"
         return None

@@ -92,6 +92,16 @@ def test_where_a_kernel_does_not_compile(monkeypatch, forced):
     assert backend.name == "torch"
 
 
+@pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
+def test_a_gpu_without_memory_is_no_fault_of_the_compiler(monkeypatch, forced):
+    def full(device):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("gpuload.backends.fused.late.trial", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
+        chosen(forced)
+
+
 def test_where_triton_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "gpuload.backends.fused.late", None)
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: ModuleNotFoundError"):
