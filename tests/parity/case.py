@@ -31,12 +31,15 @@ class Tolerance:
         mean, max: from the oracle: the greatest mean difference of any image, and the greatest of any number of it.
         apart: from the reference, which takes images one by one: the greatest difference of any number.
         reason: why.
+        share: from the oracle: the greatest part of any image's numbers that may lie more than a level off; where any
+            number may lie far off, this is what can fail.
     """
 
     mean: float
     max: float
     apart: float
     reason: str
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Case:
     """One row of the table of tolerances.
 
     Attributes:
-        name: unique; the transform, as it stands in the table.
+        name: unique; the transform, as it stands in the table. What it does not name only prepares the images.
         transforms: our chain.
         oracle: what the result must be.
         mean, max: the greatest mean difference of any image, and the greatest of any number of it, in levels.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
@@ -25,8 +26,9 @@ from gpuload.backends import RaggedImages, compile_stage
 from gpuload.backends.batched import BatchRunner
 from gpuload.backends.finish import Finish
 from gpuload.rng import epoch_key
+from gpuload.transforms.base import Transform
 
-__all__ = ["Measured", "all_cases", "here", "measure", "sets_of", "topics"]
+__all__ = ["Measured", "all_cases", "here", "measure", "named", "sets_of", "topics"]
 
 CPU = torch.device("cpu")
 
@@ -34,11 +36,13 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Measured:
     """The worst that was found, in levels: the greatest mean of an image, the greatest difference of a number, and the
-    greatest from what another run made of the same image."""
+    greatest from what another run made of the same image; and the greatest part of an image's numbers that lie more
+    than a level off."""
 
     mean: float = 0.0
     max: float = 0.0
     apart: float = 0.0
+    share: float = 0.0
 
     def __or__(self, other: Measured) -> Measured:
         return Measured(*(max(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)))
@@ -103,11 +107,20 @@ def _stage(number: int, run: str) -> Any:
     return compile_stage(T.Chain(case.transforms), device=CPU, backend=run, ragged="error" if case.pairs else "list")
 
 
+def named(case: Case, transform: Transform) -> bool:
+    """Whether a case's name names a transform of its chain; others, such as a crop before it, prepare the images."""
+    return re.search(rf"\b{type(transform).__name__}\b", case.name) is not None
+
+
 def here(case: Case, run: str) -> bool:
-    """Whether any of a case's transforms runs on that backend; else it is the reference that is run in its place."""
+    """Whether any transform that a case names runs on that backend; else it is the reference that is run in its place.
+
+    One of several is enough: that a backend hands images over to the reference and gets them back is tested there too.
+    """
     if run in ("torch", BATCHES):
         return True
-    return any(step.backend == run for step in _stage(all_cases().index(case), run).plan.steps)
+    steps = _stage(all_cases().index(case), run).plan.steps
+    return any(step.backend == run for step in steps if named(case, step.transform))
 
 
 @lru_cache(maxsize=64)
@@ -146,7 +159,8 @@ def measure(case: Case, run: str, images: str, *, beside: tuple[str, ...] = ("to
             assert found.shape == expected.shape, (found.shape, expected.shape)
             difference = abs(found - expected)
             apart = [float(abs(found - other[row]).max()) for other in others]
-            worst |= Measured(float(difference.mean()), float(difference.max()), max(apart, default=0.0))
+            share = float((difference > 1).mean())
+            worst |= Measured(float(difference.mean()), float(difference.max()), max(apart, default=0.0), share)
     return worst
 
 

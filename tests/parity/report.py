@@ -32,7 +32,8 @@ any one number. *torch* is the reference, which takes images one by one on the C
 CUDA devices have; a dash (–) says that a backend leaves the transform to torch. *Apart* is the greatest difference
 between any two of them. The bounds (mean / max / apart) hold for each backend that has none of its own in its column,
 and of the differences between two, for their sum. The tests hold all of them; letters
-lead to the reasons.
+lead to the reasons. Where a number may lie far off, a percentage says how many do: the greatest part of an image's
+numbers that lie more than a level from the oracle's, and behind it its bound.
 
 This page is written by `python tests/parity/report.py`; it was run with {versions}.
 """
@@ -54,6 +55,9 @@ def row(case: Case, found: dict[str, Measured], notes: dict[str, str]) -> str:
         own = case.backends.get(run)
         if run in found and own is not None:
             bounds = f"{own.mean:.2g} / {own.max:.2g} / {own.apart:.2g}"
+            if own.share < 1:
+                cell += f", {found[run].share * 100:.2g}%"
+                bounds += f", {own.share * 100:.2g}%"
             cell += f" (≤ {bounds}; {letter(own.reason, notes)})"
         cells.append(cell)
     apart = max(measured.apart for measured in found.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from parity.case import RUNS, Case
-from parity.compare import all_cases, here, measure, sets_of
+from parity.compare import all_cases, here, measure, named, sets_of
 from parity.images import image_set
 from parity.usable import needs, why_not
 
@@ -29,6 +29,7 @@ def test_parity(case: Case, run: str):
         found = measure(case, run, images, beside=())
         assert found.max <= tolerance.max, f"{case.name} on {run}, {images}: {found}"
         assert found.mean <= tolerance.mean, f"{case.name} on {run}, {images}: {found}"
+        assert found.share <= tolerance.share, f"{case.name} on {run}, {images}: {found}"
         for other in before:
             apart = measure(case, run, images, beside=(other,)).apart
             allowed = tolerance.apart + (case.tolerance(other).apart if other != "torch" else 0.0)
@@ -48,6 +49,40 @@ def test_every_transform_has_a_case():
     kinds = {name: getattr(T, name) for name in T.__all__}
     names = {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Transform)}
     assert names - found == ELSEWHERE
+
+
+def test_each_case_names_what_it_tests():
+    """`here` asks for these."""
+    for case in CASES:
+        kinds = [inner for inner in case.transforms if not named(case, inner)]
+        assert len(kinds) < len(case.transforms), case.name
+        prepares = T.CenterCrop | T.ToDtype | T.Normalize | T.RandomHorizontalFlip | T.RandomVerticalFlip
+        assert all(isinstance(inner, prepares) for inner in kinds), case.name
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "expected"),
+    [
+        ("RandomRotation(bilinear)", "dali", True),
+        ("RandomRotation(bicubic)", "dali", False),  # of its chain, DALI has the crop before it
+        ("RandomPerspective(nearest)", "dali", False),
+        ("RandomPerspective, Pad, RandomHorizontalFlip", "dali", True),
+        ("MixUp(num_classes=10), of floats", "dali", False),
+        ("MixUp(num_classes=10), of floats", "kornia", True),
+        ("CenterCrop", "kornia", True),
+        ("Resize", "kornia", False),
+    ],
+)
+def test_a_case_is_of_a_backend_that_has_what_it_names(name, run, expected):
+    needs(run)
+    assert here(next(case for case in CASES if case.name == name), run) == expected
+
+
+def test_a_bound_that_any_difference_keeps_has_another_beside_it():
+    for case in CASES:
+        for run in RUNS:
+            tolerance = case.tolerance(run)
+            assert tolerance.max < 255 or tolerance.share < 1, f"{case.name} on {run}"
 
 
 def test_names_are_unique():
