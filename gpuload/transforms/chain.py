@@ -198,10 +198,13 @@ class Chain:
         return size
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that differ between chains with different transforms or arguments."""
+        """16 hexadecimal digits that differ between chains with different transforms or arguments; behind them the name
+        of the module's class, where there is one."""
         import hashlib  # workers never need it
 
-        return hashlib.sha256(repr([_identity(transform) for transform in self.transforms]).encode()).hexdigest()[:16]
+        written = repr([_identity(transform) for transform in self.transforms])
+        digits = hashlib.sha256(written.encode()).hexdigest()[:16]
+        return digits if self.module is None else f"{digits}-{_name(self.module)}"
 
     def __len__(self) -> int:
         return len(self.transforms)

@@ -255,6 +255,11 @@ def test_sizes_must_go_with_the_positions():
         T.Chain([T.RandomCrop(3)]).draw(KEY, np.arange(3), sizes_of(2))
 
 
+def test_a_fingerprint_names_the_module():
+    bare, module = T.Chain([T.Resize(8)]).fingerprint(), T.Chain([T.Resize(8), Kornias()]).fingerprint()
+    assert module == f"{bare}-Kornias"
+
+
 def test_equal_arguments_written_otherwise_have_one_fingerprint():
     assert T.Chain([T.RandomAffine(0)]).fingerprint() == T.Chain([T.RandomAffine((-0.0, 0))]).fingerprint()
     assert T.Chain([T.RandomAffine(1)]).fingerprint() != T.Chain([T.RandomAffine((0, 1))]).fingerprint()
