@@ -51,18 +51,23 @@ def row(case: Case, found: dict[str, Measured], notes: dict[str, str]) -> str:
     """The row of a case; `notes` are the letters of reasons, of which there may be more afterwards."""
     cells = []
     for run in RUNS:
-        cell = f"{found[run].mean:.2g} / {found[run].max:.2g}" if run in found else "–"
+        cell = f"{shown(found[run].mean)} / {shown(found[run].max)}" if run in found else "–"
         own = case.backends.get(run)
         if run in found and own is not None:
-            bounds = f"{own.mean:.2g} / {own.max:.2g} / {own.apart:.2g}"
+            bounds = " / ".join(map(shown, (own.mean, own.max, own.apart)))
             if own.share < 1:
-                cell += f", {found[run].share * 100:.2g}%"
-                bounds += f", {own.share * 100:.2g}%"
+                cell += f", {shown(found[run].share * 100)}%"
+                bounds += f", {shown(own.share * 100)}%"
             cell += f" (≤ {bounds}; {letter(own.reason, notes)})"
         cells.append(cell)
     apart = max(measured.apart for measured in found.values())
-    bound = f"{case.mean:.2g} / {case.max:.2g} / {case.between:.2g}"
-    return f"{row_start(case)}{' | '.join(cells)} | {apart:.2g} | {bound} | {letter(case.reason, notes)} |"
+    bound = " / ".join(map(shown, (case.mean, case.max, case.between)))
+    return f"{row_start(case)}{' | '.join(cells)} | {shown(apart)} | {bound} | {letter(case.reason, notes)} |"
+
+
+def shown(number: float) -> str:
+    """A figure to two digits; whole where it has more."""
+    return f"{number:.2g}" if number < 99.5 else f"{number:.0f}"
 
 
 def letter(reason: str, notes: dict[str, str]) -> str:
