@@ -150,6 +150,15 @@ def test_dtypes_and_memory_formats(make_batch, images, dtype, memory_format):
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+def test_a_result_of_many_tiles(make_batch, images, monkeypatch, memory_format):
+    chain = T.Chain([T.RandomResizedCrop((30, 41)), T.GaussianBlur(5), NORMALIZE, T.RandomErasing(1.0)])
+    batch = make_batch(chain, images)
+    expected = fused(chain, *batch, memory_format=memory_format)
+    monkeypatch.setattr("gpuload.backends.fused.runner.tile_of", lambda device: Tile(8, 32, 1))
+    assert torch.equal(fused(chain, *batch, memory_format=memory_format), expected)
+
+
 @pytest.mark.parametrize("option", ["list", "pad"])
 def test_images_of_different_sizes(make_batch, images, option):
     ours, theirs = both(make_batch, [T.Resize(16), NORMALIZE, T.RandomErasing(0.9)], images, ragged=option)
