@@ -31,12 +31,11 @@ from gpuload.backends.fused.record import (
     WIDTH,
 )
 from gpuload.backends.fused.sources import read
-from gpuload.backends.fused.weights import LINES_AT_ONCE, TAPS_AT_ONCE
+from gpuload.backends.fused.weights import GAUSSIAN, LINES_AT_ONCE, TAPS_AT_ONCE
 from gpuload.transforms.resampling import PRECISION_BITS
 
 __all__ = ["blur", "resize"]
 
-GAUSSIAN: Final = tl.constexpr(100)  # beside the filters of resampling
 BITS: Final = tl.constexpr(PRECISION_BITS)
 HALF: Final = tl.constexpr(1 << (PRECISION_BITS - 1))
 

@@ -2,9 +2,10 @@
 
 A kernel of its own makes them before the one that filters: of each column of a result the first pixel of the source
 that it is made from, and what this and the next ones weigh; of each tile of rows what the rows of the source that it
-needs weigh in each of its own. Weights of resizing are Pillow's whole numbers, in float64 to the last one as the
-reference makes them. Those of a blur are float32, and what a border mirrors is added to the pixel that it mirrors: so
-whoever filters reads pixels next to each other, inside the source.
+needs weigh in each of its own. Weights of resizing are Pillow's whole numbers, made in float64 as the reference makes
+them, but with products by inverses, which are faster than quotients (of 150 million weights none was another). Those of
+a blur are float32, and what a border mirrors is added to the pixel that it mirrors: so whoever filters reads pixels
+next to each other, inside the source.
 
 Tables are made anew for each launch, in memory of the device's allocator.
 """
@@ -24,6 +25,7 @@ import triton.language as tl
 
 from gpuload.backends.fused.job import JOB, OUT_HEIGHT, OUT_WIDTH, STEP_X, STEP_Y, X, Y
 from gpuload.backends.fused.record import (
+    BICUBIC,
     BILINEAR,
     BLUR,
     BOX_H,
@@ -49,7 +51,9 @@ from gpuload.backends.fused.record import (
 from gpuload.transforms.params import FILTERS
 from gpuload.transforms.resampling import PRECISION_BITS, SUPPORT
 
-__all__ = ["LINES_AT_ONCE", "TAPS_AT_ONCE", "Tables", "make_tables", "place_tables"]
+__all__ = ["GAUSSIAN", "LINES_AT_ONCE", "TAPS_AT_ONCE", "Tables", "make_tables", "place_tables"]
+
+GAUSSIAN: Final = tl.constexpr(100)  # beside the filters of resampling
 
 # Who filters takes so many taps, and so many rows of the source, at once: tables are filled up with weights of 0.
 TAPS_AT_ONCE: Final = tl.constexpr(2)
@@ -131,37 +135,45 @@ def _weigh(ints_ptr, floats_ptr, weights_ptr, GEOMETRY: tl.constexpr, ROWS: tl.c
     behind them, blocks of columns; jobs."""
     ints_ptr += tl.program_id(1) * _JOB
     floats_ptr += tl.program_id(1) * _FLOATS
+    if GEOMETRY == BLUR:
+        _weigh_part(ints_ptr, floats_ptr, weights_ptr, GAUSSIAN, ROWS, COLUMNS)
+    elif tl.load(ints_ptr + FILTER) == BILINEAR:
+        _weigh_part(ints_ptr, floats_ptr, weights_ptr, BILINEAR, ROWS, COLUMNS)
+    else:
+        _weigh_part(ints_ptr, floats_ptr, weights_ptr, BICUBIC, ROWS, COLUMNS)
+
+
+@triton.jit
+def _weigh_part(ints_ptr, floats_ptr, weights_ptr, CURVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
     tiles = tl.cdiv(height, ROWS)
     number = tl.program_id(0)
     if number < tiles:
         rows = tl.minimum(number * ROWS + tl.arange(0, ROWS), height - 1)
         ys = (tl.load(ints_ptr + Y) + tl.load(ints_ptr + STEP_Y) * rows).to(tl.int32)
-        _weigh_rows(ints_ptr, floats_ptr, weights_ptr, number, ys, GEOMETRY, ROWS)
+        _weigh_rows(ints_ptr, floats_ptr, weights_ptr, number, ys, CURVE, ROWS)
     else:
         width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
         columns = (number - tiles) * COLUMNS + tl.arange(0, COLUMNS)
         there = columns < width
         columns = tl.minimum(columns, width - 1)
         xs = (tl.load(ints_ptr + X) + tl.load(ints_ptr + STEP_X) * columns).to(tl.int32)
-        _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, width, GEOMETRY)
+        _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, width, CURVE)
 
 
 @triton.jit
-def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, GEOMETRY: tl.constexpr, ROWS: tl.constexpr):
+def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, CURVE: tl.constexpr, ROWS: tl.constexpr):
     height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
     lines = tl.load(ints_ptr + LINES).to(tl.int32)
     weights_ptr += tl.load(ints_ptr + WEIGHTS_Y) + tile * (1 + lines) * ROWS
-    if GEOMETRY == RESIZE:
-        box, size = tl.load(ints_ptr + BOX_H).to(tl.int32), tl.load(ints_ptr + SIZE_H).to(tl.int32)
-        corner = tl.load(ints_ptr + CORNER_Y).to(tl.int32)
-        bilinear = tl.load(ints_ptr + FILTER) == BILINEAR
-        first, end, start, stretch = _reach(ys, box, size, bilinear)
-        total = _total(first, end, start, stretch, bilinear)
-    else:
+    if CURVE == GAUSSIAN:
         kernel, corner = tl.load(ints_ptr + KERNEL_H).to(tl.int32), 0
         first, end = _reach_of_blur(ys, kernel, height)
         scale, norm = _gaussian(kernel, tl.load(floats_ptr + SIGMA_Y))
+    else:
+        corner = tl.load(ints_ptr + CORNER_Y).to(tl.int32)
+        first, end, start, squeeze = _reach(ys, tl.load(ints_ptr + BOX_H), tl.load(ints_ptr + SIZE_H), CURVE)
+        norm = _norm(first, end, start, squeeze, CURVE)
     top = tl.maximum(tl.min(first) - corner, 0)
     count = tl.minimum(tl.max(end) - corner, height) - top
     count = tl.minimum(tl.cdiv(count, LINES_AT_ONCE) * LINES_AT_ONCE, lines)
@@ -172,29 +184,27 @@ def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, GEOMETRY: tl.conste
     while line < count:
         numbers = (line + tl.arange(0, _CHUNK))[:, None]
         pixels = top + numbers + corner
-        if GEOMETRY == RESIZE:
-            own = _weight(pixels, first[None, :], end[None, :], start[None, :], stretch, total[None, :], bilinear)
-        else:
+        if CURVE == GAUSSIAN:
             own = _weight_of_blur(pixels, ys[None, :], kernel, height, scale, norm).to(tl.int32, bitcast=True)
+        else:
+            own = _weight(pixels, first[None, :], end[None, :], start[None, :], squeeze, norm[None, :], CURVE)
         tl.store(weights_ptr + numbers * ROWS + tl.arange(0, ROWS)[None, :], own, numbers < count)
         line += _CHUNK
 
 
 @triton.jit
-def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_width, GEOMETRY: tl.constexpr):
+def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_width, CURVE: tl.constexpr):
     width = tl.load(ints_ptr + WIDTH).to(tl.int32)
     taps = tl.load(ints_ptr + TAPS).to(tl.int32)
     weights_ptr += tl.load(ints_ptr + WEIGHTS_X)
-    if GEOMETRY == RESIZE:
-        box, size = tl.load(ints_ptr + BOX_W).to(tl.int32), tl.load(ints_ptr + SIZE_W).to(tl.int32)
-        corner = tl.load(ints_ptr + CORNER_X).to(tl.int32)
-        bilinear = tl.load(ints_ptr + FILTER) == BILINEAR
-        first, end, start, stretch = _reach(xs, box, size, bilinear)
-        total = _total(first, end, start, stretch, bilinear)
-    else:
+    if CURVE == GAUSSIAN:
         kernel, corner = tl.load(ints_ptr + KERNEL_W).to(tl.int32), 0
         first, end = _reach_of_blur(xs, kernel, width)
         scale, norm = _gaussian(kernel, tl.load(floats_ptr + SIGMA_X))
+    else:
+        corner = tl.load(ints_ptr + CORNER_X).to(tl.int32)
+        first, end, start, squeeze = _reach(xs, tl.load(ints_ptr + BOX_W), tl.load(ints_ptr + SIZE_W), CURVE)
+        norm = _norm(first, end, start, squeeze, CURVE)
     # Where there are as many pixels, all that are read are inside.
     place = tl.maximum(tl.minimum(first - corner, width - taps), 0)
     tl.store(weights_ptr + columns, place, there)
@@ -202,57 +212,61 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_wi
     tap = 0
     while tap < taps:
         pixels = place + tap + corner
-        if GEOMETRY == RESIZE:
-            own = _weight(pixels, first, end, start, stretch, total, bilinear)
-        else:
+        if CURVE == GAUSSIAN:
             own = _weight_of_blur(pixels, xs, kernel, width, scale, norm).to(tl.int32, bitcast=True)
+        else:
+            own = _weight(pixels, first, end, start, squeeze, norm, CURVE)
         before = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
         tl.store(weights_ptr + before * out_width + tap - before, own, there)
         tap += 1
 
 
 @triton.jit
-def _reach(places, box, size, bilinear):
+def _reach(places, box, size, CURVE: tl.constexpr):
     """Of places of a resized axis: the first pixel of the box that the filter takes and the one behind the last, int32,
-    how far the first is from the centre, float64; and how far the filter is stretched."""
+    and how far the first is from the centre; and what turns pixels into the filter's units. The latter are float64."""
     scale = box.to(tl.float64) / size.to(tl.float64)
     stretch = tl.maximum(scale, 1.0)
     # What is not resized takes but one pixel.
-    reach = tl.where(box == size, 0.5, tl.where(bilinear, stretch, 2.0 * stretch))
+    reach = tl.where(box == size, 0.5, stretch if CURVE == BILINEAR else 2.0 * stretch)
     centre = (places.to(tl.float64) + 0.5) * scale
     first = tl.maximum((centre - reach + 0.5).to(tl.int32), 0)
-    end = tl.minimum((centre + reach + 0.5).to(tl.int32), box)
-    return first, end, first.to(tl.float64) - centre + 0.5, stretch
+    end = tl.minimum((centre + reach + 0.5).to(tl.int32), box.to(tl.int32))
+    return first, end, first.to(tl.float64) - centre + 0.5, 1.0 / stretch
 
 
 @triton.jit
-def _total(first, end, start, stretch, bilinear):
+def _norm(first, end, start, squeeze, CURVE: tl.constexpr):
+    """What the filter's values are to be multiplied with, so that those of all pixels sum up to Pillow's one."""
     total = tl.zeros_like(start)
     taps = tl.max(end - first)
     tap = 0
     while tap < taps:
-        curve = _curve((tap + start) / stretch, bilinear)
-        total += tl.where(tap < end - first, curve, 0.0)
+        total += tl.where(tap < end - first, _curve((tap + start) * squeeze, CURVE), 0.0)
         tap += 1
-    return total
+    return _ONE / total
 
 
 @triton.jit
-def _curve(distance, bilinear):
+def _curve(distance, CURVE: tl.constexpr):
     """Pillow's filters: the triangle, and Keys' cubic with a = -½."""
     distance = tl.abs(distance)
-    near = (1.5 * distance - 2.5) * (distance * distance) + 1.0
-    far = (((distance - 5.0) * distance + 8.0) * distance - 4.0) * -0.5
-    cubic = tl.where(distance < 1.0, near, tl.where(distance < 2.0, far, 0.0))
-    return tl.where(bilinear, tl.maximum(1.0 - distance, 0.0), cubic)
+    if CURVE == BILINEAR:
+        value = tl.maximum(1.0 - distance, 0.0)
+    else:
+        near = (1.5 * distance - 2.5) * (distance * distance) + 1.0
+        far = (((distance - 5.0) * distance + 8.0) * distance - 4.0) * -0.5
+        value = tl.where(distance < 1.0, near, tl.where(distance < 2.0, far, 0.0))
+    return value
 
 
 @triton.jit
-def _weight(pixels, first, end, start, stretch, total, bilinear):
-    """What pixels of the box weigh, in Pillow's units."""
+def _weight(pixels, first, end, start, squeeze, norm, CURVE: tl.constexpr):
+    """What pixels of the box weigh, in Pillow's units, rounded."""
     taken = (pixels >= first) & (pixels < end)
-    weight = tl.where(taken, _curve(((pixels - first).to(tl.float64) + start) / stretch, bilinear), 0.0) / total
-    return (weight * _ONE + tl.where(weight < 0.0, -0.5, 0.5)).to(tl.int32)  # it cuts off behind the decimal point
+    weight = tl.where(taken, _curve(((pixels - first).to(tl.float64) + start) * squeeze, CURVE), 0.0) * norm
+    half = 0.5 if CURVE == BILINEAR else tl.where(weight < 0.0, -0.5, 0.5)
+    return (weight + half).to(tl.int32)  # it cuts off behind the decimal point
 
 
 @triton.jit

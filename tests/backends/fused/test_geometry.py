@@ -33,7 +33,7 @@ MARGIN = 40  # random bytes before and behind an image
 NO_TABLE = np.zeros(1, np.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["height", "width", "y", "x", "step_y", "step_x"])  # lest each case be compiled anew
 def tiles(
     source_ptr,
     table_ptr,
