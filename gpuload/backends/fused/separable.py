@@ -15,6 +15,7 @@ from typing import Final
 
 import triton
 import triton.language as tl
+from triton.language import core
 
 from gpuload.backends.fused.job import OUT_WIDTH
 from gpuload.backends.fused.record import (
@@ -160,14 +161,14 @@ def _separable(
             weights += 2 * out_width
             tap += 2
         places = tl.arange(0, ROWS)
-        weight = _read_weight(down_ptr + places, CURVE)
-        red, green, blue = _spread(red, green, blue, red0, green0, blue0, weight, CHANNELS, CURVE)
-        weight = _read_weight(down_ptr + ROWS + places, CURVE)
-        red, green, blue = _spread(red, green, blue, red1, green1, blue1, weight, CHANNELS, CURVE)
-        weight = _read_weight(down_ptr + 2 * ROWS + places, CURVE)
-        red, green, blue = _spread(red, green, blue, red2, green2, blue2, weight, CHANNELS, CURVE)
-        weight = _read_weight(down_ptr + 3 * ROWS + places, CURVE)
-        red, green, blue = _spread(red, green, blue, red3, green3, blue3, weight, CHANNELS, CURVE)
+        share = _read_weight(down_ptr + places, CURVE)
+        red, green, blue = _spread(red, green, blue, red0, green0, blue0, share, CHANNELS, CURVE)
+        share = _read_weight(down_ptr + ROWS + places, CURVE)
+        red, green, blue = _spread(red, green, blue, red1, green1, blue1, share, CHANNELS, CURVE)
+        share = _read_weight(down_ptr + 2 * ROWS + places, CURVE)
+        red, green, blue = _spread(red, green, blue, red2, green2, blue2, share, CHANNELS, CURVE)
+        share = _read_weight(down_ptr + 3 * ROWS + places, CURVE)
+        red, green, blue = _spread(red, green, blue, red3, green3, blue3, share, CHANNELS, CURVE)
         down_ptr += 4 * ROWS
         row += 4
     red = _finished(red, CURVE)
@@ -196,10 +197,10 @@ def _add(red, green, blue, row_ptr, at, channel_step, weight, CHANNELS: tl.const
         if CHANNELS == 3:
             green, blue = tl.fma(two.to(tl.float32), weight, green), tl.fma(three.to(tl.float32), weight, blue)
     else:
-        red = tl.add(red, tl.mul(one, weight, sanitize_overflow=False), sanitize_overflow=False)
+        red = core.add(red, core.mul(one, weight, sanitize_overflow=False), sanitize_overflow=False)
         if CHANNELS == 3:
-            green = tl.add(green, tl.mul(two, weight, sanitize_overflow=False), sanitize_overflow=False)
-            blue = tl.add(blue, tl.mul(three, weight, sanitize_overflow=False), sanitize_overflow=False)
+            green = core.add(green, core.mul(two, weight, sanitize_overflow=False), sanitize_overflow=False)
+            blue = core.add(blue, core.mul(three, weight, sanitize_overflow=False), sanitize_overflow=False)
     return red, green, blue
 
 
@@ -213,11 +214,11 @@ def _spread(red, green, blue, one, two, three, weight, CHANNELS: tl.constexpr, C
             green, blue = tl.fma(two[None, :], weight, green), tl.fma(three[None, :], weight, blue)
     else:
         one = _level(one, CURVE)
-        red = tl.add(red, tl.mul(one[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
+        red = core.add(red, core.mul(one[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
         if CHANNELS == 3:
             two, three = _level(two, CURVE), _level(three, CURVE)
-            green = tl.add(green, tl.mul(two[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
-            blue = tl.add(blue, tl.mul(three[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
+            green = core.add(green, core.mul(two[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
+            blue = core.add(blue, core.mul(three[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
     return red, green, blue
 
 
