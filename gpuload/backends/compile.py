@@ -66,6 +66,8 @@ def compile_stage(
         BackendError: a backend that was asked for cannot be used here.
     """
     device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, cpu_threads)
+    if device.type == "cuda" and device.index is None:  # what is kept on it stays there, whatever is current later
+        device = torch.device("cuda", torch.cuda.current_device())
     reference = _class_of("torch")(device)
     chosen, note = reference, None
     if backend != "torch" and (backend != "auto" or device.type == "cuda"):
@@ -96,7 +98,7 @@ def check_stage(
     cpu_threads: int | None,
 ) -> tuple[torch.device, str | None, str]:
     """The arguments of `compile_stage`, checked: the device, the dtype's and the memory format's name. `device` None is
-    the one that there is.
+    the one that there is. CUDA is not begun to be used: that a loader is made must not cost a context on a GPU.
 
     Raises:
         TypeError, ValueError, BackendError: as `compile_stage` does.
@@ -122,8 +124,6 @@ def check_stage(
         raise ValueError(f"device must be a CPU or a CUDA device, got {device}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {str(device)!r}, but torch finds no CUDA device here; use device='cpu'")
-    if device.type == "cuda" and device.index is None:  # what is kept on it stays there, whatever is current later
-        device = torch.device("cuda", torch.cuda.current_device())
     if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
             f"ragged={ragged!r} does not go with the module {type(chain.module).__name__} at the end of the "

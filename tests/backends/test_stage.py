@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpuload import transforms as T
-from gpuload.backends import compile_stage
+from gpuload.backends import check_stage, compile_stage
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TRAIN = [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]
@@ -256,6 +256,22 @@ def test_threads_are_put_back(make_images, make_batch):
     with pytest.raises(ValueError, match="Normalize has"):
         stage(*make_batch(chain, make_images(9, 2, 1)))
     assert torch.get_num_threads() == before
+
+
+def test_checking_does_not_begin_to_use_cuda(monkeypatch):
+    """A loader is checked when it is made: in each rank, and before the user may have chosen a device."""
+
+    def begun():
+        raise AssertionError("CUDA was begun to be used")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", begun)
+    chain = T.Chain([T.CenterCrop(8)])
+    for device in ("cuda", None):
+        found, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error", None)
+        assert found == torch.device("cuda")
+    with pytest.raises(AssertionError, match="begun"):  # the stage itself needs to know which
+        compile_stage(chain, device="cuda", backend="torch")
 
 
 def test_a_device_that_is_not_there(monkeypatch):

@@ -86,7 +86,6 @@ class FusedRunner:
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
-        self._finish = finish
         self._device = device
         self._tile = tile_of(device)
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]

@@ -120,6 +120,22 @@ def test_a_share_of_one_leaves_an_image_as_it_is(lost):
     assert same_bits(found[0].cpu(), images[0])
 
 
+def test_a_large_image_has_more_pieces_than_the_second_axis_of_a_grid_can_have(monkeypatch):
+    grids = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    monkeypatch.setattr("gpuload.backends.fused.mixing._mix", Kernel())
+    images = torch.empty(2, 3, 6000, 8000, dtype=torch.uint8)
+    mix(images, Mix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))
+    [(pieces, pairs)] = grids
+    assert pieces > 65_535
+    assert pairs == 1
+
+
 def test_nothing_to_mix():
     for images, partners in ((numbers((2, 3, 4, 4), torch.float32), [0, 1]), (torch.empty(2, 3, 0, 4), [1, 0])):
         found = images.to(DEVICE).clone()

@@ -133,7 +133,7 @@ def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, o
             T.RandomErasing(1.0),
         ]
     )
-    batch = make_batch(chain, make_images(7, 5, low=25, high=40))
+    batch = make_batch(chain, make_images(7, 6, low=25, high=40))
     expected = fused(chain, *batch, ragged=option)
     monkeypatch.setattr("gpuload.backends.fused.grid.SECOND_AXIS", 2)
     for one, other in zip(fused(chain, *batch, ragged=option), expected, strict=True):
