@@ -3,7 +3,7 @@
     TRITON_INTERPRET=0 python tests/backends/fused/compile_all.py
 
 Another Triton can be tried so: `pip install --target other --no-deps triton==3.5.1`, with `other` first in PYTHONPATH.
-Seen to compile: with 3.4.0, 3.5.1, 3.6.0, 3.7.1 and 3.9.0.
+Seen to compile: with 3.4.0, 3.5.1, 3.6.0, 3.7.1, 3.8.0 and 3.9.0.
 """
 
 # Type checkers do not know what `triton.compile` gives.
