@@ -36,9 +36,9 @@ from nvidia.dali.pipeline import pipeline_def
 from PIL import Image
 
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages
-from gpuload.backends.dali.images import Images, merged
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages
+from gpuload.stage.dali.images import Images, merged
 
 __all__ = ["main"]
 

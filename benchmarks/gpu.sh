@@ -27,7 +27,7 @@ GPULOAD_REQUIRE_CUDA=1 timeout -k 5 160 "$python" -m pytest -q -m cuda -o addopt
 # The kernels' own tests run on a GPU where there is one, else in Triton's interpreter, so they are not marked. Most of
 # their time is the compiler's, on one core: so all files at once.
 running=()
-for file in tests/backends/fused/test_*.py; do
+for file in tests/stage/fused/test_*.py; do
     timeout -k 5 100 "$python" -m pytest -q -o addopts=--import-mode=importlib "$file" \
         > "$out/tests-$(basename "$file" .py).txt" 2>&1 &
     running+=($!)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuload import transforms
-    from gpuload.assembly import BatchInfo
+    from gpuload.batches.assemble import BatchInfo
+    from gpuload.batches.pad import Padded, pad_collate
     from gpuload.datasets import ImageFiles, ImageFolder
+    from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
     from gpuload.datasets.wrap import wrap
     from gpuload.decode import Decode
     from gpuload.errors import (
@@ -29,39 +31,37 @@ if TYPE_CHECKING:
         TooManyErrors,
         WorkerError,
     )
-    from gpuload.faults import Faults
-    from gpuload.generators import sample_rng
-    from gpuload.loader import Loader
-    from gpuload.pad import Padded, pad_collate
-    from gpuload.sample import Boxes, Encoded, Image, Keypoints, Mask, read
+    from gpuload.loader.loader import Loader
+    from gpuload.rng.generators import sample_rng
+    from gpuload.workers.faults import Faults
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "BackendError": "gpuload.errors",
-    "BatchInfo": "gpuload.assembly",
-    "Boxes": "gpuload.sample",
+    "BatchInfo": "gpuload.batches.assemble",
+    "Boxes": "gpuload.datasets.sample",
     "CollateError": "gpuload.errors",
     "Decode": "gpuload.decode",
     "DecodeError": "gpuload.errors",
-    "Encoded": "gpuload.sample",
+    "Encoded": "gpuload.datasets.sample",
     "ErrorRecord": "gpuload.errors",
-    "Faults": "gpuload.faults",
+    "Faults": "gpuload.workers.faults",
     "GpuloadError": "gpuload.errors",
-    "Image": "gpuload.sample",
+    "Image": "gpuload.datasets.sample",
     "ImageFiles": "gpuload.datasets",
     "ImageFolder": "gpuload.datasets",
-    "Keypoints": "gpuload.sample",
+    "Keypoints": "gpuload.datasets.sample",
     "LimitError": "gpuload.errors",
-    "Loader": "gpuload.loader",
-    "Mask": "gpuload.sample",
-    "Padded": "gpuload.pad",
+    "Loader": "gpuload.loader.loader",
+    "Mask": "gpuload.datasets.sample",
+    "Padded": "gpuload.batches.pad",
     "SampleError": "gpuload.errors",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
-    "pad_collate": "gpuload.pad",
-    "read": "gpuload.sample",
-    "sample_rng": "gpuload.generators",
+    "pad_collate": "gpuload.batches.pad",
+    "read": "gpuload.datasets.sample",
+    "sample_rng": "gpuload.rng.generators",
     "transforms": "gpuload.transforms",
     "wrap": "gpuload.datasets.wrap",
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scipy import stats
 
-from gpuload.transforms.params import NOTHING, OPS, Ops
+from gpuload.transforms.program.ops import NOTHING, OPS, Ops
 
 __all__ = ["alike", "described"]
 

@@ -25,4 +25,4 @@ def test_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert "gpuload.sample" in WITH_EXAMPLES
+    assert "gpuload.datasets.sample" in WITH_EXAMPLES

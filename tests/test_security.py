@@ -55,10 +55,10 @@ UNSAFE = {
 
 # (file, function, call) → why no byte of a data file gets there.
 ALLOWED = {
-    ("packing.py", "read_content", "pickle.loads"): "samples that a worker of ours wrote, into our own ring",
+    ("ring/packing.py", "read_content", "pickle.loads"): "samples that a worker of ours wrote, into our own ring",
     ("workers/bootstrap.py", "_start", "marshal.loads"): "the parent's settings, from a memfd that only it writes",
     ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's own sampler, sent by the parent",
-    ("workers/shipment.py", "receive", "pickle.loads"): "the user's own dataset, from the parent's memfd",
+    ("workers/job.py", "receive", "pickle.loads"): "the user's own dataset, from the parent's memfd",
 }
 
 FOREIGN_MEMORY = ("/dev/shm", "shm_open", "multiprocessing.shared_memory", "SharedMemory")

@@ -18,9 +18,9 @@ from benchmarks.augmentation.cases import CLASSES, MEAN, STD, Case
 from benchmarks.augmentation.photographs import Photographs
 from benchmarks.peers.torchvision_import import v2
 from gpuload import transforms as T
-from gpuload.backends import compile_stage
 from gpuload.errors import BackendError
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import compile_stage
 
 __all__ = ["BACKENDS", "PEERS", "Contender", "Contenders", "Missing", "Ours", "contenders", "least_bytes"]
 

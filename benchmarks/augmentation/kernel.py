@@ -21,7 +21,7 @@ from benchmarks.augmentation.contenders import Contender, Contenders, Missing, O
 from benchmarks.augmentation.photographs import Photographs, default_folder
 from benchmarks.augmentation.recipes import headline
 from benchmarks.augmentation.tables import KERNELS, KERNELS_REPLAYED
-from gpuload.backends.finish import Finish
+from gpuload.stage.finish import Finish
 
 __all__ = ["kernels_alone", "launcher", "main"]
 
@@ -52,7 +52,7 @@ def kernels_alone(case: Case, photographs: Photographs) -> Contenders:
 
 def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tensor]:
     """A function that launches the kernels for the batch of turn n, and returns it."""
-    from gpuload.backends.fused.runner import FusedRunner
+    from gpuload.stage.fused.runner import FusedRunner
 
     ours, images = Ours(case, photographs), photographs.ragged(case.start)
     runner = FusedRunner(Finish.of(ours.chain.lines[0].transforms, case.dtype), photographs.device)

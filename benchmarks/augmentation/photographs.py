@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from benchmarks.augmentation.cases import Start
-from gpuload.backends import RaggedImages
+from gpuload.stage import RaggedImages
 
 __all__ = ["LANDSCAPE_HW", "Photographs", "default_folder"]
 

@@ -15,7 +15,7 @@ from importlib.metadata import version
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.cli.processes import cpu_seconds
-from gpuload.state import Place
+from gpuload.order.place import Place
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.cli.sheet import ContactSheet, to_uint8
 from gpuload.cli.torch_way import CroppedPictures
 from gpuload.cli.training import Trainer
-from gpuload.cpus import usable_cpus
-from gpuload.options import check_device
+from gpuload.loader.cpus import usable_cpus
+from gpuload.loader.options import check_device
 
 __all__ = ["Settings", "compared", "run", "sparkline"]
 

@@ -14,8 +14,8 @@ from typing import Final, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.paths import Paths
+from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner
-from gpuload.sample import MODES, Encoded, Mode
 
 __all__ = ["EXTENSIONS", "ImageFiles", "ImageFolder"]
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from gpuload.datasets.folder import _checked_mode, _Images, _read
 from gpuload.datasets.paths import Paths
+from gpuload.datasets.sample import Encoded, Mode
 from gpuload.errors import one_line
-from gpuload.sample import Encoded, Mode
 
 __all__ = ["WrappedCoco", "WrappedFolder", "WrappedRows", "wrap"]
 
@@ -35,7 +35,7 @@ LOADERS: Final = {
     (FOLDER, "default_loader"),
     (FOLDER, "pil_loader"),
     (FOLDER, "accimage_loader"),
-    ("gpuload.sample", "read"),
+    ("gpuload.datasets.sample", "read"),
 }
 JSON: Final = frozenset({str, int, float, bool, type(None)})
 

@@ -10,6 +10,8 @@ from typing import Final, Literal
 
 import numpy as np
 
+from gpuload.datasets.bit_depth import too_deep
+from gpuload.datasets.sample import Encoded, Mode
 from gpuload.decode.header import Header, read_header
 from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
 from gpuload.decode.jpeg_header import has_end
@@ -17,9 +19,7 @@ from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import is_transposed, stored_region, upright
 from gpuload.decode.pillow_images import CHANNELS, VALUES, open_image
-from gpuload.depth import too_deep
 from gpuload.errors import DecodeError, one_line
-from gpuload.sample import Encoded, Mode
 
 __all__ = ["Decoder"]
 

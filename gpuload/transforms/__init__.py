@@ -1,6 +1,6 @@
 """The transforms: torchvision's names, arguments, defaults and meaning, every draw made for each sample.
 
-This package only declares and draws; `gpuload.backends` applies. It is imported by workers and imports no torch.
+This package only declares and draws; `gpuload.stage` applies. It is imported by workers and imports no torch.
 
 This module only re-exports, and imports what it names when it is first used: a worker needs but the transforms of its
 chain, and all of them would take it longer than everything else that it imports.

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
 from gpuload.transforms.arguments import Interpolation, finite, whole
 from gpuload.transforms.auto import AutomaticAugment, chosen, signed
 from gpuload.transforms.base import Uniforms
-from gpuload.transforms.params import NOTHING, VALUES, Mixture
 from gpuload.transforms.policies import MIX, operations
-from gpuload.transforms.sampling import beta, beta_count, dirichlet, dirichlet_count
+from gpuload.transforms.program.ops import NOTHING, VALUES, Mixture
 
 __all__ = ["AugMix"]
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from gpuload.transforms.arguments import Interpolation, fill_values, interpolation_name, whole
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.params import NOTHING, Ops
 from gpuload.transforms.policies import AUTO, POLICIES, RAND, SIGNED, WIDE, operations, policy_table
+from gpuload.transforms.program.ops import NOTHING, Ops
 
 __all__ = ["AutoAugment", "AutomaticAugment", "RandAugment", "TrivialAugmentWide", "chosen", "signed"]
 

@@ -1,10 +1,10 @@
 """What every transform is: a frozen declaration, and a function from uniform numbers to draws.
 
-A transform knows four things, all vectorised over the samples of a batch: how its parameters come from uniform
-numbers and image sizes (`draw`), what size it makes of an image (`output_sizes`), which part of its input it must see
-to give a part of its output (`input_windows`), and where in a chain it may stand (`works_on`, `makes`). It never
-touches pixels: that is a backend's work, which looks at the kind of the parameters (`gpuload.transforms.params`), not
-at the transform. Imported by workers, so there is no torch here; nothing here holds state.
+A transform knows four things, all vectorised over the samples of a batch: how its parameters come from uniform numbers
+and image sizes (`draw`), what size it makes of an image (`output_sizes`), which part of its input it must see to give a
+part of its output (`input_windows`), and where in a chain it may stand (`works_on`, `makes`). It never touches pixels:
+that is a backend's work, which looks at the kind of the parameters (`gpuload.transforms.program.ops`), not at the
+transform. Imported by workers, so there is no torch here; nothing here holds state.
 
 Sizes are int64 (B, 2), height and width. Boxes and windows are int64 (B, 4): top, left, height, width, in the frame of
 the image they belong to; they may reach beyond it where a crop pads.
@@ -18,11 +18,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gpuload import rng
-from gpuload.box_formats import BoxFormat
-from gpuload.rng import Key
+from gpuload.datasets.box_formats import BoxFormat
+from gpuload.rng import philox
+from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import Fill, shown
-from gpuload.transforms.params import Params
+from gpuload.transforms.program.ops import Params
 
 __all__ = ["DrawError", "Standing", "Transform", "Uniforms", "clipped", "full_windows"]
 
@@ -59,7 +59,7 @@ class Uniforms:
     boxes: Sequence[np.ndarray] | None = None
 
     def __call__(self, count: int) -> np.ndarray:
-        return rng.uniforms(self.key, self.positions, self.stream, count)
+        return philox.uniforms(self.key, self.positions, self.stream, count)
 
     def at(self, offset: int, rows: np.ndarray) -> Uniforms:
         """For some of the samples, the stream that lies `offset` behind this one."""
@@ -173,7 +173,7 @@ class Transform:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The operations of `gpuload.transforms.params.OPS` that it may draw, sorted; its children's are their own."""
+        """The operations of `program.ops.OPS` that it may draw, sorted; its children's are their own."""
         return ()
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 from gpuload.transforms.arguments import finite, interval, is_sequence, size_pair
 from gpuload.transforms.base import Transform, Uniforms
 from gpuload.transforms.color_random import one_operation
-from gpuload.transforms.params import Ops
+from gpuload.transforms.program.ops import Ops
 
 __all__ = ["GaussianBlur", "GaussianNoise"]
 

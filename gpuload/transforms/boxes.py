@@ -2,7 +2,7 @@
 
 Names, arguments, defaults and meaning are torchvision's. What a transform leaves out is left out of everything that
 belongs to the boxes: labels and what else `labels_getter` gives, and the masks of instances
-(`gpuload.fields`). Draws only, so imported by workers; no torch here.
+(`gpuload.workers.belongings`). Draws only, so imported by workers; no torch here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.box_formats import BoxFormat, format_name
+from gpuload.datasets.box_formats import BoxFormat, format_name
 from gpuload.transforms.arguments import finite, is_sequence, whole
 from gpuload.transforms.base import Transform, Uniforms, clipped
-from gpuload.transforms.params import Box, Params
+from gpuload.transforms.program.ops import Box, Params
 
 __all__ = ["ClampBoundingBoxes", "ConvertBoundingBoxFormat", "IoUCropBox", "RandomIoUCrop", "SanitizeBoundingBoxes"]
 

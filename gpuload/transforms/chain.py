@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuload.errors import one_line
-from gpuload.rng import Key
+from gpuload.rng.philox import Key
 from gpuload.transforms.base import Transform, full_windows
 from gpuload.transforms.composite import Compose
-from gpuload.transforms.draws import Draws, draw_line
 from gpuload.transforms.multiview import MultiView
+from gpuload.transforms.program.draws import Draws, draw_line
 from gpuload.transforms.rules import check_fills, check_mixing, check_order, mixing_of, placed
 
 if TYPE_CHECKING:

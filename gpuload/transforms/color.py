@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.params import VALUES, Ops, code
+from gpuload.transforms.program.ops import VALUES, Ops, code
 
 __all__ = ["ADJUSTMENTS", "ColorJitter"]
 

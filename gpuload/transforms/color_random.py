@@ -15,7 +15,7 @@ import numpy as np
 from gpuload.transforms.arguments import finite, interval, probability, whole
 from gpuload.transforms.base import Standing, Transform, Uniforms
 from gpuload.transforms.color import ADJUSTMENTS
-from gpuload.transforms.params import NOTHING, VALUES, Ops, code
+from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, code
 
 __all__ = [
     "Grayscale",

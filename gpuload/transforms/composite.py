@@ -15,8 +15,8 @@ import numpy as np
 
 from gpuload.transforms.arguments import finite, is_sequence, probability
 from gpuload.transforms.base import DrawError, Standing, Transform, Uniforms
-from gpuload.transforms.draws import draw_line
-from gpuload.transforms.params import Branches
+from gpuload.transforms.program.draws import draw_line
+from gpuload.transforms.program.ops import Branches
 
 __all__ = ["Compose", "Identity", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
 from gpuload.transforms.base import Standing, Transform, Uniforms
-from gpuload.transforms.params import Erase
+from gpuload.transforms.program.ops import Erase
 
 __all__ = ["Mode", "RandomErasing"]
 

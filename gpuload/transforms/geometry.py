@@ -22,8 +22,8 @@ from gpuload.transforms.arguments import (
     whole,
 )
 from gpuload.transforms.base import DrawError, Transform, Uniforms, full_windows
-from gpuload.transforms.params import Box, Flip, Params
-from gpuload.transforms.resampling import padded_windows, random_filters, source_windows
+from gpuload.transforms.program.ops import Box, Flip, Params
+from gpuload.transforms.program.windows import padded_windows, random_filters, source_windows
 
 __all__ = ["CenterCrop", "RandomCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "Resize"]
 

@@ -24,8 +24,8 @@ from gpuload.transforms.arguments import (
 )
 from gpuload.transforms.base import DrawError, Transform, Uniforms, full_windows
 from gpuload.transforms.geometry import CenterCrop, PaddingMode, _Crop, padding_mode_of
-from gpuload.transforms.params import Box, Params
-from gpuload.transforms.resampling import random_filters, source_windows
+from gpuload.transforms.program.ops import Box, Params
+from gpuload.transforms.program.windows import random_filters, source_windows
 
 __all__ = ["CenterCropOrPad", "RandomCropOrPad", "ResizeKeepRatio", "TrimBorder"]
 

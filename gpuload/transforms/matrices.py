@@ -1,4 +1,4 @@
-"""Coefficients of affine and projective maps, for many images at once, as `gpuload.transforms.params.Warp` has them.
+"""Coefficients of affine and projective maps, for many images at once, as `program.ops.Warp` has them.
 
 A map is given backwards: from places of the result to places of the image. Angles are in degrees; a positive one turns
 an affine map clockwise and a rotation the other way round, as in torchvision. Pure functions; no torch.

@@ -2,7 +2,8 @@
 
 Torchvision pairs a batch's samples by rolling it, and draws one share for all. Here the image at position p of the
 epoch's order is mixed with the one at position p XOR 1, each with draws of its own, so the result is the same on any
-number of ranks. Who is whose partner is the main process's affair (`gpuload.labels`); here is only what is drawn.
+number of ranks. Who is whose partner is decided in the main process (`gpuload.batches.mixing`); here is only what is
+drawn.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gpuload.rng.distributions import beta, beta_count
 from gpuload.transforms.arguments import finite, whole
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.draws import Draws
-from gpuload.transforms.params import Branches, Mix
-from gpuload.transforms.sampling import beta, beta_count
+from gpuload.transforms.program.draws import Draws
+from gpuload.transforms.program.ops import Branches, Mix
 
 __all__ = ["CutMix", "MixUp", "drawn_mix"]
 

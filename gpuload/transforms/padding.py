@@ -14,8 +14,8 @@ import numpy as np
 from gpuload.transforms.arguments import fill_values, interval, probability
 from gpuload.transforms.base import DrawError, Transform, Uniforms
 from gpuload.transforms.geometry import PaddingMode, padding_mode_of, sides_of
-from gpuload.transforms.params import Box, Params
-from gpuload.transforms.resampling import padded_windows
+from gpuload.transforms.program.ops import Box, Params
+from gpuload.transforms.program.windows import padded_windows
 
 __all__ = ["Pad", "RandomZoomOut"]
 

@@ -1,7 +1,7 @@
 """What automatic augmentation is made of: its operations, how strong they are, and the policies that were searched for.
 
 A *kind* is an operation as the papers name it, a place in `KINDS`; `operations` brings kinds and magnitudes to codes
-and values of `gpuload.transforms.params.OPS`. Magnitudes come in bins from none to the greatest, as float32, which is
+and values of `program.ops.OPS`. Magnitudes come in bins from none to the greatest, as float32, which is
 what torchvision computes them in: whole pixels are cut from them, and a last bit could be one.
 
 Sources of the policies: Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; of the
@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from gpuload.transforms.matrices import rotation_coefficients
-from gpuload.transforms.params import OPS, VALUES, code
+from gpuload.transforms.program.ops import OPS, VALUES, code
 
 __all__ = ["AUTO", "KINDS", "MIX", "POLICIES", "RAND", "WIDE", "Space", "affine", "operations", "policy_table"]
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, size_pair
 from gpuload.transforms.base import Transform, Uniforms, full_windows
-from gpuload.transforms.params import Box, Params
-from gpuload.transforms.resampling import random_filters, source_windows
+from gpuload.transforms.program.ops import Box, Params
+from gpuload.transforms.program.windows import random_filters, source_windows
 
 __all__ = ["RandomResizedCrop"]
 

@@ -15,8 +15,8 @@ import numpy as np
 from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, is_sequence, size_pair, whole
 from gpuload.transforms.base import Transform, Uniforms, full_windows
 from gpuload.transforms.geometry import sizes_by_shorter_side
-from gpuload.transforms.params import Box, Params
-from gpuload.transforms.resampling import random_filters, source_windows
+from gpuload.transforms.program.ops import Box, Params
+from gpuload.transforms.program.windows import random_filters, source_windows
 
 __all__ = ["RandomResize", "RandomShortestSize", "ScaleJitter"]
 

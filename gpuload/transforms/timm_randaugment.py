@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
+from gpuload.rng.distributions import normal
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, is_sequence
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.params import FILTERS, NOTHING, OPS, VALUES, Ops, code
 from gpuload.transforms.policies import KINDS, affine
-from gpuload.transforms.sampling import normal
+from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, VALUES, Ops, code
 
 __all__ = ["TimmRandAugment"]
 

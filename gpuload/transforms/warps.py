@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, interval, is_sequence, probability
 from gpuload.transforms.base import Transform, Uniforms
 from gpuload.transforms.matrices import IDENTITY, affine_coefficients, perspective_coefficients, rotation_coefficients
-from gpuload.transforms.params import Params, Warp
+from gpuload.transforms.program.ops import Params, Warp
 
 __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 

@@ -10,7 +10,7 @@ a larger one; one that does not fit the ring is split, down to a single sample, 
 
 Faults: the chunk of a worker that died is done again, and the sample that it was at, alone. Where failed samples are to
 be replaced, others are asked for as a further chunk of the same batch; their rows stand behind the others until the
-batch is gathered (see `gpuload.harvest`).
+batch is gathered (see `gpuload.batches.rows`).
 """
 
 from __future__ import annotations
@@ -18,38 +18,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from gpuload.errors import ErrorRecord, LimitError, WorkerError
-from gpuload.faults import Faults, Tally
-from gpuload.packing import ChunkContent, read_content
-from gpuload.ring import Ring, Slot
-from gpuload.workers.events import Event, Freed, Lost
-from gpuload.workers.parts import Batch, Part
+from gpuload.errors import ErrorRecord, LimitError
+from gpuload.ring.chunk import ChunkContent
+from gpuload.ring.packing import read_content
+from gpuload.ring.ring import Ring, Slot
+from gpuload.workers.batch import Batch, Part
+from gpuload.workers.engine import Engine, Event, Freed, Lost
+from gpuload.workers.faults import Faults, Tally
 from gpuload.workers.protocol import Reply, Request, Status
 
-__all__ = ["Engine", "Feed"]
+__all__ = ["Feed"]
 
 FIRST_GUESS_BYTES = 320 * 1024  # for one sample, until the data says otherwise
 HEADROOM = 1.25
 # A sample whose workers died so often while it was alone in a chunk is a bad sample. Deaths by SIGKILL come from
 # outside (memory ran out, somebody killed it), so they may hit anyone.
 OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
-
-
-class Engine(Protocol):
-    """What does the chunks: a `WorkerPool` or a `HomeEngine`."""
-
-    @property
-    def broken(self) -> WorkerError | None: ...
-
-    def submit(self, request: Request) -> bool: ...
-    def disown(self, before: int) -> None: ...
-    def forgive(self) -> None: ...
-    def gather(self, timeout_s: float) -> list[Event]: ...
-    def close(self) -> None: ...
 
 
 class Feed:

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.generators import seed_generators
-from gpuload.ring import map_ring
+from gpuload.ring.ring import map_ring
+from gpuload.rng.generators import seed_generators
+from gpuload.workers.job import Job, receive
 from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, MAX_INLINE_BYTES, STACK_SIGNAL, Board, Reply, Request
-from gpuload.workers.runner import ChunkRunner, Job
-from gpuload.workers.shipment import receive
+from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import is_iterable
 from gpuload.workers.workerinfo import install_worker_info
 

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuload.order.place import StreamStart
+
 __all__ = ["HELLO", "HELLO_FAILED", "IDLE", "STACK_SIGNAL", "Board", "Note", "Reply", "Request", "Status"]
 
 IDLE = -1
@@ -99,30 +101,6 @@ class Request:
         indices = np.frombuffer(message, np.int64, count, at) if plain else pickle.loads(message[at:])
         stream = StreamStart(*pickle.loads(message[at + 8 * count :])) if streams else None
         return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, bool(whole), stream, told)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStart:
-    """Which pass over an iterable dataset is meant, and where a worker that has not begun it yet begins.
-
-    Attributes:
-        run: the pass, counted by the loader; another number is another iterator.
-        worker: whose stream it is.
-        samples: so many of the stream were taken before.
-        state: what the dataset's own ``state_dict()`` gave after them, or None: they are taken and dropped.
-        stride, offset: sample n of this stream has the position n × stride + offset.
-    """
-
-    run: int
-    worker: int
-    samples: int
-    state: object
-    stride: int
-    offset: int
-
-    def position(self, number: int) -> int:
-        """Of a sample of this stream."""
-        return number * self.stride + self.offset
 
 
 def _pickled_keys(keys: list[object]) -> bytes:

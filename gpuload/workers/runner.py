@@ -16,41 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.batch import describe, dtype_of, find_leaves, flatten, is_tensor
-from gpuload.box_formats import to_xyxy
-from gpuload.decode import Decode, Decoder
+from gpuload.datasets.box_formats import to_xyxy
+from gpuload.datasets.recognise import find_leaves
+from gpuload.datasets.sample import Boxes, Encoded, Image, Mask, Target
+from gpuload.datasets.tree import describe, dtype_of, flatten, is_tensor
+from gpuload.decode import Decoder
 from gpuload.errors import ErrorRecord, one_line
-from gpuload.fields import check_transforms, droppers, find_belongings, mask_misfit
-from gpuload.generators import kept
-from gpuload.packing import ALIGN, Belongings, ChunkContent, Collated, ImageColumn, StreamPlace, write_content
-from gpuload.ring import align
-from gpuload.rng import epoch_key
-from gpuload.sample import Boxes, Encoded, Image, Mask, Target
-from gpuload.transforms import Chain
+from gpuload.order.place import StreamPlace
+from gpuload.ring.chunk import Belongings, ChunkContent, Collated, ImageColumn
+from gpuload.ring.packing import ALIGN, write_content
+from gpuload.ring.ring import align
+from gpuload.rng.generators import kept
+from gpuload.rng.philox import epoch_key
+from gpuload.workers.belongings import check_transforms, droppers, find_belongings, mask_misfit
+from gpuload.workers.job import Job
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
 from gpuload.workers.source import Ended, Source
 
-__all__ = ["ChunkRunner", "Job"]
+__all__ = ["ChunkRunner"]
 
 # Of an error's text so many characters are kept: thousands of records may be.
 MAX_CAUSE, MAX_TRACEBACK = 1000, 8000
 KEPT_BATCHES = 8  # that a collate_fn made and that wait for a larger slot; another worker may get that
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker needs to know, once: sent to each at its start.
-
-    `single` is for a batch_size of None: samples one by one, `collate_fn` gets one of them.
-    """
-
-    dataset: Any
-    chain: Chain
-    decode: Decode
-    seed: int
-    collate_fn: Callable[[Any], Any] | None = None
-    worker_init_fn: Callable[[int], Any] | None = None
-    single: bool = False
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.generators import seed_generators, seeds_of
-from gpuload.packing import StreamPlace
+from gpuload.order.place import StreamPlace
+from gpuload.rng.generators import seed_generators, seeds_of
+from gpuload.workers.iterable import Ended, Stream
 from gpuload.workers.protocol import Request
-from gpuload.workers.stream import Ended, Stream
 
 __all__ = ["Ended", "Source", "is_iterable"]
 

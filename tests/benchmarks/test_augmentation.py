@@ -148,7 +148,7 @@ def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
 
 def test_kernels_alone_make_what_the_stage_makes(photographs):
     pytest.importorskip("triton")
-    from gpuload.backends.fused.rounding import INTERPRETED
+    from gpuload.stage.fused.rounding import INTERPRETED
 
     if not INTERPRETED.value:
         pytest.skip("triton was imported without its interpreter")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuload import transforms as T
-from gpuload.transforms.params import FILTERS, NOTHING, OPS, Box, Branches, Mixture, Ops, Warp
+from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, Box, Branches, Mixture, Ops, Warp
 
 __all__ = ["ANY", "STEPS", "bound"]
 

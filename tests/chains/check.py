@@ -10,10 +10,10 @@ from chains.bounds import ANY, STEPS, bound
 from chains.strategies import Tried
 
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages, compile_stage
-from gpuload.backends.batched import BatchRunner
-from gpuload.backends.finish import Finish
-from gpuload.backends.single import SingleRunner
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.finish import Finish
+from gpuload.stage.reference.batched import BatchRunner
+from gpuload.stage.reference.single import SingleRunner
 
 __all__ = ["check"]
 

@@ -14,7 +14,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import DrawError
 
 __all__ = ["FINISHED", "LEVELS", "Tried", "tried"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpuload.datasets import ImageFiles, ImageFolder
 from gpuload.datasets import folder as folder_module
-from gpuload.sample import Encoded
+from gpuload.datasets.sample import Encoded
 
 ENDINGS = ".jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp"
 
@@ -506,7 +506,8 @@ def test_the_reprs_say_how_many(tmp_path: Path) -> None:
 
 def test_importing_and_reading_needs_no_torch(many: ImageFolder) -> None:
     code = (
-        "import sys; from gpuload.datasets import ImageFolder; import gpuload.order; ImageFolder(sys.argv[1])[0]; "
+        "import sys; from gpuload.datasets import ImageFolder; import gpuload.order.permutation\n"
+        "ImageFolder(sys.argv[1])[0]\n"
         "print([name for name in ('torch', 'PIL', 'torchvision') if name in sys.modules])"
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}

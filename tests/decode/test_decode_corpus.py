@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from gpuload.datasets.sample import read
 from gpuload.decode import Decode, Decoder
 from gpuload.errors import DecodeError
-from gpuload.sample import read
 
 NOT_IMAGES = ("container", "tar")
 # file → why gpuload decodes what Pillow refuses ("decodes: …") or the other way round ("refuses: …"). Whole images
@@ -96,7 +96,7 @@ def test_no_file_kills_hangs_or_bloats_the_process(files):
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
         "resource.setrlimit(resource.RLIMIT_CPU, (40, 40))\n"
         "from gpuload.decode import Decode, Decoder\nfrom gpuload.errors import DecodeError\n"
-        "from gpuload.sample import read\n"
+        "from gpuload.datasets.sample import read\n"
         "decoder, counts = Decoder(Decode()), {'decoded': 0, 'refused': 0}\n"
         "for path in json.load(sys.stdin) * 2:\n"
         "    encoded = read(path)\n"

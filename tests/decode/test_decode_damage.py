@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
 from gpuload.errors import DecodeError
-from gpuload.sample import Encoded
 
 
 def decode(decoder: Decoder, data: bytes, region: tuple[int, int, int, int] | None = None) -> np.ndarray:
@@ -150,7 +150,7 @@ def test_nothing_reaches_the_terminal(tmp_path, picture, encode):
         (tmp_path / name).write_bytes(data)
     code = (
         "import sys\nfrom pathlib import Path\nfrom gpuload.decode import Decode, Decoder\n"
-        "from gpuload.errors import DecodeError\nfrom gpuload.sample import read\n"
+        "from gpuload.errors import DecodeError\nfrom gpuload.datasets.sample import read\n"
         "for prefer in ('nvimgcodec', 'simplejpeg', 'pillow'):\n"
         "    decoder = Decoder(Decode(exif=True), prefer=prefer)\n"
         "    for path in sorted(Path(sys.argv[1]).iterdir()):\n"

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from gpuload.datasets.sample import Encoded, read
 from gpuload.decode import Decode, Decoder
 from gpuload.errors import DecodeError
-from gpuload.sample import Encoded, read
 
 JPEGS = {
     "4:4:4": {"subsampling": 0},

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gpuload.datasets.sample import Encoded, Mode
 from gpuload.decode import Decode, Decoder
 from gpuload.errors import DecodeError
-from gpuload.sample import Encoded, Mode
 
 
 def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 from distributions.joint import LEAST, unrelated
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 
 N = 20_000
 SIZES = np.tile([[61, 83]], (N, 1))

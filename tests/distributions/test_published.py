@@ -15,9 +15,9 @@ from distributions.joint import alike
 from distributions.published import repeated
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import Transform
-from gpuload.transforms.params import NOTHING, OPS
+from gpuload.transforms.program.ops import NOTHING, OPS
 
 N = 20_000
 SIZE = (61, 83)

@@ -94,7 +94,7 @@ def test_a_time_limit_of_the_programs_own_is_as_good_as_a_ctrl_c(succeed):
 
 def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
     succeed("""
-        import gpuload.session
+        import gpuload.loader.session
         def interrupting(function):
             def interrupted(*args, **options):
                 result = function(*args, **options)
@@ -104,7 +104,7 @@ def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
                 return result
             return interrupted
         before = left()
-        for module, name in ((process, "_launch"), (pool, "WorkerProcess"), (gpuload.session, "Feed")):
+        for module, name in ((process, "_launch"), (pool, "WorkerProcess"), (gpuload.loader.session, "Feed")):
             original, armed = getattr(module, name), []
             setattr(module, name, interrupting(original))
             loader = numbers()

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import gpuload as gl
-from gpuload import limits, session
 from gpuload import transforms as T
+from gpuload.loader import limits, session
 
 LIMIT_S = 60.0
 

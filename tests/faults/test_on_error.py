@@ -280,7 +280,7 @@ def test_all_odd_files_at_once_in_workers(odd_files, jpeg_folder, on_error):
 
 def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
     """As on CUDA, where the next batch is issued while the consumer has the current one."""
-    from gpuload.transfer import CpuTransfer
+    from gpuload.stage.transfer import CpuTransfer
     from gpuload.workers.feed import Feed
 
     def ready(feed):  # the workers are always ahead of the consumer

@@ -10,7 +10,7 @@ from parity.cases_color import PILLOW, as_levels, as_pillow
 from PIL import Image, ImageFilter
 
 from gpuload import transforms as T
-from gpuload.transforms.params import FILTERS, NOTHING, OPS
+from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS
 
 __all__ = ["CASES", "chain", "mixture"]
 

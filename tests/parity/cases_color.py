@@ -15,8 +15,8 @@ from parity.case import RUNS, Case, Tolerance
 from PIL import Image, ImageEnhance, ImageOps
 
 from gpuload import transforms as T
-from gpuload.noise import normals
-from gpuload.transforms.params import NOTHING, OPS
+from gpuload.stage.noise import normals
+from gpuload.transforms.program.ops import NOTHING, OPS
 
 __all__ = ["CASES", "operations"]
 

@@ -17,8 +17,8 @@ from parity.cases_color import DALI_AFFINE, KORNIA_AFFINE
 from PIL import Image, ImageOps
 
 from gpuload import transforms as T
-from gpuload.noise import normals
-from gpuload.transforms.params import Erase, Flip
+from gpuload.stage.noise import normals
+from gpuload.transforms.program.ops import Erase, Flip
 
 __all__ = ["CASES"]
 

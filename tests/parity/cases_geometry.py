@@ -15,7 +15,7 @@ from parity.case import BATCHES, Case, Oracle, Tolerance
 from PIL import Image, ImageOps
 
 from gpuload import transforms as T
-from gpuload.transforms.params import FILTERS, Box, Flip, Warp
+from gpuload.transforms.program.ops import FILTERS, Box, Flip, Warp
 
 __all__ = ["CASES", "geometry"]
 

@@ -13,7 +13,7 @@ from parity.cases_geometry import geometry
 from PIL import Image
 
 from gpuload import transforms as T
-from gpuload.transforms.params import Mix
+from gpuload.transforms.program.ops import Mix
 
 __all__ = ["CASES"]
 

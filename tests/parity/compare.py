@@ -22,10 +22,10 @@ from parity.case import BATCHES, Case
 from parity.images import SETS, image_set
 
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages, compile_stage
-from gpuload.backends.batched import BatchRunner
-from gpuload.backends.finish import Finish
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.finish import Finish
+from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.base import Transform
 
 __all__ = ["Measured", "all_cases", "here", "measure", "named", "sets_of", "topics"]

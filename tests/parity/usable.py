@@ -11,8 +11,8 @@ import torch
 from parity.case import BATCHES
 
 from gpuload import transforms as T
-from gpuload.backends import compile_stage
 from gpuload.errors import BackendError
+from gpuload.stage import compile_stage
 
 __all__ = ["needs", "why_not"]
 

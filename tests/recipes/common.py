@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages, compile_stage
-from gpuload.backends.batched import BatchRunner
-from gpuload.backends.finish import Finish
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.finish import Finish
+from gpuload.stage.reference.batched import BatchRunner
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SEED = 7

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from gpuload import transforms as T
-from gpuload.transforms.params import FILTERS, NOTHING, OPS, Box, Branches, Erase, Flip, Mixture, Ops, Warp
+from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, Box, Branches, Erase, Flip, Mixture, Ops, Warp
 
 vision = originals.torchvision()
 F = vision.transforms.v2.functional

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 
 vision = originals.torchvision()
 v2, tv_tensors = vision.transforms.v2, vision.tv_tensors

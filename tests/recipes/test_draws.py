@@ -13,7 +13,7 @@ from recipes.common import IMAGENET_MEAN, IMAGENET_STD, Pictures
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.backends.stage import Stage
+from gpuload.stage.stage import Stage
 
 NORMALIZE = T.Normalize(IMAGENET_MEAN, IMAGENET_STD)
 RECIPES: dict[str, list[Any]] = {

@@ -9,7 +9,7 @@ import torch
 from originals import torchvision
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import Uniforms
 from gpuload.transforms.boxes import IoUCropBox
 

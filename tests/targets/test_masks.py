@@ -12,10 +12,10 @@ from targets.test_parity import CHAINS, SIZES, made
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages
-from gpuload.backends.batched import BatchRunner
-from gpuload.backends.finish import UNCHANGED
-from gpuload.backends.masks import MaskStage
+from gpuload.stage import RaggedImages
+from gpuload.stage.finish import UNCHANGED
+from gpuload.stage.masks import MaskStage
+from gpuload.stage.reference.batched import BatchRunner
 
 FILL = {gl.Image: 3, gl.Mask: 100}
 MORE = {

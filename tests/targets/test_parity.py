@@ -11,12 +11,12 @@ from targets.scenes import as_format
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages
-from gpuload.backends.masks import MaskStage
-from gpuload.box_formats import from_xyxy, to_xyxy
-from gpuload.rng import epoch_key
-from gpuload.transforms.params import Box, Flip, Warp
-from gpuload.transforms.points import Trail, follow
+from gpuload.datasets.box_formats import from_xyxy, to_xyxy
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages
+from gpuload.stage.masks import MaskStage
+from gpuload.transforms.program.ops import Box, Flip, Warp
+from gpuload.transforms.program.targets import Trail, follow
 
 torchvision()
 from torchvision import tv_tensors  # noqa: E402

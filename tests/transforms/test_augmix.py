@@ -11,11 +11,11 @@ from PIL import Image
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages, compile_stage
-from gpuload.backends.batched import BatchRunner
-from gpuload.rng import epoch_key
-from gpuload.transforms.params import NOTHING, OPS, VALUES, Mixture, Ops
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.policies import KINDS, operations
+from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops
 
 N = 2_500
 HEIGHT, WIDTH = 60, 47

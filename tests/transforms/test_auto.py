@@ -12,11 +12,11 @@ from drawn import alike, described
 from PIL import Image
 
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages, compile_stage
-from gpuload.backends.batched import BatchRunner
-from gpuload.rng import epoch_key
-from gpuload.transforms.params import NOTHING, OPS, Ops
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.policies import AUTO, KINDS, MIX, POLICIES, RAND, WIDE, operations, policy_table
+from gpuload.transforms.program.ops import NOTHING, OPS, Ops
 
 N = 6_000
 HEIGHT, WIDTH = 60, 47

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import DrawError
 
 KEY = epoch_key(3, 1)

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
-from gpuload.transforms.params import NOTHING, OPS
+from gpuload.rng.philox import epoch_key
+from gpuload.transforms.program.ops import NOTHING, OPS
 
 N = 10_000
 

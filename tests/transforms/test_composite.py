@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 
 N = 6000
 KEY = epoch_key(3, 1)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 
 KEY = epoch_key(3, 1)
 NORMALIZE = T.Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.5))

@@ -18,7 +18,7 @@ from torch import nn
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.interop.tables import ARGUMENTS, NOTHING_TO_DO, PRESETS, REFUSED, TO_DTYPE
 
 vision = originals.torchvision()

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import DrawError, Uniforms
 
 SIZES = np.array([[375, 500], [500, 333], [224, 224], [97, 1001], [31, 47], [640, 480]])

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.mixing import drawn_mix
 
 N = 8000

@@ -10,8 +10,8 @@ import torch
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages, compile_stage
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
 
 KEY = epoch_key(3, 1)
 NORMALIZE = T.Normalize((0.5,) * 3, (0.25,) * 3)

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import DrawError
-from gpuload.transforms.resampling import padded_places, padded_windows
+from gpuload.transforms.program.windows import padded_places, padded_windows
 
 N = 10_000
 KEY = epoch_key(8, 0)

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
-from gpuload.transforms.params import FILTERS
+from gpuload.rng.philox import epoch_key
+from gpuload.transforms.program.ops import FILTERS
 
 N = 10_000
 KEY = epoch_key(8, 0)

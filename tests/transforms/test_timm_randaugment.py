@@ -13,9 +13,9 @@ from PIL import Image
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.backends import RaggedImages, compile_stage
-from gpuload.rng import epoch_key
-from gpuload.transforms.params import FILTERS, NOTHING, OPS, Ops
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, Ops
 from gpuload.transforms.timm_randaugment import CODES, NAMES, SETS, TABLE, _recipe, _values
 
 HEIGHT, WIDTH = 60, 47

@@ -11,9 +11,9 @@ from scipy import stats
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.rng import epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.matrices import affine_coefficients, perspective_coefficients, rotation_coefficients
-from gpuload.transforms.params import Warp
+from gpuload.transforms.program.ops import Warp
 
 N = 10_000
 KEY = epoch_key(8, 0)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuload.batch import LEAF
-from gpuload.packing import ChunkContent, ImageColumn, write_content
-from gpuload.ring import GRANULE_BYTES, Ring
-from gpuload.workers.events import Event, Freed, Lost
+from gpuload.datasets.tree import LEAF
+from gpuload.ring.chunk import ChunkContent, ImageColumn
+from gpuload.ring.packing import write_content
+from gpuload.ring.ring import GRANULE_BYTES, Ring
+from gpuload.workers.batch import Batch
+from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.feed import Feed
-from gpuload.workers.parts import Batch
 from gpuload.workers.protocol import Reply, Request, Status
 
 

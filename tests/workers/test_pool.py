@@ -16,14 +16,14 @@ import pytest
 
 from gpuload.decode import Decode
 from gpuload.errors import WorkerError
-from gpuload.packing import read_content
-from gpuload.ring import Ring
+from gpuload.ring.packing import read_content
+from gpuload.ring.ring import Ring
 from gpuload.transforms import Chain
-from gpuload.workers.events import Freed, Lost
+from gpuload.workers.engine import Freed, Lost
+from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.process import check_platform
 from gpuload.workers.protocol import Reply, Request, Status
-from gpuload.workers.runner import Job
 
 LIMIT_S = 30.0
 

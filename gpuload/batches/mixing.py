@@ -1,0 +1,217 @@
+"""MixUp and CutMix beyond the images: who is whose partner in a batch, and the labels, found and made soft.
+
+A sample's partner is the one at its position XOR 1, where both are in the batch; where a sampler, or an iterable
+dataset, says what comes, it is its neighbour in the batch as it was asked for: rows 2k and 2k + 1. Runs in the main
+process, on whole batches, after they are collated and before they go to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuload.datasets.tree import mapping_like
+from gpuload.errors import CollateError
+from gpuload.transforms import CutMix, Draws, MixUp
+from gpuload.transforms.mixing import drawn_mix
+
+__all__ = ["Pairing", "find_labels", "partners_of", "soften"]
+
+
+@dataclass(slots=True, eq=False)
+class Pairing:
+    """How the samples of one batch are mixed.
+
+    Attributes:
+        mixing: the transform that says where the labels are.
+        partners: int64 (N,), the row of each sample's partner; its own where it has none.
+        share: float64 (N,), of each sample in its own label; None until images were mixed.
+    """
+
+    mixing: MixUp | CutMix
+    partners: np.ndarray
+    share: np.ndarray | None = None
+
+    def take(self, draws: Draws, names: Callable[[int], str]) -> None:
+        """Take in what was drawn for an image of each sample.
+
+        Raises:
+            CollateError: the images of a sample have different shares.
+        """
+        mix = drawn_mix(draws)
+        assert mix is not None
+        alone = self.partners == np.arange(len(self.partners))
+        share = np.where(alone, 1.0, mix.share)
+        if self.share is not None and not np.array_equal(share, self.share):
+            row = int((share != self.share).argmax())
+            raise CollateError(
+                f"the images of {names(row)} have different sizes, so {type(self.mixing).__name__} mixes them with "
+                f"shares {self.share[row]:.3f} and {share[row]:.3f}, but there is one label; let both end with a crop "
+                "or Resize of one size"
+            )
+        self.share = share
+
+
+def partners_of(numbers: np.ndarray) -> np.ndarray:
+    """The row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row where it has none.
+
+    A number that comes twice, in a batch that is filled up, finds its partner once, the first of both.
+
+    Example:
+        >>> partners_of(np.array([6, 7, 8, 0, 1, 1])).tolist()
+        [1, 0, 2, 4, 3, 5]
+    """
+    partners = np.arange(len(numbers), dtype=np.int64)
+    waiting: dict[int, int] = {}
+    for row, number in enumerate(numbers.tolist()):
+        other = waiting.pop(number ^ 1, None)
+        if other is None:
+            waiting.setdefault(number, row)
+        else:
+            partners[row], partners[other] = other, row
+    return partners
+
+
+def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
+    """The labels in a batch: by a function, or where torchvision's `labels_getter` looks by default.
+
+    That is what is second in a tuple or list, if it is a tensor; or in a mapping, which the batch is or which is second
+    in it, the key "labels", else the first one with "label" in it, in any case.
+
+    Raises:
+        CollateError: there is no such place.
+    """
+    if callable(getter):
+        return getter(batch)
+    place = batch
+    if isinstance(batch, tuple | list):
+        place = batch[1] if len(batch) > 1 else None
+    if isinstance(place, Mapping):
+        names = [key for key in place if isinstance(key, str)]
+        exact = [key for key in names if key.lower() == "labels"]
+        alike = exact or [key for key in names if "label" in key.lower()]
+        if alike:
+            return place[alike[0]]
+    elif isinstance(place, torch.Tensor) and place is not batch:
+        return place
+    raise CollateError(
+        f"no labels were found in the batch, {_shown(batch)}: they are looked for in its second place, or in a dict "
+        "under a key with 'label' in it; give labels_getter=… a function that returns them, or labels_getter=None "
+        "where there are none"
+    )
+
+
+def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
+    """The batch with its labels mixed: float, (N, num_classes).
+
+    Args:
+        batch: collated; its labels are integers (N,), or numbers (N, classes).
+        pairing: how its images were mixed.
+        names: how to name the sample of a row in an error.
+
+    Raises:
+        CollateError: there are no labels, or they are no such tensor.
+    """
+    mixing = pairing.mixing
+    if mixing.labels_getter is None or pairing.share is None:
+        return batch
+    labels = find_labels(batch, mixing.labels_getter)
+    own = type(mixing).__name__
+    if not isinstance(labels, torch.Tensor):
+        raise CollateError(
+            f"{own}: the labels must be a tensor, got {_shown(labels)}; let the dataset give a number, or give "
+            "labels_getter=… a function that returns the tensor in a batch"
+        )
+    mixed = mixed_labels(labels, pairing, names)
+    changed = _replaced(batch, labels, mixed)
+    if changed is batch:
+        raise CollateError(
+            f"{own}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is none of the batch's own; "
+            "it must return one of them as it is, so that it can be replaced"
+        )
+    return changed
+
+
+def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], str]) -> torch.Tensor:
+    """Soft labels (N, classes): each a sum of its own and its partner's, by their shares."""
+    assert pairing.share is not None
+    rows, own, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
+    if labels.dim() not in (1, 2) or (labels.dim() == 1 and (labels.is_floating_point() or labels.dtype == torch.bool)):
+        raise CollateError(
+            f"{own}: labels must be integers of shape (N,), or numbers of shape (N, classes), got {labels.dtype} of "
+            f"shape {tuple(labels.shape)}"
+        )
+    if len(labels) != rows:
+        raise CollateError(
+            f"{own} mixed {rows} images, but there are {len(labels)} labels in the batch: the collate_fn left some "
+            "out, or added some; labels must stay in the order of their images"
+        )
+    if labels.dim() == 1:
+        labels = _one_hot(labels, classes, own, names)
+    elif classes is not None and labels.shape[1] != classes:
+        raise CollateError(
+            f"{own}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, of {labels.shape[1]} classes; "
+            "leave num_classes out, or give their number"
+        )
+    dtype = labels.dtype if labels.is_floating_point() else torch.float32
+    if (pairing.share == 1).all():
+        return labels.to(dtype)
+    share, partners = torch.from_numpy(pairing.share), torch.from_numpy(pairing.partners)
+    if labels.device.type != "cpu":
+        share, partners = share.pin_memory().to(labels.device), partners.pin_memory().to(labels.device)
+    share = share[:, None]
+    soft = labels.to(torch.float32)
+    return (soft[partners].mul_((1 - share).float()).add_(soft * share.float())).to(dtype)
+
+
+def _one_hot(labels: torch.Tensor, classes: int | None, own: str, names: Callable[[int], str]) -> torch.Tensor:
+    """Labels (N,) as float32 (N, classes)."""
+    if classes is None:
+        raise CollateError(
+            f"{own} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
+        )
+    wrong = (labels < 0) | (labels >= classes)
+    if wrong.any():  # labels that came in blocks to a CUDA device are waited for here
+        row = int(wrong.int().argmax())
+        raise CollateError(
+            f"{own}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "
+            f"0 … {classes - 1}; give the number of classes, or mend the labels"
+        )
+    soft = torch.zeros(len(labels), classes, dtype=torch.float32, device=labels.device)
+    return soft.scatter_(1, labels.to(torch.int64)[:, None], 1.0)
+
+
+def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
+    """The value with one of its tensors replaced by another; itself, where that is not in it."""
+    if value is old:
+        return new
+    if isinstance(value, Mapping):
+        items = {key: _replaced(item, old, new) for key, item in value.items()}
+        if all(items[key] is value[key] for key in items):
+            return value
+        return items if type(value) is dict else mapping_like(type(value), items)
+    if isinstance(value, list | tuple):
+        items = [_replaced(item, old, new) for item in value]
+        if all(item is before for item, before in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_dataclass(value) and not isinstance(value, type):
+        before = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        items = {name: _replaced(item, old, new) for name, item in before.items()}
+        return value if all(items[name] is before[name] for name in items) else replace(value, **items)
+    return value
+
+
+def _shown(value: Any) -> str:
+    """What kind of thing it is, as text."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {', '.join(map(repr, value)) or 'none'}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,247 @@
+"""What a dataset yields: samples, which are pytrees whose leaves may be images.
+
+A *sample* is a nested tuple, list or dict. This module owns the types of its leaves and the walk over its
+structure. It is imported by workers, so it imports neither torch nor Pillow; leaves of those libraries are
+recognised by their attributes. Nothing here holds state.
+
+Masks, boxes and keypoints are *targets*: they move with the image of their sample.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from gpuload.datasets.box_formats import BoxFormat, format_name
+
+__all__ = ["LEAVES", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "read"]
+
+Mode = Literal["RGB", "L", "RGBA", "unchanged"]
+MODES: Final = ("RGB", "L", "RGBA", "unchanged")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An image file's bytes, not yet decoded.
+
+    Args:
+        data: the whole file, as `bytes` (other bytes-like objects are copied into one).
+        mode: what the pixels become: ``"RGB"`` (3 channels), ``"L"`` (1), ``"RGBA"`` (4), or ``"unchanged"``
+            (as many as are stored).
+        source: where the bytes came from, for error messages; a path usually.
+
+    Raises:
+        TypeError: `data` is not bytes-like.
+        ValueError: `mode` is not one of the four.
+
+    Example:
+        >>> Encoded(b"abc", source="cat.jpg")
+        Encoded(3 bytes, mode='RGB', source='cat.jpg')
+    """
+
+    data: bytes
+    mode: Mode = "RGB"
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, bytes):
+            try:
+                object.__setattr__(self, "data", bytes(memoryview(self.data)))
+            except TypeError:
+                raise TypeError(
+                    f"Encoded() takes the bytes of an image file, got {type(self.data).__name__}; "
+                    "to read a file write gpuload.read(path)"
+                ) from None
+        if self.mode not in MODES:
+            raise ValueError(f"Encoded(mode=…) must be one of {', '.join(map(repr, MODES))}, got {self.mode!r}")
+
+    def __repr__(self) -> str:
+        return f"Encoded({len(self.data)} bytes, mode={self.mode!r}, source={self.source!r})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """An image that is already decoded.
+
+    Args:
+        array: uint8, of shape H×W×C (or H×W for one channel) with ``layout="HWC"``, C×H×W with ``layout="CHW"``;
+            anything that `numpy.asarray` takes.
+        layout: which of the two.
+
+    Raises:
+        TypeError: the array is not uint8.
+        ValueError: the array has not 2 or 3 axes, is empty, or has not 1 to 4 channels.
+
+    Example:
+        >>> Image(np.zeros((3, 20, 30), np.uint8), layout="CHW").hwc.shape
+        (20, 30, 3)
+    """
+
+    array: Any
+    layout: Literal["HWC", "CHW"] = "HWC"
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("HWC", "CHW"):
+            raise ValueError(f"Image(layout=…) must be 'HWC' or 'CHW', got {self.layout!r}")
+        array = np.asarray(self.array)
+        if array.dtype != np.uint8:
+            raise TypeError(f"an image must be uint8, got {array.dtype} of shape {array.shape}; scale it to 0 … 255")
+        if array.ndim == 2:
+            array = array[:, :, None]
+        elif array.ndim == 3 and self.layout == "CHW":
+            array = array.transpose(1, 2, 0)
+        elif array.ndim != 3:
+            raise ValueError(f"an image must have 2 or 3 axes, got shape {array.shape}")
+        if array.size == 0 or not 1 <= array.shape[2] <= 4:
+            raise ValueError(
+                f"an image must have pixels and 1 to 4 channels, got H×W×C = {array.shape} with layout={self.layout!r}"
+            )
+        object.__setattr__(self, "array", array)
+        object.__setattr__(self, "layout", "HWC")
+
+    @property
+    def hwc(self) -> np.ndarray:
+        """The pixels, uint8, H×W×C."""
+        return self.array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """What is where in an image: a number for each pixel, which moves with its pixel and is never mixed with others.
+
+    Args:
+        array: H×W, or N×H×W for N masks of one image (of its instances, say): bool, integers or floats, or anything
+            that `numpy.asarray` makes such an array of. Or `Encoded`: a file whose stored values are the mask: palette
+            indices or grey levels of 8 bits (uint8) or more (int32), never colours.
+
+    Attributes:
+        array: the array, or the `Encoded`. Integers that torch has no type for become wider ones.
+
+    Raises:
+        TypeError: the array holds no numbers.
+        ValueError: the array has not 2 or 3 axes, or no pixels.
+
+    Example:
+        >>> Mask(np.zeros((20, 30), np.uint8)).array.shape
+        (20, 30)
+    """
+
+    array: Any
+
+    def __post_init__(self) -> None:
+        if isinstance(self.array, Encoded):
+            return
+        array = _numbers("Mask", self.array)
+        if array.ndim not in (2, 3):
+            raise ValueError(f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {array.shape}")
+        if 0 in array.shape[-2:]:
+            raise ValueError(f"a mask must have pixels, got shape {array.shape}")
+        object.__setattr__(self, "array", array)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boxes:
+    """Boxes in an image, in pixels from its top left corner.
+
+    Args:
+        array: (n, 4), floats or integers; n may be 0. They come back in the same dtype; lists of floats as float32,
+            integers of 8 and 16 bits as int32.
+        format: ``"xyxy"`` (left, top, right, bottom), ``"xywh"`` (left, top, width, height) or ``"cxcywh"`` (centre,
+            width, height).
+
+    Raises:
+        TypeError: the array holds no numbers.
+        ValueError: it is not (n, 4), or holds NaN or infinity; a box ends before it begins; the format is unknown.
+
+    Example:
+        >>> Boxes([[10, 20, 30, 5]], format="xywh").array
+        array([[10, 20, 30,  5]])
+    """
+
+    array: Any
+    format: BoxFormat = "xyxy"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", format_name("Boxes(format=…)", self.format))
+        array = _numbers("Boxes", self.array)
+        if array.size == 0 and array.ndim <= 2:
+            array = array.reshape(0, 4)
+        if array.ndim != 2 or array.shape[1] != 4:
+            raise ValueError(f"boxes must be an array (n, 4), one row for each box, got shape {array.shape}")
+        if not np.isfinite(array).all():
+            row = int((~np.isfinite(array)).any(axis=1).argmax())
+            raise ValueError(f"boxes must be finite numbers, but box {row} is {array[row].tolist()}")
+        negative = array[:, 2:] < (array[:, :2] if self.format == "xyxy" else 0)
+        if negative.any():
+            row = int(negative.any(axis=1).argmax())
+            what = "ends before it begins" if self.format == "xyxy" else "has a negative width or height"
+            raise ValueError(f"box {row} {what}: {array[row].tolist()} as {self.format!r}; is the format right?")
+        object.__setattr__(self, "array", array)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keypoints:
+    """Points in an image, as (x, y) in pixels; points that leave the image keep their place outside it.
+
+    Args:
+        array: (…, 2), floats or integers. They come back in the same dtype and shape; lists of floats as float32,
+            integers of 8 and 16 bits as int32.
+
+    Raises:
+        TypeError: the array holds no numbers.
+        ValueError: its last axis is not of length 2.
+
+    Example:
+        >>> Keypoints([[3.5, 4.0]]).array.dtype
+        dtype('float32')
+    """
+
+    array: Any
+
+    def __post_init__(self) -> None:
+        array = _numbers("Keypoints", self.array)
+        if array.ndim == 1 and array.size == 0:
+            array = array.reshape(0, 2)
+        if array.ndim == 0 or array.shape[-1] != 2:
+            raise ValueError(f"keypoints must be an array (…, 2) of x and y, got shape {array.shape}")
+        object.__setattr__(self, "array", array)
+
+
+Target = Mask | Boxes | Keypoints
+LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are leaves of a sample, and no containers
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """What the user gave, as an array of a type that torch has too."""
+    if isinstance(value, list | tuple):
+        array = np.asarray(value)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)  # as torch.tensor has it
+    else:
+        array = np.asarray(value)
+    kind = array.dtype.kind
+    if kind not in "biuf" or (kind == "b" and name != "Mask"):
+        raise TypeError(f"{name}() takes an array of numbers, got {array.dtype} of shape {array.shape}")
+    if kind in "iu" and array.dtype.itemsize < 4 and name != "Mask":
+        return array.astype(np.int32)  # places soon lie beyond 8 bits, and would wrap round
+    if kind == "u" and array.dtype.itemsize > 1:
+        return array.astype(np.int32 if array.dtype.itemsize == 2 else np.int64)
+    if kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def read(path: str | os.PathLike[str]) -> Encoded:
+    """Read an image file without decoding it.
+
+    Works as torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload
+    decodes only the region that the first crop needs.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return Encoded(file.readall(), "RGB", os.fspath(path))

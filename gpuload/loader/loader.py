@@ -1,0 +1,482 @@
+"""`Loader`: the face of gpuload. Checks its arguments, wires the parts together, iterates.
+
+Runs in the main process, in the thread that iterates; it starts no thread. The first `iter()` makes a *session*: the
+ring, the worker processes, the transfer and the compiled stage, which last until `close()`, the Loader's garbage
+collection or the interpreter's exit, whichever is first. An epoch's iterator holds no resources of its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import GenericAlias
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gpuload.batches.assemble import BatchInfo
+from gpuload.decode import Decode
+from gpuload.loader.epoch import Epoch, Progress
+from gpuload.loader.options import check_integer, check_options
+from gpuload.loader.replay import Replay, replay
+from gpuload.loader.session import Session, check_for, compile_for, resolve_device
+from gpuload.loader.state import State
+from gpuload.order.options import check_batches
+from gpuload.order.place import Place
+from gpuload.order.schedule import Agenda
+from gpuload.order.shares import Uneven
+from gpuload.stage import Plan
+from gpuload.workers.faults import ErrorLog, Faults, OnError
+from gpuload.workers.interrupts import finalizing, held
+
+__all__ = ["BatchInfo", "Loader"]
+
+DEFAULT_RING_BYTES = 2 << 30
+# The public attributes that say how the Loader was made.
+OPTIONS = frozenset(
+    {
+        *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn", "pin_memory", "drop_last"),
+        *("num_workers", "prefetch_factor", "persistent_workers", "generator", "timeout", "worker_init_fn"),
+        *("multiprocessing_context", "in_order", "info"),
+    }
+)
+
+
+class Loader:
+    """Iterate over a dataset in augmented batches that are on the device.
+
+    Args:
+        dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number; or an iterable one
+            (torch's `IterableDataset`, or what has ``__iter__`` alone). A sample is a nested tuple, list, dict or
+            dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays.
+        batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. MixUp and
+            CutMix need an even one.
+        shuffle: a new order each epoch, a function of `seed` and the epoch's number.
+        sampler: gives the keys of an epoch's samples, in place of gpuload's order; it is not shared out over ranks.
+        batch_sampler: gives lists of keys, a batch each.
+        collate_fn: makes a batch of a list of samples (of one sample, with ``batch_size=None``). Samples without
+            images, under no transforms, are collated in the worker; else here, with finished images as C×H×W tensors
+            on the device. Default: the dataset's ``_get_collate_fn()`` where it has one, else as `default_collate`.
+        pin_memory: page-lock batches that stay on the CPU (`device`), and call ``pin_memory()`` of a `collate_fn`'s own
+            batch types, where there is CUDA. What goes to a GPU is page-locked in any case.
+        drop_last: leave out the last batch if it is smaller than `batch_size`.
+        worker_init_fn: called in each worker, with its number, before its first sample; once more where a worker was
+            restarted.
+        generator: a `torch.Generator` whose initial seed is taken for `seed`; nothing is drawn from it.
+        multiprocessing_context: None, ``"spawn"`` or ``"forkserver"``, without effect: workers are fresh interpreters.
+        persistent_workers: False ends the workers with each epoch, so that the next one sees what became of the dataset
+            here; default: they stay.
+        in_order: without effect: batches come in order, and no worker waits for that.
+        transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may stand last and gets the whole batch.
+        num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
+            process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
+        prefetch_factor: batches in work beyond the one that is in use (of an iterable dataset, for each worker).
+        device: where the batches shall be: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, the number of a CUDA device, or torch's
+            object. Default: CUDA's current device, or the CPU where there is none.
+        dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: what a
+            `ToDtype` says, else float32. Without `Normalize` and `ToDtype` images stay uint8.
+        memory_format: of image batches, ``"contiguous_format"`` or ``"channels_last"``, or torch's.
+        ragged: what to do where the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
+            ``"pad"`` with zeros at the bottom and right, giving ``(images, sizes)`` with int64 (N, 2) heights and
+            widths.
+        seed: 0 ≤ seed < 2**64; the order and every random draw are a function of it. Default 0.
+        rank, world_size: which of how many processes this is that share out each epoch. Default: as
+            ``torch.distributed`` says where it is up at `iter()`, else torchrun's environment, else 0 of 1.
+        uneven: what becomes of an epoch's last samples where they are too few for whole batches on all ranks:
+            ``"pad"`` goes on with the epoch's first ones up to a multiple of the ranks, ``"drop"`` cuts to one,
+            ``"exact"`` (for evaluation; needs ``info=True``) counts each once and fills up with rows whose
+            `BatchInfo.valid` is False. With ``drop_last=True`` they are left out. With MixUp or CutMix each of several
+            ranks has an even number of them.
+        weights: one for each sample: draw with replacement, each as often as its weight says.
+        repeats: so many times in a row the same sample, each time with other draws and on another rank ("repeated
+            augmentation"); an epoch stays as long as it is, with fewer samples.
+        decode: a `Decode` with options of decoding.
+        timeout: seconds after which a worker that is still at one sample is killed and restarted; 0: never.
+        on_error: what becomes of a sample that cannot be had: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
+            ``"replace"`` it by another one; short for ``faults=Faults(on_error=…)``.
+        faults: a `Faults` with all options of this kind.
+        backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for what
+            another one lacks; ``"auto"`` is ``"fused"`` on CUDA and ``"torch"`` on the CPU. `plan` shows it.
+        info: give ``(batch, BatchInfo)``.
+        chunk_size: samples that a worker does at a time, at most; default: a worker's share of the batch, from 8 to 32.
+            The batches do not depend on it.
+        ring_bytes: the most shared memory for decoded pixels on their way; default 2 GiB.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong; the message says what was expected.
+        RuntimeError: worker processes cannot be started on this platform.
+
+    While iterating: `SampleError` names a sample that could not be loaded, `TooManyErrors` says that more were skipped
+    or replaced than `Faults` allows, `CollateError` names two samples that do not go into one batch, `WorkerError` says
+    that workers cannot start or died too often, `LimitError` that memory or open files would not suffice.
+
+    Attributes:
+        errors: the samples that failed so far: a sequence of `ErrorRecord`, each with epoch, position, index, source,
+            cause, traceback and ``replaced_by``.
+
+    Example:
+        >>> import numpy as np
+        >>> from gpuload import transforms as T
+        >>> pictures = [(np.full((40, 60, 3), i, np.uint8), i) for i in range(10)]
+        >>> loader = Loader(pictures, batch_size=4, transforms=[T.CenterCrop(32)], num_workers=0, device="cpu")
+        >>> [tuple(images.shape) for images, labels in loader]
+        [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = False,
+        *,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        generator: torch.Generator | None = None,
+        multiprocessing_context: Any = None,
+        persistent_workers: bool = True,
+        in_order: bool = True,
+        transforms: Sequence[Any] = (),
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        device: str | int | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        memory_format: str | torch.memory_format = "contiguous_format",
+        ragged: Literal["error", "list", "pad"] = "error",
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        uneven: Uneven = "pad",
+        weights: Any = None,
+        repeats: int = 1,
+        decode: Decode | None = None,
+        timeout: float = 0,
+        on_error: OnError | None = None,
+        faults: Faults | None = None,
+        backend: str = "auto",
+        info: bool = False,
+        chunk_size: int | None = None,
+        ring_bytes: int = DEFAULT_RING_BYTES,
+    ) -> None:
+        options = self._options = check_options(
+            dataset=dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            transforms=transforms,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            device=device,
+            dtype=dtype,
+            memory_format=memory_format,
+            ragged=ragged,
+            seed=seed,
+            generator=generator,
+            decode=decode,
+            timeout=timeout,
+            on_error=on_error,
+            faults=faults,
+            backend=backend,
+            chunk_size=chunk_size,
+            ring_bytes=ring_bytes,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            pin_memory=pin_memory,
+            multiprocessing_context=multiprocessing_context,
+        )
+        repeats = check_integer("repeats", repeats, 1)
+        check_batches(
+            iterable=options.iterable,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            drop_last=bool(drop_last),
+            uneven=uneven,
+            weights=weights,
+            repeats=repeats,
+            info=bool(info),
+        )
+        self.dataset = dataset
+        self.batch_size = batch_size if batch_sampler is None else None
+        self.shuffle = bool(shuffle)
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.collate_fn = options.collate_fn
+        self.pin_memory = options.pin_memory
+        self.drop_last = bool(drop_last)
+        self.num_workers = options.num_workers
+        self.prefetch_factor = options.prefetch_factor
+        self.persistent_workers = bool(persistent_workers)
+        self.generator = generator
+        self.timeout = options.timeout_s
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = multiprocessing_context
+        self.in_order = bool(in_order)
+        self.info = bool(info)
+        self.errors = ErrorLog()
+        self._agenda = Agenda(
+            options,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            rank=rank,
+            world_size=world_size,
+            uneven=uneven,
+            weights=weights,
+            repeats=repeats,
+        )
+        self._next = Place(0, 0)  # where the next iter() begins
+        self._epoch = 0
+        self._progress: Progress | None = None  # of the epoch that was begun last
+        self._told = False  # what follows it was set by hand
+        self._told_epoch = -1  # by set_epoch(), last
+        self._session: Session | None = None
+        self._open_epoch: weakref.ref[Epoch] | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        check_for(self._options)
+        self._agenda.check()
+        self._made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTIONS and getattr(self, "_made", False):
+            raise ValueError(f"{name} cannot be changed once the Loader is made; make another Loader")
+        super().__setattr__(name, value)
+
+    __class_getitem__ = classmethod(GenericAlias)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, the same on each rank.
+
+        Raises:
+            TypeError: an iterable dataset, or a sampler, without a length.
+        """
+        return len(self._agenda)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the last `iter()` began; before the first one, the number it will have."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the number of the epoch that the next `iter()` begins, and tell it to the dataset, here and in the
+        workers, and to the sampler, where those have a ``set_epoch()`` of their own.
+
+        If that is the epoch that `load_state_dict` stands in, its place is kept: a training loop may call this before
+        each epoch, the first one after resuming too.
+
+        Raises:
+            ValueError: `epoch` is negative.
+        """
+        epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+        inner = getattr(self.batch_sampler, "sampler", None)
+        for other in (self.dataset, self.sampler, self.batch_sampler, inner):
+            if callable(set_epoch := getattr(other, "set_epoch", None)):
+                set_epoch(epoch)
+        self._told_epoch = epoch
+        if epoch != self._next.epoch:
+            self._next = Place(epoch, 0)
+        self._told = True
+        if self._session is None:
+            self._epoch = epoch
+
+    @property
+    def _is_open(self) -> bool:
+        iterator = self._open_epoch() if self._open_epoch is not None else None
+        return iterator is not None and iterator.is_open
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader stands, as a small dict that JSON can hold: after the batches that it gave, not those that
+        it prefetched. Every rank has the same, and any number of ranks and workers can go on from it.
+
+        With a sampler or an iterable dataset it holds what those need too: of a sampler its own ``state_dict()``, of an
+        iterable dataset an entry for each worker, so that the same number of them has to go on.
+
+        Raises:
+            TypeError: such a state is nothing that JSON can hold.
+        """
+        over = self._progress is None or (self._told and not self._is_open)
+        return self._state(self._as_saved(self._next) if over else self._progress.place).to_dict()  # pyright: ignore[reportOptionalMemberAccess]
+
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        """Go on from a state: the next `iter()` gives the rest of its epoch, and those after it all that follows.
+
+        Args:
+            state: from `state_dict`.
+            strict: refuse a state of a loader with another dataset length, seed, order or other transforms; False: go
+                on with a warning.
+
+        Raises:
+            TypeError, ValueError: it is no such state.
+        """
+        loaded = State.from_dict(state)
+        loaded.check(self._state(Place(0, 0)), strict=strict)
+        if loaded.stream is not None and (streams := len(loaded.stream["workers"])) != max(1, self.num_workers):
+            raise ValueError(
+                f"the state is of an iterable dataset with {streams} streams, one for each worker, but this loader has "
+                f"num_workers={self.num_workers}: use num_workers={streams}"
+            )
+        if self._is_open:
+            warnings.warn(
+                "an epoch is open: it goes on as it was, and the next iter() takes the state up",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._told = True
+        self._next = loaded.place
+        if self._session is None:
+            self._epoch = loaded.epoch
+
+    def _as_saved(self, place: Place) -> Place:
+        """An epoch's beginning, with what a sampler or dataset said of itself at the end of the one before."""
+        if self._progress is None or place != Place(place.epoch, 0):
+            return place
+        end = self._progress.place
+        is_end = (end.sampler or {}).get("over") or (end.stream or {}).get("step") == 0
+        return end if is_end and end.epoch == place.epoch else place
+
+    def _state(self, place: Place) -> State:
+        options = self._options
+        return State(
+            epoch=place.epoch,
+            position=place.position,
+            samples=len(self.dataset) if self._agenda.planned else options.samples,
+            seed=options.seed,
+            order=self._agenda.order,
+            # Turned images have other sizes, so other draws.
+            transforms=options.chain.fingerprint() + ("-exif" if options.decode.exif else ""),
+            sampler=place.sampler,
+            stream=place.stream,
+        )
+
+    def plan(self) -> Plan:
+        """Which backend runs which transform, here and now: ``print(loader.plan())``.
+
+        Raises:
+            BackendError: the backend that was asked for cannot be used here.
+
+        Example:
+            >>> from gpuload import transforms as T
+            >>> loader = Loader(["a.jpg"], transforms=[T.Resize(224), T.RandomInvert()], backend="kornia", device="cpu")
+            >>> print(loader.plan())
+            backend kornia on cpu
+              Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
+              RandomInvert()    kornia
+        """
+        stage = compile_for(self._options, resolve_device(self._options.device))
+        return stage.plan
+
+    def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
+        """One augmented sample once more, with what was drawn for it: for the day a loss is NaN.
+
+        It is read, decoded and transformed in this process; so is its neighbour, where MixUp or CutMix mix it with one.
+        (With a sampler nobody knows the neighbour, and it is not mixed.)
+
+        Args:
+            epoch: its epoch.
+            position: its place in the epoch's order, as `BatchInfo.positions` and `ErrorRecord.position` tell it.
+            index: which sample of the dataset; needed where a sampler said so, as `BatchInfo.indices` tells it.
+
+        Raises:
+            ValueError: there is no such position, or the index is missing.
+            TypeError: an iterable dataset, of which no sample can be asked for.
+            SampleError: it cannot be loaded.
+        """
+        if self._options.iterable:
+            raise TypeError("replay() needs a map-style dataset: an iterable one cannot be asked for a sample again")
+        epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+        last = len(self.dataset) - 1 if self._agenda.planned else 2**63 - 1
+        position = check_integer("position", position, 0, last)
+        if index is not None and not (self._agenda.planned and self._options.chain.mixing is not None):
+            keys = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
+            return replay(self._options, epoch, np.array([position]), keys)
+        if index is None and not self._agenda.planned:
+            raise ValueError(
+                f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says what stands at a "
+                "position; BatchInfo.indices and ErrorRecord.index tell it"
+            )
+        size = 1 if self._options.chain.mixing is None else 2  # its neighbour's image is mixed into it
+        plan = replace(self._agenda.plan(), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
+        rows = next(plan.batches(epoch, position // size * size))
+        row, indices = position % size, rows.indices.copy()
+        if index is not None:
+            indices[row] = index
+        return replay(self._options, epoch, rows.positions, indices, row)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch. An iterator of an earlier one that was not exhausted is over; one from which nothing
+        was taken does not count as an epoch.
+
+        Raises:
+            ValueError: the dataset has too few samples for a batch on each of the ranks there are by now.
+        """
+        self._agenda.check()
+        schedule = self._agenda.schedule()
+        last = self._progress
+        if last is not None and not last.begun and not self._told:
+            self._next = last.start  # an iterator from which nothing was taken: trainers ask for one to look at it
+        progress = Progress.at(schedule, self._next)
+        if progress.place == self._next:
+            progress.place = self._as_saved(self._next)
+        if self._session is not None:
+            self._session.check_process()
+            if not self._session.usable:  # the last epoch ended with a WorkerError, or was broken off by a ctrl-C
+                self.close()
+        if self._session is None:
+            with held():  # what was started is remembered
+                self._session = Session(self._options, self.errors)
+                self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
+                self._finalizer.atexit = False  # then it is the session's own affair
+        previous = self._open_epoch() if self._open_epoch is not None else None
+        if previous is not None:
+            previous.end("a newer iter() of its Loader was started")
+        iterator = Epoch(
+            self,
+            self._session,
+            schedule,
+            progress,
+            info=self.info,
+            persistent=self.persistent_workers,
+            told_epoch=self._told_epoch,
+        )
+        self._told = False
+        epoch = progress.start.epoch
+        self._progress, self._epoch, self._next = progress, epoch, Place(epoch + 1, 0)
+        self._open_epoch = weakref.ref(iterator)
+        return iterator
+
+    def close(self) -> None:
+        """End the worker processes and free the shared memory. The next `iter()` starts anew. Idempotent."""
+        with held():  # a ctrl-C is heard when nothing is left
+            self._close()
+
+    def _close(self) -> None:
+        iterator = self._open_epoch() if self._open_epoch is not None else None
+        if iterator is not None:
+            iterator.end("its Loader was closed")
+        if self._session is not None:
+            self._session.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._open_epoch = self._session = self._finalizer = None
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        with held(deaf=kind is KeyboardInterrupt):  # a second ctrl-C says nothing new
+            self._close()
+
+    def __repr__(self) -> str:
+        options = self._options
+        return (
+            f"Loader({self.dataset!r}, batch_size={self.batch_size}, shuffle={self.shuffle}, "
+            f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.seed})"
+        )

@@ -1,0 +1,406 @@
+"""A session: everything of a `Loader` that lasts from its first `iter()` to `close()`.
+
+It owns the ring, the engine (worker processes, or the main process itself), the transfer and the compiled stage, and
+makes batches of what the feed gathers. Runs in the main process, in the thread that iterates; it starts no thread. Any
+thread may take the next batch or close it, one at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils._device  # torch loads it at the first `with torch.device(…)`, in the midst of the first batch
+
+from gpuload.batches.assemble import Assembly
+from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
+from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
+from gpuload.loader.options import Options
+from gpuload.order.place import Place
+from gpuload.ring.ring import Ring
+from gpuload.stage import Stage, check_stage, compile_stage
+from gpuload.stage.transfer import make_transfer
+from gpuload.workers.batch import Batch
+from gpuload.workers.faults import ErrorLog, substitutes
+from gpuload.workers.feed import Feed
+from gpuload.workers.inline import HomeEngine
+from gpuload.workers.interrupts import held
+from gpuload.workers.job import Job
+from gpuload.workers.pool import StreamPool, WorkerPool
+
+__all__ = ["OVER", "Session", "compile_for"]
+
+OVER = "this iterator is over: {}"
+THREAD_WAIT_S = 5.0  # for another thread to come out of its next()
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A batch whose stage was issued: the value to give, or the error to raise instead."""
+
+    value: Any = None
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    ticket: Any = None
+    error: Exception | None = None
+    failed: list[ErrorRecord] = field(default_factory=list)
+    after: Place | None = None  # where the next batch is
+    warning: str = ""
+
+
+class Session:
+    """Everything that lasts from the first `iter()` to `close()`.
+
+    Args:
+        options: what to build.
+        errors: where failed samples are recorded.
+    """
+
+    def __init__(self, options: Options, errors: ErrorLog) -> None:
+        self.options = options
+        self.errors = errors
+        device = resolve_device(options.device)
+        self.stage = compile_for(options, device)
+        self.launched: deque[_Launched] = deque()
+        job = Job(
+            options.dataset,
+            options.chain,
+            options.decode,
+            options.seed,
+            collate_fn=options.collate_fn,
+            worker_init_fn=options.worker_init_fn,
+            single=options.single,
+        )
+        _check_limits(options, device)
+        self.ring = Ring(options.ring_bytes, memory_left=memory_left_bytes)
+        try:
+            self.transfer = make_transfer(self.ring, device)
+            pool = StreamPool if options.iterable else WorkerPool
+            self.assembly = Assembly(options, self.stage, self.transfer)
+            self.engine = (
+                pool(
+                    job,
+                    options.num_workers,
+                    self.ring,
+                    timeout_s=options.timeout_s,
+                    max_restarts=options.faults.max_restarts,
+                )
+                if options.num_workers
+                else HomeEngine(job, self.ring)
+            )
+        except BaseException:
+            self.ring.close()
+            raise
+        self.feed = Feed(
+            self.engine,
+            self.ring,
+            chunk_size=options.chunk_size,
+            plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
+            ahead=_ahead(options),
+            workers=options.num_workers,
+            faults=options.faults,
+            candidates=partial(_candidates, options),
+            reclaim=self.transfer.reclaim,
+        )
+        self.lock = threading.RLock()  # held while an epoch begins, goes on or ends, and until `close` has ended
+        self.ready: _Launched | None = None  # the batch that is due; whoever takes it puts None here
+        self._torn = ""  # what broke off the work on an epoch, with an event or a batch in hand
+        self._epoch: object = None
+        self._closed = False  # from the beginning of `close` on
+        self._over = False  # its work is done, or begun
+        self._buried: list[bool] = []  # not empty: ended by what `ending` gave, after this object became garbage
+        self._pid = os.getpid()
+        _sessions.add(self)
+
+    @property
+    def usable(self) -> bool:
+        """Whether another epoch can begin here."""
+        return not self._closed and not self._torn and self.engine.broken is None
+
+    def begin(self, batches: Iterator[Batch], told_epoch: int = -1) -> object:
+        """Start an epoch; what an earlier one left in work is dropped. Returns what `drop_epoch` is to be given.
+
+        `told_epoch` is what workers tell the dataset by its own ``set_epoch()``; -1: nothing.
+        """
+        with self.lock, self._in_one_piece():
+            epoch = self._epoch = object()
+            self.ready = None
+            self.launched.clear()
+            self.feed.begin(batches, told_epoch)
+        return epoch
+
+    def advance(self, info: bool) -> bool:
+        """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
+        with self._in_one_piece():
+            self.ready = self._next_launched(info)
+        return self.ready is not None
+
+    @contextlib.contextmanager
+    def _in_one_piece(self) -> Iterator[None]:
+        """Know of work that was broken off: a ctrl-C comes between any two lines, with an event or a batch in hand."""
+        if self._closed:
+            raise RuntimeError(OVER.format("its Loader was closed"))
+        if self._torn and self.engine.broken is None:
+            raise RuntimeError(
+                OVER.format(
+                    f"it was broken off by {self._torn}, and a batch may be lost. Begin a new epoch with iter()"
+                )
+            )
+        self._torn = "an interrupt"
+        try:
+            yield
+            if self._closed:  # by the handler of a signal: the feed has nothing left, as if the epoch were at its end
+                raise RuntimeError("closed")
+        except (GpuloadError, Warning):  # raised on purpose, with nothing in hand
+            self._torn = ""
+            raise
+        except BaseException as error:
+            self._torn = type(error).__name__
+            if self._closed and isinstance(error, Exception):
+                raise RuntimeError(OVER.format("its Loader was closed meanwhile")) from error
+            raise
+        self._torn = ""
+
+    def _next_launched(self, info: bool) -> _Launched | None:
+        if not self.launched:
+            try:
+                batch = self._take(self.feed.take)
+            except TooManyErrors:
+                self.errors.extend(self.feed.failed(), loud=False)
+                raise
+            if batch is None:
+                return None
+            self.launched.append(self._launch(batch, info))
+        if self.transfer.asynchronous and len(self.launched) == 1:
+            coming = self._take(self.feed.take_if_ready)
+            if coming is not None:
+                # Its copies and its stage run while the consumer works on the current batch.
+                self.launched.append(self._launch(coming, info))
+        current = self.launched[0]
+        failed, current.failed = current.failed, []
+        self.errors.extend(failed, loud=current.error is None)  # a warning may be an error: the batch stays for later
+        if current.warning:
+            text, current.warning = current.warning, ""
+            warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
+        self.launched.popleft()
+        if current.error is None:
+            self.transfer.hand_over(current.ticket, current.tensors)
+        return current
+
+    def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
+        """The next batch that is to be given, or raised as an error."""
+        while (batch := take()) is not None and batch.dropped:
+            if batch.fatal is not None or (batch.errors and self.options.faults.on_error == "raise"):
+                break
+            failed, batch.errors = batch.errors, []
+            self.feed.release(batch)
+            self.errors.extend(failed, loud=True)
+        return batch
+
+    def check_process(self) -> None:
+        """Refuse to go on in a child that was forked: ring and workers are its parent's."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this Loader was started in the process that this one was forked from, which its shared memory and "
+                "workers belong to; make a new Loader in the child"
+            )
+
+    def drop_epoch(self, epoch: object) -> None:
+        """What is in work for this epoch, if it is still the current one, is wanted no more."""
+        if self._closed or self._buried or self._epoch is not epoch or os.getpid() != self._pid:
+            return
+        with self.lock:
+            if self._torn:
+                self.close()  # there is no telling what state it is in
+            elif not self._closed and self._epoch is epoch:
+                self._epoch = self.ready = None
+                self.launched.clear()
+                self.feed.abandon()
+
+    def ending(self) -> Callable[[], None]:
+        """What ends the session, and does not keep it: options and samplers may refer to whoever has the Loader."""
+        pool = self.engine if self.options.num_workers else None
+        return partial(_end, weakref.ref(self), self._pid, pool, self.transfer, self.ring, self._buried)
+
+    def close(self) -> None:
+        """End the workers and free the memory, whatever goes on. Idempotent. The caller holds interrupts off."""
+        if os.getpid() != self._pid:
+            self.ring.close()  # a child's copy of the descriptor; all else is the parent's
+            return
+        if self._buried:
+            return
+        if not self._closed:
+            self._closed = True
+            self.engine.halt()
+        # Another thread in the midst of its next() comes out now; but a dataset may hang there (num_workers=0).
+        locked = self.lock.acquire(timeout=THREAD_WAIT_S)
+        try:
+            self._end()
+        finally:
+            if locked:
+                self.lock.release()
+
+    def _end(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._epoch = self.ready = None
+        self.launched.clear()
+        with contextlib.ExitStack() as stack:  # the last first: nobody writes, nothing is copied, the memory goes
+            stack.callback(self.ring.close)
+            stack.callback(self.transfer.close)
+            stack.callback(self.engine.close)
+            stack.callback(self.feed.abandon)  # its views of the ring would keep the memory
+
+    def _launch(self, batch: Batch, info: bool) -> _Launched:
+        try:
+            return self._issue(batch, info)
+        except BaseException as error:
+            self.transfer.finish()  # gives the slots back, once what was issued has ended
+            if not batch.loaded:
+                self.feed.release(batch)
+            if not isinstance(error, Exception):
+                raise
+            if isinstance(error, StopIteration):  # raised by a `__next__`, it would be a quiet end of the epoch
+                wrapped = RuntimeError(f"making a batch raised {error!r}")
+                wrapped.__cause__ = error
+                error = wrapped
+            # Raised when this batch is due, which may be after the current one.
+            return _Launched(error=error, failed=batch.errors)
+
+    def _issue(self, batch: Batch, info: bool) -> _Launched:
+        if batch.fatal is not None:
+            raise SampleError(batch.fatal)
+        if batch.errors and self.options.faults.on_error == "raise":
+            raise SampleError(min(batch.errors, key=lambda record: record.position))
+        if batch.lost is not None and (self.options.faults.on_error == "replace" or batch.is_empty):
+            raise TooManyErrors(
+                f"nothing could take the place of the sample at position {batch.lost.position} of epoch {batch.epoch}: "
+                f"all that was tried failed, the last of it {batch.lost.describe()}. Look whether the files can still "
+                "be reached; loader.errors lists the failures"
+            )
+
+        def release() -> None:
+            self.feed.release(batch)
+
+        module = self.options.chain.module is not None  # its parameters may still be on their way
+        with torch.inference_mode(False), self.transfer.stream(after_consumer=module):
+            value, tensors = self.assembly.make(batch, info, release)
+            ticket = self.transfer.finish()
+        for part in batch.parts:  # a batch and its parts know each other, and the collector may be long in coming
+            part.content = None
+        return _Launched(value, tensors, ticket, failed=batch.errors, after=batch.after, warning=batch.warning)
+
+
+def _end(session_of: weakref.ref[Session], pid: int, pool: Any, transfer: Any, ring: Ring, buried: list[bool]) -> None:
+    session = session_of()
+    if session is not None:
+        session.close()
+    elif os.getpid() != pid:
+        ring.close()
+    else:  # it goes together with its Loader, and so does all that looks at the ring
+        buried.append(True)
+        with contextlib.ExitStack() as stack:
+            stack.callback(ring.close)
+            stack.callback(transfer.close)
+            if pool is not None:
+                stack.callback(pool.close)
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At the interpreter's exit. A daemon thread may be iterating even now: it shall not end with a traceback."""
+    with held(deaf=True):
+        for session in list(_sessions):
+            # If that thread is in its next(), the kernel ends the workers with the process. Else it is kept out of the
+            # next one: the lock is never released.
+            if session.lock.acquire(blocking=False):
+                session.close()
+
+
+def _candidates(options: Options, batch: Batch, position: int, index: Any) -> Iterator[Any]:
+    """What may stand in for a sample: any of the dataset, or where a sampler chose the keys, others of its batch."""
+    if not options.sampled:
+        return substitutes(options.seed, batch.epoch, position, index, len(options.dataset))
+    keys = list(batch.indices)
+    places = substitutes(options.seed, batch.epoch, position, None, len(keys))
+    return (keys[place] for place in places if keys[place] != index)
+
+
+def _ahead(options: Options) -> int:
+    """How many batches are in work beyond the one that is in use."""
+    if not options.num_workers:
+        return 1
+    return options.prefetch_factor * (options.num_workers if options.iterable else 1)
+
+
+def compile_for(options: Options, device: torch.device) -> Stage:
+    """The stage of a loader with these options."""
+    return compile_stage(
+        options.chain,
+        device=device,
+        backend=options.backend,
+        dtype=options.dtype,
+        memory_format=options.memory_format,
+        ragged=_ragged(options),
+        cpu_threads=options.cpu_threads,
+    )
+
+
+def check_for(options: Options) -> None:
+    """Say what is wrong with them before anything is made."""
+    check_stage(
+        options.chain,
+        options.device,
+        options.backend,
+        options.dtype,
+        options.memory_format,
+        _ragged(options),
+        options.cpu_threads,
+    )
+
+
+def _ragged(options: Options) -> str:
+    return "views" if options.collate_fn is not None or options.single else options.ragged
+
+
+def resolve_device(device: torch.device | None) -> torch.device:
+    """None: CUDA's current device, by LOCAL_RANK where none was chosen, or the CPU. An index is always filled in."""
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and device.index is None:
+        index = torch.cuda.current_device()
+        local_rank = os.environ.get("LOCAL_RANK")
+        if index == 0 and local_rank is not None:
+            index = int(local_rank) % torch.cuda.device_count()
+        device = torch.device("cuda", index)
+    return device
+
+
+def _check_limits(options: Options, device: torch.device) -> None:
+    """Refuse to start what this machine's limits will not let run.
+
+    Raises:
+        LimitError: open files or memory do not suffice.
+    """
+    if options.num_workers:
+        check_descriptors(options.num_workers)
+    rows = options.batch_size if options.samples is None else min(options.batch_size, options.samples)
+    size = options.chain.output_size_hw
+    pixel_bytes = 3 * (2 if any(transform.makes for transform in options.chain) else 1)  # floats may be of 16 bits
+    check_memory(
+        workers=options.num_workers,
+        output_bytes=0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes,
+    )

@@ -1,0 +1,163 @@
+"""The batches of an iterable dataset: the workers' streams in turn, each batch from one of them.
+
+A worker's batch number b stands in round b; within a round the workers come in their order, and one whose stream has
+ended is left out. So the order is the same however fast each of them is. How far each stream has come is counted when
+a batch is due, in that order, and that is what a state is made from.
+
+Runs in the main process, in the thread that iterates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gpuload.order.place import Place, StreamPlace, StreamStart
+from gpuload.workers.batch import Batch
+
+__all__ = ["StreamSchedule"]
+
+
+_runs = itertools.count(1)  # every pass has another number, so that workers tell them apart
+
+
+class StreamSchedule:
+    """Asks each worker for its samples in runs of a batch.
+
+    Sample number n of worker w has the position (n × workers + w) × ranks + rank.
+
+    Args:
+        batch_size, drop_last: a worker's last samples may be fewer than a batch; they are left out or not.
+        workers: how many there are; 1 where the main process does the work.
+        rank, world_size: which of how many processes this is. What a stream gives on which of them is its own affair.
+    """
+
+    def __init__(self, *, batch_size: int, drop_last: bool, workers: int, rank: int, world_size: int) -> None:
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._workers = workers
+        self._rank = rank
+        self._world_size = world_size
+        self._pass: _Pass | None = None
+        self._told = workers < 2  # that workers have the same stream
+
+    def steps(self, place: Place) -> None:
+        """Nobody knows."""
+
+    def batches(self, place: Place) -> Iterator[Batch]:
+        self._pass = _Pass(self, next(_runs), place)
+        return self._pass.batches()
+
+    def end(self, epoch: int) -> Place:
+        """After an epoch: what the datasets themselves say, since the next one's iterators are new."""
+        assert self._pass is not None
+        return Place(epoch + 1, 0, stream=self._pass.remains())
+
+
+class _Pass:
+    """One epoch of it."""
+
+    def __init__(self, schedule: StreamSchedule, run: int, place: Place) -> None:
+        entry = place.stream or {}
+        self._schedule = schedule
+        self._run = run
+        self._epoch = place.epoch
+        self._turn = entry.get("turn", 0)
+        self._step = entry.get("step", 0)
+        # Of each worker, how far what was given has come.
+        self._places = [StreamPlace(**worker) for worker in entry.get("workers", ())] or [
+            StreamPlace(0, False) for _ in range(schedule._workers)
+        ]
+        self._digests: dict[int, tuple[bytes, ...]] = {}
+
+    def batches(self) -> Iterator[Batch]:
+        schedule = self._schedule
+        workers, size = schedule._workers, schedule._batch_size
+        stride, offset = workers * schedule._world_size, schedule._world_size
+        planned = [place.samples for place in self._places]
+        worker = self._turn
+        numbers_of = itertools.count()  # in the order in which they are due; `_due` counts those that are given
+        while not all(place.ended for place in self._places):
+            if not self._places[worker].ended:
+                numbers = np.arange(size, dtype=np.int64) + planned[worker]
+                planned[worker] += size
+                place = self._places[worker]
+                start = StreamStart(
+                    self._run, worker, place.samples, place.state, stride, worker * offset + schedule._rank
+                )
+                positions = numbers * stride + start.offset
+                yield Batch(next(numbers_of), self._epoch, positions, numbers, stream=start, on_due=self._due)
+            worker = (worker + 1) % workers
+
+    def _due(self, batch: Batch) -> None:
+        """A batch is done, and its turn has come."""
+        assert batch.stream is not None
+        worker = batch.stream.worker
+        contents = [part.content for part in batch.parts if part.content is not None]
+        found = [content.stream for content in contents if content.stream is not None]
+        taken = sum(len(content.rows) + len(content.errors) for content in contents)
+        latest = max(found, key=lambda place: place.samples, default=None)
+        before = self._places[worker]
+        place = StreamPlace(
+            before.samples + taken,
+            any(place.ended or place.broken for place in found),
+            state=None if latest is None else latest.state,
+        )
+        self._places[worker] = place
+        if latest is not None and not self._schedule._told:
+            batch.warning = self._same_stream(worker, latest)
+        batch.positions, batch.indices = batch.positions[:taken], batch.indices[:taken]
+        self._turn = (worker + 1) % len(self._places)
+        whole = taken == self._schedule._batch_size or not self._schedule._drop_last
+        batch.dropped = not whole or not any(content.rows for content in contents)
+        batch.step = self._step
+        self._step += not batch.dropped
+        batch.after = self._place()
+
+    def _same_stream(self, worker: int, place: StreamPlace) -> str:
+        """What to say where this worker gave the same first samples as another, in spite of being told its number.
+
+        Samples that cannot be told apart are no sign by themselves: a stream of zeros may be shared out well.
+        """
+        self._digests[worker] = place.digests
+        for other, digests in self._digests.items():
+            count = min(len(digests), len(place.digests))
+            both = place.ended and self._places[other].ended and len(digests) == len(place.digests)
+            if other == worker or count < (1 if both else 2):
+                continue
+            same = digests[:count] == place.digests[:count] and b"" not in digests[:count]
+            if same and (not place.asked or len(set(digests[:count])) > 1):
+                self._schedule._told = True
+                return (
+                    f"workers {min(worker, other)} and {max(worker, other)} gave the same first {count} samples: each "
+                    f"of the {len(self._places)} workers iterates over the whole dataset, so every sample comes "
+                    f"{len(self._places)} times. Let its __iter__ ask torch.utils.data.get_worker_info() for `id` and "
+                    "`num_workers` and give only its share, or use num_workers=1"
+                )
+        return ""
+
+    def remains(self) -> dict[str, Any] | None:
+        """For a state between two epochs; None where no dataset has one."""
+        states = [(place.state or {}).get("dataset") for place in self._places]
+        if all(state is None for state in states):
+            return None
+        workers = [
+            {"samples": 0, "ended": False, "state": None if state is None else {"dataset": state}} for state in states
+        ]
+        return {"turn": 0, "step": 0, "workers": workers}
+
+    def _place(self) -> Place:
+        return Place(
+            self._epoch,
+            0,
+            stream={
+                "turn": self._turn,
+                "step": self._step,
+                "workers": [
+                    {"samples": place.samples, "ended": place.ended, "state": place.state} for place in self._places
+                ],
+            },
+        )

@@ -1,0 +1,66 @@
+"""Where in an epoch, and where in a worker's pass over an iterable dataset. Plain values, on both sides; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Place", "StreamPlace", "StreamStart"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in which epoch the next batch is.
+
+    Attributes:
+        epoch: its number.
+        position: how many positions of it all ranks together are done with.
+        sampler: what a user's sampler needs to go on from there.
+        stream: how far the workers' streams of an iterable dataset have come.
+    """
+
+    epoch: int
+    position: int
+    sampler: dict[str, Any] | None = None
+    stream: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """Which pass over an iterable dataset is meant, and where a worker that has not begun it yet begins.
+
+    Attributes:
+        run: the pass, counted by the loader; another number is another iterator.
+        worker: whose stream it is.
+        samples: so many of the stream were taken before.
+        state: what the dataset's own ``state_dict()`` gave after them, or None: they are taken and dropped.
+        stride, offset: sample n of this stream has the position n × stride + offset.
+    """
+
+    run: int
+    worker: int
+    samples: int
+    state: object
+    stride: int
+    offset: int
+
+    def position(self, number: int) -> int:
+        """Of a sample of this stream."""
+        return number * self.stride + self.offset
+
+
+@dataclass(slots=True)
+class StreamPlace:
+    """How far a worker's stream has come after a chunk.
+
+    `samples` were taken from it in all; `ended`: there are no more; `broken`: a generator that raised, and can go on no
+    more. `state` is what the dataset's own state_dict() gave. `digests` are of the first samples, and `asked` says
+    whether somebody read what get_worker_info() says.
+    """
+
+    samples: int
+    ended: bool
+    broken: bool = False
+    state: Any = None
+    digests: tuple[bytes, ...] = ()
+    asked: bool = False

@@ -1,0 +1,212 @@
+"""What is in which batch: of a map dataset by its plan, by a user's sampler, or as an iterable dataset's streams come.
+
+A schedule gives the batches of an epoch from a `Place` on, and with each batch the place that follows it, which is what
+a state is made from. Runs in the main process, in the thread that iterates.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import BatchSampler
+
+from gpuload.order.place import Place
+from gpuload.rng import generators
+from gpuload.workers.batch import Batch
+
+__all__ = ["SamplerSchedule"]
+
+SAMPLER_POSITION = 2**62 + 2**61  # where no sample is: what a sampler draws from the global generators hangs on it
+
+
+class SamplerSchedule:
+    """The batches that a user's sampler says, which is not shared out over the ranks again.
+
+    Sample number k that it gives to this rank has the position k × ranks + rank. What it draws from the global
+    generators is a function of (seed, epoch); they are as before between two batches.
+
+    Args:
+        sampler: gives keys; or else
+        batch_sampler: gives lists of keys.
+        batch_size, drop_last: how keys become batches.
+        seed: of the loader.
+        rank, world_size: which of how many.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: Iterable[Any] | None,
+        batch_sampler: Iterable[Any] | None,
+        batch_size: int,
+        drop_last: bool,
+        seed: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._sampler: Any = sampler if batch_sampler is None else batch_sampler
+        self._batched = batch_sampler is not None
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+
+    def steps(self, place: Place) -> int | None:
+        try:
+            length = len(self._sampler)
+        except (TypeError, NotImplementedError):
+            return None
+        if self._batched:
+            return max(0, length - (place.sampler or {}).get("batches", 0))
+        left = max(0, length - place.position // self._world_size)
+        return left // self._batch_size if self._drop_last else -(-left // self._batch_size)
+
+    def batches(self, place: Place) -> Iterator[Batch]:
+        entry = place.sampler or {}
+        pull = _Pull(self._sampler, self._seed, place.epoch, entry)
+        size = None if self._batched else self._batch_size
+        step, number = entry.get("batches", 0), place.position // self._world_size
+        if not pull.restored:
+            if self._batched:
+                pull.skip(step)
+            else:
+                pull.skip(number)
+        group = pull.take(size, self._drop_last)
+        while group is not None:
+            count, state = len(group), pull.state()
+            positions = (np.arange(count, dtype=np.int64) + number) * self._world_size + self._rank
+            step, number = step + 1, number + count
+            following = pull.take(size, self._drop_last)
+            if following is not None:
+                after = Place(place.epoch, number * self._world_size, sampler=pull.entry(step, state))
+            else:
+                after = Place(place.epoch + 1, 0, sampler=pull.last_entry(pull.state()))
+            yield Batch(
+                step - 1,
+                place.epoch,
+                positions,
+                _as_indices(group),
+                after=after,
+                may_be_dropped=self._world_size == 1,
+            )
+            group = following
+
+    def end(self, epoch: int) -> Place:
+        return Place(epoch + 1, 0)
+
+
+class _Pull:
+    """One pass over a user's sampler.
+
+    It has states of the global generators of its own. A sampler that is resumable by itself (``state_dict`` and
+    ``load_state_dict``, its own or its iterator's) is restored by them; any other is run through again, from the state
+    in which its `torch.Generator`, if it has one, was then.
+    """
+
+    def __init__(self, sampler: Any, seed: int, epoch: int, entry: dict[str, Any]) -> None:
+        self._sampler = sampler
+        self._where = seed, epoch
+        self._states: generators.GeneratorStates | None = None
+        self._generator = _find_generator(sampler)
+        own = entry.get("own")
+        self.restored = own is not None
+        with self._own_generators():
+            if self._generator is not None and entry.get("generator") is not None:
+                _set_state(self._generator, entry["generator"])
+            self._begun_at = None if self._generator is None else _get_state(self._generator)
+            if own is not None and own["of"] != "iterator":
+                owner = sampler if own["of"] == "sampler" else sampler.sampler
+                owner.load_state_dict(copy.deepcopy(own["state"]))
+            self._iterator: Any = iter(sampler)
+            if own is not None and own["of"] == "iterator":
+                self._iterator.load_state_dict(copy.deepcopy(own["state"]))
+            if entry.get("over"):  # an epoch's end: the next one's beginning, unless the sampler began it by itself
+                first = list(itertools.islice(self._iterator, 1))
+                self._iterator = itertools.chain(first, self._iterator) if first else iter(sampler)
+
+    @contextlib.contextmanager
+    def _own_generators(self) -> Iterator[None]:
+        saved = generators.states()
+        try:
+            if self._states is None:
+                generators.seed_generators(*self._where, SAMPLER_POSITION)
+            else:
+                generators.put_back(self._states)
+            yield
+        finally:
+            self._states = generators.states()
+            generators.put_back(saved)
+
+    def skip(self, count: int) -> None:
+        """Run through what was given before."""
+        with self._own_generators():
+            next(itertools.islice(self._iterator, count, count), None)
+
+    def take(self, size: int | None, drop_last: bool) -> list[Any] | None:
+        """The keys of the next batch; None at the end."""
+        with self._own_generators():
+            if size is None:
+                group = next(self._iterator, None)
+                if group is None:
+                    return None
+                group = list(group)
+                if not group:
+                    raise ValueError("batch_sampler gave an empty batch; each must hold at least one key")
+                return group
+            group = list(itertools.islice(self._iterator, size))
+        return group if len(group) == size or (group and not drop_last) else None
+
+    def state(self) -> dict[str, Any] | None:
+        """The sampler's own state, where it has one."""
+        owners: dict[str, Any] = {"iterator": self._iterator, "sampler": self._sampler}
+        if type(self._sampler) is BatchSampler:  # which takes no more from its sampler than it gives
+            owners["inner"] = self._sampler.sampler
+        for whose, owner in owners.items():
+            if callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None)):
+                return {"of": whose, "state": copy.deepcopy(owner.state_dict())}
+        return None
+
+    def entry(self, batches: int, state: dict[str, Any] | None) -> dict[str, Any]:
+        """For a state in mid-epoch, after so many batches."""
+        return {"batches": batches, "own": state, "generator": self._begun_at}
+
+    def last_entry(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """For a state at the epoch's end: what the next epoch hangs on."""
+        if state is None and self._generator is None:
+            return None
+        now = None if self._generator is None else _get_state(self._generator)
+        return {"batches": 0, "own": state, "generator": now, "over": True}
+
+
+def _find_generator(sampler: Any) -> Any:
+    """The `torch.Generator` that a sampler, or the one within it, draws from; None where it has none of its own."""
+    for _ in range(4):
+        generator = getattr(sampler, "generator", None)
+        if generator is not None and hasattr(generator, "get_state") and hasattr(generator, "set_state"):
+            return generator
+        sampler = getattr(sampler, "sampler", None)
+    return None
+
+
+def _get_state(generator: Any) -> str:
+    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+
+
+def _set_state(generator: Any, state: str) -> None:
+    import torch
+
+    generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8))
+
+
+def _as_indices(keys: list[Any]) -> np.ndarray | list[Any]:
+    """Keys that are integers as int64 (N,)."""
+    if all((type(key) is int and -(2**63) <= key < 2**63) or isinstance(key, np.integer) for key in keys):
+        return np.array(keys, np.int64)
+    return keys

@@ -1,0 +1,146 @@
+"""Which samples make which batch: an epoch's positions, cut into global batches and shared out over the ranks.
+
+A *global batch* is the run of positions [p, p + G) with G = ranks × batch_size; each rank takes its contiguous part of
+it. So the place where an epoch stands is one number, p, that says nothing of ranks, workers or batches: from it another
+number of ranks goes on with the same global batches, as long as G is the same. Nothing is computed for the samples
+before p.
+
+Every rank makes the same number of steps, whatever becomes of the last run, which may be shorter than G.
+
+Pure functions of their arguments, in the main process; imports no torch.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from gpuload.order.permutation import Sequential, Shuffle, Weighted
+from gpuload.order.ranks import check_rank
+from gpuload.rng import philox
+
+__all__ = ["Plan", "Rows", "Uneven"]
+
+Uneven = Literal["pad", "drop", "exact"]
+
+FIRST_ORDER_BLOCK = 4096
+ORDER_BLOCK = 65536  # the shuffle is cheapest in large blocks
+
+
+class Rows(NamedTuple):
+    """One rank's part of a global batch: `positions` int64 (N,), `indices` int64 (N,), `valid` bool (N,), which is
+    False for rows that only fill up (``uneven="exact"``)."""
+
+    positions: np.ndarray
+    indices: np.ndarray
+    valid: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How the samples of each epoch are shared out.
+
+    Args:
+        samples: how many there are.
+        batch_size: of each rank.
+        shuffle: a new order each epoch.
+        seed: of the order.
+        drop_last: leave out a last run that is shorter than a global batch.
+        rank, world_size: which of how many.
+        uneven: what becomes of the last run otherwise. ``"pad"``: it is wrapped round to the epoch's first positions,
+            to a multiple of the ranks; ``"drop"``: cut to one; ``"exact"``: every sample counts once, and rows that
+            are missing repeat the last one with `Rows.valid` False.
+        weights: draw the samples with replacement, each as often as its weight says; from `Weighted.cumulative`.
+        repeats: so many positions in a row have the same sample, and go to different ranks; an epoch has as many
+            positions as before, so fewer samples. (Hoffer et al., "Augment your batch", CVPR 2020.)
+        pairs: positions 2k and 2k + 1 stay together, also in a last run: each of several ranks has an even number of
+            rows of it. `batch_size` is even.
+    """
+
+    samples: int
+    batch_size: int
+    shuffle: bool = False
+    seed: int = 0
+    drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1
+    uneven: Uneven = "pad"
+    weights: np.ndarray | None = field(default=None, repr=False, compare=False)
+    repeats: int = 1
+    pairs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.uneven not in get_args(Uneven):
+            raise ValueError(f"uneven must be one of {', '.join(map(repr, get_args(Uneven)))}, got {self.uneven!r}")
+        check_rank(self.rank, self.world_size)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all ranks in a whole step."""
+        return self.batch_size * self.world_size
+
+    @property
+    def order(self) -> str:
+        """How the samples are ordered, as text: two plans with the same text, seed and samples have the same order."""
+        name = "shuffled" if self.shuffle else "sequential"
+        if self.weights is not None:
+            name = f"weighted-{zlib.crc32(self.weights.tobytes()):08x}"
+        return name if self.repeats == 1 else f"{name}-repeated-{self.repeats}"
+
+    def _order(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
+        key = philox.epoch_key(self.seed, epoch)
+        if self.weights is not None:
+            order = Weighted(self.weights, key)
+        else:
+            order = Shuffle(self.samples, key) if self.shuffle else Sequential(self.samples)
+        repeats = self.repeats
+        return order if repeats == 1 else lambda positions: order(positions // repeats)
+
+    def _own(self, share: int) -> np.ndarray:
+        """Which of the positions of a run are this rank's: a part of it or, where samples are repeated, every so-manyth
+        one, so that the repeats of a sample are on different ranks."""
+        places = np.arange(share, dtype=np.int64)
+        return places + self.rank * share if self.repeats == 1 else places * self.world_size + self.rank
+
+    def steps(self, start: int = 0) -> int:
+        """Batches from position `start` to the end of an epoch, the same on every rank."""
+        whole, rest = divmod(self.samples - start, self.global_batch)
+        return whole + bool(rest and self._share(rest))
+
+    def _share(self, rest: int) -> int:
+        """How many rows each rank has of a last run of `rest` samples."""
+        if self.drop_last:
+            return 0
+        unit = 2 if self.pairs and self.world_size > 1 else 1
+        each = unit * self.world_size
+        return (rest // each if self.uneven == "drop" else -(-rest // each)) * unit
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
+        """This rank's batches of an epoch, from position `start` on."""
+        order = self._order(epoch)
+        whole, rest = divmod(self.samples - start, self.global_batch)
+        own = self._own(self.batch_size) + start
+        valid = np.ones(self.batch_size, np.bool_)
+        step, at_once = 0, max(1, FIRST_ORDER_BLOCK // self.batch_size)
+        while step < whole:
+            steps = np.arange(step, min(step + at_once, whole), dtype=np.int64)
+            positions = steps[:, None] * self.global_batch + own
+            for rows in zip(positions, order(positions), strict=True):
+                yield Rows(*rows, valid)
+            step, at_once = step + len(steps), max(1, ORDER_BLOCK // self.batch_size)
+        share = self._share(rest) if rest else 0
+        if share:
+            run = start + whole * self.global_batch
+            positions = self._own(share) + run
+            inside = positions < self.samples
+            if self.uneven == "exact":
+                positions = np.minimum(positions, self.samples - 1)
+                yield Rows(positions, order(positions), inside)
+            else:
+                odd = self.samples % 2 if self.pairs else 0  # pairs stay pairs: what is wrapped round begins with one
+                positions = np.where(inside, positions, (positions - self.samples - odd) % self.samples)
+                yield Rows(positions, order(positions), np.ones(share, np.bool_))

@@ -1,0 +1,1 @@
+"""The slots in shared memory, and what lies in them. Both sides; no torch."""

@@ -1,0 +1,237 @@
+"""What a chunk came to, and how it lies in its slot.
+
+Leaves that are images become pixels in the slot. All other leaves travel as values, their arrays in the slot too: where
+a leaf is an array or tensor of one shape and type in all samples of a chunk, stacked to a *block* N×…, which is what
+the batch wants; else one by one.
+
+Memory layout of a slot: the decoded regions, H×W×C uint8, each aligned to 64 bytes, in the order of the rows; then the
+blocks and the payload of other arrays, aligned likewise; then the packed description itself, where it is too long for a
+message.
+
+Runs in workers (packing) and in the parent (unpacking), so it imports no torch. Nothing here holds state.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuload.datasets.tree import is_tensor
+from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits
+from gpuload.ring.ring import align
+
+__all__ = ["ALIGN", "Packed", "read_content", "write_content"]
+
+ALIGN = 64
+MIN_PAYLOAD_BYTES = 2048  # what is shorter travels in the message
+# numpy's names of the types that torch has too, and torch's of those that numpy lacks, with the type of their bits.
+BLOCK_TYPES = frozenset(
+    {
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    }
+)
+ONLY_TORCH = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", "torch.float8_e5m2": "uint8"}
+
+
+@dataclass(slots=True)
+class Packed:
+    """A chunk's description, packed: `nbytes` the chunk takes in its slot, and the description itself (`meta`), or
+    where it lies in the slot (`meta_at`: offset, bytes) if it is too long for a message. `fits` is False where the slot
+    is too small; nothing was written then."""
+
+    nbytes: int
+    fits: bool
+    meta: bytes = b""
+    meta_at: tuple[int, int] | None = None
+
+
+def write_content(
+    content: ChunkContent, slot: np.ndarray, used_bytes: int, *, inline_bytes: int, keep_types: bool = False
+) -> Packed:
+    """Lay the payload of a chunk into its slot behind the `used_bytes` of its pixels, and pack its description.
+
+    Args:
+        content: what to pack; its values are replaced where they go to blocks.
+        slot: uint8, the chunk's slot.
+        used_bytes: taken by pixels already.
+        inline_bytes: a longer description goes to the slot.
+        keep_types: tensors shall come out as tensors, and not as arrays.
+
+    Raises:
+        Exception: whatever pickling a leaf raises.
+    """
+    columns, end = _make_blocks(content, align(used_bytes, ALIGN))
+    pickled, buffers = _pickle(content, keep_types)
+    spans: list[int] = []
+    for buffer in buffers:
+        spans += [end, buffer.nbytes]
+        end = align(end + buffer.nbytes, ALIGN)
+    meta = np.asarray([len(buffers), *spans], np.int64).tobytes() + pickled
+    inline = len(meta) <= inline_bytes
+    total = end if inline else end + len(meta)
+    if total > len(slot):
+        return Packed(total, False)
+    for block, column in zip(content.blocks, columns, strict=True):
+        for row, array in zip(block.array(slot), column, strict=True):
+            row[...] = array
+    for start, buffer in zip(spans[::2], buffers, strict=True):
+        slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
+    if inline:
+        return Packed(total, True, meta)
+    slot[end:total] = np.frombuffer(meta, np.uint8)
+    return Packed(total, True, b"", (end, len(meta)))
+
+
+def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None) -> ChunkContent:
+    """The other way round. Blocks stay where they are; other arrays are copied out of the slot."""
+    if meta_at is not None:
+        offset, length = meta_at
+        meta = slot[offset : offset + length].tobytes()
+    count = int.from_bytes(meta[:8], "little")
+    spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
+    buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)]
+    rows, structures, places, images, values, sources, errors, *others = pickle.loads(
+        memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers
+    )
+    columns = [ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10)) for table in images]
+    return ChunkContent(rows, structures, places, columns, values, sources, errors, *others)
+
+
+def _make_blocks(content: ChunkContent, end: int) -> tuple[list[list[np.ndarray]], int]:
+    """Find the leaves that can be stacked and take them out of the values: their arrays, and where the blocks end."""
+    columns: list[list[np.ndarray]] = []
+    if len(content.structures) != 1 or len(content.image_places) != 1 or not content.values:
+        return columns, end
+    values = content.values
+    for leaf, first in enumerate(values[0]):
+        if not isinstance(first, np.ndarray) and not is_tensor(first):
+            continue
+        column = [row[leaf] for row in values]
+        if (block := _block(leaf, end, column)) is None:
+            continue
+        if not columns:  # the lists are the samples' own
+            values = content.values = [list(row) for row in values]
+        for row in values:
+            row[leaf] = None
+        arrays = column if not block.tensor else [_bits(tensor) for tensor in column]
+        columns.append(arrays)
+        content.blocks.append(block)
+        end = align(end + arrays[0].nbytes * len(arrays), ALIGN)
+    return columns, end
+
+
+def _block(leaf: int, offset: int, column: Sequence[Any]) -> Block | None:
+    """The block that a leaf's values go to, if they are alike and worth it."""
+    first = column[0]
+    kind, shape, dtype = type(first), first.shape, first.dtype
+    if not all(type(value) is kind and value.shape == shape and value.dtype == dtype for value in column):
+        return None
+    if kind is np.ndarray:
+        if first.nbytes < MIN_PAYLOAD_BYTES or dtype.name not in BLOCK_TYPES or not dtype.isnative:
+            return None
+        return Block(leaf, offset, (len(column), *shape), dtype.name, False)
+    if not is_tensor(first):  # a subclass of numpy's
+        return None
+    name = str(dtype)
+    bits = ONLY_TORCH.get(name, name.removeprefix("torch."))
+    plain = kind is sys.modules["torch"].Tensor and all(_is_plain(value) for value in column)
+    if not plain or first.nbytes < MIN_PAYLOAD_BYTES or bits not in BLOCK_TYPES:
+        return None
+    only = name.removeprefix("torch.") if name in ONLY_TORCH else ""
+    return Block(leaf, offset, (len(column), *shape), bits, True, only)
+
+
+def _is_plain(tensor: Any) -> bool:
+    return str(tensor.layout) == "torch.strided" and tensor.device.type == "cpu"
+
+
+def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) -> tuple[bytes, list[memoryview]]:
+    """The description as bytes, and the array payloads that shall lie beside it.
+
+    Both ends run the user's own program and what is packed are its own objects: the same trust as between a DataLoader
+    and its workers. No byte of a data file is ever unpickled.
+    """
+    buffers: list[memoryview] = []
+
+    def lay_aside(buffer: pickle.PickleBuffer) -> bool:
+        """False: the buffer goes to the slot. True: it is so short that it stays in the message."""
+        raw = buffer.raw()
+        if raw.nbytes < MIN_PAYLOAD_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    described: list[Any] = [
+        content.rows,
+        content.structures,
+        content.image_places,
+        [column.table.tobytes() for column in content.images],  # arrays cost pickle ten times as much
+        [[_portable(value, keep_types) for value in row] for row in content.values],
+        content.sources,
+        content.errors,
+    ]
+    if content.blocks or content.collated is not None or content.stream is not None or content.belongings:
+        described += [content.blocks, content.collated, content.stream, content.belongings]
+    if by_value:  # classes of the user's __main__ exist in a worker only under cloudpickle's care
+        import cloudpickle
+
+        pickler: Any = cloudpickle.Pickler
+    elif content.collated is not None:
+        pickler = pickle.Pickler
+    else:
+        try:
+            return pickle.dumps(described, 5, buffer_callback=lay_aside), buffers
+        except (pickle.PicklingError, AttributeError):
+            return _pickle(content, keep_types, by_value=True)
+    stream = io.BytesIO()
+    try:
+        _with_tensors(pickler)(stream, 5, buffer_callback=lay_aside).dump(described)
+    except (pickle.PicklingError, AttributeError):
+        if by_value:
+            raise
+        return _pickle(content, keep_types, by_value=True)
+    return stream.getvalue(), buffers
+
+
+def _with_tensors(base: Any) -> Any:
+    """A pickler by which tensors, wherever they are, lie beside the description as arrays do."""
+
+    class Pickler(base):
+        def reducer_override(self, obj: Any) -> Any:
+            if is_tensor(obj) and type(obj) is sys.modules["torch"].Tensor and _is_plain(obj):
+                portable = _portable(obj, True)
+                return _tensor, (portable.array, portable.dtype)
+            override: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
+            return override(obj) if override is not None else NotImplemented
+
+    return Pickler
+
+
+def _tensor(array: np.ndarray, dtype: str) -> Any:
+    return TensorBits(array, dtype).tensor()
+
+
+def _portable(value: Any, keep_types: bool) -> Any:
+    """A tensor as an array, so that its bytes go to the slot and not through torch's own shared memory."""
+    if not is_tensor(value):
+        return value
+    name = str(value.dtype)
+    if name in ONLY_TORCH:
+        return TensorBits(_bits(value), name.removeprefix("torch."))
+    return TensorBits(_bits(value)) if keep_types else _bits(value)
+
+
+def _bits(tensor: Any) -> np.ndarray:
+    """A tensor's memory as an array."""
+    tensor = tensor.detach()
+    bits = ONLY_TORCH.get(str(tensor.dtype))
+    if bits is not None:
+        return tensor.contiguous().view(getattr(sys.modules["torch"], bits)).numpy()
+    return tensor.resolve_conj().resolve_neg().numpy()

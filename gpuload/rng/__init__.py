@@ -1,0 +1,1 @@
+"""Counter-based random numbers, their distributions, and the global generators of a sample. Both sides; no torch."""

@@ -1,0 +1,117 @@
+"""The global generators of random, numpy and torch, keyed by the sample that is being made.
+
+A user's own dataset draws from them. Before each of its samples they are seeded from (seed, epoch, position), so what
+it draws is as reproducible as gpuload's own draws. In the user's process that happens inside a guard that puts them
+back. Used by workers and by the main process; imports no torch, but sees to it where somebody else did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from gpuload.rng.philox import epoch_key, uniforms
+
+__all__ = ["GeneratorStates", "kept", "put_back", "sample_rng", "seed_generators", "seeds_of", "states"]
+
+GENERATOR_STREAM: Final = 2**31  # of the counter; transforms have the small numbers
+SAMPLE_RNG_STREAM: Final = 2**31 + 2
+
+GeneratorStates = tuple[Any, Any, Any]
+
+_current: tuple[int, int, int] | None = None  # seed, epoch, position of the sample that is being made
+
+
+def seeds_of(seed: int, epoch: int, positions: np.ndarray) -> list[int]:
+    """What the global generators are seeded with at each of these positions, for `seed_generators`.
+
+    Of 32 positions at once 1 µs each; of one, 18.
+    """
+    drawn = uniforms(epoch_key(seed, epoch), positions, GENERATOR_STREAM, 2)[:, 0]
+    return [int(value) for value in (drawn * 2**32).tolist()]
+
+
+def seed_generators(seed: int, epoch: int, position: int, value: int | None = None) -> None:
+    """Seed the global generators that a user's dataset may draw from, as a function of the sample's position.
+
+    Args:
+        seed: of the loader.
+        epoch, position: where the sample stands.
+        value: from `seeds_of`, where that was asked for several at once.
+    """
+    global _current
+    _current = seed, epoch, position
+    if value is None:
+        [value] = seeds_of(seed, epoch, np.asarray([position], np.int64))
+    import random  # here and below: most workers never need it
+
+    random.seed(value)
+    np.random.seed(value)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(value)  # of the CPU alone: torch.manual_seed would touch CUDA's too
+
+
+def states() -> GeneratorStates:
+    """The states of the global generators."""
+    import random
+
+    torch = sys.modules.get("torch")
+    return random.getstate(), np.random.get_state(), torch.get_rng_state() if torch is not None else None
+
+
+def put_back(saved: GeneratorStates) -> None:
+    """The other way round. No sample is being made from then on."""
+    global _current
+    import random
+
+    _current = None
+
+    random.setstate(saved[0])
+    np.random.set_state(saved[1])
+    if saved[2] is not None:
+        sys.modules["torch"].set_rng_state(saved[2])
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Put the global generators back afterwards, whatever is drawn from them or seeded."""
+    saved = states()
+    try:
+        yield
+    finally:
+        put_back(saved)
+
+
+def sample_rng() -> np.random.Generator:
+    """A generator of its own for the sample that is being made, for libraries that do not draw from global ones.
+
+    Call it in ``dataset[i]`` or in the loop of an iterable dataset: for the same seed, epoch and position it draws the
+    same, with any number of workers. Each call gives a fresh one, at its beginning.
+
+    Raises:
+        RuntimeError: no sample is being made here: it is for code that a `Loader` runs to get a sample.
+
+    Example:
+        >>> class Noisy:
+        ...     def __len__(self):
+        ...         return 4
+        ...     def __getitem__(self, index):
+        ...         return sample_rng().integers(100)
+        >>> from gpuload import Loader
+        >>> first, second = (Loader(Noisy(), batch_size=4, num_workers=0, device="cpu") for _ in range(2))
+        >>> bool((next(iter(first)) == next(iter(second))).all())
+        True
+    """
+    if _current is None:
+        raise RuntimeError(
+            "gpuload.sample_rng() was called while no Loader is making a sample; call it in the dataset's __getitem__ "
+            "or __iter__, under a gpuload.Loader, not when the dataset is built"
+        )
+    seed, epoch, position = _current
+    words = uniforms(epoch_key(seed, epoch), np.asarray([position], np.int64), SAMPLE_RNG_STREAM, 4)[0]
+    return np.random.Generator(np.random.Philox(seed=[int(word * 2**32) for word in words]))

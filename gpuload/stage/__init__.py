@@ -1,0 +1,24 @@
+"""What applies transforms to batches: torch is at home here, and nowhere below.
+
+A backend is given what was drawn, and applies it; it draws nothing itself.
+"""
+
+from gpuload.stage.compile import BackendName, MemoryFormat, Ragged, check_stage, compile_stage
+from gpuload.stage.memory import OutputPool
+from gpuload.stage.plan import Plan, PlanStep
+from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.stage import Result, Stage
+
+__all__ = [
+    "BackendName",
+    "MemoryFormat",
+    "OutputPool",
+    "Plan",
+    "PlanStep",
+    "Ragged",
+    "RaggedImages",
+    "Result",
+    "Stage",
+    "check_stage",
+    "compile_stage",
+]

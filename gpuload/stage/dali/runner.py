@@ -1,0 +1,159 @@
+"""A batch through DALI: from the stage's memory, through a line of transforms, into the memory of the results.
+
+Inputs are views that go to DALI through DLPack and are never copied; results are in DALI's memory and are copied once,
+by torch, which also makes float16 and bfloat16 of them on the CPU. On the CPU a batch goes in pieces, so that what lies
+between two operators stays small: 39 MB for 64 images of 224×224 as float32. Nothing is kept from call to call but the
+engine, whose operators hold no images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gpuload.stage.dali.engine import Engine, ndd, samples
+from gpuload.stage.dali.images import Images
+from gpuload.stage.dali.line import apply_line
+from gpuload.stage.finish import Finish
+from gpuload.stage.finished import Outputs
+from gpuload.stage.ragged import RaggedImages
+from gpuload.transforms import Draws
+from gpuload.transforms.base import full_windows
+from gpuload.transforms.program.ops import Branches, Erase, Flip
+
+__all__ = ["DaliLate", "DaliLevels"]
+
+PIECE: Final = 64  # images at once on the CPU
+
+
+class DaliLevels:
+    """Runs transforms that work on levels, and finishes the results.
+
+    Args:
+        engine: DALI on the device.
+        finish: the end of the chain.
+    """
+
+    def __init__(self, engine: Engine, finish: Finish) -> None:
+        self._engine = engine
+        self._finish = finish
+
+    def __call__(
+        self,
+        images: RaggedImages,
+        draws: Draws,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Draws | None,
+    ) -> Draws | None:
+        with self._engine.running():
+            step = PIECE if self._engine.on_cpu else len(images)
+            for start in range(0, len(images), step):
+                rows = np.arange(start, min(start + step, len(images)))
+                windows = tuple(window[rows] for window in windows_tlhw)
+                some = apply_line(Images.of_ragged(_taken(images, rows), windows[0]), draws.take(rows), windows)
+                behind = None if late is None else late.take(rows)
+                self._write(some, outputs[start : start + len(rows)], behind)
+        return None
+
+    def _write(self, images: Images, outputs: Outputs, late: Draws | None) -> None:
+        layout = _layout(outputs)
+        finish = self._finish
+        if finish.dtype == torch.uint8:
+            finished = images.batch if layout == "HWC" else images.finished("CHW", ndd.uint8)
+        else:
+            direct = finish.dtype == torch.float16 and late is None and not self._engine.on_cpu
+            mean = tuple(-b / a for a, b in zip(finish.scale, finish.bias, strict=True))
+            std = tuple(1 / a for a in finish.scale)
+            finished = images.finished(layout, ndd.float16 if direct else ndd.float32, mean, std)
+        if late is not None:
+            finished = apply_line(Images(finished), late, _frames(late)).batch
+        _copy(finished, outputs)
+
+
+class DaliLate:
+    """Changes finished images, where they lie: erases and flips.
+
+    Args:
+        engine: DALI on the device.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(self, outputs: Outputs, late: Draws, partners: np.ndarray | None) -> None:
+        rows = np.flatnonzero(_changed(late))
+        step = PIECE if self._engine.on_cpu else max(len(rows), 1)
+        with self._engine.running():
+            for start in range(0, len(rows), step):
+                some = rows[start : start + step]
+                self._change([outputs[row] for row in some.tolist()], late.take(some))
+
+    def _change(self, outputs: Sequence[torch.Tensor], draws: Draws) -> None:
+        layout = _layout(outputs)
+        views = [output if layout == "CHW" else output.permute(1, 2, 0) for output in outputs]
+        given = ndd.as_batch([view.to(_worked(view.dtype)).contiguous() for view in views], layout=layout)
+        _copy(apply_line(Images(given), draws, _frames(draws)).batch, outputs)
+
+
+def _taken(images: RaggedImages, rows: np.ndarray) -> RaggedImages:
+    """Some of the images, where they lie."""
+    return RaggedImages(
+        images.pixels,
+        images.offsets[rows],
+        images.shapes[rows],
+        images.sizes_hw[rows],
+        images.regions_tlhw[rows],
+        [images.labels[int(row)] for row in rows],
+    )
+
+
+def _layout(outputs: Outputs) -> str:
+    """How results lie in memory, each by itself."""
+    return "HWC" if not outputs[0].is_contiguous() and outputs[0].permute(1, 2, 0).is_contiguous() else "CHW"
+
+
+def _frames(draws: Draws) -> tuple[np.ndarray, ...]:
+    """The windows of transforms that see whole images."""
+    return tuple(full_windows(sizes) for sizes in draws.sizes_hw)
+
+
+def _worked(dtype: torch.dtype) -> torch.dtype:
+    """What numbers are worked on as: floats as float32, levels as they are."""
+    return torch.float32 if dtype.is_floating_point else dtype
+
+
+def _copy(batch: ndd.Batch, outputs: Outputs) -> None:
+    """Copy results H×W×C or C×H×W to where they belong."""
+    order = (2, 0, 1) if batch.layout == "HWC" else (0, 1, 2)
+    if isinstance(outputs, torch.Tensor):
+        found = batch.torch()
+        outputs.copy_(found.permute(0, *(axis + 1 for axis in order)))
+        return
+    for output, sample in zip(outputs, samples(batch), strict=True):
+        output.copy_(sample.torch().permute(order))
+
+
+def _changed(draws: Draws) -> np.ndarray:
+    """Which images anything is done to, bool (n,)."""
+    found = np.zeros(len(draws), np.bool_)
+    for params in draws.params:
+        found |= _changes(params, len(draws))
+    return found
+
+
+def _changes(params: Any, count: int) -> np.ndarray:
+    match params:
+        case Flip():
+            return params.flipped
+        case Erase():
+            return params.boxes_tlhw[:, :, 2].max(axis=1) > 0
+        case Branches():
+            found = np.zeros(count, np.bool_)
+            for rows, draws in zip(params.rows, params.draws, strict=True):
+                found[rows[_changed(draws)]] = True
+            return found
+    return np.zeros(count, np.bool_)

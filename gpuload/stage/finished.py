@@ -1,0 +1,208 @@
+"""What is done to finished images: they are erased, flipped, and mixed with each other, where they lie.
+
+What the reference does from the first transform of a chain on that works on finished images (`Transform.late`): one
+transform after the other over the whole batch, in the memory of the batch, on its device; nothing is kept. Other
+backends have their own way, and leave here what they lack. Numbers are worked on as float32 and rounded to the batch's
+dtype once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gpuload import transforms as T
+from gpuload.stage.noise import batch_normals, normals
+from gpuload.stage.upload import upload
+from gpuload.transforms.erasing import RandomErasing
+from gpuload.transforms.mixing import drawn_mix
+from gpuload.transforms.program.ops import Branches, Erase, Flip, Mix
+
+__all__ = ["Outputs", "apply_late", "boxes_within", "check_erasing", "erase_levels", "neighbours"]
+
+Outputs = torch.Tensor | Sequence[torch.Tensor]
+
+PIECE: Final = 16  # images whose random pixels are made at once on a device: some 100 numbers of 64 bits for each
+
+
+def neighbours(count: int) -> np.ndarray:
+    """Who is whose partner where nothing else is known: rows 2k and 2k + 1; int64 (count,), the own row for none."""
+    rows = np.arange(count, dtype=np.int64)
+    partners = rows ^ 1
+    return np.where(partners < count, partners, rows)
+
+
+def apply_late(outputs: Outputs, draws: T.Draws, *, partners: np.ndarray | None, masks: bool = False) -> None:
+    """Apply what was drawn to finished images.
+
+    Args:
+        outputs: N×C×H×W, or a list of C×H×W; they are changed.
+        draws: for the transforms that work on finished images, see `Draws.split`.
+        partners: int64 (N,), the row of each image's partner in MixUp and CutMix, its own where it has none; two are
+            each other's. None: `neighbours`.
+        masks: they are masks, which are only moved.
+    """
+    _line(outputs, draws, np.arange(len(draws), dtype=np.int64), partners, masks)
+
+
+def check_erasing(transform: RandomErasing, channels: int, label: str) -> None:
+    """Refuse images that have so many channels where the transform stands, if its values do not fit them."""
+    if not transform.fits(channels):
+        raise ValueError(
+            f"{transform!r} has {len(transform.numbers)} values, but {label} has {channels} "
+            f"channel{'s' if channels > 1 else ''} there; give one value, or one for each channel"
+        )
+
+
+def _erasing(transform: Any) -> RandomErasing:
+    assert isinstance(transform, RandomErasing)
+    return transform
+
+
+def boxes_within(params: Erase, windows_tlhw: np.ndarray) -> np.ndarray:
+    """The boxes to erase, int64 (B, n, 4), as they lie in windows of the images; what is outside is cut off.
+
+    Nothing is left of a box whose height or width is 0.
+    """
+    boxes = params.boxes_tlhw
+    start = np.maximum(boxes[:, :, :2] - windows_tlhw[:, None, :2], 0)
+    end = np.minimum(boxes[:, :, :2] + boxes[:, :, 2:] - windows_tlhw[:, None, :2], windows_tlhw[:, None, 2:])
+    return np.concatenate([start, np.maximum(end - start, 0)], axis=2)
+
+
+def erase_levels(levels: torch.Tensor, params: Erase, transform: Any, windows_tlhw: np.ndarray) -> torch.Tensor:
+    """Erase boxes of windows of images N×C×H×W that are still levels; they are not changed themselves."""
+    levels, boxes = levels.clone(), boxes_within(params, windows_tlhw)
+    constant = upload(np.array(transform.numbers, np.uint8)[:, None, None], levels.device)
+    for row, number in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():
+        _inside(levels[row], boxes[row, number].tolist()).copy_(constant)
+    return levels
+
+
+def _line(outputs: Outputs, draws: T.Draws, rows: np.ndarray, partners: np.ndarray | None, masks: bool) -> None:
+    for number, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
+        if transform.mixes:
+            mix = None if masks else drawn_mix(T.Draws((transform,), (params,), draws.sizes_hw[number : number + 2]))
+            if mix is not None:
+                _mix(outputs, mix, neighbours(len(rows)) if partners is None else partners)
+            continue
+        match params:
+            case Flip():
+                _flip(outputs, rows[params.flipped], (-2, -1)[params.axis])
+            case Erase() if not masks:
+                _erase(outputs, rows, params, transform)
+            case Branches():
+                for own, inner in zip(params.rows, params.draws, strict=True):
+                    _line(outputs, inner, rows[own], partners, masks)
+
+
+def _flip(outputs: Outputs, rows: np.ndarray, axis: int) -> None:
+    if isinstance(outputs, torch.Tensor) and outputs.device.type != "cpu":
+        index = upload(rows, outputs.device)
+        outputs[index] = outputs[index].flip(axis)
+        return
+    for row in rows.tolist():
+        outputs[row].copy_(outputs[row].flip(axis))
+
+
+def _erase(outputs: Outputs, rows: np.ndarray, params: Erase, transform: Any) -> None:
+    transform = _erasing(transform)
+    there = np.flatnonzero(params.boxes_tlhw[:, :, 2].any(axis=1))
+    if not len(there):
+        return
+    boxes, first = params.boxes_tlhw.tolist(), outputs[0]
+    if transform.kind == "const":
+        constant = torch.tensor(transform.numbers, dtype=torch.float32, device="cpu")[:, None, None]
+        if first.device.type != "cpu":
+            constant = upload(constant.numpy(), first.device)
+        for place in there.tolist():
+            for box in boxes[place]:
+                if box[2]:
+                    _inside(outputs[int(rows[place])], box).copy_(constant)
+        return
+    per_pixel = transform.kind == "pixel"
+    for start in range(0, len(there), 1 if first.device.type == "cpu" else PIECE):
+        some = there[start : start + (1 if first.device.type == "cpu" else PIECE)]
+        channels = first.shape[0]
+        areas = params.boxes_tlhw[some, :, 2:].prod(axis=2)
+        counts = channels * (areas if per_pixel else areas > 0)
+        most = int(counts.sum(axis=1).max())
+        for place, numbers in zip(some.tolist(), random_numbers(params.keys[some], most, first.device), strict=True):
+            at = 0
+            for box in boxes[place]:
+                if box[2]:
+                    shape = (channels, *(box[2:] if per_pixel else (1, 1)))
+                    count = int(np.prod(shape))
+                    _inside(outputs[int(rows[place])], box).copy_(numbers[at : at + count].view(shape))
+                    at += count
+
+
+def random_numbers(keys: np.ndarray, count: int, device: torch.device) -> torch.Tensor:
+    """Standard normal numbers, float32 (N, count), for keys (N, 2); the same bits on every device."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.stack([normals((int(k0), int(k1)), count) for k0, k1 in keys.tolist()]))
+    return batch_normals(upload(keys.astype(np.int64), device), count)
+
+
+def _inside(image: torch.Tensor, box_tlhw: Sequence[int]) -> torch.Tensor:
+    """A view of a box of an image C×H×W."""
+    top, left, height, width = box_tlhw
+    return image[:, top : top + height, left : left + width]
+
+
+def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
+    assert isinstance(outputs, torch.Tensor), "images are mixed in a batch of one size"
+    if outputs.device.type != "cpu":
+        _mix_at_once(outputs, mix, partners)
+        return
+    shares, boxes = mix.share.tolist(), mix.box_tlhw.tolist()
+    for row, partner in enumerate(partners.tolist()):
+        if row < partner:  # both of a pair at once: each needs the other as it was
+            one, other = outputs[row], outputs[partner]
+            changes = [
+                _mixed(one, other, shares[row], boxes[row]),
+                _mixed(other, one, shares[partner], boxes[partner]),
+            ]
+            for target, change in changes:
+                target.copy_(change)
+
+
+def _mixed(
+    own: torch.Tensor, other: torch.Tensor, share: float, box_tlhw: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The part of an image that changes, and what it becomes, in memory of its own."""
+    if box_tlhw[2]:
+        return _inside(own, box_tlhw), _inside(other, box_tlhw).clone()
+    if share == 1:
+        return own[:0], own[:0]
+    ours, rest = float(np.float32(share)), float(np.float32(1 - share))
+    return own, (other.to(torch.float32) * rest).add_(own.to(torch.float32) * ours)
+
+
+def _mix_at_once(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
+    """The same with batched operations, with the same roundings."""
+    paired = partners != np.arange(len(partners))
+    blended = np.flatnonzero(paired & (mix.box_tlhw[:, 2] == 0) & (mix.share < 1))
+    pasted = np.flatnonzero(paired & (mix.box_tlhw[:, 2] > 0))
+    changes = []
+    if len(blended):
+        own = batch[upload(blended, batch.device)].to(torch.float32)
+        other = batch[upload(partners[blended], batch.device)].to(torch.float32)
+        ours, rest = (
+            upload(numbers[blended].astype(np.float32), batch.device)[:, None, None, None]
+            for numbers in (mix.share, 1 - mix.share)
+        )
+        changes.append((blended, other.mul_(rest).add_(own.mul_(ours)).to(batch.dtype)))
+    if len(pasted):
+        boxes = upload(mix.box_tlhw[pasted], batch.device)[:, :, None]
+        y, x = (torch.arange(length, device=batch.device) for length in batch.shape[2:])
+        down = (y >= boxes[:, 0]) & (y < boxes[:, 0] + boxes[:, 2])
+        across = (x >= boxes[:, 1]) & (x < boxes[:, 1] + boxes[:, 3])
+        inside = (down[:, :, None] & across[:, None, :])[:, None]
+        own, other = (batch[upload(some, batch.device)] for some in (pasted, partners[pasted]))
+        changes.append((pasted, torch.where(inside, other, own)))
+    for rows, change in changes:
+        batch[upload(rows, batch.device)] = change

@@ -1,0 +1,244 @@
+"""Random erasing of finished images: boxes become a constant, a random colour, or normal numbers.
+
+The fused kernel erases a tile before it writes it (`erase`); images that are already written, as behind MixUp, are
+erased where they lie (`erase_images`).
+
+The numbers are those of `gpuload.stage.noise`, to the last bit where the kernel is launched with
+``enable_fp_fusion=False``: number i of a key comes from block i // 8 of Philox, so each pixel makes its own, wherever
+its tile is worked on.
+
+Runs in the process of the stage, on the current stream; `erase` is a device function of Triton. The table of
+quantiles, 256 KB, is kept once for each device, and lies in the cache of a GPU.
+"""
+
+# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from gpuload.stage.finished import Outputs
+from gpuload.stage.fused.grid import portions
+from gpuload.stage.fused.rounding import round_to
+from gpuload.stage.noise import PER_BLOCK, ROTATION, quantiles
+from gpuload.stage.upload import upload
+from gpuload.transforms.erasing import RandomErasing
+from gpuload.transforms.program.ops import Erase
+
+__all__ = ["RECORD", "erase", "erase_images", "quantile_table", "records"]
+
+# Numbers of a box: top, left, height, width, kind; then of a constant the bits of three float32, of random numbers the
+# place of the first one and the two words of the key.
+RECORD: Final = 8
+
+KINDS: Final = ("const", "rand", "pixel")
+
+ROWS: Final = 16  # of a tile of images that are already written
+COLUMNS: Final = 64
+
+_RECORD: Final = tl.constexpr(RECORD)
+_CONST: Final = tl.constexpr(KINDS.index("const"))
+_PIXEL: Final = tl.constexpr(KINDS.index("pixel"))
+_PER_BLOCK: Final = tl.constexpr(PER_BLOCK)
+_COSINE: Final = tl.constexpr(ROTATION[0])
+_SINE: Final = tl.constexpr(ROTATION[1])
+
+
+def records(params: Erase, transform: RandomErasing, channels: int) -> np.ndarray:
+    """What `erase` is told: int64 (B, n, `RECORD`), boxes of no height where there is none.
+
+    Records of several transforms stand one behind the other along the second axis, in the order of the transforms.
+
+    Args:
+        params: what was drawn.
+        transform: its declaration; what it writes are numbers of finished images.
+        channels: of the images, 1 or 3.
+    """
+    boxes = params.boxes_tlhw
+    found = np.zeros((*boxes.shape[:2], RECORD), np.int64)
+    found[:, :, :4] = boxes
+    found[:, :, 4] = KINDS.index(transform.kind)
+    if transform.kind == "const":
+        found[:, :, 5:8] = np.array(transform.numbers, np.float32).view(np.int32)
+        return found
+    areas = boxes[:, :, 2:].prod(axis=2)
+    counts = channels * (areas if transform.kind == "pixel" else areas > 0)
+    found[:, :, 5] = np.cumsum(counts, axis=1) - counts
+    found[:, :, 6:8] = params.keys[:, None]
+    return found
+
+
+def erase_images(outputs: Outputs, rows: np.ndarray, params: Erase, transform: RandomErasing) -> None:
+    """Erase boxes of finished images, in place; only what lies around the boxes of an image is read.
+
+    Args:
+        outputs: N×C×H×W in any memory format, or a list of C×H×W; of 1 or 3 channels.
+        rows: int64 (B,), which images.
+        params: what was drawn for these.
+        transform: its declaration.
+    """
+    if not isinstance(outputs, torch.Tensor):
+        for place, row in enumerate(rows.tolist()):
+            own = Erase(params.boxes_tlhw[place : place + 1], params.keys[place : place + 1])
+            erase_images(outputs[row][None], np.zeros(1, np.int64), own, transform)
+        return
+    boxes = params.boxes_tlhw
+    there = boxes[:, :, 2] > 0
+    some = np.flatnonzero(there.any(axis=1))
+    if not len(some):
+        return
+    # Boxes that are not there are all 0.
+    starts = np.where(there[some][:, :, np.newaxis], boxes[some, :, :2], np.iinfo(np.int64).max).min(axis=1)
+    ends = (boxes[some, :, :2] + boxes[some, :, 2:]).max(axis=1)
+    around = np.concatenate([rows[some, None], starts, ends], axis=1)
+    channels, device = outputs.shape[1], outputs.device
+    told = records(params, transform, channels)[some]
+    down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
+    with torch.cuda.device_of(outputs):
+        for own in portions(len(some)):
+            _erase_images[down * across, len(some[own])](
+                outputs,
+                upload(around[own], device),
+                upload(told[own], device),
+                boxes.shape[1],
+                quantile_table(device),
+                across,
+                *outputs.stride(),
+                CHANNELS=channels,
+                ROWS=ROWS,
+                COLUMNS=COLUMNS,
+                enable_fp_fusion=False,
+            )
+
+
+@lru_cache(maxsize=16)
+def quantile_table(device: torch.device) -> torch.Tensor:
+    """The normal quantiles, float32 (65536,), on the device."""
+    return torch.from_numpy(quantiles()).to(device)
+
+
+# These hang on draws and sizes: where one is 1 or divisible by 16 a kernel of its own would be compiled, in
+# the middle of an epoch, and gain nothing.
+@triton.jit(do_not_specialize=["count", "across", "image_stride", "channel_stride", "row_stride"])
+def _erase_images(
+    images_ptr,
+    around_ptr,
+    records_ptr,
+    count,
+    quantiles_ptr,
+    across,
+    image_stride,
+    channel_stride,
+    row_stride,
+    column_stride,
+    CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One tile of what lies around an image's boxes: its row, then top, left, bottom and right. Grid: tiles, images."""
+    around_ptr += tl.program_id(1) * 5
+    ys = tl.load(around_ptr + 1).to(tl.int32) + tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    xs = tl.load(around_ptr + 2).to(tl.int32) + tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    there = (ys < tl.load(around_ptr + 3))[:, None] & (xs < tl.load(around_ptr + 4))[None, :]
+    places = images_ptr + tl.load(around_ptr) * image_stride
+    places += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
+    red = tl.load(places, there, 0).to(tl.float32)
+    green = red
+    blue = red
+    if CHANNELS == 3:
+        green = tl.load(places + channel_stride, there, 0).to(tl.float32)
+        blue = tl.load(places + 2 * channel_stride, there, 0).to(tl.float32)
+    records_ptr += tl.program_id(1) * count * _RECORD
+    red, green, blue = erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS)
+    tl.store(places, round_to(red, images_ptr.dtype.element_ty), there)
+    if CHANNELS == 3:
+        tl.store(places + channel_stride, round_to(green, images_ptr.dtype.element_ty), there)
+        tl.store(places + 2 * channel_stride, round_to(blue, images_ptr.dtype.element_ty), there)
+
+
+@triton.jit
+def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS: tl.constexpr):
+    """Erase boxes of a tile of a finished image, one after the other.
+
+    Args:
+        red, green, blue: float32 blocks rows × columns; of one channel, the same block three times.
+        ys, xs: int32 (rows,) and (columns,), ascending, where in the image the tile lies.
+        records_ptr: to the image's records, int64.
+        count: how many.
+        quantiles_ptr: to the table of normal quantiles, float32.
+        CHANNELS: 1 or 3.
+
+    Returns:
+        red, green, blue.
+    """
+    top = tl.min(ys)
+    bottom = tl.max(ys)
+    left = tl.min(xs)
+    right = tl.max(xs)
+    at = 0
+    while at < count:
+        record_ptr = records_ptr + at * _RECORD
+        down = tl.load(record_ptr).to(tl.int32)
+        across = tl.load(record_ptr + 1).to(tl.int32)
+        height = tl.load(record_ptr + 2).to(tl.int32)
+        width = tl.load(record_ptr + 3).to(tl.int32)
+        # Nearly all tiles lie outside.
+        if (down <= bottom) & (down + height > top) & (across <= right) & (across + width > left) & (height > 0):
+            y = ys - down
+            x = xs - across
+            inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
+            kind = tl.load(record_ptr + 4)
+            if kind == _CONST:
+                red = tl.where(inside, _number(record_ptr + 5), red)
+                green = tl.where(inside, _number(record_ptr + 6), green)
+                blue = tl.where(inside, _number(record_ptr + 7), blue)
+            else:
+                first = tl.load(record_ptr + 5).to(tl.int32)
+                key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
+                # Numbers are counted channel by channel, within it row by row; a colour has one for each channel.
+                place = tl.where(kind == _PIXEL, y[:, None] * width + x[None, :], 0) + first
+                plane = tl.where(kind == _PIXEL, height * width, 1)
+                # A number of rounds that the compiler does not know, so that it takes one channel after the other: all
+                # at once need 181 registers in the fused kernel (sm_90, 8 pixels a thread), this way it stays at 128.
+                channel = 0
+                while channel < tl.where(height > 0, CHANNELS, 0):
+                    numbers = _normal(place, key, quantiles_ptr, inside)
+                    red = tl.where(inside & (channel == 0), numbers, red)
+                    green = tl.where(inside & (channel == 1), numbers, green)
+                    blue = tl.where(inside & (channel == 2), numbers, blue)
+                    place += plane
+                    channel += 1
+        at += 1
+    if CHANNELS == 1:
+        green = red
+        blue = red
+    return red, green, blue
+
+
+@triton.jit
+def _number(bits_ptr):
+    """The float32 with these bits."""
+    return tl.load(bits_ptr).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _normal(place, key, quantiles_ptr, wanted):
+    """The normal numbers at these places, as `gpuload.stage.noise.normals` makes them."""
+    zero = place * 0
+    word0, word1, word2, word3 = tl.philox(key, place // _PER_BLOCK, zero, zero, zero)
+    which = (place % _PER_BLOCK) // 2
+    word = tl.where(which == 0, word0, tl.where(which == 1, word1, tl.where(which == 2, word2, word3)))
+    # The hints: see `gpuload.stage.fused.geometry`.
+    first_ptr = tl.max_contiguous(quantiles_ptr + (word & 0xFFFF).to(tl.int32), [1, 2])
+    second_ptr = tl.max_contiguous(quantiles_ptr + (word >> 16).to(tl.int32), [1, 2])
+    first, second = tl.load(first_ptr, wanted, 0.0), tl.load(second_ptr, wanted, 0.0)
+    even = first * _COSINE + second * _SINE
+    odd = second * _COSINE - first * _SINE
+    return tl.where(place % 2 == 0, even, odd)

@@ -1,0 +1,43 @@
+"""How work is cut for a GPU: tiles of results, and portions of a batch that one launch takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import torch
+
+from gpuload.stage.fused.rounding import INTERPRETED
+
+__all__ = ["Tile", "portions", "tile_of"]
+
+SECOND_AXIS: Final = 65_535  # programs along a grid's second axis; along the first there are up to 2**31
+# GPUs whose multiprocessors hold but 16 programs (compute capability): of one warp each they would be half empty.
+FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
+
+
+class Tile(NamedTuple):
+    """The part of a result that a program makes.
+
+    Attributes:
+        rows, columns: how many; 32 columns for each warp, so that a thread has whole columns.
+        warps: of the program.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+
+
+def tile_of(device: torch.device) -> Tile:
+    """The tile of a device."""
+    if INTERPRETED.value:  # it takes as long for a large tile as for a small one
+        return Tile(64, 64, 1)
+    if torch.cuda.get_device_capability(device) in FEW_PROGRAMS:
+        return Tile(8, 64, 2)
+    return Tile(8, 32, 1)
+
+
+def portions(count: int) -> Iterator[slice]:
+    """Of so many images, those that one launch takes, whose programs along the second axis they are."""
+    return (slice(first, first + SECOND_AXIS) for first in range(0, count, SECOND_AXIS))

@@ -1,0 +1,141 @@
+"""The fused kernel: one pass over the images of a batch.
+
+A program works on a tile of one image's result: it gets the tile's pixels from where the job's record says
+(`geometry`), does the job's operations on them in the order in which they stand in memory (`operate`), and, in the last
+pass, makes finished numbers of them and erases boxes (`erase`). So each byte of a source is read about once, each
+number of a result is written once, and nothing lies in memory in between. Device functions of Triton; nothing is kept.
+"""
+
+# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from gpuload.stage.fused.erasing import RECORD, erase
+from gpuload.stage.fused.geometry import geometry
+from gpuload.stage.fused.pointwise import operate
+from gpuload.stage.fused.record import (
+    BOXES,
+    BOXES_AT,
+    FLOATS,
+    JOB,
+    OPERATIONS,
+    OPERATIONS_AT,
+    OUT_AT,
+    OUT_CHANNEL,
+    OUT_HEIGHT,
+    OUT_ROW,
+    OUT_WIDTH,
+    STATISTICS_AT,
+    STEP_X,
+    STEP_Y,
+    X,
+    Y,
+)
+from gpuload.stage.fused.rounding import round_to
+from gpuload.transforms.program.ops import VALUES
+
+__all__ = ["one_pass"]
+
+_JOB: Final = tl.constexpr(JOB)
+_FLOATS: Final = tl.constexpr(FLOATS)
+_VALUES: Final = tl.constexpr(VALUES)
+_RECORD: Final = tl.constexpr(RECORD)
+_TABLE: Final = tl.constexpr(3 * 256)  # bytes of the table of an image's statistics
+
+
+@triton.jit
+def one_pass(
+    source_ptr,
+    places_ptr,
+    ints_ptr,
+    floats_ptr,
+    codes_ptr,
+    values_ptr,
+    statistics_ptr,
+    weights_ptr,
+    boxes_ptr,
+    quantiles_ptr,
+    constants_ptr,
+    output_ptr,
+    CHANNELS: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr,
+    OUT_COLUMN: tl.constexpr,
+    GEOMETRY: tl.constexpr,
+    OPERATES: tl.constexpr,
+    FINISHED: tl.constexpr,
+    ERASES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One tile of one job. Grid: tiles of the largest result (of 48 megapixels 187,500, which only the first axis can
+    have), jobs.
+
+    All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES; their results' columns
+    are OUT_COLUMN numbers apart in memory. `constants_ptr` points to three factors and three summands, float32, of
+    finished numbers; without FINISHED results are levels. With ERASES boxes of finished images are erased.
+    """
+    ints_ptr += tl.program_id(1) * _JOB
+    floats_ptr += tl.program_id(1) * _FLOATS
+    height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
+    width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
+    across = tl.cdiv(width, COLUMNS)
+    tile = tl.program_id(0) // across
+    top = tile * ROWS
+    left = tl.program_id(0) % across * COLUMNS
+    if top < height:
+        rows = top + tl.arange(0, ROWS)
+        columns = left + tl.arange(0, COLUMNS)
+        # What lies beyond the result is worked on as its last row or column, and not written.
+        own = tl.minimum(columns, width - 1)
+        ys, xs = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)), _places(ints_ptr, X, STEP_X, own)
+        red, green, blue = geometry(
+            source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, own, ys, xs, CHANNELS, GEOMETRY
+        )
+        if OPERATES:
+            at = tl.load(ints_ptr + OPERATIONS_AT)
+            end = at + tl.load(ints_ptr + OPERATIONS)
+            statistics_ptr += tl.load(ints_ptr + STATISTICS_AT) * _TABLE
+            while at < end:
+                code = tl.load(codes_ptr + at)
+                values = values_ptr + at * _VALUES
+                red, green, blue = operate(red, green, blue, ys, xs, code, values, statistics_ptr, CHANNELS)
+                at += 1
+        if FINISHED:
+            red = red * tl.load(constants_ptr) + tl.load(constants_ptr + 3)
+            if OUT_CHANNELS == 3:
+                green = green * tl.load(constants_ptr + 1) + tl.load(constants_ptr + 4)
+                blue = blue * tl.load(constants_ptr + 2) + tl.load(constants_ptr + 5)
+        if ERASES:
+            boxes_ptr += tl.load(ints_ptr + BOXES_AT) * _RECORD
+            count = tl.load(ints_ptr + BOXES)
+            red, green, blue = erase(red, green, blue, rows, columns, boxes_ptr, count, quantiles_ptr, OUT_CHANNELS)
+        there = (rows < height)[:, None] & (columns < width)[None, :]
+        row_step = tl.load(ints_ptr + OUT_ROW)
+        output_ptr += tl.load(ints_ptr + OUT_AT) + top * row_step + left * OUT_COLUMN
+        # Within a tile they are small.
+        offsets = tl.arange(0, ROWS)[:, None] * row_step.to(tl.int32)
+        offsets += tl.arange(0, COLUMNS)[None, :] * OUT_COLUMN
+        if OUT_COLUMN != 1:
+            offsets = tl.max_contiguous(offsets, [1, 2])  # see `gpuload.stage.fused.geometry`
+        _write(output_ptr, offsets, red, there)
+        if OUT_CHANNELS == 3:
+            step = tl.load(ints_ptr + OUT_CHANNEL)
+            _write(output_ptr + step, offsets, green, there)
+            _write(output_ptr + 2 * step, offsets, blue, there)
+
+
+@triton.jit
+def _places(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
+    """Where in the geometry's result a result's rows or columns lie."""
+    return (tl.load(ints_ptr + FIRST) + tl.load(ints_ptr + STEP) * numbers).to(tl.int32)
+
+
+@triton.jit
+def _write(output_ptr, offsets, numbers, there):
+    tl.store(output_ptr + offsets, round_to(numbers, output_ptr.dtype.element_ty), there)

@@ -1,0 +1,154 @@
+"""MixUp and CutMix of finished images, in place: one kernel for all pairs of a batch.
+
+Each of a pair needs the other as it was, so a program reads a piece of both before it writes any. What is drawn for
+either is data: blended, pasted, or left as it is. Where images are pasted, only the boxes are read.
+
+Runs in the process of the stage, on the current stream. Batches are N×C×H×W in any memory format.
+"""
+
+# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from gpuload.stage.finished import Outputs
+from gpuload.stage.fused.grid import portions
+from gpuload.stage.fused.rounding import round_to
+from gpuload.stage.upload import upload
+from gpuload.transforms.program.ops import Mix
+
+__all__ = ["mix"]
+
+# Numbers of a pair: the two rows; then for each of them top, left, height and width of what is pasted, and the bits of
+# two float32, the shares of the image itself and of the other. It is blended where the height is `BLENDED`, and stays
+# as it is where that is 0.
+SIDE: Final = 6
+PAIR: Final = 2 + 2 * SIDE
+BLENDED: Final = -1
+
+BLOCK: Final = 2048  # numbers of each image that a program works on
+
+_SIDE: Final = tl.constexpr(SIDE)
+_PAIR: Final = tl.constexpr(PAIR)
+
+
+def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
+    """Mix finished images with each other, in place.
+
+    Args:
+        outputs: N×C×H×W, of float32, float16, bfloat16 or uint8.
+        mix: what was drawn for each.
+        partners: int64 (N,), the row of each image's partner, its own where it has none; two are each other's.
+    """
+    assert isinstance(outputs, torch.Tensor), "images are mixed in a batch of one size"
+    told = _pairs(mix, partners)
+    _, channels, height, width = outputs.shape
+    count = channels * height * width
+    if not len(told) or not count:
+        return
+    last = outputs.is_contiguous(memory_format=torch.channels_last)
+    with torch.cuda.device_of(outputs):
+        for some in portions(len(told)):
+            _mix[triton.cdiv(count, BLOCK), len(told[some])](
+                outputs,
+                upload(told[some], outputs.device),
+                height,
+                width,
+                *outputs.stride(),
+                CHANNELS=channels,
+                DENSE=last or outputs.is_contiguous(),
+                CHANNELS_LAST=last and not outputs.is_contiguous(),
+                BLOCK=BLOCK,
+                enable_fp_fusion=False,
+            )
+
+
+def _pairs(mix: Mix, partners: np.ndarray) -> np.ndarray:
+    """int64 (pairs, `PAIR`), without those of which neither changes."""
+    shares = np.stack([mix.share, 1 - mix.share], axis=1).astype(np.float32).view(np.int32)
+    sides = np.concatenate([mix.box_tlhw, shares], axis=1)
+    pasted = mix.box_tlhw[:, 2] > 0
+    sides[:, 2] = np.where(pasted, mix.box_tlhw[:, 2], np.where(mix.share == 1, 0, BLENDED))
+    changes = sides[:, 2] != 0
+    first = np.flatnonzero((np.arange(len(partners)) < partners) & (changes | changes[partners]))
+    second = partners[first]
+    return np.concatenate([first[:, None], second[:, None], sides[first], sides[second]], axis=1)
+
+
+@triton.jit
+def _mix(
+    images_ptr,
+    pairs_ptr,
+    height,
+    width,
+    image_stride,
+    channel_stride,
+    row_stride,
+    column_stride,
+    CHANNELS: tl.constexpr,
+    DENSE: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One piece of one pair. Grid: pieces, pairs. Numbers are counted as they lie in memory, if `DENSE`."""
+    pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
+    one_ptr = pair_ptr + 2
+    two_ptr = one_ptr + _SIDE
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = places < CHANNELS * height * width
+    if CHANNELS_LAST:
+        channel = places % CHANNELS
+        x = places // CHANNELS % width
+        y = places // CHANNELS // width
+    else:
+        x = places % width
+        y = places // width % height
+        channel = places // width // height
+    if DENSE:
+        offsets = places
+    else:
+        offsets = channel.to(tl.int64) * channel_stride + y.to(tl.int64) * row_stride + x.to(tl.int64) * column_stride
+    one_places = images_ptr + tl.load(pair_ptr) * image_stride + offsets
+    two_places = images_ptr + tl.load(pair_ptr + 1) * image_stride + offsets
+    one_blends = tl.load(one_ptr + 2) < 0
+    two_blends = tl.load(two_ptr + 2) < 0
+    if one_blends & two_blends:  # all of both, in wide loads
+        one = tl.load(one_places, there)
+        two = tl.load(two_places, there)
+        tl.store(one_places, _blend(one, two, one_ptr), there)
+        tl.store(two_places, _blend(two, one, two_ptr), there)
+    else:
+        one_changes = there & (one_blends | _inside(y, x, one_ptr))
+        two_changes = there & (two_blends | _inside(y, x, two_ptr))
+        one = tl.load(one_places, one_changes | two_changes, 0)
+        two = tl.load(two_places, one_changes | two_changes, 0)
+        if one_blends:
+            tl.store(one_places, _blend(one, two, one_ptr), there)
+        else:
+            tl.store(one_places, two, one_changes)
+        if two_blends:
+            tl.store(two_places, _blend(two, one, two_ptr), there)
+        else:
+            tl.store(two_places, one, two_changes)
+
+
+@triton.jit
+def _blend(own, other, side_ptr):
+    """The sum of two products, each rounded by itself."""
+    ours = tl.load(side_ptr + 4).to(tl.int32).to(tl.float32, bitcast=True)
+    rest = tl.load(side_ptr + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    return round_to(other.to(tl.float32) * rest + own.to(tl.float32) * ours, own.dtype)
+
+
+@triton.jit
+def _inside(y, x, box_ptr):
+    down = y - tl.load(box_ptr)
+    across = x - tl.load(box_ptr + 1)
+    return (down >= 0) & (down < tl.load(box_ptr + 2)) & (across >= 0) & (across < tl.load(box_ptr + 3))

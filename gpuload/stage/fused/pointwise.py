@@ -1,0 +1,213 @@
+"""Operations on single pixels inside a kernel: which one, and with what values, is data.
+
+A tile's pixels are three float32 blocks rows × columns, red, green and blue, of whole levels in 0 … 255; so are
+results. The arithmetic, step by step, is that of `color` and `points` in `gpuload.stage.reference`. What needs a
+statistic of the whole image (contrast, equalize, autocontrast) comes as a table, see `statistics`. Device functions of
+Triton; nothing is kept.
+"""
+
+# A call of a kernel's function raises outside of kernels, and type checkers take it for that.
+# pyright: reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from gpuload.stage.fused.rounding import multiply_add
+from gpuload.stage.reference.color import LUMA, TINY
+from gpuload.transforms.program.ops import code as code_of
+
+__all__ = ["ERASE_BOX", "POINTWISE", "operate"]
+
+# What `operate` does; contrast, equalize and autocontrast with their table.
+POINTWISE: Final = (
+    "brightness",
+    "contrast",
+    "saturation",
+    "hue",
+    "solarize",
+    "posterize",
+    "equalize",
+    "autocontrast",
+    "invert",
+    "grayscale",
+    "permute",
+    "identity",
+    "solarize_add",
+)
+
+# The code of an operation that is none of `OPS`: a box of levels is overwritten. Values: top, left, height, width in
+# the frame of the coordinates that `operate` is given, then the level of each channel.
+ERASE_BOX: Final = 64
+
+_BRIGHTNESS: Final = tl.constexpr(code_of("brightness"))
+_CONTRAST: Final = tl.constexpr(code_of("contrast"))
+_SATURATION: Final = tl.constexpr(code_of("saturation"))
+_HUE: Final = tl.constexpr(code_of("hue"))
+_SOLARIZE: Final = tl.constexpr(code_of("solarize"))
+_POSTERIZE: Final = tl.constexpr(code_of("posterize"))
+_EQUALIZE: Final = tl.constexpr(code_of("equalize"))
+_AUTOCONTRAST: Final = tl.constexpr(code_of("autocontrast"))
+_INVERT: Final = tl.constexpr(code_of("invert"))
+_GRAYSCALE: Final = tl.constexpr(code_of("grayscale"))
+_PERMUTE: Final = tl.constexpr(code_of("permute"))
+_SOLARIZE_ADD: Final = tl.constexpr(code_of("solarize_add"))
+_ERASE_BOX: Final = tl.constexpr(ERASE_BOX)
+
+_RED: Final = tl.constexpr(LUMA[0])
+_GREEN: Final = tl.constexpr(LUMA[1])
+_BLUE: Final = tl.constexpr(LUMA[2])
+_TINY: Final = tl.constexpr(TINY)
+_SIXTH: Final = tl.constexpr(-255 / 6)
+_HALF: Final = tl.constexpr(255 / 2)
+_SIXTHS: Final = tl.constexpr(6 / 255)
+_UNIT: Final = tl.constexpr(1 / 255)
+
+
+@triton.jit
+def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.constexpr):
+    """One operation on a tile.
+
+    Args:
+        red, green, blue: the tile's levels; of one channel, the same block three times.
+        ys, xs: int32 (rows,) and (columns,), where the tile lies.
+        code: a scalar, one of `params.OPS` that are in `POINTWISE`, or `ERASE_BOX`; with others nothing is done.
+        values_ptr: to the operation's `VALUES` float64 numbers.
+        table_ptr: to its uint8 3 × 256 table, if it has one.
+        CHANNELS: 1 or 3.
+
+    Returns:
+        red, green, blue.
+    """
+    if code == _BRIGHTNESS:
+        factor = tl.load(values_ptr).to(tl.float32)
+        red = _to_levels(red * factor)
+        green = _to_levels(green * factor)
+        blue = _to_levels(blue * factor)
+    elif code == _SATURATION:
+        if CHANNELS == 3:
+            red, green, blue = _saturation(red, green, blue, tl.load(values_ptr).to(tl.float32))
+    elif code == _HUE:
+        if CHANNELS == 3:
+            red, green, blue = _hue(red, green, blue, tl.load(values_ptr))
+    elif code == _GRAYSCALE:
+        if CHANNELS == 3:
+            red = _luma(red, green, blue)
+            green = red
+            blue = red
+    elif (code == _CONTRAST) | (code == _EQUALIZE) | (code == _AUTOCONTRAST):
+        red = _looked_up(table_ptr, red)
+        green = _looked_up(table_ptr + 256, green)
+        blue = _looked_up(table_ptr + 512, blue)
+    elif code == _SOLARIZE:
+        threshold = tl.ceil(tl.load(values_ptr)).to(tl.float32)  # before it is rounded: 34 + 1e-14 is not 34
+        red = tl.where(red < threshold, red, 255.0 - red)
+        green = tl.where(green < threshold, green, 255.0 - green)
+        blue = tl.where(blue < threshold, blue, 255.0 - blue)
+    elif code == _SOLARIZE_ADD:
+        threshold = tl.load(values_ptr).to(tl.float32)
+        added = tl.load(values_ptr + 1).to(tl.float32)
+        red = tl.where(red < threshold, tl.minimum(red + added, 255.0), red)
+        green = tl.where(green < threshold, tl.minimum(green + added, 255.0), green)
+        blue = tl.where(blue < threshold, tl.minimum(blue + added, 255.0), blue)
+    elif code == _POSTERIZE:
+        lost = 8 - tl.load(values_ptr).to(tl.int32)
+        red = ((red.to(tl.int32) >> lost) << lost).to(tl.float32)
+        green = ((green.to(tl.int32) >> lost) << lost).to(tl.float32)
+        blue = ((blue.to(tl.int32) >> lost) << lost).to(tl.float32)
+    elif code == _INVERT:
+        red = 255.0 - red
+        green = 255.0 - green
+        blue = 255.0 - blue
+    elif code == _PERMUTE:
+        if CHANNELS == 3:
+            red, green, blue = _permute(red, green, blue, values_ptr)
+    elif code == _ERASE_BOX:
+        inside = _inside(ys, xs, values_ptr)
+        red = tl.where(inside, tl.load(values_ptr + 4).to(tl.float32), red)
+        green = tl.where(inside, tl.load(values_ptr + 5).to(tl.float32), green)
+        blue = tl.where(inside, tl.load(values_ptr + 6).to(tl.float32), blue)
+    if CHANNELS == 1:  # what was done to the other two is dead code then
+        green = red
+        blue = red
+    return red, green, blue
+
+
+@triton.jit
+def _to_levels(numbers):
+    """Cut off what is outside 0 … 255 and behind the decimal point."""
+    return tl.floor(tl.minimum(tl.maximum(numbers, 0.0), 255.0))
+
+
+@triton.jit
+def _luma(red, green, blue):
+    """Grey levels; all products and sums are exact."""
+    return tl.floor(red * _RED + green * _GREEN + blue * _BLUE + 0.5)
+
+
+@triton.jit
+def _looked_up(table_ptr, levels):
+    # The hint: see `gpuload.stage.fused.geometry`.
+    return tl.load(tl.max_contiguous(table_ptr + levels.to(tl.int32), [1, 2])).to(tl.float32)
+
+
+@triton.jit
+def _saturation(red, green, blue, factor):
+    """Blend with the grey levels, as `torch.lerp` does it: from the nearer end, rounded once."""
+    grey = _luma(red, green, blue)
+    near = tl.abs(factor) < 0.5
+    share = tl.where(near, factor, factor - 1.0)
+    red = _to_levels(multiply_add(share, red - grey, tl.where(near, grey, red)))
+    green = _to_levels(multiply_add(share, green - grey, tl.where(near, grey, green)))
+    blue = _to_levels(multiply_add(share, blue - grey, tl.where(near, grey, blue)))
+    return red, green, blue
+
+
+@triton.jit
+def _hue(red, green, blue, factor):
+    """Turn the hue by a fraction of the circle; `color.hue` has the formulas."""
+    value = tl.maximum(tl.maximum(red, green), blue)
+    least = tl.minimum(tl.minimum(red, green), blue)
+    chroma = value - least
+    distance = 2.0 - tl.div_rn(green + blue - red - least, chroma + _TINY)  # never negative
+    turns = tl.floor(tl.where(green < blue, -distance, distance) * _SIXTH + _HALF)
+    turns += ((factor * 255.0).to(tl.int32) & 255).to(tl.float32)  # cut off towards 0, then the remainder by 256
+    turns = tl.where(turns < 256.0, turns, turns - 256.0)
+    sixths = turns * _SIXTHS
+    lack = tl.floor(tl.div_rn(chroma * 255.0, value + _TINY)) * value * _UNIT
+    base = value - lack + 0.5
+    red = _floor_sum(base, tl.abs(sixths - 3.0) - 1.0, lack)
+    green = _floor_sum(base, 2.0 - tl.abs(sixths - 2.0), lack)
+    blue = _floor_sum(base, 2.0 - tl.abs(sixths - 4.0), lack)
+    return red, green, blue
+
+
+@triton.jit
+def _floor_sum(base, share, lack):
+    return tl.floor(tl.minimum(tl.maximum(share, 0.0), 1.0) * lack + base)
+
+
+@triton.jit
+def _permute(red, green, blue, values_ptr):
+    first = tl.load(values_ptr).to(tl.int32)
+    second = tl.load(values_ptr + 1).to(tl.int32)
+    third = tl.load(values_ptr + 2).to(tl.int32)
+    return _pick(red, green, blue, first), _pick(red, green, blue, second), _pick(red, green, blue, third)
+
+
+@triton.jit
+def _pick(red, green, blue, channel):
+    return tl.where(channel == 0, red, tl.where(channel == 1, green, blue))
+
+
+@triton.jit
+def _inside(ys, xs, box_ptr):
+    """Which pixels of a tile lie in a box of four float64 numbers."""
+    down = ys - tl.load(box_ptr).to(tl.int32)
+    across = xs - tl.load(box_ptr + 1).to(tl.int32)
+    rows = (down >= 0) & (down < tl.load(box_ptr + 2).to(tl.int32))
+    columns = (across >= 0) & (across < tl.load(box_ptr + 3).to(tl.int32))
+    return rows[:, None] & columns[None, :]

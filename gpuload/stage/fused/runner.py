@@ -1,0 +1,265 @@
+"""Runs the fused kernels over batches: a batch's passes are made ready on the host, then launched.
+
+`prepare` takes no look at pixels and brings all records to the device; `launch` only launches: for each pass one kernel
+for each kind of geometry that images have in it, and what makes tables of weights or statistics for it. Between passes
+images lie as levels H×W×C in scratch memory of the device's allocator. Runs in the process of the stage, on the current
+stream.
+"""
+
+# Type checkers do not know how a kernel is launched.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuload.stage.finish import Finish
+from gpuload.stage.finished import Outputs
+from gpuload.stage.fused import record as R
+from gpuload.stage.fused.erasing import RECORD, quantile_table, records
+from gpuload.stage.fused.grid import Tile, portions, tile_of
+from gpuload.stage.fused.kernel import one_pass
+from gpuload.stage.fused.passes import Passes
+from gpuload.stage.fused.statistics import tables
+from gpuload.stage.fused.weights import Tables, make_tables, place_tables
+from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.upload import upload_together
+from gpuload.transforms import Draws, RandomErasing
+from gpuload.transforms.base import Transform
+from gpuload.transforms.program.ops import Erase
+
+__all__ = ["FusedRunner", "Prepared", "options_of"]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """The `number`-th pass over some images, whose geometries are of one kind: its jobs among all, the tiles of the
+    largest, whether it is their last, and what is needed before it: statistics of some (jobs and factors), and weights.
+
+    A kernel that knows one kind only needs half the registers of one that knows all.
+    """
+
+    first: int
+    count: int
+    tiles: int
+    number: int
+    geometry: int
+    finished: bool
+    statistics: tuple[np.ndarray, np.ndarray] | None
+    tables: Tables | None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles first, of which there may be more than a grid's second axis takes."""
+        return self.tiles, self.count
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch's passes on the device."""
+
+    launches: tuple[_Launch, ...]
+    ints: torch.Tensor
+    floats: torch.Tensor
+    codes: torch.Tensor
+    values: torch.Tensor
+    places: torch.Tensor
+    boxes: torch.Tensor
+    channels: int
+    out_channels: int
+    operates: bool
+    erases: bool
+    scratch_bytes: tuple[int, int]
+
+
+class FusedRunner:
+    """Applies transforms that work on levels, and erasing right behind them.
+
+    Args:
+        finish: the end of the chain, for 1 or 3 channels.
+        device: where.
+    """
+
+    def __init__(self, finish: Finish, device: torch.device) -> None:
+        self._device = device
+        self._tile = tile_of(device)
+        constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
+        self._constants = torch.cat(constants).to(device)
+
+    def prepare(
+        self,
+        images: RaggedImages,
+        draws: Draws,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Draws | None = None,
+    ) -> Prepared:
+        """Make the passes for a batch.
+
+        Args:
+            images, draws, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
+            late: of erasing alone.
+        """
+        channels = out_channels = int(images.shapes[0, 2])
+        for transform in draws.transforms:
+            out_channels = transform.output_channels(out_channels)
+            channels = max(channels, out_channels)
+        passes = Passes(images, windows_tlhw[0], channels)
+        passes.apply(draws, windows_tlhw)
+        codes, values = passes.packed_operations()
+        scratch = _place_scratch(passes)
+        _place_outputs(passes, outputs)
+        boxes = _place_boxes(passes, late, out_channels)
+        launches, ints, floats = _launches(passes, codes, values, self._tile)
+        return Prepared(
+            launches,
+            *upload_together((ints, floats, codes, values, passes.packed_tables(), boxes), self._device),
+            channels=channels,
+            out_channels=out_channels,
+            operates=any(map(_operates, draws.transforms)),
+            erases=late is not None,
+            scratch_bytes=scratch,
+        )
+
+    def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
+        """Make a batch of decoded pixels, as `prepare` was told."""
+        # A pass reads what the one before it wrote, so there are two pieces in turn; pixels are the first one's source.
+        pieces = [torch.empty(max(1, size), dtype=torch.uint8, device=self._device) for size in prepared.scratch_bytes]
+        quantiles = quantile_table(pixels.device) if prepared.erases else self._constants
+        with torch.cuda.device_of(pixels):
+            for run in prepared.launches:
+                source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
+                target = outputs[0] if run.finished else pieces[run.number % 2]
+                statistics = pieces[0]
+                if run.statistics is not None:
+                    statistics = tables(source, *run.statistics, prepared.channels)
+                ints, floats, weights = prepared.ints[run.first :], prepared.floats[run.first :], prepared.places
+                if run.tables is not None:
+                    weights = make_tables(ints, floats, run.count, run.tables, run.geometry, self._tile.rows)
+                one_pass[run.grid](
+                    source,
+                    prepared.places,
+                    ints,
+                    floats,
+                    prepared.codes,
+                    prepared.values,
+                    statistics,
+                    weights,
+                    prepared.boxes,
+                    quantiles,
+                    self._constants,
+                    target,
+                    CHANNELS=prepared.channels,
+                    OUT_CHANNELS=prepared.out_channels if run.finished else prepared.channels,
+                    OUT_COLUMN=target.stride(-1) if run.finished else prepared.channels,
+                    GEOMETRY=run.geometry,
+                    OPERATES=prepared.operates,
+                    FINISHED=run.finished and target.dtype != torch.uint8,
+                    ERASES=run.finished and prepared.erases,
+                    ROWS=self._tile.rows,
+                    COLUMNS=self._tile.columns,
+                    **options_of(run.geometry, self._tile.warps),
+                )
+
+
+def options_of(geometry: int, warps: int) -> dict[str, Any]:
+    """What the compiler is told of a kernel for a kind of geometry.
+
+    Without a limit it takes so many registers that few programs fit beside each other; within these nothing is spilled.
+    """
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    if torch.version.hip is None:
+        options["maxnreg"] = 128 if geometry == R.WARP.value else 80
+    return options
+
+
+def _place_scratch(passes: Passes) -> tuple[int, int]:
+    """Say where passes that are not an image's last write, and the next ones read; how many bytes both pieces have."""
+    sizes = [0, 0]
+    for number in range(passes.count - 1):
+        rows = np.flatnonzero(passes.last > number)
+        own = passes.ints[number]
+        widths = own[rows, R.OUT_WIDTH] * passes.channels
+        lengths = own[rows, R.OUT_HEIGHT] * widths
+        ends = np.cumsum(lengths)
+        own[rows, R.OUT_AT] = ends - lengths
+        own[rows, R.OUT_CHANNEL], own[rows, R.OUT_ROW] = 1, widths
+        passes.ints[number + 1, rows, R.BASE] += ends - lengths
+        sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
+    return sizes[0], sizes[1]
+
+
+def _place_outputs(passes: Passes, outputs: Outputs) -> None:
+    """Say where an image's last pass writes."""
+    rows = np.arange(len(passes.last))
+    if isinstance(outputs, torch.Tensor):
+        step, *steps = outputs.stride()
+        starts = rows * step
+    else:
+        first, size = outputs[0].data_ptr(), outputs[0].element_size()
+        starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
+        steps = np.array([output.stride() for output in outputs], np.int64).T
+    for column, numbers in ((R.OUT_AT, starts), (R.OUT_CHANNEL, steps[0]), (R.OUT_ROW, steps[1])):
+        passes.ints[passes.last, rows, column] = numbers
+
+
+def _place_boxes(passes: Passes, late: Draws | None, channels: int) -> np.ndarray:
+    """Say what an image's last pass erases: the records of all boxes, int64 (n, `RECORD`), at least one."""
+    found = []
+    if late is not None:
+        for transform, params in zip(late.transforms, late.params, strict=True):
+            assert isinstance(params, Erase)
+            found.append(records(params, transform, channels))  # pyright: ignore[reportArgumentType]
+    if not found:
+        return np.zeros((1, RECORD), np.int64)
+    boxes = np.concatenate(found, axis=1)
+    rows = np.arange(len(boxes))
+    passes.ints[passes.last, rows, R.BOXES_AT] = rows * boxes.shape[1]
+    passes.ints[passes.last, rows, R.BOXES] = boxes.shape[1]
+    return boxes.reshape(-1, RECORD)
+
+
+def _launches(
+    passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
+) -> tuple[tuple[_Launch, ...], np.ndarray, np.ndarray]:
+    """The launches, in order, and the records of their jobs, one behind the other."""
+    launches, ints, floats, first = [], [], [], 0
+    for number in range(passes.count):
+        kinds = passes.ints[number, :, R.KIND]
+        kinds = np.where(kinds == R.TABLE.value, R.COPY.value, kinds)  # one kernel does both
+        for finished in (False, True):
+            reached = (passes.last == number) if finished else (passes.last > number)
+            for kind in np.unique(kinds[reached]).tolist():
+                whole = np.flatnonzero(reached & (kinds == kind))
+                for rows in map(whole.__getitem__, portions(len(whole))):
+                    own = passes.ints[number, rows]
+                    tiles = -(-own[:, R.OUT_HEIGHT] // tile.rows) * -(-own[:, R.OUT_WIDTH] // tile.columns)
+                    statistics = _statistics(own, codes, values)
+                    weighed = place_tables(own, kind, tile.rows)
+                    most = int(tiles.max())
+                    launches.append(_Launch(first, len(rows), most, number, kind, finished, statistics, weighed))
+                    ints.append(own)
+                    floats.append(passes.floats[number, rows])
+                    first += len(rows)
+    return tuple(launches), np.concatenate(ints), np.concatenate(floats)
+
+
+def _operates(transform: Transform) -> bool:
+    """Whether a transform may ask for operations on pixels."""
+    own = bool(transform.operations) or isinstance(transform, RandomErasing)
+    return own or any(map(_operates, transform.children))
+
+
+def _statistics(own: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The jobs and factors of those that need a table, which are told which one is theirs."""
+    counted = np.flatnonzero(own[:, R.STATISTICS_AT])
+    if not len(counted):
+        return None
+    own[counted, R.STATISTICS_AT] = np.arange(len(counted))
+    places = own[counted, R.OPERATIONS_AT]  # what needs it comes first in a pass
+    jobs = own[np.ix_(counted, [R.BASE.value, R.HEIGHT.value, R.WIDTH.value])]
+    return np.column_stack([jobs, codes[places]]), values[places, 0].copy()

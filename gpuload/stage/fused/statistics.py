@@ -1,0 +1,158 @@
+"""What contrast, equalize and autocontrast need to know of a whole image, made into tables of levels.
+
+Two kernels, whatever the number of images: one counts how many pixels of each channel have each level, one makes of
+these counts, which contrast's mean and autocontrast's ends can be had from too, what becomes of each level. Counts are
+whole numbers, so they are the same in any order of summation, and the tables those of the reference, to the level.
+
+Runs in the process of the stage, on the current stream. The counts, 3 KB an image, live as long as the call.
+"""
+
+# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from gpuload.stage.reference.color import GUARD, LUMA
+from gpuload.stage.upload import upload
+from gpuload.transforms.program.ops import code as code_of
+
+__all__ = ["JOB", "STATISTICS", "tables"]
+
+STATISTICS: Final = ("contrast", "equalize", "autocontrast")  # the operations that need a table
+JOB: Final = 4  # numbers of a job: offset, height, width, code
+
+_CONTRAST: Final = tl.constexpr(code_of("contrast"))
+_EQUALIZE: Final = tl.constexpr(code_of("equalize"))
+_JOB: Final = tl.constexpr(JOB)
+_RED: Final = tl.constexpr(LUMA[0])
+_GREEN: Final = tl.constexpr(LUMA[1])
+_BLUE: Final = tl.constexpr(LUMA[2])
+_GUARD: Final = tl.constexpr(GUARD)
+
+BLOCK: Final = 2048  # pixels that a program counts at once
+ROUNDS: Final = 4  # and how often, in the largest image: its 256 sums go to memory once
+
+
+def tables(pixels: torch.Tensor, jobs: np.ndarray, factors: np.ndarray, channels: int) -> torch.Tensor:
+    """What becomes of each level of each channel.
+
+    Args:
+        pixels: uint8, one-dimensional, where the images lie, each H×W×C without gaps.
+        jobs: int64 (n, `JOB`): an image's first byte in `pixels`, its height and width, neither 0, and the code of its
+            operation, one of `STATISTICS`.
+        factors: float64 (n,), of contrast; others have none.
+        channels: of all images, 1 or 3.
+
+    Returns:
+        uint8 (n, 3, 256), on the device of `pixels`; of one channel, its table three times.
+    """
+    n, device = len(jobs), pixels.device
+    result = torch.empty(n, 3, 256, dtype=torch.uint8, device=device)
+    if not n:
+        return result
+    counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
+    on_device, factors_on_device = upload(jobs, device), upload(factors, device)
+    pieces = triton.cdiv(int((jobs[:, 1] * jobs[:, 2]).max()), BLOCK * ROUNDS)
+    with torch.cuda.device_of(pixels):
+        _count[n, pieces](pixels, on_device, counts, CHANNELS=channels, BLOCK=BLOCK)
+        _tabulate[n, 3](
+            counts, on_device, factors_on_device, result, CHANNELS=channels, num_warps=2, enable_fp_fusion=False
+        )
+    return result
+
+
+@triton.jit
+def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add the counts of one part in so many of an image to those of the image. Grid: jobs, parts."""
+    job_ptr = jobs_ptr + tl.program_id(0) * _JOB
+    image_ptr = pixels_ptr + tl.load(job_ptr)
+    size = (tl.load(job_ptr + 1) * tl.load(job_ptr + 2)).to(tl.int32)
+    levels = tl.arange(0, 256)
+    reds = tl.zeros((256,), tl.int32)
+    greens = tl.zeros((256,), tl.int32)
+    blues = tl.zeros((256,), tl.int32)
+    at = tl.program_id(1) * BLOCK
+    while at < size:
+        places = at + tl.arange(0, BLOCK)
+        there = places < size
+        pixel_ptr = image_ptr + places.to(tl.int64) * CHANNELS
+        reds += tl.histogram(tl.load(pixel_ptr, there, 0).to(tl.int32), 256, there)
+        if CHANNELS == 3:
+            greens += tl.histogram(tl.load(pixel_ptr + 1, there, 0).to(tl.int32), 256, there)
+            blues += tl.histogram(tl.load(pixel_ptr + 2, there, 0).to(tl.int32), 256, there)
+        at += tl.num_programs(1) * BLOCK
+    sums_ptr = counts_ptr + tl.program_id(0) * 768 + levels
+    tl.atomic_add(sums_ptr, reds, reds > 0, sem="relaxed")
+    if CHANNELS == 3:
+        tl.atomic_add(sums_ptr + 256, greens, greens > 0, sem="relaxed")
+        tl.atomic_add(sums_ptr + 512, blues, blues > 0, sem="relaxed")
+
+
+@triton.jit
+def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.constexpr):
+    """Make one row of a table. Grid: jobs, 3."""
+    job = tl.program_id(0)
+    row = tl.program_id(1)
+    code = tl.load(jobs_ptr + job * _JOB + 3)
+    levels = tl.arange(0, 256)
+    own_ptr = counts_ptr + job * 768 + levels
+    counts = tl.load(own_ptr + (row * 256 if CHANNELS == 3 else 0))
+    if code == _CONTRAST:
+        size = tl.load(jobs_ptr + job * _JOB + 1) * tl.load(jobs_ptr + job * _JOB + 2)
+        table = _contrast(own_ptr, levels, size, tl.load(factors_ptr + job), CHANNELS)
+    elif code == _EQUALIZE:
+        table = _equalize(counts, levels)
+    else:
+        table = _stretch(counts, levels)
+    tl.store(tables_ptr + (job * 3 + row) * 256 + levels, table.to(tl.uint8))
+
+
+@triton.jit
+def _contrast(counts_ptr, levels, size, factor, CHANNELS: tl.constexpr):
+    """`color.contrast`: a blend with the grey level of the mean colour, rounded."""
+    total = _total(tl.load(counts_ptr), levels)
+    if CHANNELS == 3:
+        greens = _total(tl.load(counts_ptr + 256), levels)
+        blues = _total(tl.load(counts_ptr + 512), levels)
+        total = total * _RED + greens * _GREEN + blues * _BLUE
+    mean = tl.floor(total / size.to(tl.float64) + 0.5)
+    factor = factor.to(tl.float32)
+    rest = 1.0 - factor.to(tl.float64)
+    added = (mean * rest + tl.full((), _GUARD, tl.float64)).to(tl.float32)  # a number as such would be a float32
+    blend = levels.to(tl.float32) * factor + added
+    return tl.minimum(tl.maximum(blend, 0.0), 255.0).to(tl.int32)
+
+
+@triton.jit
+def _total(counts, levels):
+    """The sum of all levels, exact."""
+    return tl.sum(counts.to(tl.int64) * levels.to(tl.int64)).to(tl.float64)
+
+
+@triton.jit
+def _equalize(counts, levels):
+    """`points.equalize_table`."""
+    last = tl.max(tl.where(counts > 0, levels, 0))
+    rest = tl.sum(tl.where(levels == last, 0, counts))
+    step = rest // 255
+    before = tl.cumsum(counts) - counts
+    table = tl.minimum((before + step // 2) // tl.maximum(step, 1), 255)
+    return tl.where(step > 0, table, levels)
+
+
+@triton.jit
+def _stretch(counts, levels):
+    """`points.stretch_table`."""
+    least = tl.min(tl.where(counts > 0, levels, 255)).to(tl.float64)
+    span = tl.max(tl.where(counts > 0, levels, 0)).to(tl.float64) - least
+    scale = tl.full((), 255.0, tl.float64) / tl.maximum(span, 1.0)
+    stretched = levels.to(tl.float64) * scale + -least * scale
+    table = tl.minimum(tl.maximum(stretched, 0.0), 255.0).to(tl.int32)  # it cuts off behind the decimal point
+    return tl.where(span > 0, table, levels)

@@ -1,0 +1,319 @@
+"""Tables of weights for filters that go along the rows, then along the columns: of resizing, and of Gaussian blur.
+
+A kernel of its own makes them before the one that filters: of each column of a result the first pixel of the source
+that it is made from, and what this and the next ones weigh; of each tile of rows what the rows of the source that it
+needs weigh in each of its own. Weights of resizing are Pillow's whole numbers, made in float64 as the reference makes
+them, but with products by inverses, which are faster than quotients (of 150 million weights none was another). Those of
+a blur are float32, and what a border mirrors is added to the pixel that it mirrors: so whoever filters reads pixels
+next to each other, inside the source.
+
+Tables are made anew for each launch, in memory of the device's allocator.
+"""
+
+# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from gpuload.stage.fused.record import (
+    BICUBIC,
+    BILINEAR,
+    BLUR,
+    BOX_H,
+    BOX_W,
+    CORNER_X,
+    CORNER_Y,
+    FILTER,
+    FLOATS,
+    HEIGHT,
+    JOB,
+    KERNEL_H,
+    KERNEL_W,
+    LINES,
+    OUT_HEIGHT,
+    OUT_WIDTH,
+    RESIZE,
+    SIGMA_X,
+    SIGMA_Y,
+    SIZE_H,
+    SIZE_W,
+    STEP_X,
+    STEP_Y,
+    TAPS,
+    WEIGHTS_X,
+    WEIGHTS_Y,
+    WIDTH,
+    X,
+    Y,
+)
+from gpuload.transforms.program.ops import FILTERS
+from gpuload.transforms.program.windows import PRECISION_BITS, SUPPORT
+
+__all__ = ["GAUSSIAN", "LINES_AT_ONCE", "TAPS_AT_ONCE", "Tables", "make_tables", "place_tables"]
+
+GAUSSIAN: Final = tl.constexpr(100)  # beside the filters of resampling
+
+# Who filters takes so many taps, and so many rows of the source, at once: tables are filled up with weights of 0.
+TAPS_AT_ONCE: Final = tl.constexpr(2)
+LINES_AT_ONCE: Final = tl.constexpr(4)
+
+COLUMNS: Final = 32  # of a program
+SUPPORTS: Final = np.array([SUPPORT[name] for name in FILTERS])
+_JOB: Final = tl.constexpr(JOB)
+_FLOATS: Final = tl.constexpr(FLOATS)
+_ONE: Final = tl.constexpr(2.0**PRECISION_BITS)
+_ROOT: Final = tl.constexpr(0.8493218002880191)  # of log2(e) / 2: a Gaussian is 2 ** -(ROOT · distance / sigma)²
+_CHUNK: Final = tl.constexpr(16)  # rows of the source at a time
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Of the jobs of a launch.
+
+    The columns' of a job: the first pixel of each, then pairs of weights, the first two of all columns, the next two of
+    all columns, … The rows': for each tile the first row of the source and how many there are, and for each of these
+    what it weighs in each row of the tile.
+
+    Attributes:
+        size: how many int32 numbers all have.
+        programs: how many make those of the job that has most.
+    """
+
+    size: int
+    programs: int
+
+
+def place_tables(ints: np.ndarray, kind: int, rows: int) -> Tables | None:
+    """Say where the tables of jobs are and how large they are; None for kinds of geometry that have none.
+
+    Args:
+        ints: the records of jobs, int64 (n, `JOB`), in which it is said.
+        kind: of all their geometries.
+        rows: of a tile, a power of two, at least 2.
+    """
+    if kind not in (RESIZE.value, BLUR.value):
+        return None
+    heights, widths = ints[:, HEIGHT], ints[:, WIDTH]
+    if kind == RESIZE.value:
+        supports = SUPPORTS[ints[:, FILTER]]
+        taps_y, taps_x = (
+            np.where(box == size, 1, np.ceil(2 * supports * np.maximum(box, size) / size)).astype(np.int64)
+            for box, size in ((ints[:, BOX_H], ints[:, SIZE_H]), (ints[:, BOX_W], ints[:, SIZE_W]))
+        )
+        lines = -(-(rows - 1) * ints[:, BOX_H] // ints[:, SIZE_H]) + taps_y + 1
+    else:
+        taps_x = np.minimum(ints[:, KERNEL_W], widths)
+        lines = ints[:, KERNEL_H] + rows - 1
+    taps = -(-taps_x // TAPS_AT_ONCE.value) * TAPS_AT_ONCE.value
+    lines = -(-np.minimum(lines, heights) // LINES_AT_ONCE.value) * LINES_AT_ONCE.value
+    # The tables of rows begin at multiples of `rows`, so that a row's weights are read at once.
+    tiles = -(-ints[:, OUT_HEIGHT] // rows)
+    across = -(-(1 + taps) * ints[:, OUT_WIDTH] // rows) * rows
+    down = tiles * (1 + lines) * rows
+    ends = np.cumsum(across + down)
+    ints[:, TAPS], ints[:, LINES] = taps, lines
+    ints[:, WEIGHTS_X], ints[:, WEIGHTS_Y] = ends - across - down, ends - down
+    return Tables(int(ends[-1]), int((tiles + -(-ints[:, OUT_WIDTH] // COLUMNS)).max()))
+
+
+def make_tables(
+    ints: torch.Tensor, floats: torch.Tensor, count: int, tables: Tables, kind: int, rows: int
+) -> torch.Tensor:
+    """The tables, int32, of the first `count` jobs; the rest as for `place_tables`."""
+    weights = torch.empty(tables.size, dtype=torch.int32, device=ints.device)
+    _weigh[tables.programs, count](
+        ints, floats, weights, GEOMETRY=kind, ROWS=rows, COLUMNS=COLUMNS, num_warps=1, enable_fp_fusion=False
+    )
+    return weights
+
+
+@triton.jit
+def _weigh(ints_ptr, floats_ptr, weights_ptr, GEOMETRY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The weights of a tile of rows, or else of some columns. Grid: of the result that has most, tiles of rows and,
+    behind them, blocks of columns; jobs."""
+    ints_ptr += tl.program_id(1) * _JOB
+    floats_ptr += tl.program_id(1) * _FLOATS
+    if GEOMETRY == BLUR:
+        _weigh_part(ints_ptr, floats_ptr, weights_ptr, GAUSSIAN, ROWS, COLUMNS)
+    elif tl.load(ints_ptr + FILTER) == BILINEAR:
+        _weigh_part(ints_ptr, floats_ptr, weights_ptr, BILINEAR, ROWS, COLUMNS)
+    else:
+        _weigh_part(ints_ptr, floats_ptr, weights_ptr, BICUBIC, ROWS, COLUMNS)
+
+
+@triton.jit
+def _weigh_part(ints_ptr, floats_ptr, weights_ptr, CURVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
+    tiles = tl.cdiv(height, ROWS)
+    number = tl.program_id(0)
+    if number < tiles:
+        rows = tl.minimum(number * ROWS + tl.arange(0, ROWS), height - 1)
+        ys = (tl.load(ints_ptr + Y) + tl.load(ints_ptr + STEP_Y) * rows).to(tl.int32)
+        _weigh_rows(ints_ptr, floats_ptr, weights_ptr, number, ys, CURVE, ROWS)
+    else:
+        width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
+        columns = (number - tiles) * COLUMNS + tl.arange(0, COLUMNS)
+        there = columns < width
+        columns = tl.minimum(columns, width - 1)
+        xs = (tl.load(ints_ptr + X) + tl.load(ints_ptr + STEP_X) * columns).to(tl.int32)
+        _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, width, CURVE)
+
+
+@triton.jit
+def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, CURVE: tl.constexpr, ROWS: tl.constexpr):
+    height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
+    lines = tl.load(ints_ptr + LINES).to(tl.int32)
+    weights_ptr += tl.load(ints_ptr + WEIGHTS_Y) + tile * (1 + lines) * ROWS
+    if CURVE == GAUSSIAN:
+        kernel, corner = tl.load(ints_ptr + KERNEL_H).to(tl.int32), 0
+        first, end = _reach_of_blur(ys, kernel, height)
+        scale, norm = _gaussian(kernel, tl.load(floats_ptr + SIGMA_Y))
+    else:
+        corner = tl.load(ints_ptr + CORNER_Y).to(tl.int32)
+        first, end, start, squeeze = _reach(ys, tl.load(ints_ptr + BOX_H), tl.load(ints_ptr + SIZE_H), CURVE)
+        norm = _norm(first, end, start, squeeze, CURVE)
+    top = tl.maximum(tl.min(first) - corner, 0)
+    count = tl.minimum(tl.max(end) - corner, height) - top
+    count = tl.minimum(tl.cdiv(count, LINES_AT_ONCE) * LINES_AT_ONCE, lines)
+    tl.store(weights_ptr, top)
+    tl.store(weights_ptr + 1, count)
+    weights_ptr += ROWS
+    line = 0
+    while line < count:
+        numbers = (line + tl.arange(0, _CHUNK))[:, None]
+        pixels = top + numbers + corner
+        if CURVE == GAUSSIAN:
+            own = _weight_of_blur(pixels, ys[None, :], kernel, height, scale, norm).to(tl.int32, bitcast=True)
+        else:
+            own = _weight(pixels, first[None, :], end[None, :], start[None, :], squeeze, norm[None, :], CURVE)
+        tl.store(weights_ptr + numbers * ROWS + tl.arange(0, ROWS)[None, :], own, numbers < count)
+        line += _CHUNK
+
+
+@triton.jit
+def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_width, CURVE: tl.constexpr):
+    width = tl.load(ints_ptr + WIDTH).to(tl.int32)
+    taps = tl.load(ints_ptr + TAPS).to(tl.int32)
+    weights_ptr += tl.load(ints_ptr + WEIGHTS_X)
+    if CURVE == GAUSSIAN:
+        kernel, corner = tl.load(ints_ptr + KERNEL_W).to(tl.int32), 0
+        first, end = _reach_of_blur(xs, kernel, width)
+        scale, norm = _gaussian(kernel, tl.load(floats_ptr + SIGMA_X))
+    else:
+        corner = tl.load(ints_ptr + CORNER_X).to(tl.int32)
+        first, end, start, squeeze = _reach(xs, tl.load(ints_ptr + BOX_W), tl.load(ints_ptr + SIZE_W), CURVE)
+        norm = _norm(first, end, start, squeeze, CURVE)
+    # Where there are as many pixels, all that are read are inside.
+    place = tl.maximum(tl.minimum(first - corner, width - taps), 0)
+    tl.store(weights_ptr + columns, place, there)
+    weights_ptr += out_width + TAPS_AT_ONCE * columns
+    tap = 0
+    while tap < taps:
+        pixels = place + tap + corner
+        if CURVE == GAUSSIAN:
+            own = _weight_of_blur(pixels, xs, kernel, width, scale, norm).to(tl.int32, bitcast=True)
+        else:
+            own = _weight(pixels, first, end, start, squeeze, norm, CURVE)
+        before = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
+        tl.store(weights_ptr + before * out_width + tap - before, own, there)
+        tap += 1
+
+
+@triton.jit
+def _reach(places, box, size, CURVE: tl.constexpr):
+    """Of places of a resized axis: the first pixel of the box that the filter takes and the one behind the last, int32,
+    and how far the first is from the centre; and what turns pixels into the filter's units. The latter are float64."""
+    scale = box.to(tl.float64) / size.to(tl.float64)
+    stretch = tl.maximum(scale, 1.0)
+    # What is not resized takes but one pixel.
+    reach = tl.where(box == size, 0.5, stretch if CURVE == BILINEAR else 2.0 * stretch)
+    centre = (places.to(tl.float64) + 0.5) * scale
+    first = tl.maximum((centre - reach + 0.5).to(tl.int32), 0)
+    end = tl.minimum((centre + reach + 0.5).to(tl.int32), box.to(tl.int32))
+    return first, end, first.to(tl.float64) - centre + 0.5, 1.0 / stretch
+
+
+@triton.jit
+def _norm(first, end, start, squeeze, CURVE: tl.constexpr):
+    """What the filter's values are to be multiplied with, so that those of all pixels sum up to Pillow's one."""
+    total = tl.zeros_like(start)
+    taps = tl.max(end - first)
+    tap = 0
+    while tap < taps:
+        total += tl.where(tap < end - first, _curve((tap + start) * squeeze, CURVE), 0.0)
+        tap += 1
+    return _ONE / total
+
+
+@triton.jit
+def _curve(distance, CURVE: tl.constexpr):
+    """Pillow's filters: the triangle, and Keys' cubic with a = -½."""
+    distance = tl.abs(distance)
+    if CURVE == BILINEAR:
+        value = tl.maximum(1.0 - distance, 0.0)
+    else:
+        near = (1.5 * distance - 2.5) * (distance * distance) + 1.0
+        far = (((distance - 5.0) * distance + 8.0) * distance - 4.0) * -0.5
+        value = tl.where(distance < 1.0, near, tl.where(distance < 2.0, far, 0.0))
+    return value
+
+
+@triton.jit
+def _weight(pixels, first, end, start, squeeze, norm, CURVE: tl.constexpr):
+    """What pixels of the box weigh, in Pillow's units, rounded."""
+    taken = (pixels >= first) & (pixels < end)
+    weight = tl.where(taken, _curve(((pixels - first).to(tl.float64) + start) * squeeze, CURVE), 0.0) * norm
+    half = 0.5 if CURVE == BILINEAR else tl.where(weight < 0.0, -0.5, 0.5)
+    return (weight + half).to(tl.int32)  # it cuts off behind the decimal point
+
+
+@triton.jit
+def _reach_of_blur(places, kernel, length):
+    """The first pixel that is taken, and the one behind the last: those of mirror images, too."""
+    before = kernel // 2
+    first = tl.where(before < length, tl.maximum(places - before, 0), 0)
+    return first, tl.where(before < length, tl.minimum(places + before + 1, length), length)
+
+
+@triton.jit
+def _gaussian(kernel, sigma):
+    """A Gaussian's scale, and what its values are to be multiplied with, so that those of the kernel sum up to one."""
+    scale = _ROOT / sigma.to(tl.float32)
+    total = tl.zeros_like(scale)
+    tap = -(kernel // 2)
+    while tap <= kernel // 2:
+        total += _bell(tap, scale)
+        tap += 1
+    return scale, tl.div_rn(tl.full(total.shape, 1.0, tl.float32), total)
+
+
+@triton.jit
+def _bell(distance, scale):
+    scaled = distance.to(tl.float32) * scale
+    return tl.exp2(-scaled * scaled)
+
+
+@triton.jit
+def _weight_of_blur(pixels, places, kernel, length, scale, norm):
+    """What pixels weigh, and all their mirror images that the kernel takes, beyond either border and as often as a
+    small image is mirrored."""
+    before, last = kernel // 2, length - 1
+    period = tl.maximum(2 * last, 1)
+    inside = (pixels > 0) & (pixels < last)  # the first and the last one are their own mirror images
+    weight = tl.zeros_like((pixels - places).to(tl.float32))
+    turn = -(before // period + 1)
+    while turn <= before // period + 1:
+        away = tl.abs(turn * period + pixels - places)
+        weight += tl.where(away <= before, _bell(away, scale), 0.0)
+        away = tl.abs(turn * period - pixels - places)
+        weight += tl.where(inside & (away <= before), _bell(away, scale), 0.0)
+        turn += 1
+    return tl.where(pixels <= last, weight * norm, 0.0)

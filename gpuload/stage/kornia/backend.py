@@ -1,0 +1,77 @@
+"""The backend ``"kornia"``: what it has, and what the reference does in its place.
+
+Kornia is imported when the backend is made, never before: it takes half a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, ClassVar, Final
+
+import torch
+
+from gpuload.errors import BackendError
+from gpuload.stage.backend import Backend, Late, Levels
+from gpuload.stage.finish import Finish
+from gpuload.stage.reference.backend import levels_of
+from gpuload.transforms import TimmRandAugment
+from gpuload.transforms.base import Transform
+from gpuload.transforms.program.ops import Box, Params, Warp
+
+__all__ = ["KorniaBackend"]
+
+MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install kornia`"
+RESIZE: Final = "Kornia's resize lies up to 87 levels from Pillow's"
+NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"
+BICUBIC: Final = "Kornia's bicubic filter is another than Pillow's (a = -0.75, not -1): up to 28 levels"
+LACKING: Final = {"pillow_blur": "Kornia has no box blur of a fractional radius"}
+
+
+class KorniaBackend(Backend):
+    """Kornia's functional operators with our draws.
+
+    Args:
+        device: where the images are.
+
+    Raises:
+        BackendError: Kornia cannot be imported.
+    """
+
+    name: ClassVar[str] = "kornia"
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        try:
+            from gpuload.stage.kornia.late import run_late
+            from gpuload.stage.kornia.runner import KorniaRunner
+        except ImportError as error:
+            raise BackendError(f"{MISSING} ({error})") from error
+        self._runner = KorniaRunner
+        self._late = run_late
+
+    @classmethod
+    def missing(cls, device: torch.device) -> str | None:
+        return None if find_spec("kornia") else MISSING
+
+    def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
+        if kind is Box and not transform.pads:
+            return NEAREST if "nearest" in _filters(transform) else RESIZE
+        for operation in transform.operations:
+            if operation in LACKING:
+                return LACKING[operation]
+        warps = kind is Warp or "warp" in transform.operations
+        return BICUBIC if warps and "bicubic" in _filters(transform) else None
+
+    def levels(self, finish: Finish) -> Levels:
+        return levels_of(self._runner(finish, self.device))
+
+    def late(self) -> Late:
+        return self._late
+
+
+def _filters(transform: Any) -> Sequence[str]:
+    """The filters that a transform's maps may be sampled with."""
+    if isinstance(transform, TimmRandAugment):
+        return dict(transform.hparams).get("interpolation", ("bilinear", "bicubic"))
+    return (transform.interpolation,)

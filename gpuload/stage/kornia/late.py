@@ -1,0 +1,120 @@
+"""Kornia on finished images: they are erased, flipped and mixed where they lie.
+
+The order, and what is drawn, are those of `gpuload.stage.finished`; numbers are worked on as float32 and rounded to
+the batch's dtype once. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gpuload import transforms as T
+from gpuload.stage.finished import Outputs, neighbours, random_numbers
+from gpuload.stage.kornia.finished import blended, erased, inside
+from gpuload.stage.kornia.geometry import FLIPS
+from gpuload.stage.upload import upload
+from gpuload.transforms.mixing import drawn_mix
+from gpuload.transforms.program.ops import Branches, Erase, Flip, Mix
+
+__all__ = ["run_late"]
+
+PIECE: Final = 16  # images at once: random pixels take some 100 numbers of 64 bits for each
+
+# What becomes of some images N×C×H×W; where they stand in what was drawn, int64 (N,).
+Change = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
+
+
+def run_late(outputs: Outputs, late: T.Draws, partners: np.ndarray | None) -> None:
+    """Apply what was drawn to finished images; arguments as for `gpuload.stage.finished.apply_late`."""
+    _line(outputs, late, np.arange(len(late), dtype=np.int64), partners)
+
+
+def _line(outputs: Outputs, draws: T.Draws, rows: np.ndarray, partners: np.ndarray | None) -> None:
+    for number, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
+        if transform.mixes:
+            mix = drawn_mix(T.Draws((transform,), (params,), draws.sizes_hw[number : number + 2]))
+            if mix is not None:
+                _mix(outputs, mix, neighbours(len(rows)) if partners is None else partners)
+            continue
+        match params:
+            case Flip():
+                mirrored = FLIPS[params.axis]
+                _change(outputs, rows, np.flatnonzero(params.flipped), lambda images, _, flip=mirrored: flip(images))
+            case Erase():
+                _change(
+                    outputs, rows, np.flatnonzero(params.boxes_tlhw[:, :, 2].any(axis=1)), _eraser(transform, params)
+                )
+            case Branches():
+                for own, inner in zip(params.rows, params.draws, strict=True):
+                    _line(outputs, inner, rows[own], partners)
+
+
+def _change(outputs: Outputs, rows: np.ndarray, places: np.ndarray, change: Change) -> None:
+    """Change some of the rows, those at these places: of a list one by one, for their sizes may differ."""
+    if not isinstance(outputs, torch.Tensor):
+        for place in places.tolist():
+            output = outputs[int(rows[place])]
+            output.copy_(change(output[None], np.array([place]))[0])
+        return
+    for start in range(0, len(places), PIECE):
+        some = places[start : start + PIECE]
+        index = upload(rows[some], outputs.device)
+        outputs[index] = change(outputs[index], some)
+
+
+def _eraser(transform: Any, params: Erase) -> Change:
+    """What erases the boxes of images, one box of all images after the other."""
+
+    def erase(images: torch.Tensor, places: np.ndarray) -> torch.Tensor:
+        boxes = params.boxes_tlhw[places]
+        if transform.kind == "const":
+            constant = upload(np.array(transform.numbers, np.float32)[:, None, None], images.device)
+            numbers = [constant] * boxes.shape[1]
+        else:
+            numbers = _random(params.keys[places], boxes, images, pixels=transform.kind == "pixel")
+        for number, written in enumerate(numbers):
+            images = erased(images, boxes[:, number], written)
+        return images
+
+    return erase
+
+
+def _random(keys: np.ndarray, boxes: np.ndarray, images: torch.Tensor, *, pixels: bool) -> list[torch.Tensor]:
+    """The normal numbers for each box of images, in an image of its own where each of the `pixels` has one; they are
+    counted from box to box, as all backends count them."""
+    n, channels, height, width = images.shape
+    areas = boxes[:, :, 2:].prod(axis=2)
+    counts = channels * (areas if pixels else areas > 0)
+    drawn = random_numbers(keys, max(1, int(counts.sum(axis=1).max())), images.device)
+    starts = np.cumsum(counts, axis=1) - counts
+    found = []
+    for number in range(boxes.shape[1]):
+        shape = (n, channels, height, width) if pixels else (n, channels, 1, 1)
+        written = drawn.new_zeros(shape)
+        for row in np.flatnonzero(areas[:, number]).tolist():
+            top, left, *size = boxes[row, number].tolist() if pixels else (0, 0, 1, 1)
+            at, count = int(starts[row, number]), int(counts[row, number])
+            written[row, :, top : top + size[0], left : left + size[1]] = drawn[row, at : at + count].view(-1, *size)
+        found.append(written)
+    return found
+
+
+def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
+    assert isinstance(outputs, torch.Tensor), "images are mixed in a batch of one size"
+    device, paired = outputs.device, partners != np.arange(len(partners))
+    blend = np.flatnonzero(paired & (mix.box_tlhw[:, 2] == 0) & (mix.share < 1))
+    paste = np.flatnonzero(paired & (mix.box_tlhw[:, 2] > 0))
+    changes = []
+    if len(blend):
+        own, other = (outputs[upload(rows, device)] for rows in (blend, partners[blend]))
+        changes.append((blend, blended(own, other, mix.share[blend])))
+    if len(paste):
+        own, other = (outputs[upload(rows, device)] for rows in (paste, partners[paste]))
+        size_hw = outputs.shape[2], outputs.shape[3]
+        changes.append((paste, torch.where(inside(mix.box_tlhw[paste], size_hw, device), other, own)))
+    for rows, change in changes:  # behind both: each image is mixed with its partner as that was
+        outputs[upload(rows, device)] = change

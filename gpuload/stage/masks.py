@@ -1,0 +1,165 @@
+"""Masks through the geometry of a chain: by the nearest pixel, their numbers as they are.
+
+A mask comes as an image whose channels are the bytes of its numbers (N masks of 8 bytes each: 8 N channels), and is
+moved by the runner that moves images; then the bytes are seen as numbers again. So all dtypes and any number of masks
+are one case. What is filled in are the bytes of the transform's fill for masks.
+
+Runs in the process of the stage; keeps scratch memory as its runner does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuload.stage.finish import UNCHANGED
+from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.reference.backend import reference_runner
+from gpuload.transforms import Draws, ToDtype
+from gpuload.transforms.program.ops import Box, Branches, Params, Warp
+
+__all__ = ["MaskStage"]
+
+
+class MaskStage:
+    """Moves the masks of batches.
+
+    Args:
+        device: where they are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._run = reference_runner(UNCHANGED, device, masks=True)
+        self._device = device
+
+    def __call__(
+        self, masks: RaggedImages, draws: Draws, kinds: Sequence[tuple[str, int]]
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Move masks.
+
+        Args:
+            masks: their decoded regions, the bytes of their numbers as channels.
+            draws: for their images.
+            kinds: of each its numpy dtype and how many axes it has: 2 for H×W, 3 for N×H×W.
+
+        Returns:
+            Each of them, in the dtype that a `ToDtype` gives masks, else in its own; and all of them as one tensor, if
+            they are of one dtype and shape.
+
+        Raises:
+            ValueError: a fill does not fit a dtype.
+        """
+        groups: dict[tuple[str, int, int], list[int]] = {}
+        for row, (kind, channels) in enumerate(zip(kinds, masks.shapes[:, 2].tolist(), strict=True)):
+            groups.setdefault((*kind, channels), []).append(row)
+        named = [transform.mask_dtype for transform in draws.transforms if isinstance(transform, ToDtype)]
+        final = next((getattr(torch, name) for name in reversed(named) if name is not None), None)
+        results: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(kinds)
+        whole: torch.Tensor | None = None
+        with torch.inference_mode(False), torch.no_grad():
+            for (dtype, axes, channels), rows in groups.items():
+                found, whole = self._group(masks, draws, np.array(rows, np.int64), np.dtype(dtype), axes, channels)
+                if final is not None and whole is not None:
+                    whole = whole.to(final)
+                    found = whole.unbind()
+                elif final is not None:
+                    found = [mask.to(final) for mask in found]
+                for row, result in zip(rows, found, strict=True):
+                    results[row] = result
+        return results, whole if len(groups) == 1 else None
+
+    def _group(
+        self, masks: RaggedImages, draws: Draws, rows: np.ndarray, dtype: np.dtype[Any], axes: int, channels: int
+    ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
+        """Masks of one dtype and number."""
+        some = RaggedImages(
+            masks.pixels,
+            masks.offsets[rows],
+            masks.shapes[rows],
+            masks.sizes_hw[rows],
+            masks.regions_tlhw[rows],
+            [str(masks.labels[row]) for row in rows.tolist()],
+        )
+        drawn = _with_fills(draws if len(rows) == len(draws) else draws.take(rows), dtype, channels)
+        sizes = drawn.sizes_hw[-1]
+        if (sizes == sizes[0]).all():
+            size = sizes[0].tolist()
+            batch = torch.empty((len(rows), channels, *size), dtype=torch.uint8, device=self._device)
+            if channels:
+                self._run(some, drawn, batch)
+            whole = _numbers(batch, dtype, axes)
+            return whole.unbind(), whole
+        outputs = [torch.empty((channels, *size), dtype=torch.uint8, device=self._device) for size in sizes.tolist()]
+        if channels:
+            self._run(some, drawn, outputs)
+        return [_numbers(output, dtype, axes) for output in outputs], None
+
+
+def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Tensor:
+    """Bytes …×(N · bytes)×H×W as numbers …×N×H×W, or …×H×W of masks with two axes."""
+    kind, size = getattr(torch, dtype.name), dtype.itemsize
+    *before, channels, height, width = levels.shape
+    if not levels.numel():  # no masks; their strides are not such that another type could be seen in them
+        return levels.new_empty((*before, 0, height, width), dtype=kind)
+    if size > 1:
+        levels = levels.view(*before, channels // size, size, height, width).movedim(-3, -1).contiguous()
+    numbers = levels.view(kind)
+    numbers = numbers.squeeze(-1) if size > 1 else numbers
+    return numbers.squeeze(-3) if axes == 2 else numbers
+
+
+def _with_fills(draws: Draws, dtype: np.dtype[Any], channels: int) -> Draws:
+    """The draws, with transforms whose fill is the bytes of the number that it is for masks of a dtype."""
+
+    def params_of(params: Params | None) -> Params | None:
+        if not isinstance(params, Branches):
+            return params
+        return replace(params, draws=tuple(_with_fills(inner, dtype, channels) for inner in params.draws))
+
+    transforms = tuple(
+        _Filling.of(transform, dtype, channels) if isinstance(params, Box | Warp) else transform
+        for transform, params in zip(draws.transforms, draws.params, strict=True)
+    )
+    return Draws(transforms, tuple(map(params_of, draws.params)), draws.sizes_hw)
+
+
+def _holds(dtype: np.dtype[Any], fill: float) -> bool:
+    """Whether a fill is a number of a dtype, or, of floats, can be rounded to one; bool takes whole numbers."""
+    if dtype.kind == "f":
+        return abs(fill) <= float(np.finfo(dtype).max) or fill in (math.inf, -math.inf) or fill != fill
+    if not isinstance(fill, int):
+        return False
+    return dtype == np.bool_ or np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max
+
+
+class _Filling:
+    """A transform in all but its fill."""
+
+    def __init__(self, transform: Any, fill: tuple[int, ...]) -> None:
+        self._transform = transform
+        self._fill = fill
+
+    @classmethod
+    def of(cls, transform: Any, dtype: np.dtype[Any], channels: int) -> Any:
+        (fill,) = transform.outside(masks=True)
+        if fill == 0:
+            return transform
+        if not _holds(dtype, fill):
+            raise ValueError(
+                f"{transform!r} fills masks with {fill}, which a mask of {dtype.name} cannot hold; give masks of "
+                "another dtype, or another fill={gpuload.Image: …, gpuload.Mask: …}"
+            )
+        number = np.array(fill, dtype)
+        bytes_ = np.frombuffer(number.tobytes(), np.uint8)
+        return cls(transform, tuple(np.tile(bytes_, channels // dtype.itemsize).tolist()))
+
+    def outside(self, *, masks: bool) -> tuple[int, ...]:
+        return self._fill
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transform, name)

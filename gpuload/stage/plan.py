@@ -1,0 +1,117 @@
+"""Which backend runs which transform: decided from the declarations, before any image is seen, and shown to the user.
+
+Pure functions of a chain and a backend; a `Plan` is immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuload.stage.backend import Backend
+from gpuload.transforms import Chain
+from gpuload.transforms.base import Transform
+
+__all__ = ["Plan", "PlanStep", "make_plan", "plan_line"]
+
+REFERENCE = "torch"
+
+
+@dataclass(frozen=True)
+class PlanStep:
+    """Where one transform runs.
+
+    Attributes:
+        transform: the declaration.
+        backend: the name of what runs it.
+        reason: why that is the reference, where another backend was chosen; else None.
+    """
+
+    transform: Transform
+    backend: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which backend runs which transform; ``print(loader.plan())`` shows it.
+
+    Attributes:
+        backend: the one that was chosen.
+        device: where batches are made.
+        views: the steps of each view; one, without a `MultiView`.
+        module: the name of a module at the end of the transforms, which gets the batch's images; None without one.
+        note: why another backend than the fastest is used, where that is so.
+    """
+
+    backend: str
+    device: str
+    views: tuple[tuple[PlanStep, ...], ...]
+    module: str | None = None
+    note: str | None = None
+
+    @property
+    def steps(self) -> tuple[PlanStep, ...]:
+        """The steps of all views, one behind the other."""
+        return tuple(step for view in self.views for step in view)
+
+    def backend_of(self, name: str) -> str:
+        """The backend that runs the first transform of a name, such as ``"ColorJitter"``.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for step in self.steps:
+            if type(step.transform).__name__ == name:
+                return step.backend
+        names = dict.fromkeys(type(step.transform).__name__ for step in self.steps)
+        raise KeyError(f"no transform of the chain is called {name!r}; there are {', '.join(names) or 'none'}")
+
+    def __str__(self) -> str:
+        lines = [f"backend {self.backend} on {self.device}" + (f" ({self.note})" if self.note else "")]
+        shown = [repr(step.transform) for step in self.steps] + ([self.module] if self.module else [])
+        width = min(60, max(map(len, shown), default=0))
+        for number, view in enumerate(self.views):
+            if len(self.views) > 1:
+                lines.append(f"view {number + 1}")
+            lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
+        if self.module:
+            lines.append(_row(self.module, "module", "applied to the batch as it is; gets the images alone", width))
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Plan:
+    """The plan for a chain."""
+    return Plan(
+        backend=backend.name,
+        device=str(backend.device),
+        views=tuple(plan_line(line.transforms, backend) for line in chain.lines),
+        module=None if chain.module is None else type(chain.module).__name__,
+        note=note,
+    )
+
+
+def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
+    """The steps for transforms one behind the other."""
+    end = next((number for number, transform in enumerate(transforms) if transform.late), len(transforms))
+    reasons = [backend.lacks(transform, late=number >= end) for number, transform in enumerate(transforms)]
+    steps = [
+        PlanStep(transform, backend.name if reason is None else REFERENCE, reason)
+        for transform, reason in zip(transforms, reasons, strict=True)
+    ]
+    # What finishes images is done by what writes them: the last run on levels.
+    for number, transform in enumerate(transforms[:end]):
+        if transform.makes and reasons[number] is not None:
+            for later in range(number + 1, end):
+                reason = reasons[later] or f"done with {type(transform).__name__} before it"
+                steps[later] = PlanStep(transforms[later], REFERENCE, reason)
+        last = steps[end - 1]
+        if transform.makes and last.backend != steps[number].backend:
+            reason = None if last.reason is None else f"done with {type(last.transform).__name__} behind it"
+            steps[number] = PlanStep(transform, last.backend, reason)
+    return tuple(steps)
+
+
+def _row(shown: str, backend: str, reason: str | None, width: int) -> str:
+    cut = shown if len(shown) <= width else shown[: width - 1] + "…"
+    return f"  {cut:<{width}}  {backend:<6}  {reason or ''}"

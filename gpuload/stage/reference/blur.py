@@ -1,0 +1,210 @@
+"""Operations that look at the pixels around each: blurs and sharpness, on batches and on one image on the CPU.
+
+Levels of batches are float32 N×C×H×W, whole numbers in 0 … 255. All sums are exact in the floats that hold them, so
+they may be made in any order, and bits depend neither on the batch nor on the device: weights of a Gaussian blur are
+whole multiples of 2**-16, its first pass needs the 24 bits of float32, the second 40 of float64's 53.
+
+The Gaussian blur of one image on the CPU has the same bits. Each pass is a product with a band of weights, cut into
+tiles of `TILE` columns, so that matrix multiplication does what is not zero and little more (224×224×3 with 23×23
+weights, one core: 0.2 ms for rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 3 ms).
+
+`box_blur` is Pillow's `ImageFilter.GaussianBlur`: three box blurs, along rows and then along columns; one image on the
+CPU goes to Pillow itself. A box has a whole radius and a share of the pixel on either side beyond it, in units of
+2**-24; sums are whole numbers below 2**33, exact in float64, so that both ways give the same levels. They differ by
+some levels from the Gaussian kernel of torchvision, `blur`. Source: Gwosdek et al., SSVM 2011.
+
+Runs in the process of the stage, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+
+from gpuload.stage.reference.canvas import Canvas
+from gpuload.stage.reference.color import Floats
+from gpuload.stage.upload import upload
+from gpuload.transforms.program.windows import padded_places
+
+__all__ = [
+    "WEIGHT_UNIT",
+    "blur",
+    "blur_image",
+    "blur_weights",
+    "box_blur",
+    "box_blur_image",
+    "mirrored",
+    "sharpness",
+    "smooth",
+]
+
+WEIGHT_UNIT: Final = 1 << 16
+
+
+@lru_cache(maxsize=512)
+def blur_weights(width: int, sigma: float) -> np.ndarray:
+    """The weights of a Gaussian kernel, in units of 1 / `WEIGHT_UNIT`: float64 (n,), n odd, at most `width`; those at
+    the ends that would be 0 are left out. They sum up to `WEIGHT_UNIT`."""
+    places = np.arange(width) - width // 2
+    density = np.exp(-0.5 * (places / sigma) ** 2)
+    weights = np.rint(density / density.sum() * WEIGHT_UNIT)
+    weights[width // 2] += WEIGHT_UNIT - weights.sum()
+    found = np.flatnonzero(weights)
+    weights = weights[found[0] : found[-1] + 1]
+    weights.flags.writeable = False
+    return weights
+
+
+@lru_cache(maxsize=64)
+def mirrored(length: int, radius: int) -> np.ndarray:
+    """Which pixels stand at -radius … length + radius - 1, mirrored at the last pixels as often as needed."""
+    return padded_places(np.arange(-radius, length + radius), length, "reflect")
+
+
+def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """A Gaussian blur, rows and columns, with mirrored borders: `gaussian_blur2d` of Kornia, which is torchvision's."""
+    rows = _blurred(levels, 3, [blur_weights(int(row[0]), row[2]) for row in values.tolist()])
+    both = _blurred(rows.to(torch.float64), 2, [blur_weights(int(row[1]), row[3]) for row in values.tolist()])
+    return both.round_().to(levels.dtype)
+
+
+def _blurred(levels: torch.Tensor, axis: int, kernels: list[np.ndarray]) -> torch.Tensor:
+    """Along one axis, each image with a kernel of its own."""
+    radius = max(len(kernel) for kernel in kernels) // 2
+    weights = np.stack([np.pad(kernel, radius - len(kernel) // 2) for kernel in kernels]) / WEIGHT_UNIT
+    taps = upload(weights, levels.device).to(levels.dtype)[:, :, None, None, None]
+    length = levels.shape[axis]
+    padded = levels.index_select(axis, upload(mirrored(length, radius), levels.device))
+    total = padded.narrow(axis, radius, length) * taps[:, radius]
+    for far in range(1, radius + 1):
+        pair = padded.narrow(axis, radius - far, length) + padded.narrow(axis, radius + far, length)
+        total += pair.mul_(taps[:, radius + far])
+    return total
+
+
+def sharpness(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Blend with a smoothed image: Pillow's `ImageEnhance.Sharpness`, with its arithmetic in float32."""
+    smoothed = smooth(levels)
+    factor = upload(values[:, :1].astype(np.float32), levels.device)[:, :, None, None]
+    return levels.sub_(smoothed).mul_(factor).add_(smoothed).clamp_(0, 255).floor_()
+
+
+def smooth(levels: torch.Tensor) -> torch.Tensor:
+    """Pillow's `ImageFilter.SMOOTH`: the 3×3 pixels around each, the middle one five times; borders stay."""
+    height, width = levels.shape[2:]
+    if height < 3 or width < 3:
+        return levels.clone()
+    rows = levels[..., :-2] + levels[..., 1:-1] + levels[..., 2:]
+    total = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]
+    total += 4 * levels[:, :, 1:-1, 1:-1]
+    # A thirteenth of a whole number is never near a half, so that float32 rounds it as Pillow does.
+    smoothed = levels.clone()
+    smoothed[:, :, 1:-1, 1:-1] = total.add_(6.5).div_(13).floor_()
+    return smoothed
+
+
+PASSES: Final = 3
+UNIT: Final = 1 << 24
+
+
+def box_blur_image(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+    """Blur the image on a canvas; `values` begins with the radius of Pillow's filter, in pixels."""
+    image = canvas.image()
+    blur = ImageFilter.GaussianBlur(values[0])
+    if image.shape[2] == 3:
+        canvas.set(np.array(Image.fromarray(image).filter(blur)))
+        return
+    planes = [np.array(Image.fromarray(image[:, :, channel]).filter(blur)) for channel in range(image.shape[2])]
+    canvas.set(np.stack(planes, axis=2))
+
+
+def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """The same for levels N×C×H×W, float32; `values` are float64 (N, …), a radius first."""
+    boxes = [_box(radius) for radius in values[:, 0].tolist()]
+    radius = max(whole for whole, _, _ in boxes) + 1
+    weights = np.zeros((len(boxes), radius + 1))
+    for row, (whole, inside, edge) in enumerate(boxes):
+        weights[row, : whole + 1] = inside
+        weights[row, whole + 1] = edge
+    taps = upload(weights, levels.device)[:, :, None, None, None]
+    blurred = levels.to(torch.float64)
+    for axis in (3, 2):
+        length = levels.shape[axis]
+        places = upload(np.clip(np.arange(-radius, length + radius), 0, length - 1), levels.device)
+        for _ in range(PASSES):
+            padded = blurred.index_select(axis, places)
+            blurred = padded.narrow(axis, radius, length) * taps[:, 0]
+            for far in range(1, radius + 1):
+                pair = padded.narrow(axis, radius - far, length) + padded.narrow(axis, radius + far, length)
+                blurred += pair.mul_(taps[:, far])
+            blurred.add_(UNIT // 2).div_(UNIT).floor_()
+    return blurred.to(levels.dtype)
+
+
+def _box(radius: float) -> tuple[int, int, int]:
+    """The whole radius of the boxes, the weight of a pixel inside, and that of the two beyond; Pillow has float32."""
+    deviation = np.float32(radius)
+    variance = deviation * deviation / np.float32(PASSES)
+    whole = np.float32(np.floor((np.sqrt(12.0 * float(variance) + 1.0).astype(np.float32) - 1.0) / 2.0))
+    one, two, three, six = (np.float32(number) for number in (1, 2, 3, 6))
+    share = (two * whole + one) * (whole * (whole + one) - three * variance)
+    share /= six * (variance - (whole + one) * (whole + one))
+    real = whole + share
+    inside = int(np.float32(UNIT) / (real * two + one))
+    return int(real), inside, (UNIT - (2 * int(real) + 1) * inside) // 2
+
+
+TILE: Final = 32
+
+
+def blur_image(levels: Floats, kernel_width: int, kernel_height: int, sigma_x: float, sigma_y: float) -> None:
+    """Blur levels in place."""
+    source = levels.tensor
+    channels, height, width = source.shape
+    across, down = blur_weights(kernel_width, sigma_x), blur_weights(kernel_height, sigma_y)
+    if len(across) > 1:
+        padded = _padded(source, 2, len(across) // 2, torch.float32).view(channels * height, -1)
+        band = _band(across, torch.float32)
+        rows = source.view(channels * height, width)
+        for start in range(0, width, TILE):
+            size = min(TILE, width - start)
+            reach = size + len(across) - 1
+            torch.mm(padded[:, start : start + reach], band[:reach, :size], out=rows[:, start : start + size])
+    if len(down) > 1:
+        padded = _padded(source, 1, len(down) // 2, torch.float64)
+        band = _band(down, torch.float64).T.contiguous()
+        room = torch.empty(min(TILE, height), width, dtype=torch.float64, device="cpu")
+        for channel in range(channels):
+            for start in range(0, height, TILE):
+                size = min(TILE, height - start)
+                reach = size + len(down) - 1
+                torch.mm(band[:size, :reach], padded[channel, start : start + reach], out=room[:size])
+                levels.tensor[channel, start : start + size].copy_(room[:size].round_())
+    else:
+        levels.tensor.round_()
+
+
+def _padded(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dtype) -> torch.Tensor:
+    """The image, mirrored at both ends of an axis."""
+    shape = list(levels.shape)
+    length = shape[axis]
+    shape[axis] = length + 2 * radius
+    padded = torch.empty(shape, dtype=dtype, device="cpu")
+    places = torch.from_numpy(mirrored(length, radius))
+    padded.narrow(axis, radius, length).copy_(levels)
+    padded.narrow(axis, 0, radius).copy_(levels.index_select(axis, places[:radius]))
+    padded.narrow(axis, radius + length, radius).copy_(levels.index_select(axis, places[radius + length :]))
+    return padded
+
+
+def _band(weights: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """What a tile's columns take of the tile and its surroundings: (TILE + n - 1) × TILE."""
+    band = torch.zeros(TILE + len(weights) - 1, TILE, dtype=dtype, device="cpu")
+    diagonals = band.as_strided((TILE, len(weights)), (TILE + 1, TILE))
+    diagonals.copy_(torch.from_numpy(weights / WEIGHT_UNIT))
+    return band

@@ -1,0 +1,76 @@
+"""One image on its way through a chain on the CPU, in whichever form was made last.
+
+Levels are a numpy array H×W×C, so that crops and flips are views and cost nothing; colour works on a float32 scratch
+C×H×W that holds whole numbers. One canvas lives as long as its runner, with its scratch memory; it is used by the
+process of the stage, one thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from gpuload.stage.reference.color import Floats
+from gpuload.stage.reference.resample import planes, planes_at
+
+__all__ = ["Canvas"]
+
+
+class Canvas:
+    """One image on its way: where it lies in the memory of the batch's sources, or its levels as uint8 H×W×C, or as
+    floats; whichever was made last."""
+
+    def __init__(self) -> None:
+        self.pixels = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self.flat = self.pixels.numpy()
+        self._start: tuple[int, int, int, int, int] | None = None
+        self._image: np.ndarray | None = None
+        self._floats: Floats | None = None
+        self._scratch = Floats(1, 0, 0)
+
+    def begin(self, offset: int, shape: list[int], top: int, left: int, height: int, width: int) -> None:
+        """Begin with a window of the image of a shape that lies at an offset in `flat`."""
+        step = shape[1] * shape[2]
+        self._image = self._floats = None
+        if width == shape[1]:
+            self._start = (offset + top * step, height, width, shape[2], step)
+        else:
+            self._start = None
+            whole = self.flat[offset : offset + shape[0] * step].reshape(shape)
+            self._image = whole[top : top + height, left : left + width]
+
+    def set(self, image: np.ndarray) -> None:
+        """Go on with these levels, H×W×C."""
+        self._image, self._floats, self._start = image, None, None
+
+    def image(self) -> np.ndarray:
+        """The levels as H×W×C."""
+        if self._image is None:
+            if self._floats is not None:
+                self.set(self._floats.array.astype(np.uint8).transpose(1, 2, 0))
+            elif self._start is not None:
+                offset, height, width, channels, step = self._start
+                self._image = self.flat[offset : offset + height * step].reshape(height, width, channels)
+        assert self._image is not None
+        return self._image
+
+    def planes(self) -> torch.Tensor:
+        """The levels as the kernels of torch want them."""
+        if self._start is not None:
+            return planes_at(self.pixels, *self._start[:4])
+        return planes(self.image())
+
+    def floats(self) -> Floats:
+        """The levels as floats, to be worked on in place."""
+        if self._floats is None:
+            height, width, channels = self.image().shape
+            if self._scratch.array.shape != (channels, height, width):
+                self._scratch = Floats(channels, height, width)
+            np.copyto(self._scratch.array, self.image().transpose(2, 0, 1))
+            self._floats, self._image, self._start = self._scratch, None, None
+        return self._floats
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the levels are floats at present."""
+        return self._floats is not None

@@ -1,0 +1,205 @@
+"""Resampling and cropping a whole batch with tensor operations: what the reference does on CUDA.
+
+A `Source` says where the pixels of every image of a batch lie in one flat uint8 tensor: pixel (y, x) of channel c of
+image i is at ``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. So a ragged batch and a dense
+tensor look the same, and crops and flips only change numbers on the host. Pixels move when a result is gathered: loops
+run over the taps of a filter, never over images. The arithmetic is Pillow's fixed point to the last bit (along the
+rows, rounded to levels, then along the columns).
+
+Works on any device. Nothing here is kept from call to call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.upload import upload
+from gpuload.transforms.program.windows import PRECISION_BITS, filter_weights, nearest_indices, padded_places
+
+__all__ = ["Source", "crop", "resize"]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where the pixels of n images lie; all arrays are int64 (n,), on the host."""
+
+    pixels: torch.Tensor
+    base: np.ndarray
+    row_step: np.ndarray
+    column_step: np.ndarray
+    channel_step: int
+    heights: np.ndarray
+    widths: np.ndarray
+    channels: int
+
+    @classmethod
+    def of_ragged(cls, images: RaggedImages, rows: np.ndarray, windows_tlhw: np.ndarray) -> Source:
+        """Windows of some images of a batch."""
+        heights, widths, channels = images.shapes[rows].T
+        row_step = widths * channels
+        whole = cls(
+            images.pixels, images.offsets[rows], row_step, channels.copy(), 1, heights, widths, int(channels[0])
+        )
+        return whole.cut(windows_tlhw - np.pad(images.regions_tlhw[rows, :2], ((0, 0), (0, 2))))
+
+    @classmethod
+    def of_dense(cls, levels: torch.Tensor) -> Source:
+        """The images of a contiguous N×C×H×W tensor."""
+        n, channels, height, width = levels.shape
+        ones = np.ones(n, np.int64)
+        base = np.arange(n) * (channels * height * width)
+        return cls(levels.view(-1), base, width * ones, ones, height * width, height * ones, width * ones, channels)
+
+    def cut(self, tlhw: np.ndarray) -> Source:
+        """Boxes inside the images."""
+        base = self.base + tlhw[:, 0] * self.row_step + tlhw[:, 1] * self.column_step
+        return replace(self, base=base, heights=tlhw[:, 2], widths=tlhw[:, 3])
+
+    def take(self, rows: np.ndarray) -> Source:
+        """Some of the images."""
+        return replace(
+            self,
+            base=self.base[rows],
+            row_step=self.row_step[rows],
+            column_step=self.column_step[rows],
+            heights=self.heights[rows],
+            widths=self.widths[rows],
+        )
+
+    def flip(self, flipped: np.ndarray, *, horizontally: bool) -> Source:
+        """Mirror some of the images."""
+        step, length = (self.column_step, self.widths) if horizontally else (self.row_step, self.heights)
+        base = np.where(flipped, self.base + (length - 1) * step, self.base)
+        step = np.where(flipped, -step, step)
+        return replace(self, base=base, **{"column_step" if horizontally else "row_step": step})
+
+    @cached_property
+    def _steps(self) -> torch.Tensor:
+        """base, row_step and column_step on the device, int64 (3, n); uploaded once, however many taps gather."""
+        return upload(np.stack([self.base, self.row_step, self.column_step]), self.pixels.device)
+
+    def gather(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Pixels N×C×H×W, at rows (n, H) and columns (n, W)."""
+        device = self.pixels.device
+        base, row_step, column_step = self._steps[:, :, None]
+        across = base + columns * column_step
+        down = rows * row_step
+        channel = torch.arange(self.channels, device=device) * self.channel_step
+        places = across[:, None, None, :] + down[:, None, :, None] + channel[None, :, None, None]  # (n, C, H, W)
+        return self.pixels[places]
+
+    def dense(self) -> torch.Tensor:
+        """All pixels N×C×H×W; the images must be of one size."""
+        return self.gather(_range(self.heights, self.pixels), _range(self.widths, self.pixels))
+
+
+def crop(
+    source: Source,
+    corners: np.ndarray,
+    size_hw: tuple[int, int],
+    frames_hw: np.ndarray,
+    mode: str,
+    fill: int | tuple[int, ...],
+) -> torch.Tensor:
+    """Boxes that may reach beyond the image, N×C×H×W.
+
+    Args:
+        source: the windows of the images that there are.
+        corners: int64 (n, 4), top and left of the wanted box, then of the source, in the frames of the images.
+        size_hw: of the boxes.
+        frames_hw: int64 (n, 2), the sizes of the images.
+        mode: the padding mode.
+        fill: the levels for ``"constant"``.
+    """
+    pixels = source.pixels
+    at, inside = [], []
+    for axis in (0, 1):
+        wanted = corners[:, axis, None] + np.arange(size_hw[axis])
+        found = padded_places(wanted, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
+        at.append(upload(found, pixels.device))
+        inside.append(upload((wanted >= 0) & (wanted < frames_hw[:, axis, None]), pixels.device))
+    result = source.gather(at[0], at[1])
+    if mode == "constant":
+        there = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+        levels = upload(np.array(fill, np.uint8).reshape(-1, 1, 1), pixels.device)
+        result = torch.where(there, result, levels)
+    return result
+
+
+def resize(
+    source: Source,
+    corners: np.ndarray,
+    boxes_hw: np.ndarray,
+    sizes_hw: np.ndarray,
+    windows_tlhw: np.ndarray,
+    interpolation: str,
+) -> torch.Tensor:
+    """Windows of resized boxes, N×C×H×W; all windows must be of one size.
+
+    Args:
+        source: the parts of the boxes that there are.
+        corners: int64 (n, 2), where in the boxes they lie.
+        boxes_hw, sizes_hw: int64 (n, 2), the sizes of the boxes, and what they are resized to.
+        windows_tlhw: int64 (n, 4), the parts of the results that are wanted.
+        interpolation: the filter.
+    """
+    device = source.pixels.device
+    height, width = windows_tlhw[0, 2:].tolist()
+    if interpolation == "nearest":
+        at = [
+            upload(
+                np.stack(
+                    [
+                        nearest_indices(box[axis], size[axis], window[axis], window[axis + 2]) - corner[axis]
+                        for box, size, window, corner in zip(boxes_hw, sizes_hw, windows_tlhw, corners, strict=True)
+                    ]
+                ),
+                device,
+            )
+            for axis in (0, 1)
+        ]
+        return source.gather(at[0], at[1])
+    axes = []
+    for axis, count in ((0, height), (1, width)):
+        firsts, weights = filter_weights(
+            boxes_hw[:, axis], sizes_hw[:, axis], windows_tlhw[:, axis], count, interpolation
+        )
+        axes.append((upload(firsts - corners[:, axis, None], device), upload(weights, device)))
+    (first_row, row_weights), (first_column, column_weights) = axes
+    last_column = _column(source.widths - 1, device)
+    rows = torch.minimum(_range(source.heights, source.pixels), _column(source.heights - 1, device))
+    total = None
+    for tap in range(column_weights.shape[2]):
+        levels = source.gather(rows, torch.minimum(first_column + tap, last_column))
+        total = _accumulate(total, levels, column_weights[:, None, None, :, tap])
+    between = _to_levels(total)
+    total = None
+    last_row = _column(source.heights - 1, device)
+    for tap in range(row_weights.shape[2]):
+        at_rows = torch.minimum(first_row + tap, last_row)[:, None, :, None].expand(-1, source.channels, -1, width)
+        total = _accumulate(total, between.gather(2, at_rows), row_weights[:, None, :, None, tap])
+    return _to_levels(total)
+
+
+def _range(lengths: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """0, 1, 2 … up to the greatest length, for each image: (n, length)."""
+    return torch.arange(int(lengths.max()), device=like.device).expand(len(lengths), -1)
+
+
+def _column(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
+    return upload(numbers, device)[:, None]
+
+
+def _accumulate(total: torch.Tensor | None, levels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    product = levels.to(torch.int32).mul_(weights)
+    return product.add_(1 << (PRECISION_BITS - 1)) if total is None else total.add_(product)
+
+
+def _to_levels(total: torch.Tensor | None) -> torch.Tensor:
+    assert total is not None  # a filter has at least one tap
+    return total.bitwise_right_shift_(PRECISION_BITS).clamp_(0, 255).to(torch.uint8)

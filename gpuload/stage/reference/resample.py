@@ -1,0 +1,138 @@
+"""Resampling of uint8 images, one at a time on the CPU: torch's antialiasing kernels, within a level of Pillow's.
+
+torch has kernels for uint8 on the CPU (AVX2; Pillow's algorithm in 16-bit fixed point) that cost a third of Pillow's
+time. Like Pillow up to version 12 they go along the rows first; newer versions begin with the axis that is cheaper,
+which differs where bicubic overshoots 0 … 255 in between. The kernels always start at the image's first pixel, so a
+part of a result (the window of a crop behind a resize) is made by laying the source where it lies in the whole, beside
+pixels that nothing depends on, and asking for the result up to the window's end, with the scale given: that equals the
+part of the whole result to the last bit.
+
+Used by the process that runs the stage. A `Resampler` keeps scratch memory between calls and is not to be shared
+between threads; a result is valid until the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gpuload.transforms.program.windows import nearest_indices
+
+__all__ = ["Resampler", "contiguous", "planes", "planes_at"]
+
+# What torch.nn.functional.interpolate(antialias=True) calls; through torch.ops a call takes 12 µs longer.
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "bilinear": torch._C._nn._upsample_bilinear2d_aa,  # pyright: ignore[reportAttributeAccessIssue]
+    "bicubic": torch._C._nn._upsample_bicubic2d_aa,  # pyright: ignore[reportAttributeAccessIssue]
+}
+
+Window = tuple[int, int, int, int]  # top, left, height, width
+
+
+class Resampler:
+    """Resizes images H×W×C."""
+
+    def __init__(self) -> None:
+        self._source = _Scratch()
+        self._result = _Scratch()
+
+    def whole(self, planes: torch.Tensor, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
+        """The whole of an image, resized; it is given as `planes` makes it.
+
+        Returns:
+            H×W×C, scratch memory.
+        """
+        out = self._result.of((*size_hw, planes.shape[1]))
+        KERNELS[interpolation](planes, size_hw, False, None, None, out=out.planes)
+        return out.image
+
+    def window(
+        self,
+        image: np.ndarray,
+        corner: tuple[int, int],
+        box_hw: tuple[int, int],
+        size_hw: tuple[int, int],
+        window: Window,
+        interpolation: str,
+    ) -> np.ndarray:
+        """A window of a resized box.
+
+        Args:
+            image: h×w×C, the part of the box that there is.
+            corner: where in the box it lies.
+            box_hw: the size of the whole box.
+            size_hw: the size that the whole box is resized to.
+            window: the part of the result that is wanted.
+            interpolation: the filter.
+
+        Returns:
+            H×W×C, a view of the image or of scratch memory.
+        """
+        (top, left), (height, width) = corner, window[2:]
+        if box_hw == size_hw:
+            start, first = window[0] - top, window[1] - left
+            return image[start : start + height, first : first + width]
+        if interpolation == "nearest":
+            rows = nearest_indices(box_hw[0], size_hw[0], window[0], height) - top
+            columns = nearest_indices(box_hw[1], size_hw[1], window[1], width) - left
+            return image[rows].take(columns, axis=1)  # one index for both took five times as long
+        if window == (0, 0, *size_hw):
+            return self.whole(planes(image), size_hw, interpolation)
+        ends, source_hw = [], []
+        for axis in (0, 1):
+            end, there = window[axis] + window[axis + 2], corner[axis] + image.shape[axis]
+            if size_hw[axis] == box_hw[axis]:
+                there = end  # an axis whose length stays is left out by the kernel, which is told by equal lengths
+            elif end == there:
+                end += 1  # and here it must not be; there is one more, or this would be the whole axis
+            ends.append(end)
+            source_hw.append(there)
+        source = self._source.of((*source_hw, image.shape[2]))
+        source.image[top:, left:] = image[: source_hw[0] - top, : source_hw[1] - left]
+        out = self._result.of((*ends, image.shape[2]))
+        scales = (size_hw[0] / box_hw[0], size_hw[1] / box_hw[1])
+        KERNELS[interpolation](source.planes, ends, False, *scales, out=out.planes)
+        return out.image[window[0] : window[0] + height, window[1] : window[1] + width]
+
+
+class _Scratch:
+    """Memory for an image of any size, as numpy and as torch see it."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self.image = np.empty((0, 0, 0), np.uint8)
+
+    def of(self, shape: tuple[int, int, int]) -> _Scratch:
+        """This, for an image H×W×C."""
+        if self.image.shape != shape:
+            nbytes = shape[0] * shape[1] * shape[2]
+            if len(self._memory) < nbytes:
+                self._memory = np.empty(nbytes, np.uint8)
+            self.image = self._memory[:nbytes].reshape(shape)
+            self.planes = planes(self.image)
+        return self
+
+
+def planes(image: np.ndarray) -> torch.Tensor:
+    """An H×W×C array as torch sees a batch of one: 1×C×H×W in channels-last memory, without a copy."""
+    image = contiguous(image)
+    return planes_at(torch.from_numpy(image), 0, *image.shape)
+
+
+def contiguous(image: np.ndarray) -> np.ndarray:
+    """An H×W×C array in C order. (numpy takes ten times as long as torch to copy a mirrored one.)"""
+    if len(image) == 1 and image.strides[0] < 0:  # numpy calls a single mirrored row contiguous, torch does not
+        image = image[::-1]
+    if image.strides[1] < 0:
+        return torch.from_numpy(np.ascontiguousarray(image[:, ::-1])).flip(1).numpy()
+    return np.ascontiguousarray(image)
+
+
+def planes_at(memory: torch.Tensor, offset: int, height: int, width: int, channels: int) -> torch.Tensor:
+    """The same, for an H×W×C image that begins at an offset in a tensor's memory."""
+    return memory.as_strided(
+        (1, channels, height, width), (height * width * channels, 1, width * channels, channels), offset
+    )

@@ -1,0 +1,262 @@
+"""Projective maps of images: Pillow's `Image.transform`, on one image on the CPU, and on batches on any device.
+
+On the CPU it is Pillow itself (224×224 RGB in 0.1, 0.9 and 2.0 ms by nearest, bilinear and bicubic; the same with numpy
+takes several times as long). On batches the same arithmetic is done with tensor operations, to the last bit on a
+machine where Pillow was built without fused multiply-adds, as it is for x86-64:
+
+- Pixel (x, y) of the result looks at its centre, (x + ½, y + ½), mapped, in float64. Where that lies outside the image
+  it is filled; the taps of a filter that lie outside are those on the border. Filtered levels are cut, not rounded.
+- The nearest pixel is found in three ways: of a map that only scales and shifts by adding up steps along each axis, of
+  another affine map in 16.16 fixed point, of a projective one as above.
+
+Nothing is kept from call to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from PIL import Image
+
+from gpuload.stage.upload import upload
+
+__all__ = ["mapped_places", "nearest_places", "nearest_ways", "scaled_places", "warp_batch", "warp_image"]
+
+FILTERS: Final = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+FIXED_LIMIT: Final = 32768.0  # places beyond it are not found in fixed point
+
+
+def warp_image(
+    image: np.ndarray,
+    coefficients: Sequence[float],
+    size_hw: tuple[int, int],
+    interpolation: str,
+    fill: int | Sequence[int],
+) -> np.ndarray:
+    """One image through a map.
+
+    Args:
+        image: H×W×C uint8.
+        coefficients: the eight of `gpuload.transforms.program.ops.Warp`.
+        size_hw: of the result.
+        interpolation: the filter.
+        fill: what lies outside the image: one level, or one for each channel.
+
+    Returns:
+        H'×W'×C uint8, memory of its own.
+    """
+    channels = image.shape[2]
+    levels = np.broadcast_to(np.asarray(fill, np.uint8), channels)
+    if channels == 1:
+        return _transform(Image.fromarray(image[:, :, 0]), coefficients, size_hw, interpolation, int(levels[0]))[
+            ..., None
+        ]
+    if channels == 3:
+        color = tuple(levels.tolist())
+        return _transform(Image.fromarray(image), coefficients, size_hw, interpolation, color)
+    if interpolation != "nearest":
+        # Pillow would multiply two or four channels by an alpha.
+        planes = [
+            _transform(Image.fromarray(image[:, :, channel]), coefficients, size_hw, interpolation, int(level))
+            for channel, level in enumerate(levels)
+        ]
+        return np.stack(planes, axis=2)
+    height, width = image.shape[:2]
+    numbers = Image.fromarray(np.arange(height * width, dtype=np.int32).reshape(height, width))
+    places = _transform(numbers, coefficients, size_hw, interpolation, -1)
+    result = image.reshape(height * width, channels)[places]
+    result[places < 0] = levels
+    return result
+
+
+def _transform(
+    image: Image.Image,
+    coefficients: Sequence[float],
+    size_hw: tuple[int, int],
+    interpolation: str,
+    fill: int | tuple[int, ...],
+) -> np.ndarray:
+    affine = coefficients[6] == coefficients[7] == 0
+    result = image.transform(
+        (size_hw[1], size_hw[0]),
+        Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
+        coefficients[:6] if affine else coefficients,
+        FILTERS[interpolation],
+        fillcolor=fill,
+    )
+    return np.array(result)  # a copy, since what Pillow gives must not be written to
+
+
+def warp_batch(
+    levels: torch.Tensor,
+    coefficients: np.ndarray,
+    size_hw: tuple[int, int],
+    interpolation: str,
+    fill: int | Sequence[int],
+    *,
+    corners: np.ndarray | None = None,
+) -> torch.Tensor:
+    """Images of one size, each through a map of its own.
+
+    Args:
+        levels: N×C×H×W uint8.
+        coefficients: float64 (N, 8), on the host.
+        size_hw: of the results.
+        interpolation, fill: as for `warp_image`.
+        corners: int64 (N, 2), top and left of the part of each result that is wanted, which `size_hw` is the size of
+            then; None for the whole.
+
+    Returns:
+        N×C×H'×W' uint8.
+    """
+    n, channels, height, width = levels.shape
+    if corners is None:
+        corners = np.zeros((n, 2), np.int64)
+    flat = levels.reshape(n, channels, height * width)
+    outside = upload(np.asarray(fill, np.uint8).reshape(-1, 1), levels.device)
+    if interpolation == "nearest":
+        y, x = nearest_places(levels, coefficients, size_hw, corners)
+        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        found = _take(flat, torch.where(inside, y * width + x, 0))
+    else:
+        y, x = mapped_places(levels, coefficients, size_hw, corners)
+        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        filtered = _bilinear if interpolation == "bilinear" else _bicubic
+        half = x.new_tensor(0.5)  # what lies outside may be infinite, or no number
+        found = filtered(flat, torch.where(inside, y, half), torch.where(inside, x, half), height, width)
+    return torch.where(inside[:, None], found, outside).view(n, channels, *size_hw)
+
+
+def mapped_places(
+    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the centres of pixels are shown from, y and x, float64 (N, H'·W')."""
+    a, b, c, d, e, f, g, h = upload(np.ascontiguousarray(coefficients.T), like.device)[:, :, None, None]
+    centres = [upload(corners[:, axis, None] + (np.arange(size_hw[axis]) + 0.5), like.device) for axis in (0, 1)]
+    y, x = centres[0][:, :, None], centres[1][:, None, :]
+    scale = g * x + h * y + 1
+    return ((d * x + e * y + f) / scale).flatten(1), ((a * x + b * y + c) / scale).flatten(1)
+
+
+def nearest_places(
+    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which pixels are shown, y and x, int64 (N, H'·W'); some place outside where none is."""
+    scaling, fixed = nearest_ways(coefficients, corners + np.array(size_hw))
+    shape = (len(coefficients), size_hw[0] * size_hw[1])
+    places = torch.empty(2, *shape, dtype=torch.int64, device=like.device)
+    for which, find in ((scaling, _scaled), (fixed, _fixed), (~scaling & ~fixed, _floating)):
+        rows = np.flatnonzero(which)
+        if len(rows) == len(which):
+            return find(like, coefficients, size_hw, corners)
+        if len(rows):
+            index = upload(rows, like.device)
+            places[0, index], places[1, index] = find(like, coefficients[rows], size_hw, corners[rows])
+    return places[0], places[1]
+
+
+def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How the nearest pixels of maps float64 (N, 8) are found, whose results end at `ends_hw`, int64 (N, 2): of which
+    by adding up steps, and of which in fixed point, bool (N,); of the others in float64."""
+    a, b, c, d, e, f, g, h = coefficients.T
+    affine = (g == 0) & (h == 0)
+    scaling = affine & (b == 0) & (d == 0)
+    fixed = affine & ~scaling
+    for y in (0, ends_hw[:, 0]):
+        for x in (0, ends_hw[:, 1]):
+            fixed &= (abs(x * a + y * b + c) < FIXED_LIMIT) & (abs(x * d + y * e + f) < FIXED_LIMIT)
+    return scaling, fixed
+
+
+def scaled_places(
+    coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'), which may lie
+    behind the image; -1 before it."""
+    a, _, c, _, e, f, _, _ = coefficients.T
+    found = []
+    for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
+        # Sums from the first pixel on, of which a window takes its own: their rounding is part of the result.
+        steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
+        steps[:, 0] = first + step * 0.5
+        sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)
+        found.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
+    return found[0], found[1]
+
+
+def _scaled(
+    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = (upload(found, like.device) for found in scaled_places(coefficients, size_hw, corners))
+    y = rows[:, :, None].expand(-1, -1, size_hw[1])
+    x = columns[:, None, :].expand(-1, size_hw[0], -1)
+    return y.flatten(1), x.flatten(1)
+
+
+def _fixed(
+    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b, c, d, e, f, _, _ = coefficients.T
+    found = []
+    for across, down, first in ((d, e, f), (a, b, c)):
+        numbers = np.stack([first + across * 0.5 + down * 0.5, across, down])
+        first, across, down = np.floor(numbers * 65536 + 0.5).astype(np.int64)
+        first = first + corners[:, 1] * across + corners[:, 0] * down
+        rows = upload(first[:, None] + np.arange(size_hw[0]) * down[:, None], like.device)
+        columns = upload(np.arange(size_hw[1]) * across[:, None], like.device)
+        found.append((rows[:, :, None] + columns[:, None, :]).bitwise_right_shift_(16).flatten(1))
+    return found[0], found[1]
+
+
+def _floating(
+    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y, x = mapped_places(like, coefficients, size_hw, corners)
+    return tuple(torch.where(v >= 0, v, -1.0).clamp_(max=2.0**31).to(torch.int64) for v in (y, x))  # pyright: ignore[reportReturnType]
+
+
+def _take(flat: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Pixels (N, C, P) at places (N, P) of images (N, C, H·W)."""
+    return flat.gather(2, places[:, None, :].expand(-1, flat.shape[1], -1))
+
+
+def _taps(place: torch.Tensor, length: int, first: int, count: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The pixels of one axis from `first` around a place on, and how far it is from the one before it, (N, 1, P)."""
+    place = place - 0.5
+    before = place.floor()
+    whole = before.to(torch.int64)
+    return [(whole + (first + tap)).clamp_(0, length - 1) for tap in range(count)], (place - before)[:, None]
+
+
+def _bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    rows, down = _taps(y, height, 0, 2)
+    columns, across = _taps(x, width, 0, 2)
+    lines = [_between([_take(flat, row * width + column).double() for column in columns], across) for row in rows]
+    return _between(lines, down).to(torch.uint8)
+
+
+def _between(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
+    one, other = taps
+    return one + (other - one) * share
+
+
+def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    rows, down = _taps(y, height, -1, 4)
+    columns, across = _taps(x, width, -1, 4)
+    lines = [_cubic([_take(flat, row * width + column).double() for column in columns], across) for row in rows]
+    return _cubic(lines, down).clamp_(0, 255).to(torch.uint8)
+
+
+def _cubic(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
+    """Keys' cubic with a = -1, in the order in which Pillow adds, which is part of the result."""
+    v1, v2, v3, v4 = taps
+    square = 2 * (v1 - v2) + v3 - v4
+    cube = v2 - v1 - v3 + v4
+    return v2 + share * ((v3 - v1) + share * (square + share * cube))

@@ -1,0 +1,268 @@
+"""A compiled stage: makes batches, in memory of its own, of what was decoded and drawn.
+
+Made once for a loader, in its process, by `gpuload.stage.compile_stage`, and called once for each batch. It owns the
+pool that the batches' memory comes from on the CPU, and the scratch memory of its runners; it starts no thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuload.stage.finish import Finish
+from gpuload.stage.finished import check_erasing
+from gpuload.stage.memory import OutputPool
+from gpuload.stage.module import apply_module
+from gpuload.stage.plan import Plan
+from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.segments import SegmentRunner
+from gpuload.stage.upload import upload
+from gpuload.transforms import Chain, Draws, RandomErasing
+from gpuload.transforms.base import Transform
+from gpuload.transforms.composite import flat
+from gpuload.transforms.program.ops import Branches, Mixture, Ops
+
+__all__ = ["Result", "Stage"]
+
+_forked = False  # whether this process was forked off one that had imported this
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+Result = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]
+
+
+class Stage:
+    """Applies a chain to batches; made by `compile_stage`.
+
+    Attributes:
+        device: where the results are.
+        dtype: of the results; of the first view's, where there are several.
+        plan: which backend runs which transform.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        *,
+        device: torch.device,
+        finishes: Sequence[Finish],
+        runs: Sequence[SegmentRunner],
+        plan: Plan,
+        memory_format: str,
+        ragged: str,
+        cpu_threads: int | None,
+    ) -> None:
+        self.device = device
+        self.dtype = finishes[0].dtype
+        self.plan = plan
+        self._chain = chain
+        self._finishes = finishes
+        self._channels_last = memory_format == "channels_last"
+        self._ragged = ragged
+        self._cpu_threads = cpu_threads
+        self._pool = OutputPool() if device.type == "cpu" else None
+        self._runs = runs
+
+    def __call__(
+        self,
+        images: RaggedImages,
+        draws: Draws,
+        *,
+        view: int = 0,
+        partners: np.ndarray | None = None,
+        seed: int | None = None,
+    ) -> Result:
+        """Make a batch.
+
+        Args:
+            images: the decoded regions, on the stage's device.
+            draws: from the chain's `draw`, for these images.
+            view: which of the chain's views they are for, from 0.
+            partners: int64 (N,), with which row each is mixed, where a transform mixes images; its own for none. Two
+                are each other's. None: rows 2k and 2k + 1.
+            seed: of torch's generators while a module at the end of the chain runs; None leaves them alone.
+
+        Returns:
+            N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
+
+        Raises:
+            ValueError: the images do not go together: in channels, or in size with ``ragged="error"``; or they do not
+                fit the draws, the transforms, a view or the partners.
+        """
+        channels = self._check(images, draws, view, partners)
+        run, dtype, sizes = self._runs[view], self._finishes[view].dtype, draws.sizes_hw[-1]
+        threads = _intra_op_threads(self._threads)
+        # A batch may be made within a user's inference_mode and used outside it; scratch memory lives on in any case.
+        # Nor does what a backend computes hang on the user's autocast: a convolution would be one of bfloat16.
+        exact = torch.autocast(self.device.type, enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), exact, threads:
+            equal = bool((sizes == sizes[0]).all())
+            if self._ragged == "list" or (self._ragged == "views" and not equal):
+                outputs = self._empty_list(channels, sizes, dtype)
+                run(images, draws, outputs)
+                return outputs
+            batch = self._empty((len(images), channels, *sizes.max(axis=0).tolist()), dtype)
+            if self._ragged == "pad":
+                batch.zero_()
+                outputs = [
+                    image[:, :height, :width]
+                    for image, (height, width) in zip(batch.unbind(), sizes.tolist(), strict=True)
+                ]
+                run(images, draws, outputs)
+                return batch, upload(np.array(sizes), self.device)
+            run(images, draws, batch, partners)
+            if self._chain.module is None:
+                return self._views(batch, len(images)) if self._ragged == "views" else batch
+        # The module is the user's own affair, autocast and all.
+        with torch.inference_mode(False), torch.no_grad(), _intra_op_threads(self._threads):
+            result = apply_module(self._chain.module, batch, seed)
+            return self._views(result, len(images)) if self._ragged == "views" else result
+
+    @property
+    def _threads(self) -> int | None:
+        return self._cpu_threads if self.device.type == "cpu" else None
+
+    def _views(self, result: Any, count: int) -> list[torch.Tensor]:
+        if not isinstance(result, torch.Tensor) or result.dim() == 0 or len(result) != count:
+            described = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
+            raise ValueError(
+                f"the module {type(self._chain.module).__name__} at the end of the transforms was given {count} images "
+                f"and returned {described}; with a collate_fn, or batch_size=None, it must return a tensor with a row "
+                "for each image"
+            )
+        return list(result.unbind())
+
+    def _check(self, images: RaggedImages, draws: Draws, view: int, partners: np.ndarray | None) -> int:
+        """How many channels the results have, if the images fit the chain and each other."""
+        if len(images) == 0 or len(images) != len(draws):
+            raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(draws)}")
+        if not 0 <= view < len(self._finishes):
+            raise ValueError(f"view must be from 0 to {len(self._finishes) - 1}, as the chain has them, got {view}")
+        if partners is not None:
+            _check_partners(partners, len(images))
+        counts = images.shapes[:, 2]
+        if (counts != counts[0]).any():
+            other = int((counts != counts[0]).argmax())
+            raise ValueError(
+                f"the images of a batch must have the same number of channels, but {images.labels[0]} has {counts[0]} "
+                f"and {images.labels[other]} has {counts[other]}; drop or convert channels in the dataset, or give "
+                "Encoded(…, mode='RGB') for all of them"
+            )
+        channels = int(counts[0])
+        if channels not in (1, 3) and (name := _coloring(draws)):
+            raise ValueError(
+                f"{name} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
+                "drop or convert channels in the dataset, or decode to mode 'RGB' or 'L'"
+            )
+        given, channels = channels, _channels_after(draws, channels, images.labels[0])
+        where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
+        self._finishes[view].check(channels, where)
+        sizes = draws.sizes_hw[-1]
+        needs_one = self._chain.module is not None or self._chain.mixing is not None
+        dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
+        if dense and (sizes != sizes[0]).any():
+            other = int((sizes != sizes[0]).any(axis=1).argmax())
+            first, second = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
+            raise ValueError(
+                "the images of a batch have different sizes (height × width) after all transforms: "
+                f"{images.labels[0]} has {first}, {images.labels[other]} has {second}; end with a crop or a "
+                "Resize((height, width)), or use ragged='list' or ragged='pad'"
+            )
+        return channels
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for N×C×H×W results."""
+        n, channels, height, width = shape
+        inner = (n, height, width, channels) if self._channels_last else tuple(shape)
+        if self._pool is not None:
+            batch = self._pool.empty(inner, dtype)
+        else:
+            batch = torch.empty(inner, dtype=dtype, device=self.device)
+        return batch.permute(0, 3, 1, 2) if self._channels_last else batch
+
+    def _empty_list(self, channels: int, sizes_hw: np.ndarray, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Memory for results of different sizes."""
+        return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]
+
+
+def _check_partners(partners: np.ndarray, count: int) -> None:
+    """Refuse partners of which two are not each other's."""
+    expected = f"partners must be an int64 array of shape ({count},)"
+    if not isinstance(partners, np.ndarray):
+        raise ValueError(f"{expected}, got {type(partners).__name__}")
+    if partners.dtype != np.int64 or partners.shape != (count,):
+        raise ValueError(f"{expected}, got {partners.dtype} of shape {partners.shape}")
+    outside = (partners < 0) | (partners >= count)
+    if outside.any():
+        row = int(outside.argmax())
+        raise ValueError(f"partners must be rows of the batch, 0 to {count - 1}, but row {row} has {partners[row]}")
+    alone = partners[partners] != np.arange(count)
+    if alone.any():
+        row = int(alone.argmax())
+        raise ValueError(
+            f"two partners must be each other's, but row {row} has {partners[row]}, and row {partners[row]} has "
+            f"{partners[partners[row]]}; an image that is not mixed has its own row"
+        )
+
+
+def _channels_after(draws: Draws, channels: int, label: str) -> int:
+    """How many channels images of so many have after all transforms, if those fit."""
+    for transform in draws.transforms:
+        for inner in _with_children(transform):
+            if isinstance(inner, RandomErasing):
+                check_erasing(inner, channels, label)
+            if len(fill := inner.outside(masks=False)) not in (1, channels):
+                raise ValueError(
+                    f"{type(inner).__name__}({inner.fill_argument}={fill}) has {len(fill)} numbers, one for each "
+                    f"channel, but {label} has {channels} there; give one number, or {channels}"
+                )
+        for inner in flat(transform.children):
+            if inner.output_channels(channels) != channels:
+                raise ValueError(
+                    f"{type(transform).__name__} holds {inner!r}, which would change the number of channels of some "
+                    f"images of a batch only: {label} has {channels} there; put it outside"
+                )
+        channels = transform.output_channels(channels)
+    return channels
+
+
+def _with_children(transform: Transform) -> Iterator[Transform]:
+    yield transform
+    for child in transform.children:
+        yield from _with_children(child)
+
+
+def _coloring(draws: Draws) -> str | None:
+    """The name of a transform that changes colours."""
+    for transform, params in zip(draws.transforms, draws.params, strict=True):
+        if isinstance(params, Ops | Mixture):
+            return type(transform).__name__
+        if isinstance(params, Branches) and (name := next(filter(None, map(_coloring, params.draws)), None)):
+            return name
+    return None
+
+
+@contextlib.contextmanager
+def _intra_op_threads(count: int | None) -> Iterator[None]:
+    """Let torch use so many threads for an operation; afterwards as many as before."""
+    before = torch.get_num_threads()
+    count = 1 if _forked else count  # torch's other threads did not come along, and it would wait for them
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

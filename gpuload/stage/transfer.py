@@ -1,0 +1,223 @@
+"""Slots → device: where the pixels of a batch go, and when its slots are free again.
+
+On the CPU nothing moves: the stage reads the ring, and the slots are free when it has ended. A batch of plain arrays
+that lies in one slot may be that slot, until the user lets go of it.
+
+On CUDA the ring's slots are page-locked as they come into being, and one side stream does everything: it copies the
+used bytes of each slot into one buffer on the device, runs the stage, and records two events: after the copies (then
+the slots are free again) and after the stage (the consumer's stream waits for it; the host never does). The finished
+tensors are recorded on the consumer's stream, so that their memory is not handed out again while it still reads them.
+
+Runs in the main process, without a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gpuload.ring.packing import ALIGN
+from gpuload.ring.ring import Ring, Slot, align
+
+if TYPE_CHECKING:  # of the room beside, and only its type
+    from gpuload.workers.batch import Batch, Part
+
+__all__ = ["CpuTransfer", "CudaTransfer", "make_transfer"]
+
+
+class CpuTransfer:
+    """The batch stays where it is."""
+
+    asynchronous = False  # whether a batch may be issued while the one before it is in use
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._release: Callable[[], None] | None = None
+
+    @contextlib.contextmanager
+    def stream(self, *, after_consumer: bool) -> Iterator[None]:
+        """Where everything of a batch is issued; `after_consumer`: behind what the consumer has issued so far."""
+        yield
+
+    def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
+        """The pixels as one flat uint8 tensor on the device, and the offset in it where each part begins.
+
+        From here on it is the transfer that calls `release`, when the slots are free.
+        """
+        self._release, batch.loaded = release, True
+        parts = batch.parts
+        if all(part.slot is not None or part.used_bytes == 0 for part in parts):
+            return torch.from_numpy(self._ring.bytes), [part.slot.offset if part.slot else 0 for part in parts]
+        # Parts were moved out of a full ring: gather all of them in one place.
+        ends = np.cumsum([part.used_bytes for part in parts]).tolist()
+        whole = np.empty(ends[-1], np.uint8)
+        for part, end in zip(parts, ends, strict=True):
+            if part.data is not None:
+                whole[end - part.used_bytes : end] = part.data[: part.used_bytes]
+        return torch.from_numpy(whole), [end - part.used_bytes for part, end in zip(parts, ends, strict=True)]
+
+    def finish(self) -> Any:
+        """Everything of the batch was issued, or given up. Returns a ticket for `hand_over`."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
+        """Make the tensors safe to use on the caller's current stream."""
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A small tensor of the batch (labels), on the device."""
+        return tensor
+
+    def lend(self, part: Part, arrays: Sequence[np.ndarray]) -> bool:
+        """Leave a part's slot to arrays that look at it, for as long as they live, where that can be done."""
+        if part.slot is None or not self._ring.lend(part.slot, arrays):
+            return False
+        part.slot = None
+        return True
+
+    def reclaim(self, wait: bool) -> bool:
+        """Free slots whose copies have ended, or whose users; True where any were. With `wait`, wait for the oldest
+        copy."""
+        return self._ring.collect()
+
+    def close(self) -> None:
+        """Let go of the ring. No worker writes to it any more."""
+
+
+class CudaTransfer(CpuTransfer):
+    """Asynchronous copies on a side stream, from page-locked slots."""
+
+    asynchronous = True
+
+    def __init__(self, ring: Ring, device: torch.device) -> None:
+        super().__init__(ring)
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+        self._copied: deque[tuple[torch.cuda.Event, Callable[[], None]]] = deque()
+        self._locked: set[int] = set()
+        self._refused = False
+        self._base = ring.bytes.ctypes.data
+        ring.on_new = self._lock
+        ring.on_retire = self._unlock
+
+    @contextlib.contextmanager
+    def stream(self, *, after_consumer: bool) -> Iterator[None]:
+        if after_consumer:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
+
+    def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
+        # Blocks of arrays are seen as their own type where they lie, which takes aligned addresses.
+        starts = np.cumsum([0, *(align(part.used_bytes, ALIGN) for part in batch.parts)]).tolist()
+        flat = torch.empty(starts.pop(), dtype=torch.uint8, device=self.device)
+        try:
+            for part, start in zip(batch.parts, starts, strict=True):
+                if part.data is not None and part.used_bytes:
+                    source = torch.from_numpy(part.data[: part.used_bytes])
+                    place = flat[start : start + part.used_bytes]
+                    place.copy_(source, non_blocking=part.slot is not None and not self._refused)
+        finally:
+            # Whatever happens next, the slots are free behind this event, and not before.
+            copies_done = torch.cuda.Event()
+            copies_done.record(self._stream)
+            self._copied.append((copies_done, release))
+            batch.loaded = True
+        return flat, starts
+
+    def finish(self) -> torch.cuda.Event:
+        """The event behind everything that the batch needs, its labels included."""
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        return done
+
+    def hand_over(self, ticket: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
+        consumer = torch.cuda.current_stream(self.device)
+        consumer.wait_event(ticket)
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(consumer)
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def reclaim(self, wait: bool) -> bool:
+        if wait and self._copied:
+            self._copied[0][0].synchronize()
+        freed = False
+        while self._copied and self._copied[0][0].query():
+            self._copied.popleft()[1]()
+            freed = True
+        return freed
+
+    def close(self) -> None:
+        """Wait for the copies, and unlock every slot: memory must not be unmapped while it is registered."""
+        with contextlib.suppress(RuntimeError):  # a CUDA context that an earlier error has broken
+            self._stream.synchronize()
+        self._copied.clear()
+        self._ring.on_new = self._ring.on_retire = None
+        for offset in self._locked:
+            with contextlib.suppress(RuntimeError), torch.cuda.device(self.device):
+                _runtime().cudaHostUnregister(self._base + offset)
+        self._locked.clear()
+
+    def _lock(self, slot: Slot) -> None:
+        if self._refused:
+            return
+        with torch.cuda.device(self.device):
+            code = int(_runtime().cudaHostRegister(self._base + slot.offset, slot.capacity_bytes, 0))
+        if code == 0:
+            self._locked.add(slot.offset)
+            return
+        self._refused = True
+        _clear_last_error()
+        warnings.warn(
+            f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
+            "batches are copied from pageable memory, which is slower and not asynchronous",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _unlock(self, slot: Slot) -> None:
+        if slot.offset in self._locked:
+            self._locked.discard(slot.offset)
+            with torch.cuda.device(self.device):
+                _runtime().cudaHostUnregister(self._base + slot.offset)
+
+
+def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:
+    """The transfer for a device.
+
+    Raises:
+        ValueError: a device that is neither the CPU nor CUDA.
+    """
+    if device.type == "cpu":
+        return CpuTransfer(ring)
+    if device.type == "cuda":
+        return CudaTransfer(ring, device)
+    raise ValueError(f"device must be 'cpu' or 'cuda', got {str(device)!r}")
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()
+
+
+def _clear_last_error() -> None:
+    """A refused registration leaves its error behind, and torch would raise it at its next launch.
+
+    Several copies of the runtime may be loaded; the error is in one of them.
+    """
+    with open(f"/proc/{os.getpid()}/maps") as maps:
+        mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "libcudart" in line}
+    for path in mapped:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(path.removesuffix(" (deleted)")).cudaGetLastError()

@@ -1,0 +1,145 @@
+"""The filters of resampling and the modes of padding, as all backends and the decode plan must see them.
+
+Pillow's definition (libImaging/Resample.c): output pixel i of n, made from a box of length m, has its centre at
+(i + ½) · s with s = m / n; the filter is stretched by max(s, 1), reaches `support` times that to both sides, and is cut
+at the borders of the *image* for a resize, of the *box* where a crop was cut out first. Pure functions, no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from gpuload.transforms.program.ops import FILTERS
+
+__all__ = [
+    "PRECISION_BITS",
+    "SUPPORT",
+    "filter_weights",
+    "nearest_indices",
+    "padded_places",
+    "padded_windows",
+    "random_filters",
+    "source_windows",
+]
+
+# "random" is one of the others for each image: what it needs is what the widest needs.
+SUPPORT: Final = {"nearest": 0.5, "bilinear": 1.0, "bicubic": 2.0, "random": 2.0}
+RANDOM_FILTERS: Final = np.array([FILTERS.index("bilinear"), FILTERS.index("bicubic")])  # timm's choice
+PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits less 8 of a level and 2 for overflow
+
+
+def source_windows(
+    windows_tlhw: np.ndarray, outputs_hw: np.ndarray, inputs_hw: np.ndarray, interpolation: str
+) -> np.ndarray:
+    """Which part of each image a part of its resized version is made from, the support of the filter included.
+
+    Args:
+        windows_tlhw: int64 (B, 4), in the resized images.
+        outputs_hw: int64 (B, 2), the sizes of the resized images.
+        inputs_hw: int64 (B, 2), the sizes of the images.
+        interpolation: the filter.
+
+    Returns:
+        int64 (B, 4), within the images; at most a pixel more on each side than has any weight.
+    """
+    scale = inputs_hw / outputs_hw
+    reach = np.where(scale == 1, 0.5, SUPPORT[interpolation] * np.maximum(scale, 1)) + 0.5
+    first, last = windows_tlhw[:, :2], windows_tlhw[:, :2] + windows_tlhw[:, 2:] - 1
+    start = np.clip(np.floor((first + 0.5) * scale - reach).astype(np.int64), 0, inputs_hw - 1)
+    end = np.clip(np.ceil((last + 0.5) * scale + reach).astype(np.int64), start + 1, inputs_hw)
+    return np.concatenate([start, end - start], axis=1)
+
+
+def nearest_indices(length: int, output: int, start: int, count: int) -> np.ndarray:
+    """Which input pixels the output pixels from `start` on are copies of, along one axis.
+
+    Pillow (Geometry.c, `ImagingScaleAffine`) adds up its steps, and so does this: where an output pixel's centre falls
+    between two pixels, the rounding of the sum decides.
+    """
+    step = length / output
+    centres = np.full(start + count, step)
+    centres[0] = 0.5 * step
+    return np.minimum(np.add.accumulate(centres)[start:].astype(np.int64), length - 1)
+
+
+def filter_weights(
+    lengths: np.ndarray, outputs: np.ndarray, starts: np.ndarray, count: int, interpolation: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pillow's coefficients for uint8, along one axis of each of n images.
+
+    Args:
+        lengths: int64 (n,), of the inputs; the filter is cut at 0 and there.
+        outputs: int64 (n,), of the whole outputs.
+        starts: int64 (n,), the first output pixel that is wanted.
+        count: how many are wanted.
+        interpolation: ``"bilinear"`` or ``"bicubic"``.
+
+    Returns:
+        (firsts, weights): the first input pixel of each output pixel, int64 (n, count), and the weights of it and of
+        those after it, int32 (n, count, taps), whose sum is about 2**22.
+    """
+    scale = (lengths / outputs)[:, None]
+    stretch = np.maximum(scale, 1)
+    reach = SUPPORT[interpolation] * stretch
+    centres = (starts[:, None] + np.arange(count) + 0.5) * scale
+    firsts = np.maximum((centres - reach + 0.5).astype(np.int64), 0)
+    ends = np.minimum((centres + reach + 0.5).astype(np.int64), lengths[:, None])
+    taps = np.arange(int((ends - firsts).max()))
+    distance = np.abs((taps + (firsts - centres + 0.5)[:, :, None]) / stretch[:, :, None])
+    weights = np.where(taps < (ends - firsts)[:, :, None], _filter(distance, interpolation), 0.0)
+    weights /= weights.sum(axis=2, keepdims=True)
+    return firsts, np.trunc(weights * 2.0**PRECISION_BITS + np.copysign(0.5, weights)).astype(np.int32)
+
+
+def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
+    if interpolation == "bilinear":
+        return np.maximum(1 - distance, 0)
+    a = -0.5  # Keys' cubic, as Pillow has it
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = (((distance - 5) * distance + 8) * distance - 4) * a
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0))
+
+
+def random_filters(uniforms: np.ndarray) -> np.ndarray:
+    """The filters of ``interpolation="random"``, codes of `FILTERS`, from a uniform number for each image."""
+    return RANDOM_FILTERS[(uniforms * len(RANDOM_FILTERS)).astype(np.int64)]
+
+
+def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:
+    """Which part of each image a part of a box is made from that may reach beyond the image.
+
+    Args:
+        boxes_tlhw: int64 (B, 4), in the images.
+        windows_tlhw: int64 (B, 4), in the boxes.
+        sizes_hw: int64 (B, 2), of the images.
+        mode: the padding mode.
+
+    Returns:
+        int64 (B, 4), within the images, and at least a pixel.
+    """
+    first = boxes_tlhw[:, :2] + windows_tlhw[:, :2]
+    last = first + windows_tlhw[:, 2:]
+    start = np.clip(first, 0, sizes_hw - 1)
+    end = np.clip(last, start + 1, sizes_hw)
+    if mode in ("reflect", "symmetric"):
+        # What a mirror shows can lie anywhere in the image.
+        outside = (first < 0) | (last > sizes_hw)
+        start, end = np.where(outside, 0, start), np.where(outside, sizes_hw, end)
+    return np.concatenate([start, end - start], axis=1)
+
+
+def padded_places(places: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
+    """Which pixels of one axis stand at places that may lie outside 0 … length - 1, in a padding mode.
+
+    For ``"constant"``, where no pixel stands outside, it is the nearest one.
+    """
+    if mode == "reflect":
+        period = np.maximum(2 * (length - 1), 1)
+        places = places % period
+        places = np.minimum(places, period - places)
+    elif mode == "symmetric":
+        places = places % (2 * length)
+        places = np.minimum(places, 2 * length - 1 - places)
+    return np.clip(places, 0, length - 1)

@@ -1,0 +1,266 @@
+"""What belongs to a sample's targets: which image they lie in, and which leaves are left out with boxes.
+
+Looked at where a sample is read, so that a sample that does not fit is that sample's error. Runs in workers, and with
+``num_workers=0`` in the main process; imports no torch. Nothing here holds state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+import numpy as np
+
+from gpuload.datasets.sample import LEAVES, Boxes, Keypoints, Mask, Target
+from gpuload.datasets.tree import flatten, is_tensor
+from gpuload.ring.chunk import Belongings
+from gpuload.transforms.base import Transform
+from gpuload.transforms.chain import Chain
+
+__all__ = ["check_transforms", "droppers", "find_belongings", "find_labels", "mask_misfit"]
+
+NOTHING: Final = "there are no labels to be found"
+
+
+def droppers(chain: Chain) -> list[Any]:
+    """The transforms of a chain that leave boxes out, in the order in which they are written."""
+    found: dict[int, Any] = {}
+    for line in chain.lines:
+        for transform in _all(line.transforms):
+            if transform.drops_boxes and not transform.children:
+                found[id(transform)] = transform
+    return list(found.values())
+
+
+def check_transforms(chain: Chain) -> str | None:
+    """Why a chain cannot be applied to samples with targets; None where it can."""
+    for line in chain.lines:
+        for transform in _all(line.transforms):
+            name = type(transform).__name__
+            if transform.image_only and not transform.children:
+                return (
+                    f"{name} moves pixels of the image alone, and masks, boxes or keypoints could not follow; leave it "
+                    "out, or yield no targets"
+                )
+            if transform.mixes and not transform.children:
+                return f"{name} mixes images, which masks, boxes and keypoints cannot be; leave it out"
+    if chain.views is not None and (found := droppers(chain)):
+        return (
+            f"{type(found[0]).__name__} leaves out boxes, in each view of a MultiView others, and what belongs to them "
+            "would be another for each; leave one of the two out"
+        )
+    return None
+
+
+def find_belongings(
+    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], masks: Sequence[tuple[str, int]], chain: Chain
+) -> Belongings:
+    """What belongs to the targets of a sample.
+
+    Args:
+        sample: as the dataset gave it.
+        leaves: its leaves, and by their places its `targets`.
+        masks: of each mask its dtype and how many axes it has.
+        chain: what is applied.
+
+    Raises:
+        TypeError, ValueError: a transform looks at boxes, and they or their labels cannot be found or do not go
+            together.
+    """
+    dropping = droppers(chain)
+    if not dropping and not chain.reads_boxes:
+        return Belongings(tuple(masks), ())
+    boxes = [(place, target) for place, target in targets.items() if isinstance(target, Boxes)]
+    name = type(dropping[0]).__name__ if dropping else "a transform"
+    if len(boxes) != 1:
+        raise ValueError(
+            f"{name} takes samples with one leaf of boxes, gpuload.Boxes(array, format), but this one has {len(boxes)}"
+        )
+    [(place, target)] = boxes
+    count = len(target.array)
+    holder = _holder(sample, leaves[place])
+    assert holder is not None
+    within: list[Any] = []
+    flatten(holder, within)
+    inside = set(map(id, within))
+    own = {place}
+    for other, target in targets.items():
+        # Masks elsewhere are of the whole image, even if they are as many by chance.
+        if isinstance(target, Mask) and id(leaves[other]) in inside:
+            shape = getattr(target.array, "shape", ())
+            own |= {other} if len(shape) == 3 and shape[0] == count else set()
+    # What one of them names goes with all, or it would no longer fit to the boxes that another leaves out.
+    getters = [transform.labels_getter for transform in dropping if hasattr(transform, "labels_getter")]
+    for getter in getters:
+        own |= _named(sample, leaves, targets, count, getter)
+    if dropping and not getters:
+        own |= _unnamed(sample, leaves, count, holder, name)
+    return Belongings(tuple(masks), (tuple(sorted(own)),) * len(dropping))
+
+
+def mask_misfit(place: int, shape: Sequence[int], size_hw: Sequence[int]) -> str | None:
+    """Why a mask, the leaf at a place, does not fit to its image; None where it does."""
+    size = tuple(size_hw)
+    if tuple(shape[-2:]) == size:
+        return None
+    whole = " × ".join(map(str, shape))
+    if len(shape) == 3 and tuple(shape[:2]) == size and shape[2] <= 4:
+        return (
+            f"the mask at leaf {place} has shape {whole}, and its image is {size[0]} × {size[1]}: the last axis looks "
+            "like channels, but masks are H×W, or N×H×W for N masks of one image; give H×W, such as mask[..., 0]"
+        )
+    return (
+        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask at leaf {place} "
+        f"has {shape[-2]}×{shape[-1]}; give each image its own mask, not resized before it"
+    )
+
+
+def find_labels(sample: Any) -> Any:
+    """The labels of a sample, where torchvision's heuristic looks for them (see `SanitizeBoundingBoxes`).
+
+    Raises:
+        ValueError: there are none.
+    """
+    if isinstance(sample, tuple | list):
+        if len(sample) < 2:
+            raise ValueError(f"{NOTHING} in a sample of one part")
+        sample = sample[1]
+    if isinstance(sample, np.ndarray) or (is_tensor(sample) and not _is_special(sample)):
+        return sample
+    if not isinstance(sample, Mapping):
+        raise ValueError(f"{NOTHING}: they are looked for in a dict, got {type(sample).__name__}")
+    keys = [key for key in sample if isinstance(key, str)]
+    exact = [key for key in keys if key.lower() == "labels"]
+    near = [key for key in keys if "label" in key.lower()]
+    if not exact + near:
+        raise ValueError(f"{NOTHING} under {', '.join(map(repr, sample)) or 'no key'}")
+    return sample[(exact + near)[0]]
+
+
+def _named(
+    sample: Any,
+    leaves: Sequence[Any],
+    targets: Mapping[int, Target],
+    count: int,
+    getter: Callable[[Any], Any] | str | None,
+) -> set[int]:
+    """The leaves that a `labels_getter` gives."""
+    name = "SanitizeBoundingBoxes"
+    if getter is None:
+        return set()
+    if not callable(getter):
+        try:
+            labels: Any = [find_labels(sample)]
+        except ValueError as error:
+            raise ValueError(
+                f"{name}: {error}; give SanitizeBoundingBoxes a labels_getter= that finds what belongs to the boxes, "
+                "such as lambda sample: sample[1]['labels'], or labels_getter=None where there is nothing"
+            ) from None
+    else:
+        labels = getter(sample)
+    if labels is None:
+        return set()
+    found = set()
+    for label in labels if isinstance(labels, tuple | list) else [labels]:
+        shape = _shape(label)
+        if not shape:
+            raise ValueError(_no_rows(name, label))
+        if shape[0] != count:
+            raise ValueError(f"{name}: there are {count} boxes, but what belongs to them has shape {shape}")
+        place = next((place for place, leaf in enumerate(leaves) if leaf is label), None)
+        if place is None:
+            raise ValueError(
+                f"{name}: labels_getter= must give leaves of the sample itself, got an array of shape {shape} "
+                "that is none of them; do not convert or copy"
+            )
+        if isinstance(targets.get(place), Mask) and len(shape) != 3:
+            raise ValueError(
+                f"{name}: a mask that belongs to the boxes must be N×H×W, one for each, got shape {shape}; leave a "
+                "mask of the whole image out of labels_getter="
+            )
+        found.add(place)
+    return found
+
+
+def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: str) -> set[int]:
+    """The labels where nothing says which they are: those that stand beside the boxes, or that torchvision would find.
+
+    Raises:
+        ValueError: they are no array, or there are only arrays that may be labels or not.
+    """
+    beside = _entries(holder) or []
+    named = [(key.lower(), value) for key, value in beside if isinstance(key, str) and "label" in key.lower()]
+    options = [value for _, value in sorted(named, key=lambda entry: entry[0] != "labels")]
+    with contextlib.suppress(ValueError):
+        options.append(find_labels(sample))
+    for label in options:
+        if (shape := _shape(label)) and shape[0] == count:
+            place = next((place for place, leaf in enumerate(leaves) if leaf is label), None)
+            if place is not None:
+                return {place}
+    for label in options:
+        if isinstance(label, list | tuple) and len(label) == count:
+            raise ValueError(_no_rows(name, label))
+    for key, value in beside:
+        if count and _may_be_labels(value, count):
+            raise ValueError(
+                f"{name} leaves out boxes, but {NOTHING}, and {key!r}, of shape {_shape(value)}, beside the boxes may "
+                "belong to them or not; put SanitizeBoundingBoxes(labels_getter=…) behind it, with a function that "
+                "finds what belongs to the boxes, such as lambda sample: sample[2], or None where nothing does"
+            )
+    return set()
+
+
+def _no_rows(name: str, label: Any) -> str:
+    return (
+        f"{name}: what belongs to the boxes must be arrays or tensors with a row for each, got "
+        f"{type(label).__name__}: {str(label)[:60]}"
+    )
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    """The shape of an array, a tensor or a target; () of anything else."""
+    return tuple(getattr(leaf.array if isinstance(leaf, Boxes | Keypoints | Mask) else leaf, "shape", ()))
+
+
+def _may_be_labels(leaf: Any, count: int) -> bool:
+    if not isinstance(leaf, np.ndarray) and (not is_tensor(leaf) or _is_special(leaf)):
+        return False
+    shape = _shape(leaf)
+    is_image = len(shape) == 3 and str(leaf.dtype).endswith("uint8")
+    return len(shape) > 0 and shape[0] == count and not is_image
+
+
+def _holder(node: Any, leaf: Any) -> Any:
+    """The container that a leaf stands right in."""
+    for _, child in _entries(node) or []:
+        if child is leaf:
+            return node
+        if (found := _holder(child, leaf)) is not None:
+            return found
+    return None
+
+
+def _entries(node: Any) -> list[tuple[Any, Any]] | None:
+    """What a container holds, by keys, names or numbers; None where it is a leaf, by `tree.flatten`."""
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return list(zip(node._fields, node, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(node, tuple | list):
+        return list(enumerate(node))
+    if isinstance(node, Mapping):
+        return list(node.items())
+    if hasattr(type(node), "__dataclass_fields__") and not isinstance(node, LEAVES):
+        return [(field.name, getattr(node, field.name)) for field in fields(node) if field.init]
+    return None
+
+
+def _all(transforms: Iterable[Transform]) -> Iterable[Transform]:
+    for transform in transforms:
+        yield transform
+        yield from _all(transform.children)
+
+
+def _is_special(leaf: Any) -> bool:
+    return type(leaf).__module__.startswith("torchvision.")

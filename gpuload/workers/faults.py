@@ -1,0 +1,174 @@
+"""What becomes of samples that cannot be had: the options, what takes their place, the count, and the record.
+
+Runs in the main process, and imports no torch. `Tally` belongs to an epoch, `ErrorLog` to a `Loader`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Literal, get_args, overload
+
+import numpy as np
+
+from gpuload.errors import ErrorRecord, TooManyErrors
+from gpuload.rng.philox import epoch_key, uniforms
+
+__all__ = ["ErrorLog", "Faults", "OnError", "Tally", "substitutes"]
+
+OnError = Literal["raise", "skip", "replace"]
+
+RATE_OVER_SAMPLES: Final = 1000  # below this, one bad file in a small folder would be a high rate
+SUBSTITUTES: Final = 64  # tried for one sample: where nine files of ten are bad, all of them are once in 800 times
+SUBSTITUTE_STREAM: Final = 2**31 + 1  # of the counter; transforms have the small numbers
+LOG_RECORDS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What a `Loader` does when things go wrong.
+
+    Args:
+        on_error: what becomes of a sample that cannot be read, decoded or transformed, or that its workers die of:
+            ``"raise"`` a `SampleError` when its batch is due; ``"skip"`` it, so that its batch is smaller;
+            ``"replace"`` it by another sample, drawn from its position in the epoch. A batch of which nothing would be
+            left is filled as by ``"replace"``, so no batch is empty, and the number of batches stays.
+        max_restarts: worker processes that are restarted in one epoch at most; one more death is a `WorkerError`.
+        max_error_rate: from 0 to 1, how large a part of the samples of an epoch may be skipped or replaced before
+            `TooManyErrors` is raised: a missing mount is no bad file. Counted over at least 1,000 samples, so the
+            default of 1% lets 10 pass in any case.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of these.
+
+    Example:
+        >>> Faults(on_error="skip")
+        Faults(on_error='skip', max_restarts=10, max_error_rate=0.01)
+    """
+
+    on_error: OnError = "raise"
+    max_restarts: int = 10
+    max_error_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.on_error not in get_args(OnError):
+            raise ValueError(
+                f"on_error must be one of {', '.join(map(repr, get_args(OnError)))}, got {self.on_error!r}"
+            )
+        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int):
+            raise TypeError(f"Faults(max_restarts=…) must be an integer, got {self.max_restarts!r}")
+        if self.max_restarts < 0:
+            raise ValueError(f"Faults(max_restarts=…) must be at least 0, got {self.max_restarts}")
+        if isinstance(self.max_error_rate, bool) or not isinstance(self.max_error_rate, int | float):
+            raise TypeError(f"Faults(max_error_rate=…) must be a number from 0 to 1, got {self.max_error_rate!r}")
+        if not 0 <= self.max_error_rate <= 1:
+            raise ValueError(f"Faults(max_error_rate=…) must be from 0 to 1, got {self.max_error_rate}")
+
+
+def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) -> Iterator[int]:
+    """The indices of the samples that are tried, one after the other, in the place of the one at a position.
+
+    A function of its arguments alone, so a replaced sample is the same on resume and with any number of workers.
+
+    Args:
+        seed, epoch, position: where it stands.
+        index: of the sample that failed, which is not tried again.
+        samples: how many there are in the dataset.
+    """
+    numbers = uniforms(epoch_key(seed, epoch), np.array([position], np.int64), SUBSTITUTE_STREAM, SUBSTITUTES)[0]
+    drawn = (int(number * samples) for number in numbers)
+    # In a dataset so small that the draws repeat themselves, all others are tried in turn.
+    rest = range(samples) if samples <= SUBSTITUTES else ()
+    seen = {index} if isinstance(index, int) else set[int]()
+    for candidate in (*drawn, *rest):
+        if candidate not in seen:
+            seen.add(candidate)
+            yield candidate
+
+
+class Tally:
+    """How many samples of an epoch were asked for, and how many of them failed.
+
+    Args:
+        max_error_rate: how large the part that failed may be.
+    """
+
+    def __init__(self, max_error_rate: float) -> None:
+        self._max_error_rate = max_error_rate
+        self._samples = 0
+        self._last: deque[ErrorRecord] = deque(maxlen=3)
+        self.errors = 0
+
+    def add(self, samples: int, errors: Sequence[ErrorRecord]) -> None:
+        """Count what a chunk came to."""
+        self._samples += samples
+        self.errors += len(errors)
+        self._last.extend(errors)
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether too many failed."""
+        return self.errors > self._max_error_rate * max(self._samples, RATE_OVER_SAMPLES)
+
+    def check(self) -> None:
+        """Refuse to go on where too many failed.
+
+        Raises:
+            TooManyErrors: the message shows the last of them.
+        """
+        if self.exceeded:
+            counted = max(self._samples, RATE_OVER_SAMPLES)
+            shown = "; ".join(record.describe() for record in self._last)
+            raise TooManyErrors(
+                f"{self.errors} of {self._samples:,} samples of this epoch could not be loaded, more than "
+                f"max_error_rate={self._max_error_rate:g} of {counted:,} allows; the last of them: {shown}. "
+                "Look whether the files can still be reached; loader.errors lists the failures, and "
+                "Faults(max_error_rate=…) allows more of them"
+            )
+
+
+class ErrorLog(Sequence[ErrorRecord]):
+    """The samples that failed, in the order of their batches; the latest 10,000 of them are kept.
+
+    Attributes:
+        total: how many there were, also those that are kept no longer.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._records: deque[ErrorRecord] = deque(maxlen=LOG_RECORDS)
+        self._warned = False
+
+    def extend(self, records: Sequence[ErrorRecord], *, loud: bool) -> None:
+        """Take in what failed in a batch; `loud`: the first time, a warning says so."""
+        self.total += len(records)
+        self._records.extend(records)
+        if loud and records and not self._warned:
+            self._warned = True
+            first = records[0]
+            fate = "left out" if first.replaced_by is None else f"replaced by sample {first.replaced_by!r}"
+            warnings.warn(
+                f"{first.describe()}; it was {fate}. Further ones are only recorded, in loader.errors",
+                RuntimeWarning,
+                stacklevel=5,  # the loop that iterates
+            )
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> ErrorRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ErrorRecord]: ...
+    def __getitem__(self, index: int | slice) -> ErrorRecord | list[ErrorRecord]:
+        if isinstance(index, slice):
+            return list(self._records)[index]
+        return self._records[index]
+
+    def __repr__(self) -> str:
+        shown = "".join(f"\n  {record.describe()}" for record in islice(self._records, 20))
+        more = f"\n  … and {len(self) - 20:,} more" if len(self) > 20 else ""
+        return f"<{self.total:,} failed sample{'' if self.total == 1 else 's'}{':' if self.total else ''}{shown}{more}>"

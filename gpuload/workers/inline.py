@@ -1,0 +1,58 @@
+"""``num_workers=0``: the chunks done in the main process, one at a time, by the code that workers run."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpuload.errors import WorkerError
+from gpuload.ring.ring import Ring
+from gpuload.workers.engine import Event
+from gpuload.workers.job import Job
+from gpuload.workers.protocol import Request
+from gpuload.workers.runner import ChunkRunner
+
+__all__ = ["HomeEngine"]
+
+
+class HomeEngine:
+    """Takes chunks as a `WorkerPool` does, and does the next one whenever it is asked what happened."""
+
+    workers = 0
+    pids: tuple[int, ...] = ()
+    broken: WorkerError | None = None
+
+    def __init__(self, job: Job, ring: Ring) -> None:
+        self._runner = ChunkRunner(job, guard_generators=True)
+        self._ring = ring
+        self._waiting: deque[Request] = deque()
+        self._wanted_from = 0
+        self._halted = False
+
+    def submit(self, request: Request) -> bool:
+        self._waiting.append(request)
+        return True
+
+    def disown(self, before: int) -> None:
+        self._wanted_from = before
+
+    def forgive(self) -> None:
+        """Nothing dies here."""
+
+    def gather(self, timeout_s: float) -> list[Event]:
+        if self._halted:
+            raise RuntimeError("this Loader is closed")
+        if not self._waiting:
+            return []
+        request = self._waiting[0]
+        slot = self._ring.bytes[request.slot_offset : request.slot_offset + request.slot_bytes]
+        reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
+        self._waiting.popleft()  # only now: after a ctrl-C in between it is done once more
+        return [reply]
+
+    def halt(self) -> None:
+        """Let `gather`, in another thread, end at the next sample."""
+        self._halted = True
+        self.disown(2**63)
+
+    def close(self) -> None:
+        self._waiting.clear()

@@ -1,0 +1,169 @@
+"""An iterable dataset in the process that iterates over it: samples asked for by number, in whatever way it can resume.
+
+Runs in a worker, or with num_workers=0 in the main process. A stream has no index, so each worker has one of its own
+and is asked for its samples 0, 1, 2 …; `Stream` keeps those that it has taken from the iterator until their chunk has
+reached its slot, since a chunk may have to be done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gpuload.datasets.tree import flatten
+from gpuload.order.place import StreamPlace, StreamStart
+from gpuload.rng.generators import seed_generators, seeds_of
+from gpuload.workers.workerinfo import worker_info_was_asked
+
+__all__ = ["Ended", "Stream"]
+
+SEEDS_AT_ONCE = 64
+MAX_STATE_BYTES = 100_000  # as JSON: it travels with each chunk
+DIGESTS = 8  # of so many samples: by them two workers find that they have the same stream
+
+
+class Ended(Exception):
+    """The stream has no more samples."""
+
+
+class Stream:
+    """One pass over an iterable dataset.
+
+    Args:
+        dataset: the user's, in this process.
+        seed: of the loader: before each sample the global generators are seeded with its position.
+        start: which pass, and where it begins.
+        epoch: its number.
+    """
+
+    def __init__(self, dataset: Any, seed: int, start: StreamStart, epoch: int) -> None:
+        self.run = start.run
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = epoch
+        self._start = start
+        self._taken: dict[int, tuple[Any, Exception | None]] = {}
+        self._seeds: dict[int, int] = {}
+        self._digests: list[bytes] = []
+        self._ended = False
+        restored = start.state is not None and "failed" not in start.state  # pyright: ignore[reportOperatorIssue]
+        self._next = start.samples if restored else 0
+        self._iterator: Iterator[Any] | None = None  # it begins with its first sample
+        self.broken: Exception | None = None  # of a generator, which is over after an error
+
+    def _begin(self, state: Any) -> Iterator[Any]:
+        state = state if state and "failed" not in state else {}
+        if "dataset" in state:
+            self._dataset.load_state_dict(state["dataset"])
+        iterator: Any = iter(self._dataset)
+        if "iterator" in state:
+            iterator.load_state_dict(state["iterator"])
+            if "dataset" in state:  # it was saved behind the iter() of its pass
+                self._dataset.load_state_dict(state["dataset"])
+        return iterator
+
+    def get(self, number: int, touch: Callable[[], None] = lambda: None) -> Any:
+        """Sample `number` of the stream; `touch` is called for each that is passed over on the way to it.
+
+        Raises:
+            Ended: there are not so many.
+            Exception: whatever the iterator raised for this one.
+        """
+        while self._next <= number:
+            self._take()
+            touch()
+        sample, error = self._taken[number]
+        if error is not None:
+            raise error
+        return sample
+
+    def _take(self) -> None:
+        if self._ended:
+            raise Ended
+        if self.broken is not None:
+            raise self.broken
+        if self._iterator is None:
+            self._seed_for(0)  # where it goes on from a state too: iter() draws what it drew then
+            try:
+                self._iterator = self._begin(self._start.state)
+            except Exception as error:
+                self.broken = error
+                raise
+            if self._next:
+                self._seed_for(self._next)
+        else:
+            self._seed_for(self._next)
+        sample, failed = None, None
+        try:
+            sample = next(self._iterator)
+        except StopIteration:
+            self._ended = True
+            raise Ended from None
+        except Exception as error:
+            failed = error
+            if inspect.isgenerator(self._iterator):
+                self.broken = error
+        if self._next >= self._start.samples:
+            self._taken[self._next] = (sample, failed)
+        if self._next < DIGESTS:
+            self._digests.append(_digest(sample))
+        self._next += 1
+
+    def _seed_at(self, position: int) -> int:
+        """What to seed with there; drawn for many samples at once."""
+        if position not in self._seeds:
+            positions = position + np.arange(SEEDS_AT_ONCE, dtype=np.int64) * self._start.stride
+            self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
+        return self._seeds[position]
+
+    def _seed_for(self, number: int) -> None:
+        position = self._start.position(number)
+        seed_generators(self._seed, self._epoch, position, self._seed_at(position))
+
+    def forget(self, before: int) -> None:
+        """Samples with a smaller number were given to the user. Others may be asked for again, also those that have
+        reached a slot: a chunk that was taken for lost is."""
+        for number in [number for number in self._taken if number < before]:
+            del self._taken[number]
+
+    def place(self, samples: int) -> StreamPlace:
+        """How far it has come, after so many samples; the dataset's own state is only right if none was taken since."""
+        state: dict[str, Any] = {}
+        if self._ended:  # it may have been asked for more than there were
+            samples = min(samples, self._next)
+        if samples == self._next:
+            owners: dict[str, Any] = {"iterator": self._iterator}
+            if self._iterator is not self._dataset:
+                owners["dataset"] = self._dataset
+            for whose, owner in owners.items():
+                if callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None)):
+                    try:
+                        state[whose] = json.loads(json.dumps(owner.state_dict()))
+                        if len(json.dumps(state[whose])) > MAX_STATE_BYTES:
+                            raise ValueError(f"it is larger than {MAX_STATE_BYTES:,} bytes")
+                    except Exception as error:  # told when somebody asks for it, and not before
+                        text = f"{type(error).__name__}: {error}"
+                        state = {
+                            "failed": f"the state_dict() of the {whose} holds what JSON cannot, or fails ({text}); let "
+                            "it return numbers, strings, lists and dicts"
+                        }
+                        break
+        return StreamPlace(
+            samples, self._ended, self.broken is not None, state or None, tuple(self._digests), worker_info_was_asked()
+        )
+
+
+def _digest(sample: Any) -> bytes:
+    """Of what a sample holds; empty where that cannot be said."""
+    leaves: list[Any] = []
+    with contextlib.suppress(Exception):
+        flatten(sample, leaves)
+        return hashlib.blake2b(pickle.dumps(leaves, 5), digest_size=16).digest()
+    return b""

@@ -1,0 +1,206 @@
+"""Labels in a batch: where they are found, how they become soft, and what is said where they cannot."""
+
+from __future__ import annotations
+
+import re
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from originals import torchvision
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.batches.mixing import Pairing, find_labels, mixed_labels, partners_of, soften
+from gpuload.errors import CollateError
+
+LABELS = torch.tensor([0, 2, 1])
+SOFT = torch.tensor([[0.75, 0, 0.25], [0.5, 0, 0.5], [0, 1, 0]])
+
+
+def pairing(**arguments) -> Pairing:
+    return Pairing(T.MixUp(**arguments), np.array([1, 0, 2]), np.array([0.75, 0.5, 1.0]))
+
+
+def name(row: int) -> str:
+    return f"sample {10 + row}"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "partners"),
+    [
+        ([4, 5, 6, 7], [1, 0, 3, 2]),
+        ([7, 4, 6, 5], [2, 3, 0, 1]),
+        ([5, 6, 8], [0, 1, 2]),
+        ([0, 1, 0, 1], [1, 0, 3, 2]),
+        ([2, 0, 0, 1], [0, 3, 2, 1]),  # the first of both
+        ([2, 2, 2], [0, 1, 2]),
+        ([], []),
+    ],
+)
+def test_partners(numbers, partners):
+    found = partners_of(np.array(numbers, np.int64))
+    assert found.tolist() == partners
+    assert found[found].tolist() == list(range(len(numbers)))
+
+
+Named = namedtuple("Named", ["pixels", "target"])
+
+BATCHES = [
+    [torch.zeros(3), LABELS],
+    (torch.zeros(3), LABELS, torch.ones(3)),
+    Named(torch.zeros(3), LABELS),
+    {"image": torch.zeros(3), "labels": LABELS},
+    {"my_label": torch.ones(3), "LABELS": LABELS},
+    {"label_id": LABELS, "other_label": torch.zeros(3)},
+    [torch.zeros(3), {"FooLabelBar": LABELS}],
+    UserDict({1: torch.ones(3), "labels": LABELS}),
+]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
+def test_labels_are_found_and_replaced(batch):
+    assert find_labels(batch, "default") is LABELS
+    softened = soften(batch, pairing(num_classes=3), name)
+    assert type(softened) is type(batch)
+    found = find_labels(softened, "default")
+    torch.testing.assert_close(found, SOFT)
+    assert found.dtype == torch.float32
+    before, after = (list(b.values()) if hasattr(b, "values") else list(b) for b in (batch, softened))
+    assert [one is other for one, other in zip(before, after, strict=True)].count(True) == len(before) - 1
+
+
+@pytest.mark.parametrize("batch", [batch for batch in BATCHES if not isinstance(batch, UserDict)])
+def test_they_are_found_where_torchvision_finds_them(batch):
+    torchvision()
+    from torchvision.transforms.v2 import _utils
+
+    assert find_labels(batch, "default") is _utils._find_labels_default_heuristic(batch)
+
+
+@dataclass
+class Record:
+    pixels: torch.Tensor
+    target: torch.Tensor
+
+
+def test_a_function_says_where_they_are():
+    record = soften(Record(torch.zeros(3), LABELS), pairing(num_classes=3, labels_getter=lambda r: r.target), name)
+    torch.testing.assert_close(record.target, SOFT)
+    batch = [torch.zeros(3), LABELS]
+    assert soften(batch, pairing(labels_getter=None), name) is batch
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_integers_of_any_kind(dtype):
+    torch.testing.assert_close(mixed_labels(LABELS.to(dtype), pairing(num_classes=3), name), SOFT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
+def test_labels_that_are_numbers_for_each_class(dtype):
+    hard = torch.eye(3)[LABELS].to(dtype)
+    found = mixed_labels(hard, pairing(), name)
+    assert found.dtype == (dtype if dtype.is_floating_point else torch.float32)
+    torch.testing.assert_close(found, SOFT.to(found.dtype))
+    soft = torch.tensor([[0.1, 0.9, 0], [0.5, 0.25, 0.25], [0, 0, 1]])
+    expected = torch.stack([0.75 * soft[0] + 0.25 * soft[1], 0.5 * soft[0] + 0.5 * soft[1], soft[2]])
+    torch.testing.assert_close(mixed_labels(soft, pairing(num_classes=3), name), expected)
+
+
+@pytest.mark.parametrize(
+    ("batch", "arguments", "text"),
+    [
+        (
+            [torch.zeros(3)],
+            {},
+            "no labels were found in the batch, a list of 1: they are looked for in its second place, or in a dict "
+            "under a key with 'label' in it; give labels_getter=… a function that returns them, or labels_getter=None "
+            "where there are none",
+        ),
+        (torch.zeros(3), {}, "no labels were found in the batch, a tensor of shape (3,): they"),
+        (
+            {"image": 1, "target": LABELS},
+            {},
+            "no labels were found in the batch, a dict with the keys 'image', 'target'",
+        ),
+        ([torch.zeros(3), ["a", "b"]], {}, "no labels were found in the batch, a list of 2"),
+        (
+            {"image": 1, "labels": ["cat", "dog", "cat"]},
+            {},
+            "MixUp: the labels must be a tensor, got a list of 3; let the dataset give a number, or give labels_ge",
+        ),
+        ([1, LABELS], {}, "MixUp got integer labels of shape (3,), which need num_classes=… to become soft ones"),
+        (
+            [1, LABELS],
+            {"num_classes": 2},
+            "MixUp(num_classes=2): sample 11 has the label 2, which is not in 0 … 1; give the number of classes, or",
+        ),
+        ([1, torch.tensor([0, 0, -1])], {"num_classes": 2}, "MixUp(num_classes=2): sample 12 has the label -1, which"),
+        (
+            [1, torch.zeros(3)],
+            {},
+            "MixUp: labels must be integers of shape (N,), or numbers of shape (N, classes), got torch.float32 of "
+            "shape (3,)",
+        ),
+        ([1, torch.zeros(3, 2, 2)], {}, "got torch.float32 of shape (3, 2, 2)"),
+        ([1, torch.zeros(3, dtype=torch.bool)], {}, "got torch.bool of shape (3,)"),
+        (
+            [1, torch.zeros(3, 4)],
+            {"num_classes": 3},
+            "MixUp(num_classes=3) got labels of shape (3, 4), of 4 classes; leave num_classes out, or give",
+        ),
+        (
+            [1, torch.zeros(2, 3)],
+            {},
+            "MixUp mixed 3 images, but there are 2 labels in the batch: the collate_fn left some out, or added some; "
+            "labels must stay in the order of their images",
+        ),
+        (
+            [1, LABELS],
+            {"labels_getter": lambda batch: batch[1] + 0, "num_classes": 3},
+            "MixUp(labels_getter=…) returned a tensor of shape (3,) that is none of the batch's own; it must re",
+        ),
+    ],
+)
+def test_labels_that_cannot_be(batch, arguments, text):
+    with pytest.raises(CollateError, match=re.escape(text)):
+        soften(batch, pairing(**arguments), name)
+
+
+def images_and(labels) -> list:
+    return [(np.zeros((8, 8, 3), np.uint8), label) for label in labels]
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        (images_and([0, 1, 5, 2]), "MixUp(num_classes=5): sample 2 has the label 5, which is not in 0 … 4"),
+        ([(image,) for image, _ in images_and(range(4))], "no labels were found in the batch, a list of 1"),
+        (
+            [image for image, _ in images_and(range(4))],
+            "no labels were found in the batch, a tensor of shape (4, 3, 8,",
+        ),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_says_so(samples, text, workers):
+    transforms = [T.ToDtype("float32", scale=True), T.MixUp(num_classes=5)]
+    loader = gl.Loader(samples, 4, transforms=transforms, num_workers=workers, device="cpu")
+    with loader, pytest.raises(CollateError, match=re.escape(text)):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("label", [3, np.int64(3), np.array(3), torch.tensor(3), np.eye(5)[3], torch.eye(5)[3]])
+def test_labels_of_all_kinds_through_a_loader(label):
+    transforms = [T.ToDtype("float32", scale=True), T.MixUp(num_classes=5)]
+    _, labels = next(iter(gl.Loader(images_and([label] * 4), 4, transforms=transforms, num_workers=0, device="cpu")))
+    torch.testing.assert_close(labels.float(), torch.eye(5)[[3] * 4])
+
+
+def test_images_without_labels():
+    transforms = [T.ToDtype("float32", scale=True), T.MixUp(labels_getter=None)]
+    samples = [np.full((8, 8, 3), 60 * number, np.uint8) for number in range(4)]
+    images = next(iter(gl.Loader(samples, 4, transforms=transforms, num_workers=0, device="cpu")))
+    assert not torch.equal(images[0], torch.zeros(3, 8, 8))

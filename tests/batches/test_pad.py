@@ -1,0 +1,356 @@
+"""Padding: what a batch of arrays of different sizes becomes, in nestings of every kind, and what is refused how."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import subprocess
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from torch.utils.data import DataLoader, default_collate
+
+import gpuload as gl
+from gpuload.batches.pad import Padded, pad_collate
+from gpuload.errors import CollateError
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+class Point(NamedTuple):
+    track: Any
+    name: Any
+
+
+@dataclass
+class Scene:
+    points: Any
+    label: int
+
+
+class Ragged:
+    """Item i: an array of i + 1 times 2, and i."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.full((index + 1, 2), index, np.float32), index
+
+
+# What arrays become
+
+
+@given(st.data())
+def test_each_array_is_found_again_at_the_start_of_its_row(data: st.DataObject) -> None:
+    rank = data.draw(st.integers(1, 4))
+    dtype = data.draw(st.sampled_from([np.uint8, np.int64, np.float32, np.float64, np.bool_, np.int16]))
+    shapes = st.tuples(*[st.integers(0, 4)] * rank)
+    arrays = data.draw(st.lists(shapes.flatmap(lambda shape: st_numpy.arrays(dtype, shape)), min_size=1, max_size=5))
+    data_, sizes, padding = pad_collate(arrays, value=1)
+    largest = tuple(max(array.shape[axis] for array in arrays) for axis in range(rank))
+    assert data_.shape == (len(arrays), *largest)
+    assert data_.dtype == torch.from_numpy(np.zeros(1, dtype)).dtype
+    assert sizes.dtype == torch.int64
+    assert sizes.tolist() == [list(array.shape) for array in arrays]
+    rest = np.ones(data_.shape, bool)
+    for row, array in enumerate(arrays):
+        place = (row, *map(slice, array.shape))
+        np.testing.assert_array_equal(data_[place].numpy(), array)
+        rest[place] = False
+    assert (data_.numpy()[rest] == 1).all()
+    assert padding == (rest.mean() if rest.size else 0)
+
+
+def test_arrays_of_one_size_are_padded_by_nothing_but_still_padded() -> None:
+    batch = pad_collate([np.zeros((2, 3)), np.ones((2, 3))])
+    assert isinstance(batch, Padded)
+    assert batch.padding == 0
+    torch.testing.assert_close(batch.data, default_collate([np.zeros((2, 3)), np.ones((2, 3))]))
+
+
+def test_tensors_of_any_dtype() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.uint16, torch.complex64, torch.bool):
+        batch = pad_collate([torch.ones(1, dtype=dtype), torch.ones(3, dtype=dtype)])
+        assert batch.data.dtype == dtype
+        assert batch.data.to(torch.complex64).real.tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+def test_arrays_and_tensors_may_stand_beside_each_other() -> None:
+    batch = pad_collate([np.ones(1, np.int32), torch.ones(2, dtype=torch.int32)])
+    assert batch.data.tolist() == [[1, 0], [1, 1]]
+
+
+def test_views_and_read_only_arrays() -> None:
+    """Warnings are errors here, and torch warns of arrays that cannot be written to."""
+    fixed = np.arange(3)
+    fixed.flags.writeable = False
+    batch = pad_collate([fixed, np.arange(5)[::-1], np.arange(8)[::2]])
+    assert batch.data.tolist() == [[0, 1, 2, 0, 0], [4, 3, 2, 1, 0], [0, 2, 4, 6, 0]]
+
+
+def test_the_arrays_are_copied() -> None:
+    array = np.zeros(2)
+    batch = pad_collate([array])
+    array[:] = 1
+    assert batch.data.tolist() == [[0, 0]]
+
+
+def test_fixed_sizes() -> None:
+    arrays = [np.ones((1, 2)), np.ones((2, 1))]
+    assert pad_collate(arrays, to=(3, 4)).data.shape == (2, 3, 4)
+    assert pad_collate(arrays, to=(None, 4)).data.shape == (2, 2, 4)
+    assert pad_collate(arrays, to=(3, 4)).padding == pytest.approx(20 / 24)
+    assert pad_collate([np.ones((0, 4))], to=(5, None)).padding == 1
+    assert pad_collate([np.ones((0, 4))]).padding == 0
+
+
+def test_sizes_and_values_of_single_leaves() -> None:
+    samples = [{"tokens": np.arange(n), "target": {"boxes": np.zeros((n, 4), np.float32)}} for n in (1, 2)]
+    batch = pad_collate(samples, to={"target.boxes": (3, None)}, value={"tokens": -100})
+    assert batch["tokens"].data.tolist() == [[0, -100], [0, 1]]
+    assert batch["target"]["boxes"].data.shape == (2, 3, 4)
+    assert not batch["target"]["boxes"].data.any()
+
+
+def test_float_values() -> None:
+    batch = pad_collate([np.zeros(1), np.zeros(2)], value=float("nan"))
+    assert batch.data.isnan().tolist() == [[False, True], [False, False]]
+    assert pad_collate([np.zeros(1), np.zeros(2)], value=float("-inf")).data[0, 1] == float("-inf")
+
+
+# Nesting, and leaves that are not padded
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [1, 2],
+        [1.5, 2.5],
+        ["a", "b"],
+        [b"a", b"b"],
+        [np.float32(1), np.float32(2)],
+        [np.array(1), np.array(2)],
+        [torch.tensor(1), torch.tensor(2)],
+        [("a", 1, True), ("b", 2, False)],
+        [["a", 1], ["b", 2]],
+        [{"z": 1, "a": ("x", 2)}, {"a": ("y", 3), "z": 2}],
+        [OrderedDict(b="x", a=2), OrderedDict(b="y", a=3)],
+        [Point(1, "x"), Point(2, "y")],
+        [((), 1), ((), 2)],
+        [([{"a": 1.5}], [2]), ([{"a": 2.5}], [3])],
+    ],
+)
+def test_without_arrays_it_is_default_collate(samples: list[Any]) -> None:
+    batch, expected = pad_collate(samples), default_collate(samples)
+    assert repr(batch) == repr(expected)
+    assert type(batch) is type(expected)
+
+
+def test_arrays_in_all_containers() -> None:
+    def sample(n: int) -> dict[str, Any]:
+        array = np.ones(n)
+        return {"t": (array, "x"), "l": [array], "p": Point(array, "x"), "s": Scene(array, n), "d": {"e": array}}
+
+    batch = pad_collate([sample(1), sample(3)])
+    assert list(batch) == ["t", "l", "p", "s", "d"]
+    for padded in (batch["t"][0], batch["l"][0], batch["p"].track, batch["s"].points, batch["d"]["e"]):
+        assert padded.data.tolist() == [[1, 0, 0], [1, 1, 1]]
+        assert padded.sizes.tolist() == [[1], [3]]
+        assert padded.padding == pytest.approx(1 / 3)
+    assert type(batch["t"]) is list
+    assert type(batch["p"]) is Point
+    assert type(batch["s"]) is Scene
+    assert batch["s"].label.tolist() == [1, 3]
+
+
+# In loaders
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_torchs_dataloader(workers: int) -> None:
+    collate = partial(gl.pad_collate, to=(8, None), value=-1)
+    loader = DataLoader(
+        Ragged(), 4, collate_fn=collate, num_workers=workers, multiprocessing_context="spawn" if workers else None
+    )
+    batches = list(loader)
+    assert [tuple(padded.data.shape) for padded, _ in batches] == [(4, 8, 2), (2, 8, 2)]
+    assert [padded.sizes.tolist() for padded, _ in batches][1] == [[5, 2], [6, 2]]
+    assert all(type(padded) is Padded for padded, _ in batches)
+    assert batches[0][0].padding == pytest.approx(1 - 20 / 64)
+    assert torch.cat([labels for _, labels in batches]).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_gpuloads_loader(workers: int) -> None:
+    collate = partial(gl.pad_collate, to=(8, None), value=-1)
+    with gl.Loader(Ragged(), 4, collate_fn=collate, num_workers=workers, device="cpu") as loader:
+        batches = list(loader)
+    theirs = list(DataLoader(Ragged(), 4, collate_fn=collate))
+    for (padded, labels), (expected, expected_labels) in zip(batches, theirs, strict=True):
+        assert type(padded) is Padded
+        torch.testing.assert_close(padded.data, expected.data)
+        torch.testing.assert_close(padded.sizes, expected.sizes)
+        assert padded.padding == expected.padding
+        torch.testing.assert_close(labels, expected_labels)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_beside_arrays_in_gpuloads_loader(workers: int) -> None:
+    samples = [(gl.Image(np.full((20 + n, 30, 3), n, np.uint8)), {"boxes": np.ones((n, 4))}) for n in range(4)]
+    with gl.Loader(samples, 4, collate_fn=gl.pad_collate, num_workers=workers, device="cpu") as loader:
+        ((images, target),) = loader
+    assert images.data.shape == (4, 3, 23, 30)
+    assert images.sizes.tolist() == [[3, 20 + n, 30] for n in range(4)]
+    assert images.padding == pytest.approx(6 / 4 / 23)
+    assert target["boxes"].data.shape == (4, 3, 4)
+    assert target["boxes"].sizes[:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.cuda
+def test_on_cuda() -> None:
+    batch = pad_collate([torch.ones(1, device="cuda"), torch.ones(3, device="cuda")])
+    assert batch.data.device.type == batch.sizes.device.type == "cuda"
+    assert batch.data.tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+def test_it_can_be_sent_to_other_processes() -> None:
+    assert pickle.loads(pickle.dumps(gl.pad_collate)) is pad_collate
+    batch = pad_collate([np.ones(1), np.ones(2)])
+    again = pickle.loads(pickle.dumps(batch))
+    assert type(again) is Padded
+    assert again.data.tolist() == batch.data.tolist()
+
+
+def test_importing_it_imports_no_torch() -> None:
+    code = "import sys, gpuload; gpuload.pad_collate; gpuload.Padded; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (
+            [{"boxes": np.ones((3, 4))}, {"boxes": np.ones(4)}],
+            "leaf 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1: padding keeps "
+            "the number of axes; return arrays of one rank (for none, one with an axis of size 0)",
+        ),
+        (
+            [(1, np.ones(3)), (1, None)],
+            "leaf '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1: padding keeps the "
+            "number of axes; return arrays of one rank (for none, one with an axis of size 0)",
+        ),
+        (
+            [np.array(1), np.ones(3)],
+            "the sample is of shape (3,) in sample 1 of the batch, but of shape () in sample 0: padding keeps the "
+            "number of axes; return arrays of one rank (for none, one with an axis of size 0)",
+        ),
+        (
+            [Point(np.ones(1), 1), Point(np.ones(1, np.float32), 1)],
+            "leaf 'track' is float64 in sample 0 of the batch, but float32 in sample 1; return arrays of one dtype",
+        ),
+        (
+            [(1, {"a": 2}), (1, {"b": 2})],
+            "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}): all samples of a batch must have "
+            "the same structure; let the dataset return one form",
+        ),
+        (
+            [[1, 2], [1]],
+            "sample 0 of the batch is [·, ·], but sample 1 is [·]: all samples of a batch must have the same "
+            "structure; let the dataset return one form",
+        ),
+    ],
+)
+def test_samples_that_differ(samples: list[Any], message: str) -> None:
+    with pytest.raises(CollateError, match=exactly(message)):
+        pad_collate(samples)
+
+
+def test_larger_than_the_fixed_size() -> None:
+    samples = [{"target": [np.ones((2, 4))]}, {"target": [np.ones((6, 4))]}, {"target": [np.ones((7, 4))]}]
+    message = (
+        "leaf 'target.0' of sample 1 of the batch has shape (6, 4), more than to=(5, None) has on axis 0; "
+        "let to= be as large as the largest, or cut arrays in the dataset"
+    )
+    with pytest.raises(CollateError, match=exactly(message)):
+        pad_collate(samples, to=(5, None))
+
+
+def test_arrays_that_are_no_numbers() -> None:
+    with pytest.raises(
+        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of <U1, which no tensor holds"
+    ):
+        pad_collate([{"a": np.array(["x"])}])
+    with pytest.raises(CollateError, match=r"^leaf 'a' \(Encoded\) cannot be put together into a batch: "):
+        pad_collate([{"a": gl.Encoded(b"x")}])
+    with pytest.raises(CollateError, match=r"^leaf '0' \(NoneType, int\) cannot be put together into a batch: "):
+        pad_collate([(1,), (None,)])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"to": (5,)},
+            ValueError,
+            "to=(5,) is for arrays of rank 1, but leaf 'boxes' has rank 2 (shape (1, 4)); give each leaf its own "
+            "sizes: to={name: sizes}",
+        ),
+        (
+            {"to": {"box": (5, 4)}},
+            ValueError,
+            "to= names the leaf 'box', but the leaves of these samples that are padded are 'boxes'",
+        ),
+        (
+            {"value": {"label": 1}},
+            ValueError,
+            "value= names the leaf 'label', but the leaves of these samples that are padded are 'boxes'",
+        ),
+        ({"value": -1}, ValueError, "value=-1 cannot be stored in leaf 'boxes', which is uint8"),
+        ({"value": 256}, ValueError, "value=256 cannot be stored in leaf 'boxes', which is uint8"),
+        ({"value": 0.5}, ValueError, "value=0.5 cannot be stored in leaf 'boxes', which is uint8"),
+        ({"value": float("nan")}, ValueError, "value=nan cannot be stored in leaf 'boxes', which is uint8"),
+        ({"value": "0"}, TypeError, "value must be a number, got '0'"),
+        ({"value": {"boxes": None}}, TypeError, "value['boxes'] must be a number, got None"),
+        ({"to": 5}, TypeError, "to must be a tuple of sizes, one for each axis, or None for any, got 5"),
+        (
+            {"to": (5, -4)},
+            TypeError,
+            "to must be a tuple of sizes, one for each axis, or None for any, got (5, -4)",
+        ),
+        (
+            {"to": {"boxes": (5, 4.0)}},
+            TypeError,
+            "to['boxes'] must be a tuple of sizes, one for each axis, or None for any, got (5, 4.0)",
+        ),
+    ],
+)
+def test_options_that_do_not_suit(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=exactly(message)):
+        pad_collate([{"boxes": np.ones((1, 4), np.uint8), "label": 3}], **options)
+
+
+def test_values_beyond_a_dtype() -> None:
+    with pytest.raises(ValueError, match=exactly("value=1000000.0 cannot be stored in the sample, which is float16")):
+        pad_collate([np.ones(1, np.float16)], value=1e6)
+    with pytest.raises(ValueError, match=exactly("value=2 cannot be stored in the sample, which is bool")):
+        pad_collate([np.ones(1, bool)], value=2)
+
+
+def test_no_samples() -> None:
+    with pytest.raises(ValueError, match=exactly("pad_collate() got no samples; a batch has at least one")):
+        pad_collate([])

@@ -1,0 +1,206 @@
+"""Open files and memory limits, read from a made-up tree of control groups. For real: tests/faults/test_limits.py."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+import gpuload as gl
+from gpuload.loader import limits
+from gpuload.loader.limits import check_descriptors, check_memory, descriptors_left, memory_left_bytes
+
+MB = 1_000_000
+V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path):
+    """A function that makes a machine of a membership, mounts and files under /sys/fs/cgroup; returns its root."""
+
+    def make(membership: str | None, mounts: str | None, files: dict[str, str]) -> str:
+        texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+        if membership is not None:
+            texts["proc/self/cgroup"] = membership
+        if mounts is not None:
+            texts["proc/self/mountinfo"] = "22 1 8:1 / / rw - ext4 /dev/sda rw\n" + mounts
+        for name, text in texts.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return str(tmp_path)
+
+    return make
+
+
+def v2(folder: str, limit: object, use: int, stat: str = "") -> dict[str, str]:
+    prefix = f"{folder}/" if folder else ""
+    return {
+        f"{prefix}memory.max": f"{limit}\n",
+        f"{prefix}memory.current": f"{use}\n",
+        f"{prefix}memory.stat": stat,
+    }
+
+
+def v1(folder: str, limit: int, use: int, stat: str = "") -> dict[str, str]:
+    prefix = f"memory/{folder}/" if folder else "memory/"
+    return {
+        f"{prefix}memory.limit_in_bytes": f"{limit}\n",
+        f"{prefix}memory.usage_in_bytes": f"{use}\n",
+        f"{prefix}memory.stat": stat,
+    }
+
+
+def test_what_is_left_is_the_limit_less_the_use(machine):
+    assert memory_left_bytes(machine("0::/job\n", V2, v2("job", 500 * MB, 200 * MB))) == 300 * MB
+
+
+def test_pages_of_files_can_be_reclaimed_and_shared_memory_cannot(machine):
+    stat = (
+        "anon 1\nfile 90000000\nshmem 60000000\nfile_mapped 7\n"
+        "inactive_anon 3\nactive_anon 5\ninactive_file 20000000\nactive_file 10000000\nslab_reclaimable 5000000\n"
+    )
+    assert memory_left_bytes(machine("0::/job\n", V2, v2("job", 500 * MB, 200 * MB, stat))) == 335 * MB
+
+
+def test_the_ancestor_with_the_least_left_binds(machine):
+    files = v2("a/b/c", "max", 10) | v2("a/b", 500 * MB, 200 * MB) | v2("a", 900 * MB, 800 * MB)
+    assert memory_left_bytes(machine("0::/a/b/c\n", V2, files)) == 100 * MB
+
+
+def test_a_container_sees_its_own_group_as_the_root(machine):
+    assert memory_left_bytes(machine("0::/\n", V2, v2("", 500 * MB, 200 * MB))) == 300 * MB
+
+
+def test_version_1_with_its_totals_over_the_groups_below(machine):
+    stat = "inactive_file 1\ntotal_shmem 50000000\ntotal_inactive_file 20000000\ntotal_active_file 10000000\n"
+    membership = "9:name=systemd:/\n4:memory:/job\n1:cpu:/elsewhere\n0::/\n"
+    files = v1("job", 500 * MB, 200 * MB, stat) | v1("", 9223372036854771712, 10**9)
+    assert memory_left_bytes(machine(membership, V1, files)) == 330 * MB
+
+
+def test_version_1_in_a_container_that_sees_its_group_mounted_as_the_root(machine):
+    mount = "35 31 0:32 /docker/3f2 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    assert memory_left_bytes(machine("4:memory:/docker/3f2\n", mount, v1("", 500 * MB, 200 * MB))) == 300 * MB
+    assert memory_left_bytes(machine("4:memory:/docker/3f2/in\n", mount, v1("in", 300 * MB, 200 * MB))) == 100 * MB
+
+
+def test_a_group_outside_of_what_is_mounted_counts_as_what_is(machine):
+    for membership in ("0::/../other\n", "0::/elsewhere\n"):
+        mount = V2.replace(" / /sys", " /pod /sys")
+        assert memory_left_bytes(machine(membership, mount, v2("", 500 * MB, 200 * MB))) == 300 * MB
+
+
+def test_a_mount_in_an_unusual_place_with_a_space_in_its_name(machine):
+    mount = V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine")
+    assert memory_left_bytes(machine("0::/job\n", mount, v2("of mine/job", 500 * MB, 200 * MB))) == 300 * MB
+
+
+def test_without_a_list_of_mounts_the_usual_place_is_looked_at(machine):
+    assert memory_left_bytes(machine("0::/job\n", None, v2("job", 500 * MB, 200 * MB))) == 300 * MB
+    assert memory_left_bytes(machine("4:memory:/job\n", None, v1("job", 400 * MB, 200 * MB))) == 200 * MB
+
+
+def test_more_in_use_than_the_limit_is_nothing_left(machine):
+    assert memory_left_bytes(machine("0::/job\n", V2, v2("job", 500 * MB, 600 * MB))) == 0
+
+
+@pytest.mark.parametrize(
+    ("membership", "mounts", "files"),
+    [
+        ("0::/job\n", V2, v2("job", "max", 200 * MB)),
+        ("4:memory:/job\n", V1, v1("job", 9223372036854771712, 200 * MB)),
+        ("0::/job\n", V2, {}),
+        ("0::/job\n", V2, {"job/memory.max": "500\n"}),
+        ("0::/job\n", V2, v2("job", "many", 200 * MB)),
+        ("0::/job\n", V2, v2("job", "", 200 * MB)),
+        ("0::/job\n", V2, v2("job", 500, 0) | {"job/memory.current": "\x00"}),
+        (None, V2, v2("", 500, 0)),
+        ("", V2, v2("", 500, 0)),
+        ("nonsense\n\n::\n3:cpu:/\n", "- cgroup2\n1 2 - cgroup2\n", v2("", 500, 0)),
+    ],
+)
+def test_what_is_missing_or_makes_no_sense_is_no_limit(machine, membership, mounts, files):
+    assert memory_left_bytes(machine(membership, mounts, files)) is None
+
+
+def test_a_broken_stat_file_only_leaves_out_what_could_be_reclaimed(machine):
+    files = v2("job", 500 * MB, 200 * MB, "inactive_file\nactive_file x\n\nslab_reclaimable 5\n")
+    assert memory_left_bytes(machine("0::/job\n", V2, files)) == 300 * MB + 5
+
+
+def test_the_refusal_says_what_is_needed_for_what_and_what_is_left_of_which_limit(machine):
+    root = machine("0::/job\n", V2, v2("job", 500 * MB, 200 * MB))
+    with pytest.raises(gl.LimitError) as refusal:
+        check_memory(workers=4, output_bytes=121 * MB, root=root)
+    assert str(refusal.value) == (
+        "at least 301 MB of memory are needed (4 workers of about 45 MB, 121 MB for a finished batch), but the control "
+        f"group {root}/sys/fs/cgroup/job has 300 MB left of its limit of 500 MB. Use fewer workers or a smaller "
+        "batch_size, or raise the limit of the container or job"
+    )
+    check_memory(workers=4, output_bytes=120 * MB, root=root)
+    check_memory(workers=4000, output_bytes=0, root="/nowhere")
+
+
+# -- open files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def allow(monkeypatch):
+    """Pretend that so many files may be open beyond those that are."""
+
+    def make(more: int, hard: int = 4096) -> int:
+        listed = os.listdir("/proc/self/fd")
+        taken = [int(fd) for fd in listed if os.path.lexists(f"/proc/self/fd/{fd}")]  # all but listdir's own
+        soft = more
+        while soft - sum(fd < soft for fd in taken) < more:
+            soft += 1
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+        return soft
+
+    return make
+
+
+def test_the_descriptors_left_are_the_limit_less_the_open_ones(allow):
+    allow(1000)
+    before = descriptors_left() or 0
+    file = os.open("/dev/null", os.O_RDONLY)
+    assert descriptors_left() == before - 1
+    os.close(file)
+    assert before == 1000
+
+
+def test_a_descriptor_above_the_limit_takes_no_place_below_it(monkeypatch):
+    lowest = os.dup(0)
+    os.close(lowest)
+    limit = max(map(int, os.listdir("/proc/self/fd"))) + 50
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    before = descriptors_left() or 0
+    high = os.dup2(os.open("/dev/null", os.O_RDONLY), limit + 100)
+    assert descriptors_left() == before - 1  # of the two, the one below
+    os.close(high)
+    os.close(lowest)
+
+
+def test_no_limit_or_no_list_of_open_files_is_none(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    assert descriptors_left() is None
+    check_descriptors(100_000)
+
+
+def test_too_few_descriptors_are_refused_with_the_remedies(allow):
+    needed = limits.POOL_DESCRIPTORS + 5 * limits.WORKER_DESCRIPTORS + limits.START_DESCRIPTORS
+    needed += limits.SPARE_DESCRIPTORS
+    allow(needed)
+    check_descriptors(5)
+    soft = allow(needed - 1)
+    with pytest.raises(gl.LimitError) as refusal:
+        check_descriptors(5)
+    assert str(refusal.value) == (
+        f"num_workers=5 takes {needed} file descriptors in this process (4 for each worker, {needed - 20} besides), "
+        f"but {needed - 1} are left of the {soft} that it may have open. Use fewer workers, close files, or raise the "
+        "limit: `ulimit -n` in the shell, or resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program "
+        "(hard limit: 4,096)"
+    )

@@ -1,0 +1,251 @@
+"""The order of an epoch is a permutation, has an inverse, repeats, and looks like a random one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuload.order import permutation as order
+from gpuload.order.permutation import LENGTH_MAX, TABLE_MAX, Sequential, Shuffle
+from gpuload.rng.philox import Key, epoch_key
+
+KEYS = st.builds(Key, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def is_permutation(indices: np.ndarray, n: int) -> bool:
+    """Whether `indices` are 0 … n-1, each once."""
+    return indices.shape == (n,) and bool((np.bincount(indices, minlength=n) == 1).all())
+
+
+def excess(counts: np.ndarray, expected: np.ndarray | float, freedom: int) -> float:
+    """By how many standard deviations the chi-squared statistic of `counts` lies above its mean."""
+    chi2 = float(((counts - expected) ** 2 / expected).sum())
+    return (chi2 - freedom) / (2 * freedom) ** 0.5
+
+
+# A permutation, for every size
+
+
+def test_a_permutation_for_every_n_up_to_10_000() -> None:
+    wrong = [n for n in range(1, 10_001) if not is_permutation(Shuffle(n, epoch_key(n, 0))(np.arange(n)), n)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("n", [2**16 - 1, 2**16, 2**16 + 1, 999_983, 2**20 + 1])
+def test_a_permutation_for_larger_n(n: int) -> None:
+    assert is_permutation(Shuffle(n, epoch_key(1, 2))(np.arange(n)), n)
+
+
+@settings(deadline=None, max_examples=150)
+@given(n=st.one_of(st.integers(1, 10**12), st.integers(TABLE_MAX - 3, TABLE_MAX + 300)), key=KEYS, data=st.data())
+def test_the_inverse_takes_each_index_back(n: int, key: Key, data: st.DataObject) -> None:
+    shuffle = Shuffle(n, key)
+    drawn = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=50))
+    places = np.unique([0, n - 1, *drawn])
+    indices = shuffle(places)
+    assert indices.dtype == np.int64
+    assert indices.min() >= 0
+    assert indices.max() < n
+    assert len(np.unique(indices)) == len(places)
+    assert (shuffle.inverse(indices) == places).all()
+    assert (shuffle(shuffle.inverse(places)) == places).all()
+
+
+@pytest.mark.parametrize("n", [10**6 + 3, 10**9, 10**12, LENGTH_MAX])
+def test_large_samples_of_large_orders_do_not_collide_and_come_back(n: int) -> None:
+    shuffle = Shuffle(n, epoch_key(0, 0))
+    places = np.unique(np.random.default_rng(0).integers(0, n, 40_000))
+    indices = shuffle(places)
+    assert len(np.unique(indices)) == len(places)
+    assert 0 <= indices.min() <= indices.max() < n
+    assert (shuffle.inverse(indices) == places).all()
+
+
+@pytest.mark.parametrize("n", [1, 7, TABLE_MAX, TABLE_MAX + 1, 5000])
+def test_the_inverse_is_the_inverse_permutation(n: int) -> None:
+    shuffle = Shuffle(n, epoch_key(0, 0))
+    expected = np.argsort(shuffle(np.arange(n)))
+    assert (shuffle.inverse(np.arange(n)) == expected).all()
+
+
+# What an order depends on
+
+
+@settings(deadline=None, max_examples=40)
+@given(n=st.integers(1, 10**7), key=KEYS, shape=st.sampled_from([(), (0,), (1,), (7, 3), (40_000,)]))
+def test_an_index_does_not_depend_on_what_it_is_computed_with(n: int, key: Key, shape: tuple[int, ...]) -> None:
+    places = np.random.default_rng(n).integers(0, n, shape)
+    indices = Shuffle(n, key)(places)
+    assert indices.shape == shape
+    for where in [0, places.size // 2, places.size - 1] if places.size else []:
+        assert Shuffle(n, key)(places.reshape(-1)[where : where + 1])[0] == indices.reshape(-1)[where]
+
+
+@pytest.mark.parametrize("n", [100, TABLE_MAX, TABLE_MAX + 1, 10**9])
+def test_epochs_and_seeds_differ_and_the_same_pair_repeats(n: int) -> None:
+    places = np.arange(100)
+    orders = {(seed, epoch): Shuffle(n, epoch_key(seed, epoch))(places) for seed in range(6) for epoch in range(6)}
+    assert len({tuple(indices) for indices in orders.values()}) == 36
+    for (seed, epoch), indices in orders.items():
+        assert (Shuffle(n, epoch_key(seed, epoch))(places) == indices).all()
+
+
+def test_neither_the_arguments_nor_the_order_can_be_changed_through_a_result() -> None:
+    for one in (Shuffle(10, Key(1, 2)), Shuffle(5000, Key(1, 2)), Sequential(10)):
+        places = np.arange(10)
+        first = one(places)
+        kept = first.copy()
+        first[:] = -1
+        assert places.tolist() == list(range(10))
+        assert (one(places) == kept).all()
+
+
+def test_a_fixed_order_stays_the_same_between_releases() -> None:
+    # A saved position means nothing if these change: a change needs a new major version.
+    assert Shuffle(10, epoch_key(0, 0))(np.arange(10)).tolist() == [3, 2, 4, 1, 8, 9, 5, 0, 6, 7]
+    assert Shuffle(10**12, epoch_key(0, 0))(np.arange(3)).tolist() == [531585333833, 602732596133, 765365490801]
+
+
+# Like a random permutation
+
+
+def epochs(n: int, count: int) -> Iterator[np.ndarray]:
+    places = np.arange(n)
+    for epoch in range(count):
+        yield Shuffle(n, epoch_key(2, epoch))(places)
+
+
+@pytest.mark.parametrize(("n", "count"), [(2, 1500), (3, 1500), (5, 1500), (16, 1500), (97, 1000), (256, 1000)])
+def test_every_index_is_equally_likely_at_every_position_of_a_small_order(n: int, count: int) -> None:
+    landed = np.zeros((n, n))
+    for indices in epochs(n, count):
+        landed[np.arange(n), indices] += 1
+    assert excess(landed, count / n, (n - 1) ** 2) < 6
+    by_row = ((landed - count / n) ** 2 / (count / n)).sum(1)
+    assert by_row.max() < (n - 1) + 8 * (2 * (n - 1)) ** 0.5 + 10
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_every_permutation_of_a_tiny_order_is_equally_likely(n: int) -> None:
+    count = 120 * 20
+    codes = [int("".join(map(str, indices))) for indices in epochs(n, count)]
+    counts = np.unique(codes, return_counts=True)[1]
+    assert len(counts) == (24 if n == 4 else 120)
+    assert excess(counts, count / len(counts), len(counts) - 1) < 6
+
+
+@pytest.mark.parametrize("n", [TABLE_MAX, TABLE_MAX + 1, 5000, 2**13, 2**13 + 1])
+def test_where_an_index_lands_just_below_and_above_the_table(n: int) -> None:
+    count, cells = 200, 61
+    landed = np.zeros((n, cells))
+    for indices in epochs(n, count):
+        landed[np.arange(n), indices * cells // n] += 1
+    share = np.bincount(np.arange(n) * cells // n) / n
+    assert excess(landed, count * share, n * (cells - 1)) < 6
+    by_row = ((landed - count * share) ** 2 / (count * share)).sum(1)
+    assert by_row.max() < cells - 1 + 9 * (2 * (cells - 1)) ** 0.5
+
+
+def skew_of_pairs(orders: Iterator[np.ndarray], n: int, apart: int) -> float:
+    """How far the distances (modulo n) of indices that stand `apart` are from uniform, in standard deviations."""
+    counts = np.zeros(n)
+    for indices in orders:
+        counts += np.bincount((np.roll(indices, -apart) - indices) % n, minlength=n)
+    assert counts[0] == 0
+    return excess(counts[1:], counts.sum() / (n - 1), n - 2)
+
+
+@pytest.mark.parametrize("n", [16, 97, TABLE_MAX, TABLE_MAX + 1, 5000, 2**13 + 1])
+@pytest.mark.parametrize("apart", [1, 2])
+def test_indices_of_adjacent_positions_are_unrelated(n: int, apart: int) -> None:
+    assert abs(skew_of_pairs(epochs(n, max(120, 10_000 // n)), n, apart)) < 6
+
+
+@pytest.mark.parametrize("apart", [64, 65])
+def test_positions_that_share_a_coordinate_of_the_network_are_unrelated(apart: int) -> None:
+    assert abs(skew_of_pairs(epochs(4500, 200), 4500, apart)) < 6
+
+
+@pytest.mark.parametrize("apart", [1, 64])
+def test_the_test_of_pairs_sees_a_network_with_too_few_rounds(monkeypatch: pytest.MonkeyPatch, apart: int) -> None:
+    monkeypatch.setattr(order, "ROUNDS", 3)
+    assert skew_of_pairs(epochs(4500, 200), 4500, apart) > 20
+
+
+def test_orders_of_successive_epochs_are_unrelated() -> None:
+    n = 4097
+    counts = np.zeros(n)
+    before = Shuffle(n, epoch_key(2, 0)).inverse(np.arange(n))
+    for epoch in range(1, 150):
+        now = Shuffle(n, epoch_key(2, epoch)).inverse(np.arange(n))
+        counts += np.bincount((now - before) % n, minlength=n)
+        before = now
+    assert abs(excess(counts, counts.mean(), n - 1)) < 6
+
+
+def test_a_large_order_fills_its_range_evenly() -> None:
+    n, cells = 10**12, 1000
+    indices = Shuffle(n, epoch_key(0, 0))(np.arange(200_000))
+    assert abs(excess(np.bincount(indices * cells // n, minlength=cells), 200.0, cells - 1)) < 6
+    assert abs(excess(np.bincount(indices % cells, minlength=cells), 200.0, cells - 1)) < 6
+    pairs = (indices[:-1] * 30 // n) * 30 + indices[1:] * 30 // n
+    assert abs(excess(np.bincount(pairs, minlength=900), 199_999 / 900, 899)) < 6
+
+
+# The face
+
+
+def test_sequential_is_the_identity() -> None:
+    one = Sequential(10)
+    assert one(np.array([9, 0, 3])).tolist() == [9, 0, 3]
+    assert one.inverse(np.array([9, 0, 3], np.uint8)).dtype == np.int64
+    assert (len(one), repr(one)) == (10, "Sequential(10)")
+
+
+def test_a_shuffle_shows_its_length_and_key() -> None:
+    assert len(Shuffle(12, Key(1, 2))) == 12
+    assert repr(Shuffle(12, Key(1, 2))) == "Shuffle(12, Key(k0=1, k1=2))"
+
+
+@pytest.mark.parametrize("make", [Sequential, lambda n: Shuffle(n, Key(0, 0))])
+class TestErrors:
+    @pytest.mark.parametrize("n", [10, 5000])
+    @pytest.mark.parametrize("at_end", [True, False])
+    def test_a_position_out_of_range(self, make: Callable, n: int, at_end: bool) -> None:
+        bad = n if at_end else -1
+        with pytest.raises(
+            IndexError,
+            match=exactly(f"position {bad} is out of range: an order of {n} samples has 0 … {n - 1}"),
+        ):
+            make(n)(np.array([0, bad, 1]))
+
+    def test_an_index_out_of_range(self, make: Callable) -> None:
+        with pytest.raises(IndexError, match=exactly("index 7 is out of range: an order of 7 samples has 0 … 6")):
+            make(7).inverse(np.array([7]))
+
+    def test_no_samples(self, make: Callable) -> None:
+        assert make(0)(np.arange(0)).shape == (0,)
+        text = "position 0 is out of range: an order of 0 samples has none, since there are no samples"
+        with pytest.raises(IndexError, match=exactly(text)):
+            make(0)(np.array([0]))
+
+    def test_positions_that_are_no_integers(self, make: Callable) -> None:
+        with pytest.raises(TypeError, match=exactly("position must be given as integers, got an array of float64")):
+            make(7)(np.array([1.0]))
+
+    def test_lengths_that_cannot_be(self, make: Callable) -> None:
+        with pytest.raises(ValueError, match=exactly("the number of samples must lie in 0 … 2**62, got -1")):
+            make(-1)
+        with pytest.raises(ValueError, match=r"must lie in 0 … 2\*\*62"):
+            make(LENGTH_MAX + 1)
+        with pytest.raises(TypeError, match=exactly("the number of samples must be an integer, got 2.0 (float)")):
+            make(2.0)

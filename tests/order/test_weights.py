@@ -1,0 +1,153 @@
+"""Weighted sampling and repeated augmentation: how often, on which rank, and from any place on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.order.permutation import Weighted, cumulate
+from gpuload.order.shares import Plan
+from gpuload.rng import philox
+
+
+def positions_and_indices(ranks: int, start: int = 0, **options) -> dict[int, int]:
+    """Of an epoch of all ranks: which index stands at which position."""
+    found = {}
+    for rank in range(ranks):
+        for rows in Plan(rank=rank, world_size=ranks, **options).batches(0, start):
+            assert not found.keys() & set(rows.positions.tolist())
+            found |= dict(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True))
+    return found
+
+
+def test_samples_are_drawn_as_often_as_their_weights_say():
+    weights = np.array([3.0, 0.0, 1.0, 0.5, 0.0, 5.5, 0.0])
+    drawn = Weighted(cumulate(weights, 7), philox.epoch_key(1, 2))(np.arange(200_000))
+    counts = np.bincount(drawn, minlength=7)
+    assert (counts[weights == 0] == 0).all()
+    some = weights > 0
+    assert stats.chisquare(counts[some], 200_000 * weights[some] / weights.sum()).pvalue > 1e-4
+
+
+def test_the_draws_of_an_epoch_are_others_than_those_of_the_next():
+    first, second = (Weighted(cumulate(np.ones(1000), 1000), philox.epoch_key(1, epoch)) for epoch in (0, 1))
+    positions = np.arange(1000)
+    assert (first(positions) == first(positions)).all()
+    assert (first(positions) == second(positions)).mean() < 0.02
+
+
+@given(
+    samples=st.integers(4, 300),
+    batch=st.integers(1, 5),
+    stop=st.integers(0, 30),
+    repeats=st.integers(1, 4),
+    weighted=st.booleans(),
+)
+def test_what_stands_at_a_position_hangs_on_neither_ranks_nor_where_one_began(samples, batch, stop, repeats, weighted):
+    weights = cumulate(np.arange(samples) % 3 + 1, samples) if weighted else None
+    options = {"samples": samples, "shuffle": not weighted, "weights": weights, "repeats": repeats, "drop_last": True}
+    one = positions_and_indices(1, batch_size=4 * batch, **options)
+    assert positions_and_indices(4, batch_size=batch, **options) == one
+    start = min(stop * 4 * batch, samples // (4 * batch) * 4 * batch)
+    rest = positions_and_indices(2, start, batch_size=2 * batch, **options)
+    assert rest == {position: index for position, index in one.items() if position >= start}
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 4])
+def test_repeats_stand_in_a_row_and_on_different_ranks(repeats):
+    options = {"samples": 240, "batch_size": 6, "shuffle": True, "repeats": repeats}
+    found = positions_and_indices(1, **options)
+    for position, index in found.items():
+        assert index == found[position // repeats * repeats]
+    assert set(Counter(found.values()).values()) == {repeats}
+    shares = [
+        {int(index) for rows in Plan(rank=rank, world_size=repeats, **options).batches(0) for index in rows.indices}
+        for rank in range(repeats)
+    ]
+    assert all(share == shares[0] for share in shares)  # each sample is once on each rank
+
+
+class Noise:
+    """Sample i is one of 50 random images, and the number i."""
+
+    images = np.random.default_rng(0).integers(0, 256, (50, 12, 12, 3), np.uint8)
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index):
+        return self.images[index], index
+
+
+@pytest.mark.parametrize("options", [{"repeats": 3, "shuffle": True}, {"weights": np.arange(50)}])
+@settings(max_examples=8, deadline=None)
+@given(stop=st.integers(0, 13))
+def test_a_loader_goes_on_with_them(options, stop):
+    def make():
+        return gl.Loader(Noise(), 7, transforms=[T.RandomResizedCrop(8)], num_workers=0, device="cpu", **options)
+
+    with make() as whole, make() as first, make() as second:
+        undisturbed = [*whole, *whole]
+        seen = []
+        while len(seen) < stop:
+            for batch in first:
+                seen.append(batch)
+                if len(seen) == stop:
+                    break
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        while len(seen) < len(undisturbed):
+            seen += list(second)
+    assert len(seen) == len(undisturbed) == 16
+    for (images, numbers), (others, other_numbers) in zip(seen, undisturbed, strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(numbers, other_numbers)
+
+
+def test_the_repeats_of_a_sample_have_draws_of_their_own():
+    loader = gl.Loader(Noise(), 3, shuffle=True, repeats=3, transforms=[T.RandomCrop(6)], num_workers=0, device="cpu")
+    different = 0
+    for images, numbers in loader:
+        if len(numbers) == 3:
+            assert len(set(numbers.tolist())) == 1
+            different += not torch.equal(images[0], images[1])
+    assert different > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"weights": [1, 2]}, r"weights must be one number for each of the 50 samples, got shape \(2,\)"),
+        ({"weights": [1] * 49 + [-1]}, r"1 are not, the first of them weights\[49\] = -1"),
+        ({"weights": [0] * 50}, "must have a sum that is finite and greater than 0, got 0"),
+        ({"weights": [float("nan")] * 50}, r"50 are not, the first of them weights\[0\] = nan"),
+        ({"weights": [1] * 50, "shuffle": True}, "leave shuffle out"),
+        ({"repeats": 2}, "repeats=2 needs shuffle=True or weights"),
+        ({"repeats": 0, "shuffle": True}, "repeats must be at least 1"),
+        ({"weights": [1] * 50, "uneven": "exact", "info": True}, "does not go with weights or repeats"),
+        ({"repeats": 2, "sampler": range(4)}, "repeats=2 has no meaning with a sampler"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        gl.Loader(Noise(), 5, num_workers=0, device="cpu", **options)
+
+
+def test_weights_that_are_no_numbers_are_refused():
+    with pytest.raises(TypeError, match="weights must be numbers, one for each sample, got list"):
+        gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=["a"] * 50)
+
+
+def test_a_state_of_other_weights_is_refused():
+    first = gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=np.ones(50))
+    second = gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=np.arange(50))
+    with pytest.raises(ValueError, match=r"order was 'weighted-[0-9a-f]{8}' and is 'weighted-"):
+        second.load_state_dict(first.state_dict())

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuload as gl
+from gpuload.ring.ring import GRANULE_BYTES, MARGIN_BYTES, Ring, Slot, map_ring
+
+
+@pytest.fixture
+def ring():
+    ring = Ring(1 << 20)
+    yield ring
+    ring.close()
+
+
+def resident_bytes(ring: Ring) -> int:
+    return os.fstat(ring.fd).st_blocks * 512
+
+
+def test_a_slot_is_shared_with_other_mappings_of_the_descriptor(ring: Ring):
+    slot = ring.acquire(100)
+    assert slot is not None
+    ring.view(slot)[:3] = (1, 2, 3)
+    other = map_ring(ring.fd, ring.ring_bytes)
+    assert other[slot.offset : slot.offset + 3] == b"\x01\x02\x03"
+    other.close()
+
+
+def test_memory_is_taken_only_when_it_is_written(ring: Ring):
+    slot = ring.acquire(512 * 1024)
+    assert resident_bytes(ring) == 0
+    ring.view(slot)[: 256 * 1024] = 1
+    assert resident_bytes(ring) == 256 * 1024
+
+
+def test_the_slot_released_last_is_handed_out_first(ring: Ring):
+    first, second = ring.acquire(1000), ring.acquire(1000)
+    ring.release(first)
+    ring.release(second)
+    assert ring.acquire(1000) is second
+    assert ring.acquire(1000) is first
+
+
+def test_slots_in_use_never_overlap_and_never_exceed_the_ring():
+    rng = np.random.default_rng(0)
+    ring = Ring(4 << 20)
+    used: list[Slot] = []
+    for _ in range(3000):
+        if used and rng.random() < 0.5:
+            ring.release(used.pop(rng.integers(len(used))))
+        elif (slot := ring.acquire(int(rng.integers(1, 1 << 20)))) is not None:
+            used.append(slot)
+        spans = sorted((s.offset, s.offset + s.capacity_bytes) for s in used)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+        assert all(end <= ring.ring_bytes for _, end in spans)
+        assert ring.slot_bytes <= ring.ring_bytes
+    ring.close()
+
+
+def test_a_full_ring_gives_none_until_a_slot_is_released(ring: Ring):
+    slots = [ring.acquire(256 * 1024) for _ in range(4)]
+    assert ring.acquire(1) is None
+    ring.release(slots[2])
+    assert ring.acquire(1) is slots[2]
+
+
+def test_free_slots_that_are_too_small_make_room_for_a_larger_one_and_give_their_pages_back(ring: Ring):
+    slots = [ring.acquire(256 * 1024) for _ in range(4)]
+    for slot in slots:
+        ring.view(slot)[:] = 7
+        ring.release(slot)
+    whole = ring.acquire(ring.ring_bytes)
+    assert whole is not None
+    assert (whole.offset, whole.capacity_bytes) == (0, ring.ring_bytes)
+    assert resident_bytes(ring) == 0
+    assert ring.slots == 1
+
+
+def test_more_than_the_whole_ring_is_an_error(ring: Ring):
+    with pytest.raises(ValueError, match=r"^1048577 bytes do not fit into a ring of 1048576 bytes$"):
+        ring.acquire((1 << 20) + 1)
+
+
+def test_ring_bytes_must_be_positive():
+    with pytest.raises(ValueError, match="ring_bytes must be positive, got 0"):
+        Ring(0)
+
+
+def test_new_and_retired_slots_are_announced():
+    events: list[tuple[str, int]] = []
+    ring = Ring(
+        2 * GRANULE_BYTES,
+        on_new=lambda slot: events.append(("new", slot.offset)),
+        on_retire=lambda slot: events.append(("retired", slot.offset)),
+    )
+    ring.release(ring.acquire(10))
+    ring.release(ring.acquire(10))
+    assert events == [("new", 0)]
+    ring.release(ring.acquire(2 * GRANULE_BYTES))
+    ring.close()
+    assert events == [("new", 0), ("retired", 0), ("new", 0), ("retired", 0)]
+
+
+def test_close_frees_descriptor_and_mapping():
+    def mapped():
+        return Path("/proc/self/maps").read_text().count("gpuload-ring")
+
+    gc.collect()  # what earlier tests left behind
+    before, mapped_before = len(os.listdir("/proc/self/fd")), mapped()
+    ring = Ring(1 << 20)
+    ring.release(ring.acquire(10))
+    ring.close()
+    ring.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert mapped() == mapped_before
+
+
+def test_a_forked_child_neither_maps_the_ring_nor_frees_its_pages(ring: Ring):
+    slot = ring.acquire(1000)
+    ring.view(slot)[:] = 5
+    ring.release(slot)
+    pid = os.fork()
+    if pid == 0:
+        with open("/proc/self/maps") as maps:
+            mapped = "gpuload-ring" in maps.read()
+        ring.close()
+        os._exit(1 if mapped else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ring.view(slot)[0] == 5
+
+
+class Machine:
+    """A memory limit, from which the ring's pages are taken as they are written."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.asked = 0
+        self.ring = Ring(64 << 20, memory_left=self.left)
+
+    def left(self) -> int:
+        self.asked += 1
+        return self.limit - resident_bytes(self.ring)
+
+    def write(self, slot: Slot) -> Slot:
+        self.ring.view(slot)[:] = 1
+        return slot
+
+
+@pytest.fixture
+def machine():
+    """8 MiB for slots beyond what is left to the rest of the program."""
+    machine = Machine(MARGIN_BYTES + (8 << 20))
+    yield machine
+    machine.ring.close()
+
+
+def test_a_slot_that_the_machine_has_no_memory_for_waits_until_another_is_released(machine: Machine):
+    slots = [machine.write(machine.ring.acquire(4 << 20)) for _ in range(2)]
+    assert machine.ring.acquire(1) is None
+    machine.ring.release(slots[0])
+    assert machine.ring.acquire(1) is slots[0]
+
+
+def test_memory_that_was_promised_and_not_yet_written_counts(machine: Machine):
+    first = machine.ring.acquire(4 << 20)
+    assert machine.ring.acquire(6 << 20) is None
+    assert machine.ring.slot_bytes == first.capacity_bytes
+    assert machine.ring.acquire(4 << 20) is not None
+
+
+def test_the_machine_is_asked_only_when_a_new_slot_is_made(machine: Machine):
+    slot = machine.ring.acquire(1000)
+    asked = machine.asked
+    for _ in range(100):
+        machine.ring.release(slot)
+        assert machine.ring.acquire(1000) is slot
+    assert machine.asked == asked == 1
+
+
+def test_free_slots_are_given_up_for_a_larger_one_that_memory_would_not_suffice_for(machine: Machine):
+    slots = [machine.write(machine.ring.acquire(2 << 20)) for _ in range(4)]
+    for slot in slots[1:]:
+        machine.ring.release(slot)
+    assert machine.ring.acquire(6 << 20) is not None
+    assert machine.ring.slots == 2
+
+
+def test_a_slot_that_can_never_be_had_is_an_error_with_the_figures(machine: Machine):
+    machine.ring.release(machine.write(machine.ring.acquire(4 << 20)))
+    with pytest.raises(gl.LimitError) as refusal:
+        machine.ring.acquire(9 << 20)
+    assert str(refusal.value) == (
+        "decoded images need 9,437,184 more bytes of memory, besides 16,777,216 that the rest of the program is "
+        "left, but its control group has only 25,165,824 bytes left. Use a smaller batch_size or chunk_size, fewer "
+        "workers, let the first transform crop, or raise the memory limit of the container or job"
+    )
+    assert machine.ring.slots == machine.ring.slot_bytes == 0
+    assert machine.ring.acquire(8 << 20) is not None  # nothing was lost by asking
+
+
+def test_where_the_size_is_a_guess_a_smaller_slot_is_better_than_an_error(machine: Machine):
+    slot = machine.ring.acquire(30 << 20, least_bytes=1)
+    assert slot.capacity_bytes == 30 << 18  # a quarter: the first half that fits
+    assert machine.ring.acquire(30 << 20, least_bytes=1) is None  # while another may be released, no less will do
+    machine.ring.release(slot)
+    with pytest.raises(gl.LimitError, match="decoded images need 9,437,184 more bytes"):
+        machine.ring.acquire(30 << 20, least_bytes=9 << 20)
+    machine.limit = 0
+    with pytest.raises(gl.LimitError, match="decoded images need 65,536 more bytes"):
+        machine.ring.acquire(30 << 20, least_bytes=0)
+
+
+def test_without_a_limit_only_the_ring_is_one():
+    ring = Ring(1 << 20, memory_left=lambda: None)
+    assert ring.acquire(1 << 20) is not None
+    ring.close()
+
+
+def test_what_is_moved_out_of_the_ring_leaves_its_slot_free(machine: Machine):
+    slot = machine.write(machine.ring.acquire(1 << 20))
+    copy = machine.ring.move_out(slot, 1000)
+    assert machine.ring.acquire(1 << 20) is slot
+    machine.ring.view(slot)[:] = 9
+    assert copy.tolist() == [1] * 1000
+
+
+def test_what_memory_will_not_suffice_for_is_not_moved_out(machine: Machine):
+    slot = machine.write(machine.ring.acquire(5 << 20))
+    with pytest.raises(gl.LimitError, match="decoded images need 4,194,304 more bytes of memory"):
+        machine.ring.move_out(slot, 4 << 20)
+    assert machine.ring.acquire(1) is not slot
+    assert machine.ring.move_out(slot, 2 << 20).nbytes == 2 << 20

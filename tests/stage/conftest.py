@@ -1,0 +1,66 @@
+"""How the tests of backends make batches: images cut to the regions that a chain asks for, as a worker would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from gpuload import transforms as T
+from gpuload.rng.philox import Key, epoch_key
+from gpuload.stage import RaggedImages
+
+KEY = epoch_key(5, 0)
+
+
+def smooth_images(seed: int, count: int, channels: int = 3, low: int = 30, high: int = 120) -> list[np.ndarray]:
+    """Photograph-like uint8 H×W×C arrays of many sizes: waves of colour, edges, and a little noise."""
+    rng = np.random.default_rng(seed)
+    images = []
+    for _ in range(count):
+        height, width = rng.integers(low, high, 2)
+        y, x = np.mgrid[0:height, 0:width]
+        planes = []
+        for _ in range(channels):
+            wave = 127 * (1 + np.sin(x * rng.uniform(-0.1, 0.1) + y * rng.uniform(-0.1, 0.1) + rng.uniform(0, 6)))
+            planes.append(np.where((x // 9 + y // 7) % 5 == 0, 255 - wave, wave))
+        noisy = np.stack(planes, -1) + rng.normal(0, 2, (height, width, channels))
+        images.append(np.clip(noisy, 0, 255).astype(np.uint8))
+    return images
+
+
+def batch(
+    chain: T.Chain, images: Sequence[np.ndarray], *, whole: bool = False, key: Key = KEY, first: int = 0
+) -> tuple[RaggedImages, T.Draws]:
+    """The images as workers would deliver them, or whole, and the draws for them."""
+    sizes = np.array([image.shape[:2] for image in images], np.int64)
+    positions = np.arange(first, first + len(images))
+    regions = chain.regions(key, positions, sizes)
+    if whole:
+        regions = np.hstack([np.zeros_like(sizes), sizes])
+    cut = [
+        image[top : top + height, left : left + width]
+        for image, (top, left, height, width) in zip(images, regions.tolist(), strict=True)
+    ]
+    ragged = RaggedImages.from_arrays(cut)
+    ragged.sizes_hw, ragged.regions_tlhw = sizes, regions
+    return ragged, chain.draw(key, positions, sizes)
+
+
+@pytest.fixture(scope="session")
+def make_images() -> Callable[..., list[np.ndarray]]:
+    return smooth_images
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> Callable[..., tuple[RaggedImages, T.Draws]]:
+    return batch
+
+
+@pytest.fixture(scope="session")
+def photo_arrays(photos) -> list[np.ndarray]:
+    """All photographs, decoded by Pillow, RGB."""
+    from PIL import Image
+
+    return [np.asarray(Image.open(path).convert("RGB")) for path in photos]

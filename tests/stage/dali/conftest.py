@@ -1,0 +1,68 @@
+"""How the tests of the DALI backend compare: one chain, one batch, on DALI and on the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.stage import compile_stage
+
+pytest.importorskip("nvidia.dali")
+
+
+class Comparison:
+    """Results of both, and how far they are apart.
+
+    Attributes:
+        ours, reference: what DALI and the reference made: tensors C×H×W.
+        plan: where each transform ran.
+    """
+
+    def __init__(self, ours: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], plan: Any) -> None:
+        self.ours, self.reference, self.plan = list(ours), list(reference), plan
+        assert [image.shape for image in self.ours] == [image.shape for image in self.reference]
+        assert [image.dtype for image in self.ours] == [image.dtype for image in self.reference]
+        apart = [(a.double() - b.double()).abs() for a, b in zip(self.ours, self.reference, strict=True)]
+        self.apart = apart
+
+    @property
+    def mean(self) -> float:
+        """The mean difference over all numbers."""
+        return float(torch.cat([image.flatten() for image in self.apart]).mean())
+
+    @property
+    def most(self) -> float:
+        """The greatest."""
+        return max(float(image.max()) for image in self.apart)
+
+    @property
+    def native(self) -> list[str]:
+        """The backends of all steps, without repeats."""
+        return list(dict.fromkeys(step.backend for step in self.plan.steps))
+
+
+@pytest.fixture(scope="session")
+def compare(make_batch) -> Callable[..., Comparison]:
+    """A function of transforms and images that runs both."""
+
+    def run(transforms: Sequence[Any], images: Sequence[np.ndarray], *, whole: bool = False, **options) -> Comparison:
+        chain = T.Chain(list(transforms))
+        ragged, draws = make_batch(chain, images, whole=whole)
+        options.setdefault("ragged", "list")
+        stages = [compile_stage(chain, device="cpu", backend=name, **options) for name in ("dali", "torch")]
+        ours, reference = (stage(ragged, draws) for stage in stages)
+        return Comparison(list(ours), list(reference), stages[0].plan)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def images(make_images, photo_arrays) -> list[np.ndarray]:
+    """Photographs, pictures of waves and edges, and noise, of many sizes."""
+    noise = np.random.default_rng(0).integers(0, 256, (60, 70, 3), dtype=np.uint8)
+    return [*photo_arrays[:4], *make_images(3, 9), noise]

@@ -1,0 +1,223 @@
+"""Where results go and how they are finished, on DALI: layouts, dtypes, lists, finished images, memory and threads."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.dali import DaliBackend
+
+NORMALIZE = T.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+CROPS = [T.RandomCrop(40, pad_if_needed=True), T.RandomHorizontalFlip()]
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize(
+    ("dtype", "apart"), [("float32", 1e-6), ("float16", 2e-3), ("bfloat16", 1.6e-2), ("uint8", 0.0)]
+)
+def test_layouts_and_dtypes(memory_format, dtype, apart, compare, images):
+    end = [] if dtype == "uint8" else [NORMALIZE]
+    options: dict[str, Any] = {} if dtype == "uint8" else {"dtype": dtype}
+    compared = compare([*CROPS, *end], images, ragged="error", memory_format=memory_format, **options)
+    assert compared.native == ["dali"]
+    assert compared.ours[0].dtype == getattr(torch, dtype)
+    assert compared.ours[0].stride() == compared.reference[0].stride()
+    assert compared.most <= apart
+
+
+def test_results_that_are_padded_or_of_all_sizes(compare, images):
+    for ragged in ("list", "pad"):
+        compared = compare([T.Pad(2), NORMALIZE], images, ragged=ragged)
+        assert compared.most < 1e-6
+
+
+def test_to_dtype(compare, images):
+    for scale, apart in ((True, 1e-6), (False, 0.0)):
+        compared = compare([*CROPS, T.ToDtype("float32", scale=scale)], images)
+        assert compared.native == ["dali"]
+        assert compared.most <= apart
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize(
+    "erasing",
+    [
+        T.RandomErasing(0.7, value=(0.3, -0.4, 0.5)),
+        T.RandomErasing(0.7, value="random", max_count=3),
+        T.RandomErasing(0.7, mode="rand", max_count=3),
+    ],
+    ids=["constant", "pixels", "boxes"],
+)
+def test_erasing_of_finished_images(erasing, memory_format, compare, images):
+    compared = compare(
+        [*CROPS, NORMALIZE, erasing, T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
+        images,
+        ragged="error",
+        memory_format=memory_format,
+    )
+    assert compared.native == ["dali"]
+    assert compared.most < 1e-6
+
+
+def test_erasing_of_some_finished_images_of_all_sizes(compare, images):
+    erasing = T.RandomApply([T.RandomErasing(1.0, value="random"), T.RandomHorizontalFlip(1.0)], p=0.5)
+    compared = compare([T.Pad(2), NORMALIZE, erasing], images)
+    assert compared.native == ["dali"]
+    assert compared.most < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [("float32", 0.0), ("float16", 0.0), ("bfloat16", 0.0)])
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+def test_erasing_behind_what_the_reference_does(dtype, apart, memory_format, compare, images):
+    """MixUp is not DALI's, so that what is behind it changes the batch where it lies."""
+    transforms = [
+        *CROPS,
+        NORMALIZE,
+        T.MixUp(num_classes=4),
+        T.RandomErasing(0.7, value="random"),
+        T.RandomVerticalFlip(),
+    ]
+    compared = compare([T.Identity(), *transforms], images, ragged="error", dtype=dtype, memory_format=memory_format)
+    assert compared.plan.backend_of("MixUp") == "torch"
+    assert compared.plan.backend_of("RandomErasing") == "dali"
+    assert compared.most <= {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype] + apart
+
+
+def test_images_between_two_backends(compare, images):
+    """Equalize is not DALI's: windows of levels are handed over, both ways."""
+    transforms = [T.RandomHorizontalFlip(), T.RandomEqualize(1.0), T.RandomCrop(30, pad_if_needed=True), NORMALIZE]
+    compared = compare(transforms, images)
+    assert compared.native == ["dali", "torch"]
+    assert compared.most < 1e-6
+
+
+def test_more_images_than_a_piece(compare, images):
+    compared = compare([*CROPS, T.ColorJitter(0.4, 0.4), NORMALIZE, T.RandomErasing()], images * 5, ragged="error")
+    assert len(compared.ours) > 64
+    assert compared.most < 0.05  # one level is 1/255 / 0.2
+
+
+def stage_of(transforms: list[Any]) -> tuple[T.Chain, Any]:
+    chain = T.Chain(transforms)
+    return chain, compile_stage(chain, device="cpu", backend="dali", cpu_threads=1)
+
+
+@pytest.fixture
+def no_collector():
+    """The garbage collector does not come."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_nothing_is_held_and_memory_does_not_grow(make_images, no_collector):
+    """Batches of changing sizes, orders and counts; the memory of the input is free when a call returns."""
+    chain, stage = stage_of([T.RandomResizedCrop(32), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.GaussianBlur(5), NORMALIZE])
+    arrays = make_images(2, 12)
+    page = os.sysconf("SC_PAGE_SIZE")
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * page
+
+    sizes = []
+    for turn in range(60):
+        count = 3 + turn % 10
+        memory = np.concatenate([array.ravel() for array in arrays[:count]])
+        watched = weakref.ref(memory)
+        images = RaggedImages.from_arrays(arrays[:count])
+        images.pixels = torch.from_numpy(memory)
+        stage(images, chain.draw(epoch_key(0, turn), np.arange(count), images.sizes_hw))
+        del images, memory
+        assert watched() is None  # at once, not when the collector comes
+        sizes.append(resident())
+    assert max(sizes[-10:]) - max(sizes[20:30]) < 4 << 20
+
+
+def test_inputs_are_not_copied(make_images):
+    """What is written to the memory behind DALI's back is what the next call sees."""
+    from gpuload.stage.dali.engine import Engine
+    from gpuload.stage.dali.images import Images
+
+    images = RaggedImages.from_arrays(make_images(4, 3))
+    with Engine(torch.device("cpu")).running():
+        held = Images.of_ragged(images, images.regions_tlhw)
+        seen = [sample.torch() for sample in held.batch]
+        assert [sample.data_ptr() - images.pixels.data_ptr() for sample in seen] == images.offsets.tolist()
+        images.pixels.fill_(7)
+        assert all(bool((sample == 7).all()) for sample in seen)
+
+
+def test_an_error_leaves_nothing_behind(make_images):
+    chain, stage = stage_of([T.RandomResizedCrop(32), NORMALIZE])
+    arrays = make_images(2, 4)
+    images = RaggedImages.from_arrays(arrays)
+    draws = chain.draw(epoch_key(0, 0), np.arange(4), images.sizes_hw)
+    broken = RaggedImages.from_arrays(arrays)
+    broken.offsets = broken.offsets + 10**9
+    with pytest.raises(RuntimeError):
+        stage(broken, draws)
+    assert stage(images, draws).shape == (4, 3, 32, 32)
+
+
+def test_no_more_threads_than_torch_has(make_images):
+    chain, stage = stage_of([T.RandomResizedCrop(32), NORMALIZE])
+    images = RaggedImages.from_arrays(make_images(2, 8))
+    draws = chain.draw(epoch_key(0, 0), np.arange(8), images.sizes_hw)
+    stage(images, draws)
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(3):
+        stage(images, draws)
+    assert len(os.listdir("/proc/self/task")) == before
+    del stage
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) < before  # DALI's threads went with the stage
+
+
+def test_many_stages_in_turn(make_images):
+    """A context is left when a call returns, so that another can be entered."""
+    images = RaggedImages.from_arrays(make_images(2, 4))
+    stages = [stage_of([T.RandomResizedCrop(size), NORMALIZE]) for size in (16, 24)]
+    for turn in range(4):
+        for (chain, stage), size in zip(stages, (16, 24), strict=True):
+            draws = chain.draw(epoch_key(0, turn), np.arange(4), images.sizes_hw)
+            assert stage(images, draws).shape == (4, 3, size, size)
+
+
+@pytest.mark.cuda
+def test_on_a_gpu(make_batch, make_images):
+    chain = T.Chain(
+        [
+            T.RandomResizedCrop(64),
+            T.RandomHorizontalFlip(),
+            T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+            T.GaussianBlur(5),
+            NORMALIZE,
+            T.RandomErasing(0.5, value="random"),
+        ]
+    )
+    ragged, draws = make_batch(chain, make_images(2, 20))
+    expected = compile_stage(chain, device="cpu", backend="dali")(ragged, draws)
+    ragged.pixels = ragged.pixels.cuda()
+    stage = compile_stage(chain, device="cuda", backend="dali")
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = stage(ragged, draws)
+        assert isinstance(found, torch.Tensor)
+        assert isinstance(expected, torch.Tensor)
+        assert float((found.cpu() - expected).abs().mean()) < 0.02
+
+
+def test_its_name():
+    assert DaliBackend.name == "dali"

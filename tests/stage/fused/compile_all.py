@@ -1,0 +1,119 @@
+"""Compiles all kernels for CUDA, without a GPU; their names are printed.
+
+    TRITON_INTERPRET=0 python tests/stage/fused/compile_all.py
+
+Another Triton can be tried so: `pip install --target other --no-deps triton==3.5.1`, with `other` first in PYTHONPATH.
+Seen to compile: with 3.4.0, 3.5.1, 3.6.0, 3.7.1, 3.8.0 and 3.9.0.
+"""
+
+# Type checkers do not know what `triton.compile` gives.
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gpuload.stage.fused import erasing, kernel, mixing, record, runner, statistics, weights
+
+STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
+POINTERS = {
+    "pixels_ptr": "*u8",
+    "jobs_ptr": "*i64",
+    "counts_ptr": "*i32",
+    "factors_ptr": "*fp64",
+    "tables_ptr": "*u8",
+    "pairs_ptr": "*i64",
+    "around_ptr": "*i64",
+    "records_ptr": "*i64",
+    "quantiles_ptr": "*fp32",
+    "source_ptr": "*u8",
+    "places_ptr": "*i32",
+    "ints_ptr": "*i64",
+    "floats_ptr": "*fp64",
+    "codes_ptr": "*i64",
+    "values_ptr": "*fp64",
+    "statistics_ptr": "*u8",
+    "weights_ptr": "*i32",
+    "boxes_ptr": "*i64",
+    "constants_ptr": "*fp32",
+}
+
+
+def compiled(function, images="*bf16", options=None, capability=80, **constants):
+    types = {"images_ptr": images, "output_ptr": images, **POINTERS}
+    names = function.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    constants = {(names.index(name),): value for name, value in constants.items()}
+    # As at a launch, whose arrays begin at multiples of 16 bytes.
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name].startswith("*")}
+    source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
+    options = {"enable_fp_fusion": False, **(options or {})}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert "st.global" in made.asm["ptx"] or "red.global" in made.asm["ptx"] or "atom.global" in made.asm["ptx"]
+    if function is kernel.one_pass:
+        # What the compiler is told of pairs (see geometry.py) must not make it take two at once.
+        pixels = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", made.asm["ptx"])
+        assert not pixels, pixels
+    print(made.metadata.name, flush=True)
+    return made
+
+
+for channels in (1, 3):
+    compiled(statistics._count, CHANNELS=channels, BLOCK=1024)
+    compiled(statistics._tabulate, CHANNELS=channels)
+    compiled(erasing._erase_images, CHANNELS=channels, ROWS=8, COLUMNS=16)
+for images in ("*fp32", "*fp16", "*u8"):
+    compiled(mixing._mix, images, CHANNELS=3, DENSE=True, CHANNELS_LAST=False, BLOCK=512)
+# Numbers that are 1 are constants of a kernel.
+ones = dict.fromkeys((*STRIDES[1:], "height", "width"), 1)
+compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, BLOCK=512, **ones)
+compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
+for kind in (record.RESIZE, record.BLUR):
+    compiled(weights._weigh, GEOMETRY=kind.value, ROWS=8, COLUMNS=32, options={"num_warps": 1})
+tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 32}
+plain = {**tile, "OPERATES": False, "ERASES": False}
+for kind in (record.COPY, record.WARP, record.BLUR, record.SHARPNESS):
+    options = runner.options_of(kind.value, warps=1)
+    compiled(kernel.one_pass, "*u8", options, **plain, GEOMETRY=kind.value, OUT_COLUMN=3, FINISHED=False)
+for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
+    compiled(
+        kernel.one_pass,
+        images,
+        GEOMETRY=record.COPY.value,
+        CHANNELS=channels,
+        OUT_CHANNELS=out_channels,
+        ROWS=8,
+        COLUMNS=32,
+        OUT_COLUMN=1,
+        OPERATES=True,
+        FINISHED=True,
+        ERASES=True,
+    )
+# What takes longest in most recipes: nothing goes from thread to thread, and all numbers stay in registers.
+whole = {**tile, "OPERATES": True, "ERASES": True}
+for capability, kind, all_of, column in (
+    (80, record.RESIZE, plain, 1),
+    (90, record.RESIZE, plain, 1),
+    (90, record.RESIZE, plain, 3),
+    (90, record.RESIZE, whole, 1),
+    (90, record.COPY, whole, 3),
+):
+    options = runner.options_of(kind.value, warps=1)
+    constants = {**all_of, "GEOMETRY": kind.value, "FINISHED": True, "OUT_COLUMN": column}
+    made = compiled(kernel.one_pass, "*fp16", options, capability, **constants)
+    assert made.metadata.shared == 0
+    assert "bar.sync" not in made.asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    stack = int(re.search(r" STACK:(\d+) ", usage)[1])
+    assert stack <= 16, usage  # 0 with Triton 3.4 to 3.7, 8 bytes of one kernel with 3.9
+    assert " LOCAL:0 " in usage, usage

@@ -1,0 +1,159 @@
+"""What the fused backend has, and what is said where it cannot run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.stage import compile_stage
+from gpuload.stage.compile import _chosen
+from gpuload.stage.fused import passes
+from gpuload.stage.fused.backend import FusedBackend
+from gpuload.stage.reference.backend import TorchBackend
+from gpuload.transforms.program.ops import code
+
+CPU = torch.device("cpu")
+
+
+def test_what_it_lacks():
+    backend = FusedBackend(CPU)
+    reasons = {
+        type(transform).__name__: backend.lacks(transform)
+        for transform in (T.GaussianNoise(), T.AugMix(), T.TimmRandAugment("rand-t3a"), T.RandomApply([T.AugMix()]))
+    }
+    assert reasons == {
+        "GaussianNoise": "a normal number for each pixel and channel is drawn by torch",
+        "AugMix": "several results of an image are mixed by torch",
+        "TimmRandAugment": "three box blurs along each axis are six passes",
+        "RandomApply": "AugMix: several results of an image are mixed by torch",
+    }
+    assert backend.lacks(T.RandomHorizontalFlip()) is None
+    assert backend.lacks(T.RandomHorizontalFlip(), late=True) == "finished images are moved by torch"
+    assert backend.lacks(T.RandomChoice([T.MixUp(num_classes=2), T.CutMix(num_classes=2)]), late=True) is None
+
+
+def test_images_of_four_channels_are_left_to_torch():
+    chain = T.Chain([T.Resize(9), T.Normalize([0.5] * 4, [0.5] * 4), T.RandomHorizontalFlip()])
+    plan = compile_stage(chain, device="cpu", backend="fused").plan
+    assert [(step.backend, step.reason) for step in plan.steps] == [
+        ("fused", None),
+        ("torch", "images of 4 channels are left to torch"),
+        ("torch", "done with Normalize before it"),
+    ]
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr("gpuload.stage.fused.backend.find_spec", lambda name: None)
+    with pytest.raises(gl.BackendError, match="needs Triton, which is not installed; use `pip install triton`"):
+        gl.Loader(["a.jpg"], backend="fused", device="cpu")
+
+
+def test_on_a_cpu(monkeypatch):
+    monkeypatch.setattr("gpuload.stage.fused.backend._interpreted", lambda: False)
+    with pytest.raises(gl.BackendError, match=r"runs on a GPU, got device 'cpu'; use backend='torch' there \(or set"):
+        gl.Loader(["a.jpg"], backend="fused", device="cpu")
+
+
+def chosen(forced: bool):
+    """What is chosen on a GPU, which need not be there for that."""
+    device = torch.device("cuda:0")
+    return _chosen("fused", device, TorchBackend(device), forced=forced)
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
+def test_without_a_compiler_the_reference_runs_and_one_warning_is_given(monkeypatch, forced):
+    monkeypatch.setattr("gpuload.stage.fused.backend._interpreted", lambda: False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.warns(RuntimeWarning, match="'torch' is used on cuda:0, since fused cannot be used: Triton") as caught:
+        backend, note = chosen(forced)
+    assert len(caught) == 1
+    assert backend.name == "torch"
+    assert note is not None
+    assert "neither gcc nor clang is there; install one, or set CC" in note
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
+def test_where_a_kernel_does_not_compile(monkeypatch, forced):
+    def broken(device):
+        raise OSError("ptxas is gone")
+
+    monkeypatch.setattr("gpuload.stage.fused.late.trial", broken)
+    with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
+        backend, _ = chosen(forced)
+    assert backend.name == "torch"
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
+def test_a_gpu_without_memory_is_no_fault_of_the_compiler(monkeypatch, forced):
+    def full(device):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("gpuload.stage.fused.late.trial", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
+        chosen(forced)
+
+
+def test_where_triton_cannot_be_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gpuload.stage.fused.late", None)
+    with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: ModuleNotFoundError"):
+        assert chosen(True)[0].name == "torch"
+
+
+def test_with_a_triton_that_is_broken(monkeypatch):
+    def broken():
+        raise ImportError("libtriton.so is gone")
+
+    monkeypatch.setattr("gpuload.stage.fused.backend._interpreted", broken)
+    with pytest.raises(gl.BackendError, match=r"cannot be imported: ImportError: libtriton.so is gone"):
+        gl.Loader(["a.jpg"], backend="fused", device="cpu")
+
+
+def test_an_operation_without_a_kernel_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(passes, "OPERATIONS", passes.OPERATIONS - {"solarize_add"})
+    plan = compile_stage(T.Chain([T.TimmRandAugment("rand-m9")]), device="cpu", backend="fused").plan
+    assert [(step.backend, step.reason) for step in plan.steps] == [("torch", "the kernels do not know solarize_add")]
+
+
+def test_an_operation_that_comes_all_the_same_is_refused(make_batch, make_images, monkeypatch):
+    known = passes.KNOWN.copy()
+    known[code("invert")] = False
+    monkeypatch.setattr(passes, "KNOWN", known)
+    chain = T.Chain([T.RandomInvert(1.0)])
+    with pytest.raises(TypeError, match="invert is no operation that the fused kernels know"):
+        compile_stage(chain, device="cpu", backend="fused")(*make_batch(chain, make_images(1, 1, low=9, high=12)))
+
+
+def test_without_triton_it_is_not_chosen_where_it_need_not_be(monkeypatch):
+    monkeypatch.setattr("gpuload.stage.fused.backend.find_spec", lambda name: None)
+    with pytest.warns(RuntimeWarning, match="not installed; use `pip install triton`"):
+        assert chosen(False)[0].name == "torch"
+    with pytest.raises(gl.BackendError, match="not installed"):
+        chosen(True)
+
+
+def test_on_the_cpu_the_reference_is_chosen():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compile_stage(T.Chain([T.Resize(9)]), device="cpu").plan.backend == "torch"
+
+
+@pytest.mark.cuda
+def test_on_cuda_it_is_chosen():
+    assert compile_stage(T.Chain([T.Resize(9)]), device="cuda").plan.backend == "fused"
+
+
+def test_planning_imports_no_triton():
+    code = (
+        "import sys; import gpuload as gl; gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], device='cpu')"
+        ".plan(); sys.exit(bool({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,67 @@
+"""No byte outside an image is read: before and behind it lies memory that cannot be.
+
+In a process of its own, which reading there would end.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+PROGRAM = """
+import ctypes
+import mmap
+
+import numpy as np
+import torch
+
+from gpuload import transforms as T
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.rng.philox import epoch_key
+
+PAGE = mmap.PAGESIZE
+memory = mmap.mmap(-1, 6 * PAGE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+protect = ctypes.CDLL(None, use_errno=True).mprotect
+protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+for page in (0, 5):
+    assert protect(start + page * PAGE, PAGE, 0) == 0
+bytes_there = np.frombuffer(memory, np.uint8)[PAGE : 5 * PAGE]
+bytes_there[:] = np.random.default_rng(0).integers(0, 256, len(bytes_there), np.uint8)
+pixels = torch.from_numpy(bytes_there)
+
+CHAINS = (
+    [T.Resize((13, 9)), T.GaussianBlur(5, 1.0)],
+    [T.Resize((5, 40), "bicubic"), T.RandomAdjustSharpness(2, 1.0)],
+    [T.RandomVerticalFlip(1.0), T.RandomHorizontalFlip(1.0), T.Resize((30, 2))],
+    [T.GaussianBlur(9, 2.0), T.RandomAffine(30, interpolation="bicubic", fill=3)],
+    [T.RandomPerspective(0.6, 1.0), T.RandomAutocontrast(1.0), T.RandomEqualize(1.0)],
+    [T.Pad(3, padding_mode="reflect"), T.RandomCrop(5), T.RandomInvert(1.0)],
+)
+for height, width, channels in ((37, 41, 3), (4, 3, 3), (9, 3, 1), (3, 30, 3)):
+    size = height * width * channels
+    # The first at the beginning, the second at the end.
+    offsets = np.array([0, len(bytes_there) - size])
+    shapes, sizes = np.tile([[height, width, channels]], (2, 1)), np.tile([[height, width]], (2, 1))
+    regions = np.tile([[0, 0, height, width]], (2, 1))
+    images = RaggedImages(pixels, offsets, shapes, sizes, regions, ["first", "last"])
+    for transforms in CHAINS:
+        chain = T.Chain(transforms)
+        draws = chain.draw(epoch_key(0, 0), np.arange(2), sizes)
+        made, wanted = (
+            compile_stage(chain, device="cpu", backend=backend)(images, draws) for backend in ("fused", "torch")
+        )
+        assert made.shape == wanted.shape
+        assert (made.int() - wanted.int()).abs().float().mean() < 1
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels read the memory of the GPU, not this one")
+def test_no_byte_outside_an_image_is_read():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

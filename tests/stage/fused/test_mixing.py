@@ -1,0 +1,148 @@
+"""MixUp and CutMix in one kernel: the same bits as the reference, in all dtypes and memory formats."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.rng.philox import Key
+from gpuload.stage.finished import apply_late, neighbours
+from gpuload.transforms.mixing import drawn_mix
+from gpuload.transforms.program.ops import Mix
+
+pytest.importorskip("triton")
+from gpuload.stage.fused.mixing import mix
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
+
+MIXING = {
+    "mixup": T.MixUp(alpha=0.8, num_classes=5),
+    "cutmix": T.CutMix(num_classes=5),
+    "either": T.RandomChoice([T.MixUp(num_classes=5), T.CutMix(num_classes=5)]),
+    "some": T.RandomApply([T.MixUp(num_classes=5)], 0.5),
+}
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Random finished images."""
+    rng = np.random.default_rng(seed)
+    if dtype == torch.uint8:
+        return torch.from_numpy(rng.integers(0, 256, shape, np.uint8))
+    return torch.from_numpy(rng.normal(scale=1.5, size=shape).astype(np.float32)).to(dtype)
+
+
+def both(images: torch.Tensor, transform, partners: np.ndarray | None, position: int = 0):
+    """What the reference makes of images, and the kernel."""
+    n, channels, *size = images.shape
+    chain = T.Chain([T.Normalize([0.5] * channels, [0.25] * channels), transform])
+    drawn = chain.draw(Key(1, 2), np.arange(position, position + n), np.tile(np.array(size, np.int64), (n, 1)))
+    _, late = drawn.split()
+    assert late is not None
+    expected = images.clone()
+    apply_late(expected, late, partners=partners)
+    # Not `to` alone: it would keep the strides of a batch, but not of a slice of one.
+    found = torch.empty_strided(images.shape, images.stride(), dtype=images.dtype, device=DEVICE).copy_(images)
+    drawn = drawn_mix(late)
+    assert drawn is not None
+    mix(found, drawn, neighbours(n) if partners is None else partners)
+    assert found.stride() == images.stride()
+    return expected, found.cpu()
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", MIXING)
+def test_the_bits_are_those_of_the_reference(name, dtype):
+    for number, shape in enumerate([(6, 3, 32, 40), (8, 1, 17, 23), (3, 3, 5, 64)]):
+        images = numbers(shape, dtype, number)
+        expected, found = both(images, MIXING[name], None, 2 * number)
+        assert same_bits(found, expected)
+        assert not torch.equal(found, images)
+        if len(images) % 2:
+            assert torch.equal(found[-1], images[-1])  # it has no partner
+
+
+@pytest.mark.parametrize("name", ["cutmix", "either"])
+@pytest.mark.parametrize("layout", ["channels last", "slice", "transposed"])
+def test_other_layouts(name, layout):
+    images = numbers((4, 3, 21, 35), torch.float16)
+    if layout == "channels last":
+        images = images.contiguous(memory_format=torch.channels_last)
+    elif layout == "slice":
+        images = numbers((4, 5, 40, 50), torch.float16)[:, 1:4, 3:24, 7:42]
+    else:
+        images = numbers((4, 3, 35, 21), torch.float16).transpose(2, 3)
+    expected, found = both(images, MIXING[name], None)
+    assert same_bits(found, expected)
+    assert not torch.equal(found, images)
+
+
+def test_what_lies_between_the_images_of_a_slice_stays():
+    memory = numbers((2, 4, 20, 20), torch.float32).to(DEVICE)
+    before = memory.clone()
+    images = memory[:, 1:, 5:15, 2:18]
+    mix(images, Mix(np.array([0.3, 0.6]), np.zeros((2, 4), np.int64)), np.array([1, 0]))
+    assert (images != before[:, 1:, 5:15, 2:18]).all()
+    images.copy_(before[:, 1:, 5:15, 2:18])
+    assert torch.equal(memory, before)
+
+
+def test_partners_are_told():
+    """Not the neighbours, some have none, and an image that is not changed may have a partner that is."""
+    images = numbers((6, 3, 16, 16), torch.float32)
+    partners = np.array([4, 1, 3, 2, 0, 5])
+    boxes = np.zeros((6, 4), np.int64)
+    boxes[4] = 2, 3, 10, 5
+    boxes[1] = 1, 1, 4, 4  # it has no partner
+    found = images.to(DEVICE).clone()
+    mix(found, Mix(np.array([1.0, 0.5, 0.25, 1.0, 0.5, 0.5]), boxes), partners)
+    found = found.cpu()
+    expected = images.clone()
+    expected[4, :, 2:12, 3:8] = images[0, :, 2:12, 3:8]
+    expected[2] = images[3] * 0.75 + images[2] * 0.25
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("lost", [float("inf"), float("nan"), -0.0])
+def test_a_share_of_one_leaves_an_image_as_it_is(lost):
+    """Were the other added with a share of 0, an infinity in it would be seen, and -0 become 0."""
+    images = numbers((2, 3, 4, 4), torch.float32)
+    images[1] = lost
+    images[0, 0] = -0.0
+    found = images.to(DEVICE).clone()
+    mix(found, Mix(np.array([1.0, 0.5]), np.zeros((2, 4), np.int64)), np.array([1, 0]))
+    assert same_bits(found[0].cpu(), images[0])
+
+
+def test_a_large_image_has_more_pieces_than_the_second_axis_of_a_grid_can_have(monkeypatch):
+    grids = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    monkeypatch.setattr("gpuload.stage.fused.mixing._mix", Kernel())
+    images = torch.empty(2, 3, 6000, 8000, dtype=torch.uint8)
+    mix(images, Mix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))
+    [(pieces, pairs)] = grids
+    assert pieces > 65_535
+    assert pairs == 1
+
+
+def test_nothing_to_mix():
+    for images, partners in ((numbers((2, 3, 4, 4), torch.float32), [0, 1]), (torch.empty(2, 3, 0, 4), [1, 0])):
+        found = images.to(DEVICE).clone()
+        mix(found, Mix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array(partners))
+        assert torch.equal(found.cpu(), images)
+
+
+def test_images_of_different_sizes_are_refused():
+    with pytest.raises(AssertionError, match="in a batch of one size"):
+        mix([torch.zeros(3, 4, 4)] * 2, Mix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))

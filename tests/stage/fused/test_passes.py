@@ -1,0 +1,91 @@
+"""How many passes images need, and what goes into each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages
+from gpuload.stage.fused import record as R
+from gpuload.stage.fused.passes import Passes
+from gpuload.transforms.program.ops import code
+
+
+def passes(transforms, count=8, channels=3, given=3) -> Passes:
+    chain = T.Chain(transforms)
+    images = RaggedImages.from_arrays([np.zeros((40, 50, given), np.uint8)] * count)
+    draws = chain.draw(epoch_key(0, 0), np.arange(count), images.sizes_hw)
+    levels, _ = draws.split()
+    made = Passes(images, levels.windows_tlhw[0], channels)
+    made.apply(levels, levels.windows_tlhw)
+    return made
+
+
+CROP = T.RandomResizedCrop(20)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "count"),
+    [
+        ([], 1),
+        ([CROP, T.RandomHorizontalFlip(1.0), T.Normalize([0.5], [0.5])], 1),
+        ([T.RandomVerticalFlip(1.0), T.CenterCrop(30), T.Resize(20), T.RandomCrop(10), T.RandomHorizontalFlip()], 1),
+        ([T.Pad(4), T.RandomHorizontalFlip(1.0)], 1),
+        ([CROP, T.RandomInvert(1.0), T.RandomSolarize(9, 1.0), T.RandomErasing(1.0), T.RandomGrayscale(1.0)], 1),
+        ([CROP, T.RandomPosterize(3, 1.0), T.RandomHorizontalFlip(1.0), T.CenterCrop(10)], 1),
+        # An image has to be whole before a statistic, a second resampling, a neighbourhood.
+        ([CROP, T.RandomEqualize(1.0)], 2),
+        ([CROP, T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 2),
+        ([CROP, T.RandomEqualize(1.0), T.RandomAutocontrast(1.0)], 3),
+        ([CROP, T.RandomRotation(9)], 2),
+        ([CROP, T.GaussianBlur(3), T.RandomAdjustSharpness(2, 1.0)], 3),
+        ([CROP, T.RandomInvert(1.0), T.Pad(3)], 2),
+        ([CROP, T.RandomPerspective(0.3, 1.0), T.RandomInvert(1.0), T.Resize(9)], 3),
+        # One that was decoded as it lies there is whole already.
+        ([T.RandomEqualize(1.0)], 1),
+        ([T.RandomEqualize(1.0), T.RandomInvert(1.0)], 1),
+        ([T.RandomHorizontalFlip(1.0), T.RandomEqualize(1.0)], 2),
+        ([T.RandomRotation(9)], 1),
+        ([T.GaussianBlur(3)], 1),
+    ],
+)
+def test_as_few_as_can_be(transforms, count):
+    assert (passes(transforms).last + 1 == count).all()
+
+
+def test_images_of_a_batch_have_as_many_as_each_needs():
+    made = passes([CROP, T.RandomEqualize(0.5)], 64)
+    assert set(made.last.tolist()) == {0, 1}
+
+
+def test_operations_stand_in_the_order_in_which_they_are_done():
+    made = passes([CROP, T.RandomPosterize(3, 0.5), T.RandomInvert(0.5), T.RandomSolarize(7, 0.5)], 64)
+    codes, values = made.packed_operations()
+    own = made.ints[0]
+    assert len(codes) == len(values) == own[:, R.OPERATIONS].sum()
+    order = {code("posterize"): 0, code("invert"): 1, code("solarize"): 2}
+    for start, count in zip(own[:, R.OPERATIONS_AT].tolist(), own[:, R.OPERATIONS].tolist(), strict=True):
+        places = [order[number] for number in codes[start : start + count].tolist()]
+        assert places == sorted(places)
+        assert len(set(places)) == count
+
+
+def test_a_window_of_the_image_is_all_that_is_read():
+    made = passes([T.CenterCrop((10, 20))])
+    assert made.ints[0, 0, [R.HEIGHT.value, R.WIDTH.value]].tolist() == [10, 20]
+    assert made.ints[0, 0, R.BASE] == (15 * 50 + 15) * 3
+
+
+def test_an_image_of_one_channel_is_read_as_three_where_it_is_to_have_three():
+    made = passes([T.RandomEqualize(1.0), T.Grayscale(3)], channels=3, given=1)
+    assert (made.ints[0, :, R.CHANNEL_STEP] == 0).all()
+    assert (made.last == 1).all()  # its bytes are not three of a pixel, which a statistic would count
+
+
+def test_parameters_of_a_kind_that_it_does_not_know():
+    with pytest.raises(TypeError, match="Mixture are no parameters that the fused kernels know"):
+        passes([T.AugMix()])

@@ -1,0 +1,202 @@
+"""Whole chains through the fused kernels, on a GPU or else in Triton's interpreter, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.finish import UNCHANGED
+from gpuload.stage.fused.grid import Tile
+from gpuload.stage.fused.runner import FusedRunner
+
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+STEP = 1 / 255 / 0.224  # a level, in finished numbers
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def fused(chain, images, draws, **options):
+    """What the fused backend makes of a batch, on the CPU."""
+    stage = compile_stage(chain, device=DEVICE, backend="fused", **options)
+    made = stage(replace(images, pixels=images.pixels.to(DEVICE)), draws)
+    return made.cpu() if isinstance(made, torch.Tensor) else type(made)(image.cpu() for image in made)
+
+
+def both(make_batch, transforms, images, *, whole=False, **options):
+    chain = T.Chain(transforms)
+    given, draws = make_batch(chain, images, whole=whole)
+    ours = fused(chain, given, draws, **options)
+    theirs = compile_stage(chain, device="cpu", backend="torch", **options)(given, draws)
+    assert type(ours) is type(theirs)
+    return ours, theirs
+
+
+@pytest.fixture
+def images(make_images):
+    return make_images(3, 3, low=20, high=60)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "regions"])
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)],
+        [T.RandomVerticalFlip(), T.Resize(20, "bicubic"), T.RandomCrop((18, 17), padding=5, fill=(1, 2, 3))],
+        [T.RandomResizedCrop(24), T.RandAugment(3, interpolation="bilinear", fill=9)],
+        [T.Resize((30, 31), "nearest"), T.Pad(9, padding_mode="reflect"), T.RandomAffine(30), T.CenterCrop(21)],
+        [
+            T.RandomApply([T.RandomResizedCrop(40), T.RandomErasing(1.0, value=(3, 200, 77))], 0.5),
+            T.RandomChoice([T.GaussianBlur(5), T.RandomVerticalFlip(1.0), T.RandomAdjustSharpness(3, 1.0)]),
+            T.Resize((16, 19)),
+        ],
+    ],
+)
+def test_levels(make_batch, images, transforms, whole):
+    ours, theirs = both(make_batch, transforms, images, whole=whole)
+    difference = (ours.int() - theirs.int()).abs()
+    assert difference.max() <= 6
+    assert difference.double().mean() < 0.1
+
+
+@pytest.mark.parametrize("flip", [T.RandomHorizontalFlip, T.RandomVerticalFlip])
+def test_a_box_is_erased_where_a_mirrored_image_has_it(make_batch, images, flip):
+    erasing = T.RandomErasing(1.0, (0.02, 0.2), value=(3, 200, 77))
+    # What was done to pixels before keeps the mirroring in the same pass.
+    ours, theirs = both(
+        make_batch, [T.RandomInvert(1.0), flip(1.0), T.CenterCrop((19, 17)), erasing, flip(0.5)], images
+    )
+    assert torch.equal(ours, theirs)
+
+
+def test_images_of_one_channel(make_batch, make_images):
+    images = make_images(4, 2, channels=1, low=20, high=50)
+    transforms = [T.RandomResizedCrop(20), T.TrivialAugmentWide(), T.Grayscale(3), T.Pad(2, fill=(9, 99, 199))]
+    ours, theirs = both(make_batch, transforms, images)
+    assert ours.shape == theirs.shape == (2, 3, 24, 24)
+    assert (ours.int() - theirs.int()).abs().max() <= 2
+    ours, theirs = both(make_batch, [T.RandomCrop(12), NORMALIZE.__class__([0.5], [0.2])], images)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_three_channels_become_one(make_batch, images):
+    ours, theirs = both(make_batch, [T.CenterCrop(20), T.Grayscale(), T.RandomPosterize(4, 1.0)], images)
+    assert ours.shape == (3, 1, 20, 20)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_other_numbers_of_channels_run_on_the_reference(make_batch, make_images, channels):
+    images = make_images(1, 2, channels=channels, low=20, high=40)
+    normalize = T.Normalize([0.5] * channels, [0.25] * channels)
+    for end in ([T.ToDtype("float32", scale=True)], [normalize, T.RandomHorizontalFlip(), T.RandomErasing(1.0)]):
+        ours, theirs = both(make_batch, [T.RandomResizedCrop(20), *end], images)
+        torch.testing.assert_close(ours, theirs, atol=1e-6 if DEVICE == "cpu" else STEP, rtol=0)
+
+
+def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(monkeypatch):
+    monkeypatch.setattr("gpuload.stage.fused.runner.tile_of", lambda device: Tile(8, 32, 1))
+    chain = T.Chain([T.RandomInvert(1.0)])
+    ragged = RaggedImages(
+        torch.empty(0, dtype=torch.uint8),
+        np.zeros(1, np.int64),
+        np.array([[6000, 8000, 3]]),
+        np.array([[6000, 8000]]),
+        np.array([[0, 0, 6000, 8000]]),
+        ["large"],
+    )
+    draws = chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw)
+    runner = FusedRunner(UNCHANGED, torch.device("cpu"))
+    outputs = torch.empty(1, device="meta", dtype=torch.uint8).expand(1, 3, 6000, 8000)
+    [launch] = runner.prepare(ragged, draws, draws.windows_tlhw, outputs).launches
+    assert launch.tiles == 750 * 250
+    assert launch.grid[0] == launch.tiles  # only the first axis of a grid goes beyond 65,535
+
+
+@pytest.mark.parametrize("option", ["error", "list"])
+def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, option):
+    chain = T.Chain(
+        [
+            T.RandomResizedCrop(20),
+            T.RandomApply([T.ColorJitter(0.4, 0.4)]),
+            NORMALIZE,
+            T.RandomErasing(0.8),
+            *([T.CutMix(num_classes=3)] if option == "error" else []),
+            T.RandomErasing(1.0),
+        ]
+    )
+    batch = make_batch(chain, make_images(7, 6, low=25, high=40))
+    expected = fused(chain, *batch, ragged=option)
+    monkeypatch.setattr("gpuload.stage.fused.grid.SECOND_AXIS", 2)
+    for one, other in zip(fused(chain, *batch, ragged=option), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+def test_dtypes_and_memory_formats(make_batch, images, dtype, memory_format):
+    transforms = [T.CenterCrop(20), NORMALIZE, T.RandomErasing(1.0, value="random")]
+    ours, theirs = both(make_batch, transforms, images, dtype=dtype, memory_format=memory_format)
+    assert ours.dtype == theirs.dtype
+    assert ours.stride() == theirs.stride()
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+def test_a_result_of_many_tiles(make_batch, images, monkeypatch, memory_format):
+    chain = T.Chain([T.RandomResizedCrop((30, 41)), T.GaussianBlur(5), NORMALIZE, T.RandomErasing(1.0)])
+    batch = make_batch(chain, images)
+    expected = fused(chain, *batch, memory_format=memory_format)
+    monkeypatch.setattr("gpuload.stage.fused.runner.tile_of", lambda device: Tile(8, 32, 1))
+    assert torch.equal(fused(chain, *batch, memory_format=memory_format), expected)
+
+
+@pytest.mark.parametrize("option", ["list", "pad"])
+def test_images_of_different_sizes(make_batch, images, option):
+    ours, theirs = both(make_batch, [T.Resize(16), NORMALIZE, T.RandomErasing(0.9)], images, ragged=option)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=STEP * 1.01, rtol=0)
+
+
+@pytest.mark.parametrize("mixing", [T.MixUp(num_classes=3), T.CutMix(num_classes=3)], ids=["MixUp", "CutMix"])
+def test_mixed_images(make_batch, make_images, mixing):
+    images = make_images(2, 5, low=25, high=40)
+    erasing = T.RandomApply([T.RandomErasing(1.0, value=7.0)])
+    transforms = [T.CenterCrop(20), NORMALIZE, T.RandomErasing(1.0), mixing, T.RandomErasing(1.0, value=5.0), erasing]
+    ours, theirs = both(make_batch, transforms, images)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_bits_do_not_depend_on_the_batch(make_batch, make_images):
+    chain = T.Chain([T.RandomResizedCrop(20), T.RandAugment(2), NORMALIZE])
+    images = make_images(5, 4, low=30, high=50)
+    together = fused(chain, *make_batch(chain, images))
+    for position in range(4):
+        alone = fused(chain, *make_batch(chain, images[position : position + 1], first=position))
+        assert torch.equal(alone[0], together[position])
+
+
+def test_thin_images(make_batch):
+    images = [np.full((1, 40, 3), 9, np.uint8), np.full((40, 1, 3), 200, np.uint8), np.full((1, 1, 3), 3, np.uint8)]
+    ours, theirs = both(make_batch, [T.RandomVerticalFlip(1.0), T.Resize((5, 7)), T.GaussianBlur(3)], images)
+    assert torch.equal(ours, theirs)
+
+
+def test_a_batch_reads_what_lies_in_its_memory_and_nothing_else(make_batch, images):
+    chain = T.Chain([T.RandomResizedCrop(20), NORMALIZE])
+    ragged, draws = make_batch(chain, images)
+    expected = fused(chain, ragged, draws)
+    around = torch.full((len(ragged.pixels) + 200,), 255, dtype=torch.uint8)
+    around[100:-100] = ragged.pixels
+    ragged = RaggedImages(
+        around, ragged.offsets + 100, ragged.shapes, ragged.sizes_hw, ragged.regions_tlhw, ragged.labels
+    )
+    assert torch.equal(fused(chain, ragged, draws), expected)

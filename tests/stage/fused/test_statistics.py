@@ -1,0 +1,104 @@
+"""Tables of contrast, equalize and autocontrast: what the reference makes of each level that an image has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gpuload.stage.reference.operations import OPERATIONS
+from gpuload.stage.reference.points import equalize_table, stretch_table
+from gpuload.transforms.program.ops import VALUES, code
+
+pytest.importorskip("triton")
+from gpuload.stage.fused import statistics
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pictures(channels: int) -> list[np.ndarray]:
+    """H×W×C: random, of one colour, nearly black, bright, of two levels, of a single pixel, and of few."""
+    rng = np.random.default_rng(channels)
+    return [
+        rng.integers(0, 256, (61, 47, channels), np.uint8),
+        np.broadcast_to(rng.integers(0, 256, channels, np.uint8), (33, 7, channels)).copy(),
+        rng.integers(0, 3, (17, 64, channels), np.uint8),
+        np.zeros((5, 5, channels), np.uint8),
+        rng.integers(250, 256, (64, 63, channels), np.uint8),
+        rng.choice(np.array([10, 200], np.uint8), (3, 3, channels)),
+        rng.integers(0, 256, (1, 1, channels), np.uint8),
+        np.clip(rng.normal(90, 20, (47, 53, channels)), 0, 255).astype(np.uint8),
+        rng.integers(0, 200, (19, 21, channels), np.uint8),  # so few pixels that equalize's step is 1
+    ]
+
+
+def made(images: list[np.ndarray], names: list[str], factors: list[float], gap: int = 0) -> np.ndarray:
+    """The tables of images that lie one after the other."""
+    jobs, parts, at = [], [], 0
+    for image, name in zip(images, names, strict=True):
+        parts += [np.full(gap, 77, np.uint8), image.ravel()]
+        jobs.append((at + gap, *image.shape[:2], code(name)))
+        at += gap + image.size
+    pixels = torch.from_numpy(np.concatenate(parts)).to(DEVICE)
+    found = statistics.tables(pixels, np.array(jobs, np.int64), np.array(factors), images[0].shape[2])
+    assert found.shape == (len(images), 3, 256)
+    assert found.dtype == torch.uint8
+    return found.cpu().numpy()
+
+
+def looked_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """C×H×W."""
+    return np.stack([row[plane] for row, plane in zip(table, image.transpose(2, 0, 1), strict=False)])
+
+
+def expected(image: np.ndarray, name: str, factor: float) -> np.ndarray:
+    levels = torch.from_numpy(image.transpose(2, 0, 1).astype(np.float32))[None]
+    return OPERATIONS[name](levels, np.array([[factor] + [0.0] * (VALUES - 1)]))[0].numpy()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", statistics.STATISTICS)
+def test_the_levels_are_those_of_the_reference(name, channels):
+    factors = (0.0, 0.1, 0.7, 1.0, 1.3, 1.6, 1.9, 4.0) if name == "contrast" else (0.0,)
+    images = pictures(channels)
+    for factor in factors:
+        found = made(images, [name] * len(images), [factor] * len(images))
+        for image, table in zip(images, found, strict=True):
+            np.testing.assert_array_equal(looked_up(image, table), expected(image, name, factor))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_whole_tables_are_the_references(channels):
+    """Levels that an image does not have, too; and all rows of a table are there."""
+    for image in pictures(channels):
+        planes = torch.from_numpy(image.reshape(-1, channels).T.copy())
+        counts = torch.stack([torch.bincount(plane.long(), minlength=256) for plane in planes])
+        wanted = equalize_table(counts).numpy(), stretch_table(*planes.double().aminmax(dim=1)).numpy()
+        for table, rows in zip(made([image] * 2, ["equalize", "autocontrast"], [0, 0]), wanted, strict=True):
+            np.testing.assert_array_equal(table, np.broadcast_to(rows, (3, 256)))
+
+
+def test_every_stretch_is_the_references():
+    """An image of two pixels for each pair of ends, three pairs at once."""
+    ends = np.array([(least, greatest) for least in range(0, 256, 7) for greatest in range(least, 256, 5)])
+    ends = ends[: len(ends) // 3 * 3].reshape(-1, 3, 2)
+    images = list(ends.transpose(0, 2, 1)[:, None].astype(np.uint8))  # 1 × 2 × 3
+    found = made(images, ["autocontrast"] * len(images), [0.0] * len(images))
+    bounds = torch.from_numpy(ends.astype(np.float64))
+    np.testing.assert_array_equal(found, stretch_table(bounds[..., 0], bounds[..., 1]).numpy())
+
+
+def test_operations_and_sizes_of_a_batch_may_differ():
+    """Images that need several programs and several rounds of each lie between small ones, with gaps."""
+    rng = np.random.default_rng(0)
+    sizes = [(64, 64), (9, 1), (181, 193), (150, 90), (2, 31)]
+    names = ["equalize", "contrast", "contrast", "autocontrast", "equalize"]
+    images = [np.clip(rng.normal(90, 30, (*size, 3)), 20, 230).astype(np.uint8) for size in sizes]
+    factors = [0.0, 0.5, 1.45, 0.0, 0.0]
+    for image, name, factor, table in zip(images, names, factors, made(images, names, factors, gap=5), strict=True):
+        np.testing.assert_array_equal(looked_up(image, table), expected(image, name, factor))
+
+
+def test_no_images():
+    pixels = torch.zeros(0, dtype=torch.uint8, device=DEVICE)
+    assert statistics.tables(pixels, np.empty((0, statistics.JOB), np.int64), np.empty(0), 3).shape == (0, 3, 256)

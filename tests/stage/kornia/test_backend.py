@@ -1,0 +1,109 @@
+"""What runs on Kornia, what runs in its place and why, and what is said where Kornia is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.stage import compile_stage
+from gpuload.stage.kornia import KorniaBackend
+
+CPU = torch.device("cpu")
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+NATIVE = [
+    [T.CenterCrop(20)],
+    [T.RandomCrop(20, 4, padding_mode="reflect")],
+    [T.Pad(3, fill=7)],
+    [T.RandomZoomOut()],
+    [T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
+    [T.RandomRotation(30)],
+    [T.RandomRotation(30, "bilinear", expand=True), T.CenterCrop(20)],
+    [T.RandomAffine(30, (0.1, 0.1), (0.8, 1.2), 10)],
+    [T.RandomPerspective()],
+    [T.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+    [T.RandomPhotometricDistort()],
+    [T.Grayscale(3)],
+    [T.RandomGrayscale()],
+    [T.RandomSolarize(128)],
+    [T.RandomPosterize(3)],
+    [T.RandomInvert()],
+    [T.RandomEqualize()],
+    [T.RandomAutocontrast()],
+    [T.RandomAdjustSharpness(2)],
+    [T.GaussianBlur(5)],
+    [T.GaussianNoise()],
+    [T.RandomErasing()],
+    [NORMALIZE, T.RandomErasing(value="random")],
+    [T.ToDtype("float32", scale=True), T.RandomErasing()],
+    [T.RandAugment()],
+    [T.TrivialAugmentWide()],
+    [T.AutoAugment()],
+    [T.AugMix()],
+    [T.TimmRandAugment("rand-m9-mstd0.5", {"interpolation": "bilinear"})],
+    [T.RandomChoice([T.ColorJitter(0.4), T.RandomRotation(9)])],
+    [T.CenterCrop(20), NORMALIZE, T.MixUp(num_classes=10)],
+    [T.CenterCrop(20), NORMALIZE, T.CutMix(num_classes=10)],
+]
+
+
+@pytest.mark.parametrize("transforms", NATIVE, ids=str)
+def test_these_run_on_kornia(transforms):
+    plan = compile_stage(T.Chain(transforms), device=CPU, backend="kornia").plan
+    assert [step.backend for step in plan.steps] == ["kornia"] * len(transforms), str(plan)
+
+
+LACKING = [
+    (T.Resize(20), "Kornia's resize lies up to 87 levels from Pillow's"),
+    (T.Resize(20, "nearest"), "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"),
+    (T.RandomResizedCrop(20), "Kornia's resize lies up to 87 levels from Pillow's"),
+    (T.RandomRotation(9, "bicubic"), "Kornia's bicubic filter is another than Pillow's (a = -0.75, not -1)"),
+    (T.RandAugment(interpolation="bicubic"), "Kornia's bicubic filter is another than Pillow's"),
+    (T.TimmRandAugment("rand-m9-mstd0.5"), "Kornia's bicubic filter is another than Pillow's"),
+    (T.TimmRandAugment("rand-n4-p1-mstdinf-t3aw"), "Kornia has no box blur of a fractional radius"),
+    (T.RandomApply([T.RandomInvert(), T.Resize(20)]), "Resize: Kornia's resize lies up to 87 levels from Pillow's"),
+]
+
+
+@pytest.mark.parametrize(("transform", "reason"), LACKING, ids=str)
+def test_these_do_not_and_the_plan_says_why(transform, reason):
+    plan = compile_stage(T.Chain([transform, T.RandomInvert()]), device=CPU, backend="kornia").plan
+    assert [step.backend for step in plan.steps] == ["torch", "kornia"]
+    assert plan.steps[0].reason.startswith(reason)
+
+
+ABSENT = """
+import sys
+import gpuload, gpuload.workers.main, torch
+from gpuload import transforms as T
+from gpuload.stage import compile_stage
+from gpuload.stage.kornia import KorniaBackend
+from gpuload.errors import BackendError
+compile_stage(T.Chain([T.ColorJitter(0.4)]), device="cpu")
+assert KorniaBackend.missing(torch.device("cpu")) is None
+assert "kornia" not in sys.modules, "only the backend imports Kornia"
+sys.modules["kornia"] = None  # as if it were not installed
+try:
+    KorniaBackend(torch.device("cpu"))
+except BackendError as error:
+    print(error)
+print(KorniaBackend.missing(torch.device("cpu")))
+"""
+
+
+def test_it_says_what_is_missing_and_imports_kornia_late():
+    done = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    text = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install kornia`"
+    assert first.startswith(f"{text} (")
+    assert second == text
+
+
+def test_its_name_is_that_of_the_option():
+    assert KorniaBackend.name == "kornia"
+    assert compile_stage(T.Chain([T.RandomInvert()]), device=CPU, backend="kornia").plan.backend == "kornia"

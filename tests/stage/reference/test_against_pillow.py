@@ -1,0 +1,168 @@
+"""A chain means what its transforms mean one by one, applied by Pillow to the whole decoded image."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import compile_stage
+from gpuload.stage.reference.batched import BatchRunner
+from gpuload.transforms.program.ops import OPS
+
+FILTERS = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def resize(image: Image.Image, size_hw, interpolation: str) -> Image.Image:
+    height, width = (int(side) for side in size_hw)
+    if interpolation != "nearest":  # rows first, as Pillow did before it chose the cheaper order
+        image = image.resize((width, image.height), FILTERS[interpolation])
+    return image.resize((width, height), FILTERS[interpolation])
+
+
+def crop(transform, image: Image.Image, box) -> Image.Image:
+    """Pad with numpy by as much as any box may reach outside, then cut."""
+    top, left, height, width = (int(number) for number in box)
+    around = max(height, width)
+    mode = getattr(transform, "padding_mode", "constant")
+    array, widths = np.asarray(image), ((around, around), (around, around), (0, 0))
+    if mode == "constant":
+        fill = np.broadcast_to(getattr(transform, "fill", 0), array.shape[2])
+        padded = np.stack([np.pad(array[..., c], around, constant_values=fill[c]) for c in range(array.shape[2])], -1)
+    else:
+        padded = np.pad(array, widths, mode=mode)
+    top, left = top + around, left + around
+    return Image.fromarray(padded[top : top + height, left : left + width])
+
+
+def adjust(image: Image.Image, name: str, factor: float) -> Image.Image:
+    if name == "hue":  # as torchvision does it on Pillow images
+        hue, saturation, value = image.convert("HSV").split()
+        turned = (np.asarray(hue).astype(np.int32) + int(factor * 255)).astype(np.uint8)
+        return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
+    enhancer = {"brightness": "Brightness", "contrast": "Contrast", "saturation": "Color"}[name]
+    return getattr(ImageEnhance, enhancer)(image).enhance(factor)
+
+
+def apply(transform, params, row: int, image):
+    """One transform to one image: Pillow's while it is uint8, a float64 array after that."""
+    if isinstance(transform, T.ToDtype):
+        return np.asarray(image, np.float64) / (255 if transform.scale else 1)
+    if isinstance(transform, T.Normalize):
+        scaled = np.asarray(image, np.float64) / (255 if isinstance(image, Image.Image) else 1)
+        return (scaled - transform.mean) / transform.std
+    if isinstance(transform, T.RandomHorizontalFlip | T.RandomVerticalFlip):
+        if not params.flipped[row]:
+            return image
+        if isinstance(image, np.ndarray):
+            return image[:, ::-1] if isinstance(transform, T.RandomHorizontalFlip) else image[::-1]
+        sides = isinstance(transform, T.RandomHorizontalFlip)
+        return image.transpose(Image.FLIP_LEFT_RIGHT if sides else Image.FLIP_TOP_BOTTOM)
+    if isinstance(transform, T.ColorJitter):
+        for code, values in zip(params.codes[row], params.values[row], strict=True):
+            image = adjust(image, OPS[code], values[0])
+        return image
+    if isinstance(transform, T.CenterCrop | T.RandomCrop):
+        return crop(transform, image, params.box_tlhw[row])
+    if isinstance(transform, T.RandomResizedCrop):
+        image = crop(transform, image, params.box_tlhw[row])
+    return resize(image, params.size_hw[row], transform.interpolation)
+
+
+def one_by_one(chain: T.Chain, draws: T.Draws, images) -> list[np.ndarray]:
+    results = []
+    for row, array in enumerate(images):
+        image = Image.fromarray(array)
+        for index, transform in enumerate(chain):
+            image = apply(transform, draws[index], row, image)
+        results.append(np.asarray(image, np.float64))
+    return results
+
+
+def levels(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.permute(1, 2, 0).to(torch.float64).numpy()
+
+
+def test_the_evaluation_recipe_on_all_photographs(photo_arrays, make_batch):
+    chain = T.Chain([T.Resize(256), T.CenterCrop(224)])
+    ragged, draws = make_batch(chain, photo_arrays)
+    result = compile_stage(chain, device="cpu")(ragged, draws)
+    for row, array in enumerate(photo_arrays):
+        height, width = draws.sizes_hw[1][row].tolist()
+        top, left = round((height - 224) / 2), round((width - 224) / 2)
+        whole = Image.fromarray(array).resize((width, height), Image.BILINEAR)
+        expected = np.asarray(whole)[top : top + 224, left : left + 224].astype(int)
+        assert abs(levels(result[row]) - expected).max() <= 2
+    assert (ragged.shapes[:, :2] < ragged.sizes_hw).any(axis=1).all()  # and it saw no more than it needed
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_training_recipe_on_photographs(photo_arrays, make_batch, interpolation):
+    chain = T.Chain([T.RandomResizedCrop(224, interpolation=interpolation), T.RandomHorizontalFlip()])
+    ragged, draws = make_batch(chain, photo_arrays[:48])
+    result = compile_stage(chain, device="cpu")(ragged, draws)
+    for image, expected in zip(result, one_by_one(chain, draws, photo_arrays[:48]), strict=True):
+        assert abs(levels(image) - expected).max() <= 2
+
+
+def random_chain(rng: np.random.Generator) -> T.Chain:
+    """Up to six transforms in any possible order."""
+    interpolation = str(rng.choice(list(FILTERS)))
+    side, other = (int(number) for number in rng.integers(8, 70, 2))
+    mode = str(rng.choice(["constant", "edge", "reflect", "symmetric"]))
+    menu = [
+        T.Resize(side, interpolation),
+        T.Resize((side, other), interpolation),
+        T.CenterCrop((side, other)),
+        T.RandomCrop(side, padding=int(rng.integers(0, 9)), pad_if_needed=True, fill=(9, 99, 199), padding_mode=mode),
+        T.RandomResizedCrop((side, other), interpolation=interpolation),
+        T.RandomHorizontalFlip(),
+        T.RandomVerticalFlip(),
+        T.ColorJitter(0.3),
+        T.ColorJitter(0.3, 0.3, 0.3),
+    ]
+    chosen = [menu[i] for i in rng.choice(len(menu), rng.integers(1, 6))]
+    ends = [[], [NORMALIZE], [T.ToDtype("float32")], [T.ToDtype("float32", scale=True), NORMALIZE]]
+    return T.Chain([*chosen, *ends[rng.integers(4)], *([T.RandomHorizontalFlip()] if rng.random() < 0.2 else [])])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_chains(seed, make_images, make_batch):
+    rng = np.random.default_rng(seed)
+    chain, images = random_chain(rng), make_images(seed, 5)
+    ragged, draws = make_batch(chain, images, key=epoch_key(seed, 0))
+    stage = compile_stage(chain, device="cpu", ragged="list")
+    result = stage(ragged, draws)
+    scale = np.ptp(levels_scale(chain))
+    # Each resampling is within a level of Pillow's, and what follows may stretch that.
+    steps = sum(isinstance(t, T.Resize | T.RandomResizedCrop) for t in chain)
+    jitters = sum(isinstance(t, T.ColorJitter) for t in chain)
+    limit = (1 + steps) * 1.7**jitters + jitters
+    for image, expected in zip(result, one_by_one(chain, draws, images), strict=True):
+        difference = abs(levels(image) - expected) / scale
+        assert difference.shape == expected.shape
+        assert difference.max() <= limit
+        assert difference.mean() <= 0.03 * (1 + steps) * (1 + jitters)
+
+    # What a worker decodes is enough: from the whole image comes the same, to the last bit.
+    from_whole = stage(*make_batch(chain, images, whole=True, key=epoch_key(seed, 0)))
+    assert all(torch.equal(one, other) for one, other in zip(result, from_whole, strict=True))
+
+    # And so it is with batched operations, which run on CUDA.
+    batched = [torch.empty_like(image) for image in result]
+    BatchRunner(stage._finishes[0], torch.device("cpu"))(ragged, draws, batched)
+    for image, expected in zip(batched, one_by_one(chain, draws, images), strict=True):
+        assert abs(levels(image) - expected).max() / scale <= limit
+
+
+def levels_scale(chain: T.Chain) -> np.ndarray:
+    """What 0 and one level become at the end of the chain, per channel."""
+    image = Image.fromarray(np.array([[[0] * 3], [[1] * 3]], np.uint8))
+    for transform in chain:
+        if isinstance(transform, T.ToDtype | T.Normalize):
+            image = apply(transform, None, 0, image)
+    return np.asarray(image, np.float64)[:, 0, 0]

@@ -1,0 +1,190 @@
+"""Maps of images: Pillow's to the last bit, in batches as for single images, in windows as in wholes, for any masks."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.finish import Finish
+from gpuload.stage.reference.batched import BatchRunner
+from gpuload.stage.reference.single import SingleRunner
+from gpuload.stage.reference.warp import warp_batch, warp_image
+from gpuload.transforms.matrices import rotation_coefficients
+
+FILTERS = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
+KEY = epoch_key(5, 2)
+CPU = torch.device("cpu")
+
+
+def maps(rng: np.random.Generator, kind: str, n: int, height: int, width: int) -> np.ndarray:
+    angle, scale = rng.uniform(-4, 4, n), rng.uniform(0.3, 3, n)
+    found = np.zeros((n, 8))
+    found[:, 0] = found[:, 4] = np.cos(angle) * scale
+    found[:, 1], found[:, 3] = np.sin(angle) * scale, -np.sin(angle) * scale
+    found[:, 2], found[:, 5] = rng.uniform(-width, width, n), rng.uniform(-height, height, n)
+    if kind == "scaling":
+        found[:, [1, 3]] = 0
+    elif kind == "shift":
+        found[:] = [1, 0, 0, 0, 1, 0, 0, 0]
+        found[:, [2, 5]] = rng.integers(-9, 10, (n, 2)) + rng.choice([0, 0.5], (n, 2))
+    elif kind == "projective":
+        found[:, 6:] = rng.normal(0, 0.01, (n, 2))
+    elif kind == "mixed":
+        found[::3, 6:] = rng.normal(0, 0.01, (len(found[::3]), 2))
+        found[1::3, [1, 3]] = 0
+        found[2, 0] *= 3000  # too far for fixed point
+    return found
+
+
+def batch(images: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("interpolation", list(FILTERS))
+@pytest.mark.parametrize("kind", ["affine", "scaling", "shift", "projective", "mixed"])
+def test_batches_single_images_and_pillow_agree(kind, interpolation):
+    rng = np.random.default_rng(len(kind))
+    for trial in range(12):
+        height, width, out_height, out_width = rng.integers(1, 60, 4).tolist()
+        images = rng.integers(0, 256, (6, height, width, 3 if trial % 2 else 1), np.uint8)
+        coefficients, size = maps(rng, kind, 6, height, width), (out_height, out_width)
+        fill = tuple(rng.integers(0, 256, images.shape[3]).tolist())
+        batched = warp_batch(batch(images), coefficients, size, interpolation, fill).permute(0, 2, 3, 1).numpy()
+        for row, image in enumerate(images):
+            affine = not coefficients[row, 6:].any()
+            expected = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).transform(
+                size[::-1],
+                Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
+                coefficients[row, : 6 if affine else 8].tolist(),
+                FILTERS[interpolation],
+                fillcolor=fill[0] if len(fill) == 1 else fill,
+            )
+            single = warp_image(image, coefficients[row].tolist(), size, interpolation, fill)
+            np.testing.assert_array_equal(single, np.asarray(expected).reshape(single.shape))
+            np.testing.assert_array_equal(batched[row], single)
+        corner = rng.integers(0, size, (6, 2))
+        part = (out_height - int(corner[:, 0].max()), out_width - int(corner[:, 1].max()))
+        parts = warp_batch(batch(images), coefficients, part, interpolation, fill, corners=corner)
+        for row, (top, left) in enumerate(corner.tolist()):
+            whole = batched[row, top : top + part[0], left : left + part[1]]
+            np.testing.assert_array_equal(parts[row].permute(1, 2, 0).numpy(), whole)
+
+
+@pytest.mark.parametrize("interpolation", list(FILTERS))
+@pytest.mark.parametrize("channels", [2, 4, 5, 130])
+def test_any_number_of_channels(channels, interpolation):
+    rng = np.random.default_rng(channels)
+    images = rng.integers(0, 256, (3, 23, 31, channels), np.uint8)
+    coefficients = maps(rng, "mixed", 3, 23, 31)
+    batched = warp_batch(batch(images), coefficients, (20, 40), interpolation, 7).permute(0, 2, 3, 1).numpy()
+    for row, image in enumerate(images):
+        arguments = coefficients[row].tolist(), (20, 40), interpolation, 7
+        together = warp_image(image, *arguments)
+        apart = [warp_image(image[:, :, [channel]], *arguments) for channel in range(channels)]
+        np.testing.assert_array_equal(together, np.concatenate(apart, axis=2))
+        np.testing.assert_array_equal(batched[row], together)
+
+
+def test_what_lies_infinitely_far_away_is_filled():
+    image = np.full((8, 8, 3), 200, np.uint8)
+    horizon = [1.0, 0, 0, 0, 1, 0, -1 / 4.5, 0]  # w is 0 in the middle of column 4
+    for interpolation in FILTERS:
+        result = warp_batch(batch(image[None]), np.array([horizon]), (8, 8), interpolation, 9)
+        assert (result[0, :, :, 4] == 9).all()
+
+
+@pytest.mark.parametrize("angle", [0, 90, 180, 270, -90, 450])
+@pytest.mark.parametrize("interpolation", list(FILTERS))
+def test_right_angles_only_move_pixels(angle, interpolation):
+    image = np.random.default_rng(0).integers(0, 256, (31, 44, 3), np.uint8)
+    coefficients, sizes = rotation_coefficients(np.array([angle]), None, np.array([[31, 44]]), expand=True)
+    size = tuple(sizes[0].tolist())
+    np.testing.assert_array_equal(
+        warp_image(image, coefficients[0].tolist(), size, interpolation, 0), np.rot90(image, angle // 90)
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_fill_has_a_number_for_each_channel(channels, nested, make_batch):
+    for transform in (T.Pad(3, fill=(1, 2, 3)), T.RandomRotation(30, fill=(1, 2, 3)), T.RandomZoomOut((1, 2, 3))):
+        inner = T.RandomApply([T.RandomOrder([transform])]) if nested else transform
+        chain = T.Chain([inner])
+        ragged, draws = make_batch(chain, [np.zeros((9, 9, channels), np.uint8)])
+        name = type(transform).__name__
+        text = f"{name}(fill=(1, 2, 3)) has 3 numbers, one for each channel, but image 0 has {channels} there; give one"
+        with pytest.raises(ValueError, match=re.escape(text)):
+            compile_stage(chain, device="cpu", ragged="list")(ragged, draws)
+
+
+CHAINS = [
+    [T.RandomRotation(40, "bilinear", expand=True, fill=(9, 99, 199)), T.CenterCrop((30, 40)), T.RandomVerticalFlip()],
+    [T.RandomAffine(40, (0.2, 0.2), (0.5, 2), 20, "bicubic", fill=50), T.RandomCrop(28), T.RandomHorizontalFlip()],
+    [T.RandomPerspective(0.6), T.Pad((3, 4), fill=7), T.RandomResizedCrop(24, interpolation="nearest")],
+    [T.RandomChoice([T.RandomRotation(90), T.RandomPerspective(p=1.0)]), T.CenterCrop(21)],
+    [T.RandomZoomOut(fill=(1, 2, 3)), T.RandomRotation(9), T.Resize((20, 24), "nearest")],
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHAINS)))
+@pytest.mark.parametrize("same_size", [True, False])
+def test_a_window_of_a_warp_is_that_of_the_whole(number, same_size, make_images, make_batch):
+    chain = T.Chain(CHAINS[number])
+    images = make_images(3, 10, low=50)
+    if same_size:
+        images = [np.ascontiguousarray(image[:50, :50]) for image in images]
+    ragged, draws = make_batch(chain, images, key=KEY)
+    results = compile_stage(chain, device="cpu")(ragged, draws)
+    batched = torch.zeros_like(results)
+    BatchRunner(Finish.of(chain.lines[0].transforms, None), CPU)(ragged, draws, batched)
+    np.testing.assert_array_equal(batched, results)
+    # One transform after the other, each on the whole of what the one before made.
+    for row, image in enumerate(images):
+        for place, transform in enumerate(chain.transforms):
+            line = T.Draws((transform,), (draws[place],), draws.sizes_hw[place : place + 2]).take(np.array([row]))
+            result = torch.empty((1, 3, *line.sizes_hw[1][0].tolist()), dtype=torch.uint8)
+            SingleRunner(Finish.of([], None))(RaggedImages.from_arrays([image]), line, result)
+            image = result[0].permute(1, 2, 0).contiguous().numpy()
+        np.testing.assert_array_equal(results[row].permute(1, 2, 0), image)
+
+
+MASK_CHAINS = [
+    [T.RandomAffine(40, scale=(0.5, 2), interpolation="bilinear", fill={"Mask": 255}), T.RandomCrop(28)],
+    [T.RandomResizedCrop(24, interpolation="bicubic"), T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
+    [T.Resize((33, 20)), T.RandomRotation(80, "bicubic", expand=True, fill=(1, 2, 3)), T.CenterCrop(40)],
+    [T.Resize((30, 30), "random"), T.RandomCrop(40, padding=9, padding_mode="reflect", pad_if_needed=True)],
+    [T.RandomPerspective(p=1.0), T.Pad((5, 1), fill={"Mask": 7}), T.ScaleJitter((40, 50)), T.CenterCrop(30)],
+    [T.RandomZoomOut(fill=(1, 2, 3)), T.RandomShortestSize([20, 30]), T.RandomCrop(33, pad_if_needed=True, fill=4)],
+]
+
+
+@pytest.mark.parametrize("number", range(len(MASK_CHAINS)))
+@pytest.mark.parametrize("channels", [1, 3, 300])
+def test_masks_of_many_channels_move_by_the_nearest_pixel(number, channels):
+    """Each channel as if it were alone, in both runners, and no value that was not there before."""
+    chain = T.Chain(MASK_CHAINS[number])
+    rng = np.random.default_rng(number)
+    masks = [rng.integers(100, 130, (rng.integers(40, 60), 50, channels), np.uint8) for _ in range(4)]
+    sizes = np.array([mask.shape[:2] for mask in masks])
+    draws = chain.draw(KEY, np.arange(4), sizes)
+    finish = Finish.of([], None)
+    shape = (4, channels, *draws.sizes_hw[-1][0].tolist())
+    results = [torch.zeros(shape, dtype=torch.uint8) for _ in range(2)]
+    runners = SingleRunner(finish, masks=True), BatchRunner(finish, CPU, masks=True)
+    for runner, result in zip(runners, results, strict=True):
+        runner(RaggedImages.from_arrays(masks), draws, result)
+    np.testing.assert_array_equal(results[0], results[1])
+    allowed = {transform.outside(masks=True)[0] for transform in chain.transforms} | set(range(100, 130))
+    assert set(results[0].unique().tolist()) <= allowed
+    for channel in {0, channels // 2, channels - 1}:
+        alone = torch.zeros((4, 1, *shape[2:]), dtype=torch.uint8)
+        one = [np.ascontiguousarray(mask[:, :, [channel]]) for mask in masks]
+        runners[0](RaggedImages.from_arrays(one), draws, alone)
+        np.testing.assert_array_equal(alone[:, 0], results[0][:, channel])

@@ -1,0 +1,110 @@
+"""The `backend` of a Loader, as a user sees it."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.stage.fused import FusedBackend
+
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+RECIPE = [T.RandomCrop(24), T.RandomHorizontalFlip(), T.RandomInvert(), NORMALIZE, T.RandomErasing(0.5)]
+
+
+def loader(folder, backend, **options):
+    given = {"batch_size": 8, "shuffle": True, "transforms": RECIPE, "num_workers": 0, "device": "cpu"}
+    return gl.Loader(gl.ImageFolder(folder), backend=backend, **given | options)
+
+
+@pytest.fixture(params=["kornia", "dali", "fused"])
+def backend(request) -> str:
+    if request.param == "dali":
+        pytest.importorskip("nvidia.dali")
+    if request.param == "fused" and (reason := FusedBackend.missing(torch.device("cpu"))):
+        pytest.skip(reason)
+    return request.param
+
+
+def test_an_epoch_is_the_same_on_every_backend(jpeg_folder, backend):
+    with loader(jpeg_folder, "torch") as reference, loader(jpeg_folder, backend) as other:
+        for (images, labels), (expected, numbers) in zip(other, reference, strict=True):
+            assert torch.equal(labels, numbers)
+            torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+
+
+def test_bits_do_not_depend_on_workers(jpeg_folder, backend):
+    with loader(jpeg_folder, backend) as first, loader(jpeg_folder, backend, num_workers=2, chunk_size=3) as second:
+        for (images, _), (others, _) in zip(first, second, strict=True):
+            assert torch.equal(images, others)
+
+
+def test_an_epoch_goes_on_with_another_backend(jpeg_folder, backend):
+    with loader(jpeg_folder, "torch") as first:
+        batches = iter(first)
+        next(batches)
+        state = first.state_dict()
+        rest = list(batches)
+    with loader(jpeg_folder, backend) as second:
+        second.load_state_dict(state)
+        for (images, labels), (expected, numbers) in zip(second, rest, strict=True):
+            assert torch.equal(labels, numbers)
+            torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+
+
+def test_masks_move_with_their_images(jpeg_folder, backend):
+    class Masked(gl.ImageFolder):
+        def __getitem__(self, index):
+            image, label = super().__getitem__(index)
+            return image, gl.Mask(np.asarray(Image.open(io.BytesIO(image.data)).convert("L"))), label
+
+    transforms = [T.RandomCrop(24), T.RandomHorizontalFlip()]
+    options = {"batch_size": 8, "transforms": transforms, "num_workers": 0, "device": "cpu"}
+    with gl.Loader(Masked(jpeg_folder), backend=backend, **options) as made:
+        found = next(iter(made))
+    with gl.Loader(Masked(jpeg_folder), **options) as made:
+        for one, other in zip(found, next(iter(made)), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_the_plan_shows_what_runs_where(jpeg_folder):
+    plan = loader(jpeg_folder, "kornia", transforms=[T.Resize(32), *RECIPE]).plan()
+    assert plan.backend == "kornia"
+    assert [step.backend for step in plan.steps] == ["torch", *["kornia"] * 5]
+    assert plan.backend_of("Resize") == "torch"
+    assert str(plan).splitlines()[0] == "backend kornia on cpu"
+    assert loader(jpeg_folder, "auto").plan().backend == "torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "text"),
+    [
+        ("kornia", "find_spec", r"needs Kornia, which cannot be imported here; run `pip install kornia`"),
+        ("dali", "_installed", r"pip install 'gpuload\[dali\]'"),
+        ("fused", "find_spec", r"needs Triton, which is not installed; use `pip install triton`"),
+    ],
+)
+def test_what_is_missing_is_said_when_the_loader_is_made(monkeypatch, name, place, text):
+    monkeypatch.setattr(f"gpuload.stage.{name}.backend.{place}", lambda *asked: None)
+    with pytest.raises(gl.BackendError, match=text) as caught:
+        gl.Loader(["a.jpg"], backend=name, device="cpu")
+    assert isinstance(caught.value, ImportError)
+
+
+def test_a_loader_imports_only_the_backend_that_it_runs_on():
+    code = (
+        "import sys, gpuload as gl; loader = gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], "
+        "backend='{}', device='cpu'); loader.plan(); "
+        "print(*sorted({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
+    )
+    for name, imported in (("torch", ""), ("kornia", "kornia")):
+        command = [sys.executable, "-c", code.replace("{}", name)]
+        found = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout.strip()
+        assert found == imported

@@ -1,0 +1,114 @@
+"""Chains with transforms that hold others, as the stage applies them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.finish import Finish
+from gpuload.stage.reference.batched import BatchRunner
+from gpuload.stage.reference.single import SingleRunner
+
+KEY = epoch_key(3, 1)
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [T.RandomApply([T.RandomResizedCrop(24)], p=0.5), T.Resize((16, 16))],
+        [T.RandomChoice([T.RandomCrop(24), T.Compose([T.Resize(30), T.CenterCrop(24)])]), T.ColorJitter(0.4, 0.4)],
+        [T.Resize((40, 44)), T.RandomOrder([T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomHorizontalFlip()])],
+        [T.RandomOrder([T.RandomCrop(26), T.RandomHorizontalFlip(), T.RandomVerticalFlip()]), T.RandomCrop((20, 24))],
+        [T.RandomApply([T.ColorJitter(contrast=0.5)]), T.CenterCrop(20)],
+        [T.RandomApply([T.RandomApply([T.ColorJitter(0.5)]), T.RandomVerticalFlip()], 0.7), T.RandomResizedCrop(20)],
+    ],
+)
+def test_regions_and_batches_give_what_each_image_gives_alone(make_images, make_batch, transforms):
+    chain = T.Chain(transforms)
+    images = make_images(4, 12)
+    ragged, draws = make_batch(chain, images, key=KEY)
+    stage = compile_stage(chain, device="cpu")
+    results = stage(ragged, draws)
+    whole, whole_draws = make_batch(chain, images, whole=True, key=KEY)
+    np.testing.assert_array_equal(results, stage(whole, whole_draws))
+    batched = results.clone().zero_()
+    BatchRunner(Finish.of(chain.lines[0].transforms, None), results.device)(ragged, draws, batched)
+    # A level of the two resize kernels is what colours, hue above all, make more of in a few places.
+    off = (batched.int() - results.int()).abs()
+    assert off.max() <= 8
+    assert (off > 1).float().mean() < 0.01
+    for row, image in enumerate(images):
+        drawn = chain.draw(KEY, np.array([row]), np.array([image.shape[:2]]))
+        alone = stage(RaggedImages.from_arrays([image]), drawn)
+        np.testing.assert_array_equal(alone[0], results[row])
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [T.RandomApply([T.RandomZoomOut(0, (1, 3), 1.0), T.RandomAffine(20), T.Resize((24, 24))], 1.0)],
+        [T.Resize((20, 20)), T.RandomApply([T.RandomRotation(40, expand=True), T.Resize((20, 20))], 1.0)],
+        [T.RandomApply([T.RandomResize(20, 40), T.GaussianBlur(3), T.Resize((24, 24))], 1.0)],
+        [
+            T.RandomApply(
+                [T.RandomRotation(0), T.RandomChoice([T.RandomResizedCrop(16, (0.1, 0.3)), T.Resize((16, 16))])], 1.0
+            )
+        ],
+        [
+            T.RandomApply([T.RandomCrop(20), T.RandomPerspective(0.5), T.RandomResizedCrop(16, (0.1, 0.3))], 0.9),
+            T.Resize((16, 16)),
+        ],
+    ],
+)
+def test_images_of_one_size_whose_sizes_differ_within_a_branch(transforms):
+    chain = T.Chain(transforms)
+    noise = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3), np.uint8)
+    images = [np.ascontiguousarray(image.repeat(5, axis=0).repeat(5, axis=1)) for image in noise]
+    ragged = RaggedImages.from_arrays(images)
+    draws = chain.draw(KEY, np.arange(8), ragged.sizes_hw)
+    results = compile_stage(chain, device="cpu")(ragged, draws)
+    assert isinstance(results, torch.Tensor)
+    batched = torch.zeros_like(results)
+    BatchRunner(Finish.of(chain.lines[0].transforms, None), results.device)(ragged, draws, batched)
+    assert (batched.int() - results.int()).abs().max() <= 2
+
+
+def test_all_ways_of_a_branch_have_the_same_scratch_memory(make_images, make_batch):
+    five = [T.Resize((30, 30 + number)) for number in range(5)]
+    chain = T.Chain([T.RandomOrder(five), T.Resize((16, 16))])
+    runner = SingleRunner(Finish.of(chain.lines[0].transforms, None))
+    images, draws = make_batch(chain, make_images(4, 30))
+    runner(images, draws, torch.empty(len(images), 3, 16, 16, dtype=torch.uint8))
+    assert len(runner._steps._resamplers) == 6
+
+
+@pytest.mark.parametrize("flip", [T.RandomVerticalFlip, T.RandomHorizontalFlip])
+@pytest.mark.parametrize("size_hw", [(1, 30), (30, 1), (1, 1)])
+def test_thin_images_are_mirrored_and_resized(flip, size_hw):
+    image = np.random.default_rng(0).integers(0, 256, (*size_hw, 3), np.uint8)
+    mirrored = image[::-1] if flip is T.RandomVerticalFlip else image[:, ::-1]
+
+    def resized(transforms, array):
+        chain, ragged = T.Chain(transforms), RaggedImages.from_arrays([np.ascontiguousarray(array)])
+        return compile_stage(chain, device="cpu")(ragged, chain.draw(KEY, np.arange(1), ragged.sizes_hw))
+
+    np.testing.assert_array_equal(resized([flip(1.0), T.Resize((8, 8))], image), resized([T.Resize((8, 8))], mirrored))
+
+
+def test_noise_is_the_same_whatever_part_of_the_image_is_needed():
+    image = np.full((30, 40, 3), 100, np.uint8)
+    ragged = RaggedImages.from_arrays([image])
+
+    def made(transforms, view=0):
+        chain = T.Chain(transforms)
+        draws = chain.draw(KEY, np.arange(1), ragged.sizes_hw, view=view)
+        return np.asarray(compile_stage(chain, device="cpu")(ragged, draws, view=view))
+
+    whole = made([T.GaussianNoise()])
+    np.testing.assert_array_equal(made([T.GaussianNoise(), T.CenterCrop(10)]), whole[:, :, 10:20, 15:25])
+    views = [T.GaussianNoise(), T.MultiView([[T.CenterCrop(10)], [T.CenterCrop(20)]])]
+    np.testing.assert_array_equal(made(views, 0), made(views, 1)[:, :, 5:15, 5:15])

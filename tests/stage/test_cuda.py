@@ -1,0 +1,83 @@
+"""The same draws on CUDA and on the CPU give the same images, within a level or two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.stage import compile_stage
+
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CHAINS = [
+    ([T.RandomResizedCrop(64), T.RandomHorizontalFlip()], 1),
+    ([T.RandomResizedCrop(64, interpolation="bicubic"), T.RandomVerticalFlip()], 2),
+    ([T.Resize(80), T.CenterCrop(64)], 1),
+    ([T.RandomHorizontalFlip(), T.RandomCrop(64, 4, pad_if_needed=True, fill=(1, 2, 3))], 0),
+    ([T.RandomCrop(64, 4, pad_if_needed=True, padding_mode="reflect"), T.Resize(30, "nearest")], 0),
+    ([T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4)], 6),
+    ([T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomResizedCrop(64)], 8),
+]
+
+
+@pytest.fixture(params=["torch", "kornia", "fused"])
+def backend(request) -> str:
+    return request.param
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("transforms", "most"), CHAINS)
+@pytest.mark.parametrize("count", [1, 70])
+def test_the_levels_are_those_of_the_cpu(make_images, make_batch, transforms, most, count, backend):
+    chain = T.Chain(transforms)
+    ragged, draws = make_batch(chain, make_images(0, count))
+    expected = compile_stage(chain, device="cpu")(ragged, draws)
+    stage = compile_stage(chain, device="cuda", backend=backend)
+    result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
+    difference = (result.cpu().int() - expected.int()).abs()
+    assert difference.max() <= most
+    assert difference.float().mean() <= 0.05
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+def test_floats(make_images, make_batch, dtype, memory_format, backend):
+    chain = T.Chain([T.CenterCrop(40), NORMALIZE])
+    ragged, draws = make_batch(chain, make_images(1, 5))
+    options = {"dtype": dtype, "memory_format": memory_format}
+    expected = compile_stage(chain, device="cpu", **options)(ragged, draws)
+    stage = compile_stage(chain, device="cuda", backend=backend, **options)
+    result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
+    assert result.dtype == expected.dtype
+    assert result.is_contiguous(memory_format=getattr(torch, memory_format))
+    torch.testing.assert_close(result.cpu(), expected, atol=1e-6, rtol=0.01)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("ragged_option", ["list", "pad"])
+def test_ragged(make_images, make_batch, ragged_option):
+    chain = T.Chain([T.Resize(30), NORMALIZE])
+    ragged, draws = make_batch(chain, make_images(2, 5))
+    expected = compile_stage(chain, device="cpu", ragged=ragged_option)(ragged, draws)
+    on_device = replace(ragged, pixels=ragged.pixels.cuda())
+    result = compile_stage(chain, device="cuda", ragged=ragged_option)(on_device, draws)
+    for ours, theirs in zip(result, expected, strict=True):
+        assert ours.is_cuda
+        torch.testing.assert_close(ours.cpu(), theirs, atol=0.03, rtol=0)
+
+
+@pytest.mark.cuda
+def test_bits_do_not_depend_on_the_batch(make_images, make_batch, backend):
+    chain = T.Chain([T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE])
+    stage, images = compile_stage(chain, device="cuda", backend=backend), make_images(3, 70)
+
+    def run(some, first):
+        ragged, draws = make_batch(chain, some, first=first)
+        return stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
+
+    together = run(images, 0)
+    for position in (0, 33, 69):
+        assert torch.equal(run(images[position : position + 1], position)[0], together[position])

@@ -1,0 +1,301 @@
+"""What is done to finished images: erased, flipped behind that, and mixed; the same by both runners."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from originals import torchvision
+from scipy import stats
+
+from gpuload import transforms as T
+from gpuload.batches.mixing import Pairing, mixed_labels, partners_of
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.finish import Finish
+from gpuload.stage.finished import _mix, _mix_at_once, boxes_within, random_numbers
+from gpuload.stage.noise import batch_normals
+from gpuload.stage.reference.batched import BatchRunner
+from gpuload.stage.reference.single import SingleRunner
+from gpuload.transforms.mixing import drawn_mix
+from gpuload.transforms.program.ops import Erase
+
+KEY = epoch_key(3, 1)
+NORMALIZE = T.Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.5))
+FLOAT = T.ToDtype("float32", scale=True)
+
+
+def both(chain: T.Chain, ragged: RaggedImages, draws: T.Draws, **options) -> torch.Tensor:
+    """The result of the stage, which is that of both runners."""
+    result = compile_stage(chain, device="cpu", **options)(ragged, draws)
+    assert isinstance(result, torch.Tensor)
+    batched = torch.zeros_like(result)
+    BatchRunner(Finish.of(chain.lines[0].transforms, options.get("dtype")), torch.device("cpu"))(ragged, draws, batched)
+    torch.testing.assert_close(batched, result, rtol=0, atol=0)
+    return result
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [T.CenterCrop((38, 40)), T.RandomErasing(0.9, value=(1, 2, 3), max_count=3), T.RandomCrop((20, 24)), NORMALIZE],
+        [T.CenterCrop((38, 40)), T.RandomErasing(0.9, value=7), T.RandomHorizontalFlip(), T.RandomCrop(16)],
+        [T.RandomCrop(26), T.RandomApply([T.RandomErasing(0.9, value=200)], 0.6), FLOAT],
+        [T.RandomCrop(26), T.RandomOrder([T.RandomErasing(0.9, value=200), T.ColorJitter(0.5), T.RandomCrop(20)])],
+        [T.RandomCrop(26), FLOAT, T.RandomErasing(0.9, value=0.25), T.CenterCrop(18), NORMALIZE],
+        [T.RandomCrop(26), NORMALIZE, T.RandomErasing(0.9, value="random"), T.RandomHorizontalFlip()],
+        [T.RandomCrop(26), NORMALIZE, T.RandomOrder([T.RandomErasing(0.8), T.RandomVerticalFlip(), T.Identity()])],
+        [T.RandomCrop(26), NORMALIZE, T.RandomChoice([T.RandomErasing(1, mode="rand"), T.RandomErasing(1, value=3)])],
+    ],
+)
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+def test_regions_and_batches_give_what_each_image_gives_alone(make_images, make_batch, transforms, layout):
+    chain = T.Chain(transforms)
+    images = make_images(5, 9, low=40)
+    ragged, draws = make_batch(chain, images, key=KEY)
+    before = ragged.pixels.clone()
+    result = both(chain, ragged, draws, memory_format=layout)
+    assert torch.equal(ragged.pixels, before)  # the ring is only read
+    whole = make_batch(chain, images, whole=True, key=KEY)
+    assert torch.equal(both(chain, *whole), result)
+    for row, image in enumerate(images):
+        alone = chain.draw(KEY, np.array([row]), np.array([image.shape[:2]]))
+        assert torch.equal(both(chain, RaggedImages.from_arrays([image]), alone)[0], result[row])
+
+
+def test_flips_behind_it_move_what_was_erased():
+    chain = T.Chain([NORMALIZE, T.RandomErasing(1, value=9), T.RandomHorizontalFlip(1), T.RandomVerticalFlip(1)])
+    images = [np.zeros((20, 30, 3), np.uint8)] * 4
+    draws = chain.draw(KEY, np.arange(4), np.tile([[20, 30]], (4, 1)))
+    result = both(chain, RaggedImages.from_arrays(images), draws)
+    for row, (top, left, height, width) in enumerate(draws[1].boxes_tlhw[:, 0].tolist()):
+        expected = np.zeros((20, 30), bool)
+        expected[top : top + height, left : left + width] = True
+        np.testing.assert_array_equal((result[row] == 9).all(dim=0), expected[::-1, ::-1])
+
+
+def test_random_pixels_are_normal_numbers_of_their_own():
+    images = [np.full((64, 64, 3), 99, np.uint8)] * 40
+    chain = T.Chain([NORMALIZE, T.RandomErasing(1, (0.3, 0.4), (1, 1), "random")])
+    draws = chain.draw(KEY, np.arange(40), np.tile([[64, 64]], (40, 1)))
+    result = both(chain, RaggedImages.from_arrays(images), draws)
+    boxes = draws[1].boxes_tlhw[:, 0].tolist()
+    found = [result[row, :, t : t + h, left : left + w].numpy() for row, (t, left, h, w) in enumerate(boxes)]
+    numbers = np.concatenate([some.ravel() for some in found])
+    assert stats.kstest(numbers, "norm").pvalue > 0.01
+    assert len(np.unique(numbers)) > 0.99 * len(numbers)
+    assert abs(np.corrcoef(found[0].ravel()[:3000], found[1].ravel()[:3000])[0, 1]) < 0.06
+    rand = T.Chain([NORMALIZE, T.RandomErasing(1, mode="rand")])
+    result = both(rand, RaggedImages.from_arrays(images), rand.draw(KEY, np.arange(40), np.tile([[64, 64]], (40, 1))))
+    assert [len(np.unique(channel)) for channel in result[3].numpy()] == [2, 2, 2]  # one colour and the image
+
+
+def test_a_device_makes_the_same_random_numbers():
+    keys = np.random.default_rng(0).integers(0, 2**32, (5, 2), np.uint64)
+    here = random_numbers(keys, 333, torch.device("cpu"))
+    assert torch.equal(here, batch_normals(torch.from_numpy(keys.astype(np.int64)), 333))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_dtypes(dtype):
+    images = [np.full((20, 30, 3), 99, np.uint8)] * 6
+    chain = T.Chain([NORMALIZE, T.RandomErasing(1, value="random")])
+    draws = chain.draw(KEY, np.arange(6), np.tile([[20, 30]], (6, 1)))
+    full = both(chain, RaggedImages.from_arrays(images), draws)
+    half = both(chain, RaggedImages.from_arrays(images), draws, dtype=dtype)
+    assert half.dtype == getattr(torch, dtype)
+    assert torch.equal(half, full.to(half.dtype))
+
+
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_images_of_several_sizes(make_images, ragged):
+    images = make_images(2, 4)
+    sizes = np.array([image.shape[:2] for image in images])
+    chain = T.Chain([NORMALIZE, T.RandomErasing(1, value="random"), T.RandomHorizontalFlip(1)])
+    given, draws = RaggedImages.from_arrays(images), chain.draw(KEY, np.arange(4), sizes)
+    found = compile_stage(chain, device="cpu", ragged=ragged)(given, draws)
+    found = found if ragged == "list" else [x[:, :h, :w] for x, (h, w) in zip(found[0], found[1].tolist(), strict=True)]
+    for row, image in enumerate(images):
+        alone = compile_stage(chain, device="cpu")(RaggedImages.from_arrays([image]), draws.take(np.array([row])))
+        assert torch.equal(found[row], alone[0])
+
+
+def test_boxes_within_windows():
+    boxes = np.array([[[2, 3, 10, 10], [9, 1, 3, 2], [0, 0, 0, 0], [30, 2, 0, 5]]])
+    found = boxes_within(Erase(boxes, np.zeros((1, 2), np.uint64)), np.array([[4, 5, 6, 20]]))
+    assert found[0, 0].tolist() == [0, 0, 6, 8]
+    # Nothing is left of what lies to the left, nor of what is not there.
+    assert not found[0, 1:, 2:].all(axis=1).any()
+    assert (found[..., 2:] >= 0).all()
+
+
+def test_masks_are_flipped_behind_it_but_not_erased():
+    chain = T.Chain([T.RandomErasing(1, value=9), NORMALIZE, T.RandomErasing(1, value=9), T.RandomHorizontalFlip(1)])
+    mask = np.arange(30 * 20, dtype=np.int64).reshape(20, 30, 1).astype(np.uint8)
+    draws = chain.draw(KEY, np.arange(1), np.array([[20, 30]]))
+    finish = Finish(torch.uint8, (1.0,), (0.0,), None)
+    for runner in (SingleRunner(finish, masks=True), BatchRunner(finish, torch.device("cpu"), masks=True)):
+        out = torch.zeros(1, 1, 20, 30, dtype=torch.uint8)
+        runner(RaggedImages.from_arrays([mask]), draws, out)
+        np.testing.assert_array_equal(out[0, 0], mask[:, ::-1, 0])
+
+
+def test_a_value_for_each_channel_must_fit_the_image():
+    for transforms in ([T.RandomErasing(value=(1, 2))], [T.RandomApply([T.RandomErasing(value=(1, 2))], 1)]):
+        chain = T.Chain(transforms)
+        draws = chain.draw(KEY, np.arange(1), np.array([[20, 30]]))
+        with pytest.raises(
+            ValueError, match=re.escape("RandomErasing(value=(1.0, 2.0)) has 2 values, but image 0 has ")
+        ):
+            compile_stage(chain, device="cpu")(RaggedImages.from_arrays([np.zeros((20, 30, 3), np.uint8)]), draws)
+
+
+CHOICE = T.RandomChoice([T.MixUp(), T.CutMix(), T.Identity()])
+
+
+def unmixed(transforms: list, images: list[np.ndarray], **options) -> tuple[torch.Tensor, T.Draws]:
+    """The results of a chain without its last transform, which mixes, and the draws of all."""
+    sizes = np.array([image.shape[:2] for image in images])
+    before, chain = T.Chain(transforms[:-1]), T.Chain(transforms)
+    drawn = before.draw(KEY, np.arange(len(images)), sizes)
+    result = compile_stage(before, device="cpu", **options)(RaggedImages.from_arrays(images), drawn)
+    assert isinstance(result, torch.Tensor)
+    return result, chain.draw(KEY, np.arange(len(images)), sizes)
+
+
+def formula(images: np.ndarray, draws: T.Draws, partners: np.ndarray) -> np.ndarray:
+    """What mixing must give, in float64."""
+    mix, results = drawn_mix(draws), images.copy()
+    for row, partner in enumerate(partners.tolist()):
+        top, left, height, width = mix.box_tlhw[row].tolist()
+        if partner == row:
+            continue
+        if height:
+            inside = np.s_[:, top : top + height, left : left + width]
+            results[row][inside] = images[partner][inside]
+        else:
+            results[row] = mix.share[row] * images[row] + (1 - mix.share[row]) * images[partner]
+    return results
+
+
+@pytest.mark.parametrize("transform", [T.MixUp(alpha=0.4), T.CutMix(), CHOICE, T.RandomApply([CHOICE], 0.7)])
+@pytest.mark.parametrize("options", [{}, {"memory_format": "channels_last"}, {"dtype": "float16"}])
+@pytest.mark.parametrize("end", [NORMALIZE, FLOAT])
+def test_mixing_is_what_its_formula_says(make_images, transform, options, end):
+    images = make_images(3, 11)
+    transforms = [T.Resize((24, 32)), end, T.RandomErasing(0.5, value=2), transform]
+    before, draws = unmixed(transforms, images, **options)
+    assert (drawn_mix(draws).share < 1).sum() > 3
+    given = RaggedImages.from_arrays(images)
+    for partners in (None, np.array([0, 10, 3, 2, 9, 5, 6, 8, 7, 4, 1])):
+        result = compile_stage(T.Chain(transforms), device="cpu", **options)(given, draws, partners=partners)
+        others = np.array([1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 10]) if partners is None else partners
+        expected = formula(before.to(torch.float64).numpy(), draws, others)
+        assert result.dtype == before.dtype
+        assert result.stride() == before.stride()
+        bound = 1e-3 if result.dtype == torch.float16 else 1e-6
+        np.testing.assert_allclose(result.double(), expected, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_mixing_at_once_as_on_a_device_gives_the_same_bits(dtype, layout):
+    draws = T.Chain([NORMALIZE, CHOICE]).draw(KEY, np.arange(64), np.tile([[24, 32]], (64, 1)))
+    mix, partners = drawn_mix(draws), partners_of(np.random.default_rng(0).permutation(70)[:64])
+    assert (partners == np.arange(64)).any()
+    batch = torch.randn(64, 3, 24, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    one, other = (batch.clone(memory_format=layout) for _ in range(2))
+    _mix(one, mix, partners)
+    _mix_at_once(other, mix, partners)
+    assert torch.equal(one, other)
+    assert not torch.equal(one, batch)
+
+
+@pytest.mark.parametrize("name", ["MixUp", "CutMix"])
+def test_mixing_is_what_torchvision_makes_of_the_same_numbers(name, make_images):
+    torchvision()
+    from torchvision.transforms import v2
+
+    images = make_images(3, 2)
+    before, draws = unmixed([T.Resize((24, 32)), NORMALIZE, getattr(T, name)()], images)
+    result = compile_stage(T.Chain([T.Resize((24, 32)), NORMALIZE, getattr(T, name)()]), device="cpu")(
+        RaggedImages.from_arrays(images), draws
+    )
+    mix, labels = drawn_mix(draws), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    for row in (0, 1):
+        top, left, height, width = mix.box_tlhw[row].tolist()
+        params = {
+            "lam": mix.share[row],
+            "lam_adjusted": mix.share[row],
+            "box": (left, top, left + width, top + height),
+            "batch_size": 2,
+            "labels": labels,
+        }
+        theirs = getattr(v2, name)(num_classes=2)
+        torch.testing.assert_close(theirs.transform(before.clone(), params)[row], result[row], rtol=1e-6, atol=1e-6)
+        soft = mixed_labels(labels, Pairing(T.MixUp(), np.array([1, 0]), mix.share), str)
+        torch.testing.assert_close(theirs.transform(labels, params)[row], soft[row])
+
+
+def test_what_stands_behind_mixing_is_done_to_mixed_images(make_images):
+    images = make_images(3, 4)
+    mixed = [T.Resize((24, 32)), NORMALIZE, T.MixUp()]
+    behind = [T.RandomErasing(1, value=5), T.RandomVerticalFlip(1), torch.nn.Threshold(0, -9)]
+    chain, given = T.Chain([*mixed, *behind]), RaggedImages.from_arrays(images)
+    draws = chain.draw(KEY, np.arange(4), given.sizes_hw)
+    first = T.Draws(draws.transforms[:3], draws.params[:3], draws.sizes_hw[:4])
+    expected = compile_stage(T.Chain(mixed), device="cpu")(given, first)
+    for row, (top, left, height, width) in enumerate(draws[3].boxes_tlhw[:, 0].tolist()):
+        expected[row, :, top : top + height, left : left + width] = 5
+    expected = torch.nn.functional.threshold(expected.flip(2), 0, -9)
+    assert torch.equal(compile_stage(chain, device="cpu")(given, draws), expected)
+
+
+def test_views_are_erased_each_by_itself():
+    erase = [T.RandomErasing(1, value=5), T.RandomHorizontalFlip()]
+    chain = T.Chain([T.MultiView([[T.RandomCrop(20), NORMALIZE, *erase], [T.RandomCrop(20), NORMALIZE, *erase]])])
+    given = RaggedImages.from_arrays([np.zeros((30, 30, 3), np.uint8)] * 3)
+    stage = compile_stage(chain, device="cpu")
+    views = [stage(given, chain.draw(KEY, np.arange(3), given.sizes_hw, view=view), view=view) for view in (0, 1)]
+    assert ((views[0] == 5) != (views[1] == 5)).any(dim=3).any(dim=2).all()
+
+
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_mixing_needs_one_tensor(ragged):
+    with pytest.raises(
+        ValueError, match=re.escape(f"ragged={ragged!r} does not go with MixUp, which mixes images of ")
+    ):
+        compile_stage(T.Chain([NORMALIZE, T.RandomApply([T.MixUp()])]), device="cpu", ragged=ragged)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize(
+    "erasing", [T.RandomErasing(0.9, value=(1, 2, 3), max_count=3), T.RandomErasing(0.9, mode="rand")]
+)
+def test_cuda_gives_what_the_cpu_gives(make_images, layout, erasing):
+    flips = [T.RandomHorizontalFlip(), T.RandomVerticalFlip()]
+    pixels = T.RandomApply([T.RandomErasing(0.9, value="random")], 0.5)
+    chain = T.Chain([T.CenterCrop((40, 44)), NORMALIZE, erasing, *flips, pixels, CHOICE])
+    images = make_images(3, 70, low=44)
+    given = RaggedImages.from_arrays(images)
+    draws = chain.draw(KEY, np.arange(70), given.sizes_hw)
+    expected = compile_stage(chain, device="cpu", memory_format=layout)(given, draws)
+    result = compile_stage(chain, device="cuda", memory_format=layout)(RaggedImages.from_arrays(images, "cuda"), draws)
+    torch.testing.assert_close(result.cpu(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_values_of_erasing_fit_the_channels_that_there_are_where_it_stands():
+    def made(channels, *transforms):
+        chain = T.Chain(transforms)
+        ragged = RaggedImages.from_arrays([np.zeros((9, 9, channels), np.uint8)])
+        return compile_stage(chain, device="cpu")(ragged, chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw))
+
+    erasing = T.RandomErasing(1.0, (0.5, 0.6), value=(1, 2, 3))
+    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel there; give one value, or one for"):
+        made(3, T.Grayscale(1), erasing)
+    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel there"):
+        made(1, T.RandomApply([erasing], 1.0), T.Grayscale(3))
+    assert made(1, T.Grayscale(3), erasing).amax(dim=(0, 2, 3)).tolist() == [1, 2, 3]

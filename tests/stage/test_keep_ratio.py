@@ -1,0 +1,56 @@
+"""timm's crops, pixel by pixel."""
+
+from __future__ import annotations
+
+import numpy as np
+import originals
+import pytest
+import torch
+from PIL import Image
+
+from gpuload import transforms as T
+from gpuload.stage import compile_stage
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    originals.timm()
+    from timm.data import transforms
+
+    return transforms
+
+
+@pytest.mark.parametrize("size_hw", [(20, 30), (10, 30), (30, 11), (9, 12), (16, 16)])
+@pytest.mark.parametrize("padding_mode", ["constant", "reflect", "edge"])
+def test_the_central_crop_is_timms(theirs, size_hw, padding_mode, make_batch):
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (*size_hw, 3), np.uint8)
+    fill = (1, 2, 3) if padding_mode == "constant" else 0
+    for size in ((16, 16), (15, 17)):
+        chain = T.Chain([T.CenterCropOrPad(size, fill=fill, padding_mode=padding_mode)])
+        result = compile_stage(chain, device="cpu")(*make_batch(chain, [image]))
+        assert isinstance(result, torch.Tensor)
+        expected = theirs.CenterCropOrPad(size, fill=fill, padding_mode=padding_mode)(Image.fromarray(image))
+        np.testing.assert_array_equal(result[0].permute(1, 2, 0).numpy(), np.asarray(expected))
+
+
+@pytest.mark.parametrize("padding_mode", ["constant", "reflect"])
+def test_the_random_crop_is_timms(theirs, padding_mode, make_batch, make_images):
+    images = make_images(1, 20, low=20, high=60)
+    crop = T.RandomCropOrPad((40, 36), fill=7 if padding_mode == "constant" else 0, padding_mode=padding_mode)
+    chain = T.Chain([crop])
+    ragged, draws = make_batch(chain, images)
+    results = compile_stage(chain, device="cpu")(ragged, draws)
+    for row, image in enumerate(images):
+        top, left, height, width = draws[0].box_tlhw[row].tolist()
+        expected = theirs.crop_or_pad(Image.fromarray(image), top, left, height, width, crop.fill, padding_mode)
+        np.testing.assert_array_equal(results[row].permute(1, 2, 0).numpy(), np.asarray(expected))
+
+
+def test_trim_border(theirs, make_batch, make_images):
+    images = make_images(1, 4)
+    chain = T.Chain([T.TrimBorder(7)])
+    results = compile_stage(chain, device="cpu", ragged="list")(*make_batch(chain, images))
+    for image, result in zip(images, results, strict=True):
+        expected = np.asarray(theirs.TrimBorder(7)(Image.fromarray(image)))
+        np.testing.assert_array_equal(result.permute(1, 2, 0).numpy(), expected)

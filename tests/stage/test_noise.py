@@ -1,0 +1,55 @@
+"""Normal numbers: how they are distributed, and that every way of making them gives the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from gpuload.stage.noise import batch_normals, normals, quantiles
+
+N = 400_000
+
+
+@pytest.mark.parametrize("key_words", [(0, 0), (1, 2), (0xFFFFFFFF, 0x80000000)])
+def test_standard_normal(key_words):
+    numbers = normals(key_words, N)
+    assert numbers.dtype == np.float32
+    assert stats.kstest(numbers, "norm").pvalue > 0.01
+    # Moments, within four standard errors.
+    for power, moment, spread in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        error = (spread / N) ** 0.5
+        assert abs((numbers.astype(np.float64) ** power).mean() - moment) < 4 * error, power
+
+
+def test_tails_are_as_heavy_as_they_should_be():
+    numbers = np.concatenate([normals((7, number), N) for number in range(8)])
+    for limit in (3, 4, 4.5):
+        beyond = int((abs(numbers) > limit).sum())
+        assert stats.binomtest(beyond, len(numbers), 2 * stats.norm.sf(limit)).pvalue > 0.01, limit
+
+
+def test_neighbours_and_keys_are_independent():
+    numbers = normals((3, 4), N)
+    for lag in (1, 2, 3, 7, 8):
+        for one, other in ((numbers, numbers), (numbers**2, numbers**2), (numbers, abs(numbers))):
+            assert abs(np.corrcoef(one[lag:], other[:-lag])[0, 1]) < 4 / N**0.5, lag
+    assert abs(np.corrcoef(numbers, normals((3, 5), N))[0, 1]) < 4 / N**0.5
+
+
+def test_the_table_is_of_variance_one():
+    table = quantiles().astype(np.float64)
+    assert table.mean() == 0
+    assert abs(table.var() - 1) < 1e-7
+    assert (np.diff(table) > 0).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
+def test_a_batch_on_a_device_has_the_same_bits(count):
+    keys = [(0, 0), (5, 9), (0xFFFFFFFF, 0xFFFFFFFF), (1 << 31, 3)]
+    batch = batch_normals(torch.tensor(keys, dtype=torch.float64), count)
+    assert batch.shape == (4, count)
+    for row, key_words in enumerate(keys):
+        np.testing.assert_array_equal(batch[row].numpy(), normals(key_words, count))
+        np.testing.assert_array_equal(normals(key_words, 1000)[:count], normals(key_words, count))

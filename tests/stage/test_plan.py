@@ -1,0 +1,138 @@
+"""Which backend runs which transform, and how that is shown."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.stage.backend import Backend, kind_of
+from gpuload.stage.plan import make_plan
+from gpuload.transforms.base import Transform
+from gpuload.transforms.program.ops import Box, Branches, Erase, Flip, Mix, Mixture, Ops, Warp
+
+
+class Picky(Backend):
+    """Has what moves no pixels, and of finished images nothing."""
+
+    name = "picky"
+
+    def _lacks(self, transform, kind):
+        return "it moves pixels" if issubclass(kind, Box | Flip | Warp) else None
+
+    def _lacks_late(self, transform, kind):
+        return "it is late"
+
+    def levels(self, finish):
+        raise NotImplementedError
+
+    def late(self):
+        raise NotImplementedError
+
+
+def plan(*transforms):
+    return make_plan(T.Chain(transforms), Picky(torch.device("cpu")))
+
+
+NORMALIZE = T.Normalize([0.5] * 3, [0.5] * 3)
+
+
+@pytest.mark.parametrize(
+    ("transform", "kind"),
+    [
+        (T.RandomCrop(9999), Box),
+        (T.RandomIoUCrop(), Box),
+        (T.RandomZoomOut(), Box),
+        (T.RandomVerticalFlip(), Flip),
+        (T.RandomRotation(3), Warp),
+        (T.RandAugment(), Ops),
+        (T.AugMix(), Mixture),
+        (T.RandomErasing(), Erase),
+        (T.CutMix(num_classes=2), Mix),
+        (T.RandomOrder([T.RandomInvert()]), Branches),
+        (NORMALIZE, None),
+        (T.Identity(), None),
+        (T.ClampBoundingBoxes(), None),
+    ],
+)
+def test_kinds(transform, kind):
+    found = kind_of(transform)
+    assert found is kind or issubclass(found, kind)
+
+
+def test_each_transform_runs_where_it_can():
+    found = plan(T.Resize(9), T.RandomInvert(), T.RandomHorizontalFlip(), T.RandomSolarize(9), NORMALIZE)
+    assert [step.backend for step in found.steps] == ["torch", "picky", "torch", "picky", "picky"]
+    assert found.steps[0].reason == "it moves pixels"
+    assert found.steps[1].reason is None
+    assert found.backend_of("RandomSolarize") == "picky"
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(KeyError, match="no transform of the chain is called 'Resize'; there are RandomInvert"):
+        plan(T.RandomInvert()).backend_of("Resize")
+
+
+def test_one_that_holds_others_runs_where_all_of_them_can():
+    found = plan(
+        T.RandomApply([T.RandomInvert(), T.RandomGrayscale()]), T.RandomChoice([T.RandomInvert(), T.Resize(9)])
+    )
+    assert [step.backend for step in found.steps] == ["picky", "torch"]
+    assert found.steps[1].reason == "Resize: it moves pixels"
+
+
+def test_images_are_finished_where_they_are_written():
+    found = plan(T.RandomInvert(), NORMALIZE, T.RandomHorizontalFlip())
+    assert [step.backend for step in found.steps] == ["picky", "torch", "torch"]
+    assert found.steps[1].reason == "done with RandomHorizontalFlip behind it"
+
+
+def test_finished_images():
+    found = plan(NORMALIZE, T.RandomErasing(), T.MixUp(num_classes=2))
+    assert [(step.backend, step.reason) for step in found.steps] == [
+        ("picky", None),
+        ("torch", "it is late"),
+        ("torch", "it is late"),
+    ]
+
+
+def test_levels_that_go_on_elsewhere_after_the_conversion():
+    found = plan(T.ToDtype("float32", scale=True), T.RandomHorizontalFlip(), T.RandomInvert())
+    assert [step.backend for step in found.steps] == ["picky", "torch", "picky"]
+
+
+def test_what_does_nothing_to_images_runs_anywhere():
+    found = plan(NORMALIZE, T.RandomErasing(), T.Identity(), T.ClampBoundingBoxes())
+    assert [step.backend for step in found.steps] == ["picky", "torch", "picky", "picky"]
+
+
+def test_views_and_modules():
+    views = T.MultiView([[T.RandomInvert()], [T.Resize(9)]])
+    found = make_plan(T.Chain([views, NORMALIZE, torch.nn.Identity()]), Picky(torch.device("cpu")), note="so be it")
+    assert str(found) == (
+        "backend picky on cpu (so be it)\n"
+        "view 1\n"
+        "  RandomInvert()                                        picky\n"
+        "  Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  picky\n"
+        "view 2\n"
+        "  Resize(size=9)                                        torch   it moves pixels\n"
+        "  Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  picky\n"
+        "  Identity                                              module  "
+        "applied to the batch as it is; gets the images alone"
+    )
+
+
+def test_an_empty_chain():
+    assert str(plan()) == "backend picky on cpu"
+
+
+def test_every_transform_says_which_operations_it_draws():
+    for name in T.__all__:
+        kind = getattr(T, name)
+        if isinstance(kind, type) and issubclass(kind, Transform) and kind.draw is not Transform.draw:
+            try:
+                transform = kind()
+            except TypeError:
+                continue  # it has arguments that it needs
+            drawn = kind_of(transform)
+            assert bool(transform.operations) == (drawn in (Ops, Mixture) and name != "ColorJitter"), name

@@ -1,0 +1,280 @@
+"""The stage: its options, what it refuses, what a batch looks like, and that its bits depend on the image alone."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.stage import check_stage, compile_stage
+
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+TRAIN = [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]
+
+
+def stage_of(transforms, **options):
+    chain = T.Chain(transforms)
+    return chain, compile_stage(chain, device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"backend": "cuda"}, "backend must be one of 'auto', 'torch', 'kornia', 'dali', 'fused', got 'cuda'"),
+        ({"ragged": "crop"}, "ragged must be one of 'error', 'list', 'pad', 'views', got 'crop'"),
+        ({"memory_format": "nhwc"}, "memory_format must be one of 'contiguous_format', 'channels_last', got 'nhwc'"),
+        ({"dtype": "float64"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'float64'"),
+        ({"dtype": "half"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
+        ({"dtype": "uint8"}, "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out"),
+        ({"device": "meta"}, "device must be a CPU or a CUDA device, got meta"),
+        ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
+        ({"ragged": "pad"}, "ragged='pad' does not go with the module Identity at the end of the transforms"),
+    ],
+)
+def test_options_are_checked(options, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        compile_stage(T.Chain([T.CenterCrop(8), torch.nn.Identity()]), **{"device": "cpu", **options})
+
+
+@pytest.mark.parametrize(
+    ("transforms", "got"), [([T.CenterCrop(8)], "list"), (T.CenterCrop(8), "CenterCrop"), (None, "NoneType")]
+)
+def test_what_is_no_chain_is_refused(transforms, got):
+    with pytest.raises(TypeError, match=re.escape(f"chain must be a transforms.Chain, got {got}; write T.Chain([…])")):
+        compile_stage(transforms, device="cpu")
+
+
+@pytest.mark.parametrize(("threads", "got"), [(True, "True"), (2.0, "2.0 (float)"), ("2", "'2' (str)")])
+def test_a_number_of_threads_is_an_integer(threads, got):
+    with pytest.raises(TypeError, match=re.escape(f"cpu_threads must be an integer, got {got}")):
+        compile_stage(T.Chain([T.CenterCrop(8)]), device="cpu", cpu_threads=threads)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize("jitter", [[], [T.ColorJitter(0.4, 0.4)]])
+def test_dtypes_and_memory_formats(make_images, make_batch, dtype, memory_format, jitter):
+    transforms = [T.RandomResizedCrop((40, 30)), T.RandomHorizontalFlip(), *jitter]
+    images = make_images(0, 6)
+    chain, stage = stage_of([*transforms, NORMALIZE], dtype=dtype, memory_format=memory_format)
+    result = stage(*make_batch(chain, images))
+    assert result.shape == (6, 3, 40, 30)
+    assert result.dtype == stage.dtype == getattr(torch, dtype)
+    assert result.is_contiguous(memory_format=getattr(torch, memory_format))
+    chain, plain = stage_of(transforms)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (NORMALIZE.mean, NORMALIZE.std))
+    expected = (plain(*make_batch(chain, images)).float() / 255 - mean) / std
+    tolerance = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    torch.testing.assert_close(result.float(), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("end", "dtype", "expected", "scale"),
+    [
+        ([], None, torch.uint8, 1),
+        ([T.ToDtype("uint8", scale=True)], "float16", torch.uint8, 1),
+        ([T.ToDtype("float32")], None, torch.float32, 1),
+        ([T.ToDtype("float16", scale=True)], None, torch.float16, 255),
+        ([T.ToDtype("float16", scale=True)], "float32", torch.float32, 255),
+        ([T.ToDtype("float32"), T.Normalize((0.0,) * 3, (2.0,) * 3)], "bfloat16", torch.bfloat16, 2),
+        ([T.Normalize((0.0,) * 3, (1.0,) * 3)], torch.float16, torch.float16, 255),
+    ],
+)
+def test_what_floats_mean(make_images, make_batch, end, dtype, expected, scale):
+    chain, stage = stage_of([T.CenterCrop(20), *end], dtype=dtype)
+    result = stage(*make_batch(chain, make_images(1, 2)))
+    chain, plain = stage_of([T.CenterCrop(20)])
+    pixels = plain(*make_batch(chain, make_images(1, 2)))
+    assert result.dtype == expected
+    assert plain.dtype == pixels.dtype == torch.uint8
+    torch.testing.assert_close(result.float(), pixels.float() / scale, atol=0, rtol=0.005)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_bits_do_not_depend_on_the_batch(make_images, make_batch, interpolation):
+    transforms = [T.Resize(90, interpolation), T.RandomCrop(70, 4, padding_mode="reflect"), *TRAIN]
+    chain, stage = stage_of(transforms)
+    images = make_images(2, 48)
+    together = stage(*make_batch(chain, images)).clone()
+    for position in range(48):
+        alone = stage(*make_batch(chain, images[position : position + 1], first=position))
+        assert torch.equal(alone[0], together[position])
+    _, other = stage_of(transforms, cpu_threads=2)
+    assert torch.equal(other(*make_batch(chain, images)), together)
+
+
+def test_the_same_stage_again_gives_the_same(make_images, make_batch):
+    chain, stage = stage_of(TRAIN)
+    ragged, draws = make_batch(chain, make_images(3, 5))
+    before = ragged.pixels.clone()
+    first = stage(ragged, draws)
+    assert torch.equal(stage(ragged, draws), first)
+    assert torch.equal(ragged.pixels, before)  # the sources are only read
+
+
+def test_ragged_error_names_two_images(make_batch):
+    chain, stage = stage_of([T.Resize(10)])
+    images = [np.zeros(shape, np.uint8) for shape in ((20, 40, 3), (20, 40, 3), (30, 20, 3))]
+    text = (
+        "the images of a batch have different sizes (height × width) after all transforms: image 0 has 10×20, image 2 "
+        "has 15×10; end with a crop or a Resize((height, width)), or use ragged='list' or ragged='pad'"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        stage(*make_batch(chain, images))
+
+
+def test_ragged_list_and_pad(make_images, make_batch):
+    transforms = [T.Resize(30), T.RandomVerticalFlip(), NORMALIZE]
+    images = make_images(4, 5)
+    chain, listing = stage_of(transforms, ragged="list")
+    ragged, draws = make_batch(chain, images)
+    each = listing(ragged, draws)
+    _, padding = stage_of(transforms, ragged="pad")
+    padded, sizes = padding(ragged, draws)
+    assert isinstance(each, list)
+    assert sizes.dtype == torch.int64
+    assert sizes.tolist() == draws.sizes_hw[-1].tolist() == [list(image.shape[1:]) for image in each]
+    assert padded.shape == (5, 3, *sizes.amax(0).tolist())
+    for image, canvas, (height, width) in zip(each, padded, sizes.tolist(), strict=True):
+        assert torch.equal(canvas[:, :height, :width], image)
+        assert not canvas[:, height:].any()
+        assert not canvas[:, :, width:].any()
+    # The option decides the type, not the data.
+    chain, listing = stage_of([T.CenterCrop(8)], ragged="list")
+    assert [image.shape for image in listing(*make_batch(chain, images))] == [(3, 8, 8)] * 5
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_channels(make_images, make_batch, channels):
+    images = make_images(5, 3, channels)
+    chain, stage = stage_of(
+        [T.RandomResizedCrop(20), T.RandomHorizontalFlip(), T.Normalize((0.5,) * channels, (0.5,) * channels)]
+    )
+    assert stage(*make_batch(chain, images)).shape == (3, channels, 20, 20)
+    chain, stage = stage_of([T.CenterCrop(10), T.ColorJitter(0.4, 0.4, 0.4, 0.1)])
+    if channels in (1, 3):
+        assert stage(*make_batch(chain, images)).shape == (3, channels, 10, 10)
+    else:
+        text = (
+            f"ColorJitter takes images of 1 or 3 channels, but image 0 has {channels}; drop or convert channels in the "
+            "dataset, or decode to mode 'RGB' or 'L'"
+        )
+        with pytest.raises(ValueError, match=re.escape(text)):
+            stage(*make_batch(chain, images))
+
+
+def test_channels_must_fit(make_images, make_batch):
+    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
+    grey = make_images(6, 1, 1)
+    text = (
+        "Normalize has 3 means and stds, but image 0 has 1 channel; give one for each channel, drop or convert "
+        "channels in the dataset, or decode to another mode"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        stage(*make_batch(chain, grey))
+    text = (
+        "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop or "
+        "convert channels in the dataset, or give Encoded(…, mode='RGB') for all of them"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        stage(*make_batch(chain, [*make_images(6, 1, 3), *grey]))
+
+
+def test_an_empty_batch_is_refused(make_images, make_batch):
+    chain, stage = stage_of([T.CenterCrop(8)])
+    ragged, draws = make_batch(chain, make_images(7, 2))
+    with pytest.raises(ValueError, match="a batch needs images and as many draws, got 2 and 1"):
+        stage(ragged, draws.take(np.array([0])))
+
+
+@pytest.mark.parametrize("view", [-1, 2])
+def test_a_view_that_there_is_not_is_refused(make_images, make_batch, view):
+    chain, stage = stage_of([T.MultiView([[T.CenterCrop(8)], [T.CenterCrop(4)]])])
+    ragged, draws = make_batch(chain, make_images(7, 2))
+    with pytest.raises(ValueError, match=f"view must be from 0 to 1, as the chain has them, got {view}"):
+        stage(ragged, draws, view=view)
+
+
+@pytest.mark.parametrize(
+    ("partners", "text"),
+    [
+        ([1, 0, 2, 3], "partners must be an int64 array of shape (4,), got list"),
+        (np.array([1, 0, 2, 3], np.int32), "partners must be an int64 array of shape (4,), got int32 of shape (4,)"),
+        (np.array([1, 0, 2]), "partners must be an int64 array of shape (4,), got int64 of shape (3,)"),
+        (np.array([[1, 0, 2, 3]]), "partners must be an int64 array of shape (4,), got int64 of shape (1, 4)"),
+        (np.array([0, 1, -1, 3]), "partners must be rows of the batch, 0 to 3, but row 2 has -1"),
+        (np.array([0, 4, 2, 3]), "partners must be rows of the batch, 0 to 3, but row 1 has 4"),
+        (np.array([0, 2, 3, 1]), "two partners must be each other's, but row 1 has 2, and row 2 has 3"),
+    ],
+)
+def test_partners_must_be_each_others(make_images, make_batch, partners, text):
+    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE, T.MixUp()])
+    ragged, draws = make_batch(chain, make_images(7, 4))
+    with pytest.raises(ValueError, match=re.escape(text)):
+        stage(ragged, draws, partners=partners)
+
+
+def test_images_of_one_pixel(make_batch):
+    chain, stage = stage_of([T.RandomResizedCrop(8), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE])
+    images = [np.full((1, 1, 3), 77, np.uint8), np.full((1, 9, 3), 77, np.uint8)]
+    assert torch.isfinite(stage(*make_batch(chain, images))).all()
+    chain, stage = stage_of([T.Resize(6), T.CenterCrop(8)])
+    result = stage(*make_batch(chain, images))
+    assert set(result.unique().tolist()) == {0, 77}
+
+
+def test_a_module_at_the_end_is_applied_to_the_batch(make_images, make_batch):
+    class Double(torch.nn.Module):
+        def forward(self, batch):
+            assert batch.shape == (2, 3, 8, 8)
+            return batch * 2
+
+    images = make_images(8, 2)
+    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
+    plain = stage(*make_batch(chain, images))
+    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE, Double()])
+    assert torch.equal(stage(*make_batch(chain, images)), plain * 2)
+
+
+def test_threads_are_put_back(make_images, make_batch):
+    seen = []
+
+    class Spy(torch.nn.Module):
+        def forward(self, batch):
+            seen.append(torch.get_num_threads())
+            return batch
+
+    before = torch.get_num_threads()
+    chain, stage = stage_of([T.CenterCrop(8), Spy()], cpu_threads=before + 1)
+    stage(*make_batch(chain, make_images(9, 2)))
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE], cpu_threads=before + 1)
+    with pytest.raises(ValueError, match="Normalize has"):
+        stage(*make_batch(chain, make_images(9, 2, 1)))
+    assert torch.get_num_threads() == before
+
+
+def test_checking_does_not_begin_to_use_cuda(monkeypatch):
+    """A loader is checked when it is made: in each rank, and before the user may have chosen a device."""
+
+    def begun():
+        raise AssertionError("CUDA was begun to be used")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", begun)
+    chain = T.Chain([T.CenterCrop(8)])
+    for device in ("cuda", None):
+        found, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error", None)
+        assert found == torch.device("cuda")
+    with pytest.raises(AssertionError, match="begun"):  # the stage itself needs to know which
+        compile_stage(chain, device="cuda", backend="torch")
+
+
+def test_a_device_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device is 'cuda:1', but torch finds no CUDA device here; use device='cpu'"):
+        compile_stage(T.Chain([T.Resize(9)]), device="cuda:1")

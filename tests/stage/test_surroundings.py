@@ -1,0 +1,117 @@
+"""What a stage makes does not hang on what the user's process is about."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from gpuload import transforms as T
+from gpuload.stage import compile_stage
+from gpuload.stage.masks import MaskStage
+
+CHAIN = [T.Resize(24), T.CenterCrop(20), T.RandomAdjustSharpness(8, 1.0), T.GaussianBlur(3), T.Normalize([0.5], [0.5])]
+
+
+@pytest.fixture(params=["torch", "kornia", "dali"])
+def backend(request) -> str:
+    if request.param == "dali":
+        pytest.importorskip("nvidia.dali")
+    return request.param
+
+
+def made(make_images, make_batch, backend):
+    chain = T.Chain([*CHAIN[:-1], T.Normalize([0.5] * 3, [0.5] * 3)])
+    return compile_stage(chain, device="cpu", backend=backend)(*make_batch(chain, make_images(0, 3)))
+
+
+def test_autocast(make_images, make_batch, backend):
+    expected = made(make_images, make_batch, backend)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(made(make_images, make_batch, backend), expected)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, batch):
+        return batch * 2
+
+
+LISTED = {"list": list, "pad": list, "error": lambda result: [result], "views": list}
+
+
+@pytest.mark.parametrize(
+    ("ragged", "end"), [*((ragged, []) for ragged in LISTED), ("error", [Doubled()]), ("views", [Doubled()])]
+)
+def test_within_inference_mode_results_are_ordinary_tensors(make_images, make_batch, backend, ragged, end):
+    chain = T.Chain([*CHAIN[:-1], T.Normalize([0.5] * 3, [0.5] * 3), *end])
+    images, draws = make_batch(chain, make_images(0, 3))
+    stage = compile_stage(chain, device="cpu", backend=backend, ragged=ragged)
+    with torch.inference_mode():
+        inside = LISTED[ragged](stage(images, draws))
+    outside = LISTED[ragged](stage(images, draws))
+    assert not any(tensor.is_inference() for tensor in inside)
+    assert all(map(torch.equal, inside, outside))
+
+
+@pytest.mark.parametrize(("kind", "axes", "channels"), [("uint8", 2, 1), ("int32", 3, 8), ("uint8", 3, 0)])
+@pytest.mark.parametrize("transforms", [[T.CenterCrop(20)], [T.Resize(20)], [T.CenterCrop(20), T.ToDtype("float32")]])
+def test_within_inference_mode_masks_are_ordinary_tensors(make_images, make_batch, transforms, kind, axes, channels):
+    chain = T.Chain(transforms)
+    pictures = [np.repeat(image, channels, axis=2) for image in make_images(0, 3, 1)]
+    masks, draws = make_batch(chain, pictures)
+    with torch.inference_mode():
+        each, together = MaskStage(torch.device("cpu"))(masks, draws, [(kind, axes)] * 3)
+    assert len(each) == 3
+    assert not any(mask.is_inference() for mask in each)
+    assert together is None or not together.is_inference()
+
+
+def test_a_module_has_the_users_autocast(make_images, make_batch):
+    seen = []
+
+    class Watching(torch.nn.Module):
+        def forward(self, batch):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return batch
+
+    chain = T.Chain([T.CenterCrop(20), Watching()])
+    stage = compile_stage(chain, device="cpu")
+    images, draws = make_batch(chain, make_images(0, 3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stage(images, draws)
+    stage(images, draws)
+    assert seen == [True, False]
+
+
+FORKED = """
+import os, signal, sys
+import numpy as np, torch
+import gpuload as gl
+from gpuload import transforms as T
+
+torch.set_num_threads(2)
+pictures = [np.random.default_rng(number).integers(0, 256, (300, 400, 3), np.uint8) for number in range(8)]
+chain = [T.RandomResizedCrop(224), T.ColorJitter(0.4), T.Normalize([0.5] * 3, [0.5] * 3)]
+
+
+def epoch():
+    loader = gl.Loader(pictures, 8, transforms=chain, num_workers=0, device="cpu", backend=sys.argv[1])
+    return sum(float(batch.numpy().sum()) for batch in loader)
+
+
+first = epoch()
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    os._exit(0 if epoch() == first else 3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("name", ["torch", "kornia"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_loader_in_a_forked_process(name):
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, name], check=True, timeout=100)

@@ -1,0 +1,142 @@
+"""What is drawn is distributed as torchvision's definitions say, against direct simulations of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+
+N = 10_000
+
+
+def draw(transform: T.Chain, height: int, width: int, n: int = N):
+    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[height, width]], (n, 1)))[0]
+
+
+def simulate_random_resized_crop(height, width, scale, ratio, rng):
+    """torchvision's algorithm, one image."""
+    log_ratio = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(*log_ratio))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
+    if width / height < min(ratio):
+        w, h = width, round(width / min(ratio))
+    elif width / height > max(ratio):
+        w, h = round(height * max(ratio)), height
+    else:
+        w, h = width, height
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "scale", "ratio"),
+    [
+        (375, 500, (0.08, 1.0), (3 / 4, 4 / 3)),
+        (500, 333, (0.5, 1.0), (3 / 4, 4 / 3)),
+        (60, 400, (0.08, 1.0), (3 / 4, 4 / 3)),  # many fall back to the central box
+        (200, 200, (0.05, 0.2), (0.2, 5.0)),
+    ],
+)
+def test_random_resized_crop(height, width, scale, ratio):
+    boxes = draw(T.RandomResizedCrop(32, scale, ratio), height, width).box_tlhw
+    rng = np.random.default_rng(0)
+    expected = np.array([simulate_random_resized_crop(height, width, scale, ratio, rng) for _ in range(N)])
+    for name, ours, theirs in (
+        ("area", boxes[:, 2] * boxes[:, 3], expected[:, 2] * expected[:, 3]),
+        ("ratio", boxes[:, 3] / boxes[:, 2], expected[:, 3] / expected[:, 2]),
+        ("top", boxes[:, 0], expected[:, 0]),
+        ("left", boxes[:, 1], expected[:, 1]),
+    ):
+        assert stats.ks_2samp(ours, theirs).pvalue > 0.01, name
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "box"),
+    [(10, 1000, [0, 493, 10, 13]), (1000, 10, [493, 0, 13, 10]), (1, 1, [0, 0, 1, 1])],
+)
+def test_random_resized_crop_falls_back_to_the_central_box(height, width, box):
+    drawn = draw(T.RandomResizedCrop(8, scale=(0.9, 1.0)), height, width, 5)
+    assert drawn.box_tlhw.tolist() == [box] * 5
+
+
+def test_random_crop_is_uniform():
+    boxes = draw(T.RandomCrop((4, 6)), 8, 12).box_tlhw
+    for starts, count in ((boxes[:, 0], 5), (boxes[:, 1], 7)):
+        seen = np.bincount(starts, minlength=count)
+        assert len(seen) == count
+        assert stats.chisquare(seen).pvalue > 0.01
+
+
+def test_random_crop_pads_as_torchvision():
+    padded = draw(T.RandomCrop(8, padding=(1, 2, 3, 4)), 8, 8).box_tlhw
+    assert padded[:, 0].min() == -2
+    assert padded[:, 0].max() == 4
+    assert padded[:, 1].min() == -1
+    assert padded[:, 1].max() == 3
+    # Both sides get all that is missing, so the image may stand anywhere in the crop.
+    needed = draw(T.RandomCrop(8, pad_if_needed=True), 5, 20).box_tlhw
+    assert needed[:, 0].min() == -3
+    assert needed[:, 0].max() == 0
+    assert needed[:, 1].min() == 0
+    assert needed[:, 1].max() == 12
+
+
+@pytest.mark.parametrize("flip", [T.RandomHorizontalFlip, T.RandomVerticalFlip])
+def test_flips(flip):
+    assert stats.binomtest(int(draw(flip(0.3), 5, 5).flipped.sum()), N, 0.3).pvalue > 0.01
+    assert not draw(flip(0.0), 5, 5).flipped.any()
+    assert draw(flip(1.0), 5, 5).flipped.all()
+
+
+def factors(drawn) -> np.ndarray:
+    """The factors of ColorJitter in the order of its arguments, whatever the order in which they are applied."""
+    order = np.argsort(drawn.codes, axis=1)
+    return np.take_along_axis(drawn.values[:, :, 0], order, axis=1)
+
+
+def test_color_jitter_factors_are_uniform_and_orders_equally_likely():
+    transform = T.ColorJitter(0.4, (0.2, 0.9), 2, 0.1)
+    drawn = draw(transform, 5, 5)
+    for column, (low, high) in enumerate([(0.6, 1.4), (0.2, 0.9), (0, 3), (-0.1, 0.1)]):
+        assert stats.kstest(factors(drawn)[:, column], stats.uniform(low, high - low).cdf).pvalue > 0.01
+    orders, counts = np.unique(drawn.codes, axis=0, return_counts=True)
+    assert len(orders) == 24
+    assert stats.chisquare(counts).pvalue > 0.01
+    assert abs(np.corrcoef(factors(drawn).T) - np.eye(4)).max() < 0.06
+
+
+def test_leaving_an_adjustment_out_does_not_change_the_others():
+    both, one = draw(T.ColorJitter(0.4, hue=0.1), 5, 5), draw(T.ColorJitter(hue=0.1), 5, 5)
+    np.testing.assert_array_equal(factors(both)[:, 1], factors(one)[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("resize", "size", "expected"),
+    [
+        (T.Resize(256), (375, 500), (256, 341)),
+        (T.Resize(256), (500, 333), (384, 256)),
+        (T.Resize(256), (300, 300), (256, 256)),
+        (T.Resize(256, max_size=300), (375, 500), (225, 300)),
+        (T.Resize(None, max_size=250), (375, 500), (187, 250)),
+        (T.Resize((30, 40)), (375, 500), (30, 40)),
+        (T.Resize(10, max_size=20), (1, 1000), (1, 20)),
+    ],
+)
+def test_resize_rounds_as_torchvision(resize, size, expected):
+    assert tuple(draw(resize, *size, 1).size_hw[0]) == expected
+    assert T.Chain([T.CenterCrop(size), resize]).output_size_hw == expected
+
+
+def test_center_crop_rounds_and_pads_as_torchvision():
+    sizes = np.array([[10, 11], [11, 12], [12, 13], [7, 6], [6, 20]])
+    boxes = T.Chain([T.CenterCrop(8)]).draw(epoch_key(0, 0), np.arange(5), sizes)[0].box_tlhw
+    # ⌊½ + 1½⌉ to even; missing pixels are split with the smaller half on the top and left.
+    assert boxes[:, :2].tolist() == [[1, 2], [2, 2], [2, 2], [0, -1], [-1, 6]]

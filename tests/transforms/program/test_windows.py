@@ -1,0 +1,56 @@
+"""The filters as numbers: weights, windows and padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpuload.transforms.program.windows import filter_weights, nearest_indices, padded_places, source_windows
+
+CASES = [(1, 1), (1, 9), (9, 1), (50, 77), (77, 50), (200, 7), (60, 90), (60, 60)]
+
+
+@pytest.mark.parametrize(("length", "output"), CASES)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_weights_are_pillows(length, output, interpolation):
+    row = np.random.default_rng(length).integers(0, 256, length)
+    firsts, weights = filter_weights(np.array([length]), np.array([output]), np.array([0]), output, interpolation)
+    taps = np.minimum(firsts[0, :, None] + np.arange(weights.shape[2]), length - 1)
+    ours = np.clip(((row[taps] * weights[0]).sum(1) + (1 << 21)) >> 22, 0, 255)
+    theirs = Image.fromarray(row.astype(np.uint8)[None]).resize((output, 1), getattr(Image, interpolation.upper()))
+    np.testing.assert_array_equal(ours, np.asarray(theirs)[0])
+
+
+@pytest.mark.parametrize(("length", "output"), CASES)
+def test_nearest_is_pillows(length, output):
+    row = np.arange(length, dtype=np.uint8)[None]
+    theirs = np.asarray(Image.fromarray(row).resize((output, 1), Image.NEAREST))[0]
+    np.testing.assert_array_equal(nearest_indices(length, output, 0, output), theirs)
+    np.testing.assert_array_equal(
+        nearest_indices(length, output, output // 2, 1), theirs[output // 2 : output // 2 + 1]
+    )
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_a_window_holds_every_pixel_that_has_weight(interpolation):
+    rng = np.random.default_rng(0)
+    for length, output in [*CASES, *rng.integers(1, 300, (200, 2)).tolist()]:
+        count = int(rng.integers(1, output + 1))
+        start = int(rng.integers(0, output - count + 1))
+        size = (np.array([[length, length]]), np.array([[output, output]]))
+        top, _, height, _ = source_windows(np.array([[start, start, count, count]]), size[1], size[0], interpolation)[0]
+        firsts, weights = filter_weights(
+            np.array([length]), np.array([output]), np.array([start]), count, interpolation
+        )
+        used = (firsts[0, :, None] + np.arange(weights.shape[2]))[weights[0] != 0]
+        assert top <= used.min()
+        assert used.max() < top + height <= length
+        assert used.min() - top <= 3
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_padding_is_numpys(mode, length):
+    expected = np.pad(np.arange(length), 12, mode=mode)
+    np.testing.assert_array_equal(padded_places(np.arange(-12, length + 12), length, mode), expected)

@@ -1,0 +1,120 @@
+"""The options of faults, what takes the place of a failed sample, the count and the record."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from gpuload.errors import ErrorRecord, TooManyErrors
+from gpuload.workers.faults import LOG_RECORDS, ErrorLog, Faults, Tally, substitutes
+
+
+def record(number: int, **changes) -> ErrorRecord:
+    facts = {"epoch": 0, "position": number, "index": number + 100, "source": f"{number}.jpg"}
+    return ErrorRecord(**{**facts, "cause": "DecodeError: broken", "traceback": "", **changes})
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"on_error": "ignore"}, ValueError, "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
+        ({"max_restarts": -1}, ValueError, "Faults(max_restarts=…) must be at least 0, got -1"),
+        ({"max_restarts": 1.5}, TypeError, "Faults(max_restarts=…) must be an integer, got 1.5"),
+        ({"max_restarts": True}, TypeError, "Faults(max_restarts=…) must be an integer, got True"),
+        ({"max_error_rate": 1.5}, ValueError, "Faults(max_error_rate=…) must be from 0 to 1, got 1.5"),
+        ({"max_error_rate": float("nan")}, ValueError, "Faults(max_error_rate=…) must be from 0 to 1, got nan"),
+        ({"max_error_rate": "1%"}, TypeError, "Faults(max_error_rate=…) must be a number from 0 to 1, got '1%'"),
+    ],
+)
+def test_what_an_option_cannot_be_is_refused(options, kind, text):
+    with pytest.raises(kind) as caught:
+        Faults(**options)
+    assert str(caught.value) == text
+
+
+def test_substitutes_are_a_function_of_where_the_sample_stands():
+    first = list(substitutes(3, 1, 17, 4, 1000))
+    assert first == list(substitutes(3, 1, 17, 4, 1000))
+    assert len(set(first)) == len(first) >= 55
+    assert all(0 <= index < 1000 for index in first)
+    for other in ((4, 1, 17), (3, 2, 17), (3, 1, 18)):
+        assert list(substitutes(*other, 4, 1000)) != first
+
+
+def test_substitutes_are_spread_over_the_dataset():
+    counts = [0] * 4
+    for position in range(2000):
+        counts[next(substitutes(0, 0, position, -1, 4))] += 1
+    assert all(400 < count < 600 for count in counts)  # 500 expected, 6 standard deviations are 116
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 64])
+def test_in_a_small_dataset_each_other_sample_is_tried_once_and_the_failed_one_never(samples):
+    for position in range(50):
+        assert sorted([0, *substitutes(0, 0, position, 0, samples)]) == list(range(samples))
+
+
+def test_ten_errors_pass_in_any_case_and_one_in_a_hundred_afterwards():
+    tally = Tally(0.01)
+    tally.add(20, [record(number) for number in range(10)])
+    tally.check()
+    tally.add(10, [record(10)])
+    with pytest.raises(TooManyErrors) as caught:
+        tally.check()
+    text = str(caught.value)
+    assert text.startswith(
+        "11 of 30 samples of this epoch could not be loaded, more than max_error_rate=0.01 of 1,000 allows; the last "
+    )
+    shown = "; ".join(
+        f"sample {n + 100} ({n}.jpg), at position {n} of epoch 0: DecodeError: broken" for n in (8, 9, 10)
+    )
+    assert f"of them: {shown}. Look whether the files can still be reached; loader.errors lists the failures" in text
+    tally.add(1070, [])
+    tally.check()  # 11 of 1,100
+
+
+def test_a_rate_of_zero_allows_none_and_of_one_all():
+    none, every = Tally(0), Tally(1)
+    none.check()
+    none.add(100_000, [record(0)])
+    with pytest.raises(TooManyErrors):
+        none.check()
+    every.add(5000, [record(number) for number in range(5000)])
+    every.check()
+
+
+def test_the_log_says_once_aloud_what_it_records():
+    log = ErrorLog()
+    with pytest.warns(RuntimeWarning) as warned:
+        log.extend([record(1), record(2)], loud=True)
+    assert [str(entry.message) for entry in warned] == [
+        "sample 101 (1.jpg), at position 1 of epoch 0: DecodeError: broken; it was left out. Further ones are only "
+        "recorded, in loader.errors"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        log.extend([record(3)], loud=True)
+    assert [entry.position for entry in log] == [1, 2, 3]
+    assert [entry.position for entry in log[1:]] == [2, 3]
+    assert repr(log).splitlines()[:2] == [
+        "<3 failed samples:",
+        "  sample 101 (1.jpg), at position 1 of epoch 0: DecodeError: broken",
+    ]
+
+
+def test_the_log_names_the_sample_that_took_the_place():
+    with pytest.warns(RuntimeWarning, match="it was replaced by sample 7"):
+        ErrorLog().extend([record(1, replaced_by=7)], loud=True)
+
+
+def test_the_log_keeps_the_latest_and_counts_all():
+    log = ErrorLog()
+    log.extend([record(number) for number in range(LOG_RECORDS + 5)], loud=False)
+    assert (len(log), log.total, log[0].position, log[-1].position) == (
+        LOG_RECORDS,
+        LOG_RECORDS + 5,
+        5,
+        LOG_RECORDS + 4,
+    )
+    assert len(repr(log).splitlines()) == 22
