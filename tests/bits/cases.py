@@ -1,0 +1,699 @@
+"""The chains and datasets whose batches are held to the bit.
+
+Each case is a name, and a function that makes the arguments of a `gpuload.Loader` from `Samples`. Together they have
+all transforms, the usual recipes, all kinds of samples, and most options. Public names only: what lies within the
+package may move.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bits.samples import DAMAGED, FILES, Samples, Stream, marked
+
+import gpuload as gl
+from gpuload import transforms as T
+
+__all__ = ["CASES", "RUNS", "Case"]
+
+RUNS = ("torch", "batched", "kornia", "dali", "fused")
+UNFUSED = RUNS[:-1]  # what would take long in Triton's interpreter, and stands in other cases too
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+END = [T.ToDtype("float32", scale=True), NORMALIZE]
+FILL = {gl.Image: (123, 117, 104), gl.Mask: 255}
+CLASSES = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loader whose batches are held.
+
+    Attributes:
+        name: of the function that makes it.
+        make: gives the arguments of a Loader, with ``dataset`` and ``transforms`` among them.
+        runs: what it is run on.
+        epochs: how many in a row, from `first_epoch`; one where kernels are interpreted.
+        strides: whether the batches' strides are held too.
+        warns: that the loader warns, as it shall.
+        drive: what gives the batches, from `make`'s arguments; by default a loader that is iterated over.
+    """
+
+    name: str
+    make: Callable[[Samples], dict[str, Any]]
+    runs: tuple[str, ...] = RUNS
+    epochs: int = 1
+    first_epoch: int = 0
+    strides: bool = False
+    warns: bool = False
+    drive: Callable[[dict[str, Any]], Iterator[Any]] | None = None
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(**options: Any) -> Callable[[Callable[[Samples], dict[str, Any]]], Callable[[Samples], dict[str, Any]]]:
+    """Make a case of a function."""
+
+    def add(make: Callable[[Samples], dict[str, Any]]) -> Callable[[Samples], dict[str, Any]]:
+        name = make.__name__
+        assert name not in CASES, name
+        CASES[name] = Case(name, make, **options)
+        return make
+
+    return add
+
+
+def labelled(samples: Samples, transforms: list[Any], **options: Any) -> dict[str, Any]:
+    """JPEGs with classes, the last batch smaller."""
+    return {"dataset": samples.make(samples.labelled, odd=True), "transforms": transforms, **options}
+
+
+def pairs(samples: Samples, transforms: list[Any], **options: Any) -> dict[str, Any]:
+    """JPEGs with classes, an even number of them."""
+    return {"dataset": samples.make(samples.labelled), "transforms": transforms, **options}
+
+
+# -- recipes ----------------------------------------------------------------------------------------------------------
+
+
+@case(epochs=2)
+def classification(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), *END, T.RandomErasing(p=0.7)]
+    return labelled(samples, chain, shuffle=True)
+
+
+@case()
+def classification_evaluation(samples: Samples) -> dict[str, Any]:
+    return labelled(samples, [T.Resize(26, interpolation="bicubic"), T.CenterCrop(22), *END])
+
+
+@case()
+def randaugment(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomResizedCrop(24, interpolation="nearest"), T.RandomHorizontalFlip(), T.RandAugment(3), *END]
+    return labelled(samples, chain)
+
+
+@case()
+def trivialaugment(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomVerticalFlip(), T.TrivialAugmentWide(interpolation="bilinear", fill=(9, 8, 7)), T.CenterCrop(20)]
+    return labelled(samples, chain)
+
+
+@case()
+def autoaugment(samples: Samples) -> dict[str, Any]:
+    policies = [T.AutoAugment("imagenet", "bilinear"), T.AutoAugment("svhn", fill=(1, 2, 3))]
+    return labelled(samples, [T.RandomResizedCrop(24), T.RandomChoice(policies, p=(2, 1)), *END])
+
+
+@case()
+def augmix(samples: Samples) -> dict[str, Any]:
+    return labelled(samples, [T.RandomResizedCrop(20), T.AugMix(), *END])
+
+
+@case()
+def timm(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.RandomResizedCrop(24, interpolation="random"),
+        T.RandomHorizontalFlip(),
+        T.TimmRandAugment("rand-m9-mstd0.5-inc1"),
+        NORMALIZE,
+        T.RandomErasing(0.7, mode="pixel", max_count=3),
+    ]
+    return labelled(samples, chain)
+
+
+@case()
+def timm_strings(samples: Samples) -> dict[str, Any]:
+    strings = ("rand-n3-m7-p1", "rand-n2-p1-mstdinf-t3aw", "rand-n2-m5-tweights")
+    chain = [T.RandomCropOrPad(24), T.RandomChoice([T.TimmRandAugment(string) for string in strings])]
+    return pairs(samples, chain)
+
+
+@case()
+def timm_keep_ratio(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.TrimBorder(2),
+        T.ResizeKeepRatio(24, 0.5, "random", 0.8, (0.8, 1.2), True, 0.8, (0.7, 1.5)),
+        T.RandomCropOrPad((22, 26), padding_mode="reflect"),
+        *END,
+    ]
+    return labelled(samples, chain)
+
+
+@case(runs=UNFUSED)
+def timm_evaluation(samples: Samples) -> dict[str, Any]:
+    chain = [T.ResizeKeepRatio(26, 1, "bicubic"), T.CenterCropOrPad(24, fill=(1, 2, 3)), NORMALIZE]
+    return labelled(samples, chain)
+
+
+@case(epochs=2)
+def cifar(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.RandomCrop(32, padding=4, padding_mode="reflect"),
+        T.RandomHorizontalFlip(),
+        T.AutoAugment("cifar10"),
+        *END,
+        T.RandomErasing(0.5, scale=(0.05, 0.3), value=(0.1, 0.2, 0.3)),
+    ]
+    dataset = samples.make(lambda number: (samples.array(number, size=(32, 32)), np.int64(number)))
+    return {"dataset": dataset, "transforms": chain, "shuffle": True}
+
+
+@case()
+def simclr(samples: Samples) -> dict[str, Any]:
+    view = [
+        T.RandomResizedCrop(20),
+        T.RandomHorizontalFlip(),
+        T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+        T.RandomGrayscale(p=0.2),
+        T.RandomApply([T.GaussianBlur(5, sigma=(0.1, 2.0))], p=0.5),
+    ]
+    return labelled(samples, [T.MultiView([view, view]), *END])
+
+
+@case(runs=UNFUSED)
+def dino(samples: Samples) -> dict[str, Any]:
+    def view(size: int, scale: tuple[float, float], blur: float, solarize: float) -> list[Any]:
+        return [
+            T.RandomResizedCrop(size, scale=scale, interpolation="bicubic"),
+            T.RandomHorizontalFlip(),
+            T.RandomApply([T.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
+            T.RandomApply([T.GaussianBlur(5)], p=blur),
+            T.RandomSolarize(128, p=solarize),
+        ]
+
+    wide, local = (22, (0.4, 1.0)), (12, (0.05, 0.4))
+    views = [view(*wide, 1, 0), view(*wide, 0.1, 0.5), *[view(*local, 0.5, 0)] * 2]
+    return labelled(samples, [T.MultiView(views), *END])
+
+
+# -- masks, boxes and keypoints ---------------------------------------------------------------------------------------
+
+
+@case()
+def detection(samples: Samples) -> dict[str, Any]:
+    """SSD's."""
+    chain = [
+        T.RandomPhotometricDistort(),
+        T.RandomZoomOut(fill=FILL, side_range=(1, 1.5)),
+        T.RandomIoUCrop(),
+        T.RandomHorizontalFlip(),
+        T.ToDtype("float32", scale=True),
+        T.ConvertBoundingBoxFormat("XYXY"),
+        T.SanitizeBoundingBoxes(),
+    ]
+    dataset = samples.make(partial(samples.scene, form="cxcywh"), odd=True)
+    return {"dataset": dataset, "transforms": chain, "ragged": "list"}
+
+
+@case()
+def detection_jitter(samples: Samples) -> dict[str, Any]:
+    """Large scale jittering, with masks and keypoints of the instances."""
+    chain = [
+        T.ScaleJitter((32, 32), (0.4, 1.6)),
+        T.RandomCrop(28, pad_if_needed=True, fill=FILL),
+        T.RandomVerticalFlip(),
+        T.SanitizeBoundingBoxes(min_size=3, labels_getter=lambda sample: sample[1]["labels"]),
+        *END,
+    ]
+    dataset = samples.make(partial(samples.scene, form="xywh", points=True))
+    return {"dataset": dataset, "transforms": chain}
+
+
+@case()
+def detection_masks(samples: Samples) -> dict[str, Any]:
+    """As Mask R-CNN has them, padded."""
+    chain = [
+        T.RandomShortestSize([18, 22, 26], max_size=36),
+        T.RandomIoUCrop(trials=20),
+        T.RandomRotation(20),
+        T.ClampBoundingBoxes(),
+        T.ConvertBoundingBoxFormat("cxcywh"),
+        T.SanitizeBoundingBoxes(),
+        NORMALIZE,
+    ]
+    dataset = samples.make(partial(samples.scene, masks=True, points=True), odd=True)
+    return {"dataset": dataset, "transforms": chain, "ragged": "pad"}
+
+
+@case()
+def segmentation(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.RandomResize(16, 40),
+        T.RandomHorizontalFlip(),
+        T.RandomCrop(26, pad_if_needed=True, fill={gl.Image: 0, gl.Mask: 255}),
+        T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True),
+        NORMALIZE,
+    ]
+    dataset = samples.make(
+        lambda number: (gl.Encoded(samples.png(number)), gl.Mask(gl.Encoded(samples.png(number, "P")))), odd=True
+    )
+    return {"dataset": dataset, "transforms": chain}
+
+
+@case(runs=UNFUSED)
+def masks_of_all_dtypes(samples: Samples) -> dict[str, Any]:
+    """Within nested dicts, through warps and borders."""
+
+    def sample(number: int) -> dict[str, Any]:
+        kinds = (np.uint8, np.bool_, np.int16, np.int32, np.int64, np.float32, np.float64)
+        masks = {np.dtype(kind).name: gl.Mask(samples.masks(number, 2, kind)) for kind in kinds}
+        return {
+            "inputs": {"image": samples.array(number), "semantic": gl.Mask(samples.masks(number, 1)[0])},
+            "masks": [masks, gl.Mask(samples.masks(number, 1, np.float16))],
+            "points": gl.Keypoints(samples.points(number, 4)),
+            "name": f"sample {number}",
+        }
+
+    chain = [
+        T.RandomAffine(30, (0.1, 0.1), (0.7, 1.3), 10, "bilinear", {gl.Image: 9, gl.Mask: 1}),
+        T.RandomPerspective(0.4, 0.7, fill={gl.Image: (1, 2, 3), gl.Mask: 1}),
+        T.Pad((2, 5), fill={gl.Image: 4, gl.Mask: 1}),
+        T.Resize((20, 24)),
+        NORMALIZE,
+    ]
+    return {"dataset": samples.make(sample, odd=True), "transforms": chain}
+
+
+@case(runs=UNFUSED)
+def targets_in_branches(samples: Samples) -> dict[str, Any]:
+    """Integer boxes, masks and points under transforms that only some samples go through; two views."""
+
+    def sample(number: int) -> Any:
+        boxes = gl.Boxes(samples.boxes(number, "xywh", np.int64), "xywh")
+        return gl.Encoded(samples.png(number)), gl.Mask(samples.masks(number, 1)[0]), boxes
+
+    moves = [T.RandomHorizontalFlip(1), T.RandomRotation((5, 40), "bilinear", fill=FILL), T.RandomVerticalFlip(1)]
+    chain = [
+        T.RandomApply([T.RandomOrder(moves)], 0.7),
+        T.MultiView([[T.Resize((18, 22)), T.RandomChoice(moves)], T.RandomResizedCrop(16)]),
+    ]
+    return {"dataset": samples.make(sample, odd=True), "transforms": chain}
+
+
+# -- mixing, erasing, holding others ----------------------------------------------------------------------------------
+
+
+@case(epochs=2)
+def mixup(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomResizedCrop(20), *END, T.MixUp(alpha=0.4, num_classes=CLASSES)]
+    return pairs(samples, chain, shuffle=True)
+
+
+@case()
+def cutmix(samples: Samples) -> dict[str, Any]:
+    chain = [T.Resize((20, 24)), T.ToDtype("float32", scale=True), T.CutMix(num_classes=CLASSES)]
+    return pairs(samples, chain)
+
+
+@case(epochs=2)
+def mixup_or_cutmix(samples: Samples) -> dict[str, Any]:
+    mixing = T.RandomChoice([T.MixUp(alpha=0.8, num_classes=CLASSES), T.CutMix(num_classes=CLASSES)])
+    chain = [T.CenterCropOrPad(22), NORMALIZE, T.RandomErasing(value="random"), T.RandomHorizontalFlip(), mixing]
+    return pairs(samples, chain, drop_last=True, dtype="float16")
+
+
+@case()
+def nested(samples: Samples) -> dict[str, Any]:
+    colour = T.RandomApply([T.ColorJitter(0.5), T.RandomInvert(0.5)], 0.6)
+    chain = [
+        T.Compose([T.RandomResizedCrop(30), T.Identity()]),
+        T.RandomChoice([T.RandomCrop(20), T.Compose([colour, T.CenterCrop(20)]), T.Resize((20, 20))], p=(1, 2, 1)),
+        T.RandomOrder(
+            [T.RandomHorizontalFlip(0.5), colour, T.RandomApply([T.RandomOrder([T.GaussianBlur(3), colour])])]
+        ),
+        NORMALIZE,
+    ]
+    return pairs(samples, chain)
+
+
+@case()
+def erasing_of_levels(samples: Samples) -> dict[str, Any]:
+    """Before and behind `ToDtype`, where levels are still needed."""
+    chain = [
+        T.RandomResizedCrop(22),
+        T.RandomErasing(0.8, value=(3, 200, 77), max_count=3),
+        T.RandomAutocontrast(),
+        T.ToDtype("float32", scale=True),
+        T.RandomErasing(0.8, value=0.25),
+        T.ColorJitter(0.4),
+    ]
+    return labelled(samples, chain)
+
+
+@case()
+def erasing_of_finished_images(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.CenterCropOrPad(24, padding_mode="symmetric"),
+        NORMALIZE,
+        T.RandomErasing(0.7, value="random"),
+        T.RandomErasing(0.7, mode="rand", min_count=1, max_count=2),
+        T.RandomErasing(0.7, value=(0.5, -1, 2)),
+        T.RandomVerticalFlip(),
+    ]
+    return labelled(samples, chain)
+
+
+# -- each of the others -----------------------------------------------------------------------------------------------
+
+
+@case()
+def colours(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.CenterCropOrPad(24),
+        T.ColorJitter(0.4, 0.4, 0.4, 0.2),
+        T.RandomGrayscale(0.3),
+        T.RandomPhotometricDistort(p=0.7),
+    ]
+    return labelled(samples, chain)
+
+
+@case()
+def tones(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.CenterCropOrPad(24),
+        T.RandomAutocontrast(),
+        T.RandomAdjustSharpness(2.3),
+        T.RandomSolarize(100, 0.3),
+        T.RandomInvert(0.3),
+        T.RandomEqualize(0.4),
+        T.RandomPosterize(3, 0.4),
+    ]
+    return labelled(samples, chain)
+
+
+@case()
+def colours_of_floats(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.ToDtype("float32", scale=True),
+        T.RandomResizedCrop(22),
+        T.ColorJitter((0.5, 1.5), (0.5, 1.5), (0.5, 1.5), (-0.1, 0.3)),
+        T.RandomSolarize(0.5),
+        T.RandomAdjustSharpness(0.2),
+        T.GaussianBlur((3, 5)),
+        NORMALIZE,
+    ]
+    return labelled(samples, chain)
+
+
+@case()
+def blur_and_noise(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomCropOrPad((20, 26), fill=77), T.GaussianBlur((5, 3), (0.3, 2.5)), T.GaussianNoise(0.05, 0.1)]
+    return labelled(samples, chain)
+
+
+@case()
+def warps(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.RandomAffine((-30, 60), (0.2, 0.1), (0.6, 1.4), (-20, 20, -5, 5), "bicubic", (10, 20, 30), (12.5, 9)),
+        T.RandomPerspective(0.6, 0.8, "nearest", 5),
+        T.RandomRotation(45, "bilinear", center=(3, 4), fill=99),
+        T.CenterCropOrPad(22),
+    ]
+    return labelled(samples, chain)
+
+
+@case()
+def expanding_rotation(samples: Samples) -> dict[str, Any]:
+    chain = [T.Resize(16, max_size=24), T.RandomRotation((-90, 90), "bicubic", expand=True, fill=(1, 2, 3)), NORMALIZE]
+    return labelled(samples, chain, ragged="list")
+
+
+@case()
+def borders(samples: Samples) -> dict[str, Any]:
+    """All padding modes, around images and masks."""
+
+    def sample(number: int) -> Any:
+        return gl.Encoded(samples.png(number)), gl.Mask(samples.masks(number, 2, np.int32))
+
+    chain = [
+        T.RandomChoice(
+            [
+                T.Pad((3, -2, 4, 5), fill={gl.Image: (1, 2, 3), gl.Mask: 300}),
+                T.Pad(6, padding_mode="edge"),
+                T.Pad((9, 4), padding_mode="reflect"),
+                T.Pad((1, 8, 3, 2), padding_mode="symmetric"),
+            ]
+        ),
+        T.RandomZoomOut({gl.Image: 50, gl.Mask: -1}, (1, 1.3)),
+        T.RandomCrop((24, 20), padding=3, padding_mode="edge", pad_if_needed=True),
+    ]
+    return {"dataset": samples.make(sample), "transforms": chain}
+
+
+@case()
+def resizings(samples: Samples) -> dict[str, Any]:
+    """One filter after another, up and down."""
+    chain = [
+        T.RandomResize(18, 30, "random"),
+        T.RandomShortestSize((17, 23), None, "nearest"),
+        T.ScaleJitter((26, 20), (0.5, 1.5), "bicubic"),
+        T.RandomResizedCrop((19, 23), (0.2, 1), (0.5, 2)),
+    ]
+    return labelled(samples, chain)
+
+
+# -- what images are, and become --------------------------------------------------------------------------------------
+
+
+@case()
+def grey(samples: Samples) -> dict[str, Any]:
+    """Files decoded to one channel; under operations of colours, to three again."""
+    dataset = samples.make(
+        lambda number: {"x": gl.Encoded(samples.jpeg(number), mode="L"), "y": float(number)}, odd=True
+    )
+    chain = [T.RandomResizedCrop(20), T.ColorJitter(0.3, 0.3, 0.3, 0.1), T.RandomEqualize(), T.Grayscale(3), NORMALIZE]
+    return {"dataset": dataset, "transforms": chain}
+
+
+@case()
+def to_grey(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomResizedCrop(20), T.Grayscale(), T.RandAugment(1), T.Normalize((0.5,), (0.25,))]
+    return labelled(samples, chain, dtype=torch.bfloat16)
+
+
+@case()
+def four_channels(samples: Samples) -> dict[str, Any]:
+    dataset = samples.make(lambda number: gl.Encoded(samples.png(number, "RGBA"), mode="RGBA"), odd=True)
+    chain = [
+        T.RandomResizedCrop((18, 22)),
+        T.RandomHorizontalFlip(),
+        T.Pad(1, 5),
+        T.ToDtype("float32", scale=True),
+    ]
+    return {"dataset": dataset, "transforms": chain}
+
+
+@case()
+def several_images(samples: Samples) -> dict[str, Any]:
+    """In each sample, of other channels and sizes, stored in other ways."""
+
+    def sample(number: int) -> dict[str, Any]:
+        other = (number + 1) % samples.count
+        return {
+            "photo": gl.Encoded(samples.jpeg(number)),
+            "more": [gl.Encoded(samples.png(other, "L"), mode="unchanged"), gl.Encoded(samples.png(other, "RGBA"))],
+            "planes": gl.Image(samples.array(number).transpose(2, 0, 1), layout="CHW"),
+            "grey": gl.Image(samples.array(number, 1)[:, :, 0]),
+            "label": number,
+        }
+
+    chain = [T.RandomResizedCrop(18), T.RandomInvert(), T.RandomRotation(30)]
+    return {"dataset": samples.make(sample, odd=True), "transforms": chain}
+
+
+@case()
+def ragged_list(samples: Samples) -> dict[str, Any]:
+    return labelled(samples, [T.RandomShortestSize((15, 20)), T.ColorJitter(0.3), NORMALIZE], ragged="list")
+
+
+@case(runs=UNFUSED)
+def ragged_pad(samples: Samples) -> dict[str, Any]:
+    return labelled(samples, [T.RandomResize(14, 22), T.RandomHorizontalFlip(), NORMALIZE], ragged="pad")
+
+
+@case(strides=True)
+def channels_last(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomResizedCrop(20), T.RandomHorizontalFlip(), *END, T.RandomErasing(value="random")]
+    return labelled(samples, chain, memory_format="channels_last", dtype="float16")
+
+
+@case(strides=True)
+def levels_channels_last(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomCropOrPad(24), T.RandomGrayscale(0.5), T.RandomAffine(20)]
+    return labelled(samples, chain, memory_format=torch.channels_last, decode=gl.Decode(exif=True))
+
+
+# -- loading: the transforms' backends make no difference here --------------------------------------------------------
+
+CROP = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), NORMALIZE]
+LOADING = ("torch",)
+
+
+@case(runs=LOADING, epochs=2)
+def user_collation(samples: Samples) -> dict[str, Any]:
+    return labelled(samples, [T.RandomShortestSize((15, 20))], collate_fn=marked, num_workers=2)
+
+
+@case(runs=LOADING)
+def padded_collation(samples: Samples) -> dict[str, Any]:
+    dataset = samples.make(
+        lambda number: {
+            "image": gl.Encoded(samples.jpeg(number)),
+            "words": np.arange(number),
+            "boxes": np.ones((number, 4)),
+        }
+    )
+    collate = partial(gl.pad_collate, to={"boxes": (9, None)}, value={"words": -1, "boxes": 0.5, "image": 3})
+    return {"dataset": dataset, "transforms": [T.RandomResize(12, 20), NORMALIZE], "collate_fn": collate}
+
+
+@case(runs=LOADING)
+def single_samples(samples: Samples) -> dict[str, Any]:
+    def sample(number: int) -> dict[str, Any]:
+        return {
+            "image": gl.Encoded(samples.jpeg(number)),
+            "vector": np.arange(number, dtype=np.int16),
+            "name": str(number),
+        }
+
+    return {"dataset": samples.make(sample), "transforms": [T.RandomResize(14, 20), *END], "batch_size": None}
+
+
+@case(runs=LOADING, epochs=2)
+def blocks(samples: Samples) -> dict[str, Any]:
+    """Arrays, strings and numbers beside images, from workers."""
+
+    def sample(number: int) -> Any:
+        rng = np.random.default_rng(number)
+        plain = {
+            "vector": rng.integers(0, 99, 7),
+            "half": rng.integers(0, 99, (2, 3)).astype(np.float16),
+            "scalar": np.float64(number / 7),
+        }
+        return gl.Encoded(samples.jpeg(number)), plain, f"name {number}", number, number / 3, number % 2 == 0
+
+    return {"dataset": samples.make(sample, odd=True), "transforms": CROP, "shuffle": True, "num_workers": 2}
+
+
+@case(runs=LOADING)
+def arrays_alone(samples: Samples) -> dict[str, Any]:
+    """Arrays and tensors, some of them long; no images at all."""
+
+    def sample(number: int) -> Any:
+        long = np.random.default_rng(number).integers(0, 9, (300, 300))
+        brain = torch.full((2, 2), number / 3, dtype=torch.bfloat16)
+        return long, {"text": "x" * number, "tensor": torch.arange(4) * number, "brain": brain}
+
+    return {"dataset": samples.make(sample, odd=True), "transforms": [], "shuffle": True}
+
+
+@case(runs=LOADING, epochs=2, warns=True)
+def skipped(samples: Samples) -> dict[str, Any]:
+    made = pairs(samples, CROP, on_error="skip", num_workers=2, info=True, shuffle=True)
+    made["dataset"][3] = gl.Encoded(DAMAGED), 3
+    return made
+
+
+@case(runs=LOADING, epochs=2, warns=True)
+def replaced(samples: Samples) -> dict[str, Any]:
+    made = pairs(samples, CROP, faults=gl.Faults(on_error="replace"), info=True, shuffle=True)
+    made["dataset"][5] = gl.Encoded(DAMAGED), 5
+    return made
+
+
+@case(runs=LOADING)
+def stream(samples: Samples) -> dict[str, Any]:
+    return {"dataset": Stream(samples.make(samples.labelled)), "transforms": CROP, "info": True}
+
+
+@case(runs=LOADING)
+def streams_of_workers(samples: Samples) -> dict[str, Any]:
+    mixing = [*CROP, T.MixUp(num_classes=CLASSES)]
+    return {"dataset": Stream(samples.make(samples.labelled)), "transforms": mixing, "info": True, "num_workers": 2}
+
+
+@case(runs=LOADING)
+def own_orders(samples: Samples) -> dict[str, Any]:
+    """A batch sampler with uneven batches, and keys that come twice."""
+    return pairs(samples, CROP, batch_sampler=[[6, 1], [0, 0, 4, 2, 7], [3]], batch_size=1, info=True)
+
+
+def of_ranks(options: dict[str, Any]) -> Iterator[Any]:
+    """The batches of both ranks, each with the number of batches."""
+    for rank in range(2):
+        with gl.Loader(**options, rank=rank, world_size=2) as loader:
+            loader.set_epoch(3)
+            yield len(loader)
+            yield from loader
+
+
+@case(runs=LOADING, drive=of_ranks)
+def ranks(samples: Samples) -> dict[str, Any]:
+    """Uneven ones, each sample once."""
+    return labelled(samples, CROP, uneven="exact", info=True, shuffle=True, batch_size=2)
+
+
+@case(runs=LOADING, drive=of_ranks)
+def repeats(samples: Samples) -> dict[str, Any]:
+    return pairs(samples, CROP, repeats=3, shuffle=True, info=True, batch_size=3)
+
+
+@case(runs=LOADING, epochs=2, first_epoch=3)
+def weights(samples: Samples) -> dict[str, Any]:
+    return pairs(samples, CROP, weights=np.arange(1, samples.count + 1), sampler=None, info=True, batch_size=3)
+
+
+def resumed(options: dict[str, Any]) -> Iterator[Any]:
+    """One batch of a loader, then its state, then what another one goes on with, from a sampler's order."""
+    with gl.Loader(**options) as loader:
+        yield next(iter(loader))
+        state = loader.state_dict()
+    with gl.Loader(**options) as loader:
+        loader.load_state_dict(state)
+        yield from loader
+        yield from loader
+
+
+@case(runs=LOADING, drive=resumed)
+def resumption(samples: Samples) -> dict[str, Any]:
+    return pairs(samples, [*CROP, T.CutMix(num_classes=CLASSES)], sampler=[5, 2, 7, 0, 1, 6, 3, 4], info=True)
+
+
+def of_files(options: dict[str, Any]) -> Iterator[Any]:
+    """Files in folders of classes."""
+    with tempfile.TemporaryDirectory() as root:
+        for number, path in enumerate(sorted(FILES.glob("?.jpg"))):
+            folder = Path(root) / f"class {number % 3}"
+            folder.mkdir(exist_ok=True)
+            (folder / path.name).write_bytes(path.read_bytes())
+        dataset = gl.ImageFolder(root)
+        yield dataset.classes
+        with gl.Loader(dataset, **options) as loader:
+            yield from loader
+        with gl.Loader(gl.ImageFiles(root), **options) as loader:
+            yield from loader
+
+
+@case(runs=LOADING, drive=of_files)
+def files(samples: Samples) -> dict[str, Any]:
+    return {"transforms": CROP, "shuffle": True, "num_workers": 1, "decode": gl.Decode(exif=True)}
+
+
+class Noise(torch.nn.Module):
+    """A module at the end: what it draws hangs on the batch alone."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch + torch.randint(-3, 4, batch.shape) / 8
+
+
+@case(runs=LOADING, epochs=2)
+def module(samples: Samples) -> dict[str, Any]:
+    return pairs(samples, [*CROP, Noise()], shuffle=True)

@@ -1,0 +1,30 @@
+"""Records the bits of all batches anew: ``python tests/bits/record.py``.
+
+To be used on purpose only: where bits shall change, or where the versions of other libraries have. It writes
+``recorded.json`` and says what became different.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bits.cases import CASES
+from bits.running import RECORDED, environment, hash_of
+
+
+def main() -> None:
+    before = json.loads(RECORDED.read_text())["hashes"] if RECORDED.exists() else {}
+    hashes = {f"{name}/{run}": hash_of(case, run) for name, case in CASES.items() for run in case.runs}
+    RECORDED.write_text(json.dumps({"environment": environment(), "hashes": hashes}, indent=1) + "\n")
+    changed = sorted(name for name in before.keys() | hashes.keys() if before.get(name) != hashes.get(name))
+    print(f"{len(hashes)} recorded, {len(changed)} of them new, changed or gone", *changed, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The samples that the cases are made of: images of many sizes, by fixed formulas or from files of this folder, with
+masks, boxes and keypoints. A decoder's version is all that a sample depends on.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import gpuload as gl
+
+__all__ = ["DAMAGED", "FILES", "Samples", "Stream", "marked"]
+
+FILES = Path(__file__).parent / "data"
+SIZES = ((48, 64), (90, 52), (37, 41), (61, 88), (20, 75), (70, 70), (33, 29), (57, 43))
+SMALL_SIZES = ((24, 32), (31, 22), (28, 28), (36, 30))  # where kernels are interpreted
+DAMAGED = b"\xff\xd8\xff\xe0 no image at all"
+
+
+class Samples:
+    """What datasets are made from.
+
+    Args:
+        small: few images, and small ones.
+
+    Attributes:
+        count: how many images there are, an even number.
+    """
+
+    def __init__(self, *, small: bool) -> None:
+        self.small = small
+        self._sizes = SMALL_SIZES if small else SIZES
+        self.count = len(self._sizes)
+
+    def make(self, function: Callable[[int], Any], *, odd: bool = False) -> list[Any]:
+        """A dataset of what a function makes of numbers; `odd`: one sample less, so that the last batch is smaller."""
+        return [function(number) for number in range(self.count - odd)]
+
+    def jpeg(self, number: int) -> bytes:
+        """A file of this folder: of all subsamplings, one progressive, one turned by EXIF, one grey."""
+        return (FILES / f"{'small' if self.small else ''}{number}.jpg").read_bytes()
+
+    def labelled(self, number: int) -> Any:
+        return gl.Encoded(self.jpeg(number)), number % 5
+
+    def array(self, number: int, channels: int = 3, size: tuple[int, int] | None = None) -> np.ndarray:
+        """H×W×C, uint8: waves, edges and a little noise, in whole numbers throughout."""
+        height, width = size or self._sizes[number]
+        rng = np.random.default_rng(100 + number)
+        y, x = np.mgrid[0:height, 0:width]
+        planes = []
+        for _ in range(channels):
+            across, down, shift = rng.integers(2, 12, 3).tolist()
+            wave = abs((x * across + y * down + shift * 40) % 510 - 255)
+            planes.append(np.where((x // 9 + y // 7) % 5 == 0, 255 - wave, wave))
+        noise = rng.integers(-4, 5, (height, width, channels))
+        return np.clip(np.stack(planes, -1) + noise, 0, 255).astype(np.uint8)
+
+    def png(self, number: int, mode: str = "RGB") -> bytes:
+        """A PNG file, of Pillow's mode L, RGB, RGBA or P."""
+        array = self.array(number, {"L": 1, "P": 1, "RGB": 3, "RGBA": 4}[mode])
+        array = np.ascontiguousarray(array[:, :, 0] if array.shape[2] == 1 else array)
+        image = Image.frombytes(mode, array.shape[1::-1], array.tobytes())
+        if mode == "P":
+            image.putpalette(np.random.default_rng(number).integers(0, 256, 768, np.uint8).tobytes())
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return file.getvalue()
+
+    def size(self, number: int) -> tuple[int, int]:
+        return self._sizes[number]
+
+    def boxes(self, number: int, form: str = "xyxy", dtype: Any = np.float32) -> np.ndarray:
+        """(n, 4), n from 1 to 5, of which some are very small."""
+        rng, (height, width) = np.random.default_rng(200 + number), self._sizes[number]
+        count = 1 + number % 5
+        start = rng.integers(0, 60, (count, 2)) * (width, height) // 100
+        extent = np.maximum(rng.integers(1, 50, (count, 2)) * (width, height) // 100, 1)
+        extent = np.minimum(extent, np.array((width, height)) - start)
+        if form == "xywh":
+            return np.hstack([start, extent]).astype(dtype)
+        if form == "cxcywh":
+            return np.hstack([start + extent / 2, extent]).astype(dtype)
+        return np.hstack([start, start + extent]).astype(dtype)
+
+    def masks(self, number: int, count: int, dtype: Any = np.uint8) -> np.ndarray:
+        """N×H×W: discs, of numbers of their own."""
+        rng, (height, width) = np.random.default_rng(300 + number), self._sizes[number]
+        y, x = np.mgrid[0:height, 0:width]
+        masks = np.zeros((count, height, width), dtype)
+        for mask in masks:
+            for value in rng.integers(1, 100, 3).tolist():
+                top, left, radius = int(rng.integers(height)), int(rng.integers(width)), int(rng.integers(5, 20))
+                mask[(y - top) ** 2 + (x - left) ** 2 < radius**2] = value
+        return masks
+
+    def points(self, number: int, count: int) -> np.ndarray:
+        """(n, 2), some of them outside."""
+        height, width = self._sizes[number]
+        return np.random.default_rng(400 + number).integers(-3, 100, (count, 2)) * (width, height) / np.float32(97)
+
+    def scene(self, number: int, form: str = "xyxy", *, masks: bool = False, points: bool = False) -> Any:
+        """An image with a dict of boxes and what belongs to them."""
+        target: dict[str, Any] = {"boxes": gl.Boxes(self.boxes(number, form), form)}
+        count = len(target["boxes"].array)
+        target["labels"] = np.arange(1, count + 1)
+        target["image_id"] = number
+        if masks:
+            target["masks"] = gl.Mask(self.masks(number, count, np.bool_))
+        if points:
+            target["keypoints"] = gl.Keypoints(self.points(number, 2 * count).reshape(count, 2, 2))
+        return gl.Encoded(self.png(number)), target
+
+
+class Stream:
+    """An iterable dataset; each of several workers gives its own samples."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        return iter(self.samples if info is None else self.samples[info.id :: info.num_workers])
+
+
+def marked(samples: list[Any]) -> Any:
+    """A `collate_fn`: images as a list with the mean of each, labels as a list."""
+    return {"images": [image for image, _ in samples], "labels": [label for _, label in samples], "count": len(samples)}

@@ -1,0 +1,51 @@
+"""Batches are the same, to the last bit, as they were when they were recorded; see ``record.py``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from bits.cases import CASES, RUNS
+from bits.running import difference, hash_of, recorded
+from bits.samples import Samples
+
+from gpuload import transforms as T
+
+ANEW = "to record anew: python tests/bits/record.py"
+PAIRS = [(name, run) for name, case in CASES.items() for run in case.runs]
+
+
+@pytest.mark.parametrize(("name", "run"), PAIRS, ids=[f"{name}/{run}" for name, run in PAIRS])
+def test_bits(name, run):
+    if reason := difference(run):
+        pytest.skip(f"{reason}; {ANEW}")
+    expected = recorded()["hashes"].get(f"{name}/{run}")
+    assert expected, f"{name}/{run} was never recorded; {ANEW}"
+    found = hash_of(CASES[name], run)
+    assert found == expected, f"the batches of {name} on {run} have other bits than recorded; if they shall, {ANEW}"
+
+
+def test_all_that_is_recorded_is_compared():
+    assert set(recorded()["hashes"]) == {f"{name}/{run}" for name, run in PAIRS}
+    assert {run for _, run in PAIRS} == set(RUNS)
+
+
+def test_every_transform_is_in_a_case():
+    samples, seen = Samples(small=False), set[str]()
+    for case in CASES.values():
+        _names(case.make(samples)["transforms"], seen)
+    kinds = {name: getattr(T, name) for name in T.__all__ if inspect.isclass(getattr(T, name))}
+    transform = next(kind for kind in T.Identity.__mro__ if kind.__name__ == "Transform")
+    assert {name for name, kind in kinds.items() if issubclass(kind, transform)} <= seen
+
+
+def _names(value: Any, seen: set[str]) -> None:
+    """The transforms in lists, and in others."""
+    if isinstance(value, list | tuple):
+        for inner in value:
+            _names(inner, seen)
+        return
+    seen.add(type(value).__name__)
+    for held in ("transforms", "chains"):
+        _names(getattr(value, held, ()), seen)
