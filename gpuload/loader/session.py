@@ -36,7 +36,7 @@ from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.interrupts import held
 from gpuload.workers.job import Job
-from gpuload.workers.pool import StreamPool, WorkerPool
+from gpuload.workers.pool import IterablePool, WorkerPool
 
 __all__ = ["OVER", "Session", "compile_for"]
 
@@ -84,7 +84,7 @@ class Session:
         self.ring = Ring(options.ring_bytes, memory_left=memory_left_bytes)
         try:
             self.transfer = make_transfer(self.ring, device)
-            pool = StreamPool if options.iterable else WorkerPool
+            pool = IterablePool if options.iterable else WorkerPool
             self.assembly = Assembly(options, self.stage, self.transfer)
             self.engine = (
                 pool(

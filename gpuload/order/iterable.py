@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.order.place import Place, StreamPlace, StreamStart
+from gpuload.order.place import IterablePlace, IterableStart, Place
 from gpuload.workers.batch import Batch
 
-__all__ = ["StreamSchedule"]
+__all__ = ["IterableSchedule"]
 
 
 _runs = itertools.count(1)  # every pass has another number, so that workers tell them apart
 
 
-class StreamSchedule:
+class IterableSchedule:
     """Asks each worker for its samples in runs of a batch.
 
     Sample number n of worker w has the position (n × workers + w) × ranks + rank.
@@ -60,7 +60,7 @@ class StreamSchedule:
 class _Pass:
     """One epoch of it."""
 
-    def __init__(self, schedule: StreamSchedule, run: int, place: Place) -> None:
+    def __init__(self, schedule: IterableSchedule, run: int, place: Place) -> None:
         entry = place.stream or {}
         self._schedule = schedule
         self._run = run
@@ -68,8 +68,8 @@ class _Pass:
         self._turn = entry.get("turn", 0)
         self._step = entry.get("step", 0)
         # Of each worker, how far what was given has come.
-        self._places = [StreamPlace(**worker) for worker in entry.get("workers", ())] or [
-            StreamPlace(0, False) for _ in range(schedule._workers)
+        self._places = [IterablePlace(**worker) for worker in entry.get("workers", ())] or [
+            IterablePlace(0, False) for _ in range(schedule._workers)
         ]
         self._digests: dict[int, tuple[bytes, ...]] = {}
 
@@ -85,7 +85,7 @@ class _Pass:
                 numbers = np.arange(size, dtype=np.int64) + planned[worker]
                 planned[worker] += size
                 place = self._places[worker]
-                start = StreamStart(
+                start = IterableStart(
                     self._run, worker, place.samples, place.state, stride, worker * offset + schedule._rank
                 )
                 positions = numbers * stride + start.offset
@@ -101,7 +101,7 @@ class _Pass:
         taken = sum(len(content.rows) + len(content.errors) for content in contents)
         latest = max(found, key=lambda place: place.samples, default=None)
         before = self._places[worker]
-        place = StreamPlace(
+        place = IterablePlace(
             before.samples + taken,
             any(place.ended or place.broken for place in found),
             state=None if latest is None else latest.state,
@@ -117,7 +117,7 @@ class _Pass:
         self._step += not batch.dropped
         batch.after = self._place()
 
-    def _same_stream(self, worker: int, place: StreamPlace) -> str:
+    def _same_stream(self, worker: int, place: IterablePlace) -> str:
         """What to say where this worker gave the same first samples as another, in spite of being told its number.
 
         Samples that cannot be told apart are no sign by themselves: a stream of zeros may be shared out well.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Place", "StreamPlace", "StreamStart"]
+__all__ = ["IterablePlace", "IterableStart", "Place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStart:
+class IterableStart:
     """Which pass over an iterable dataset is meant, and where a worker that has not begun it yet begins.
 
     Attributes:
@@ -50,7 +50,7 @@ class StreamStart:
 
 
 @dataclass(slots=True)
-class StreamPlace:
+class IterablePlace:
     """How far a worker's stream has come after a chunk.
 
     `samples` were taken from it in all; `ended`: there are no more; `broken`: a generator that raised, and can go on no

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from gpuload.loader.options import Options
-from gpuload.order.iterable import StreamSchedule
+from gpuload.order.iterable import IterableSchedule
 from gpuload.order.permutation import cumulate
 from gpuload.order.place import Place
 from gpuload.order.ranks import check_rank, find_rank
@@ -144,7 +144,7 @@ class Agenda:
             return PlanSchedule(self.plan())
         rank, world_size = self._rank()
         if self._options.iterable:
-            return StreamSchedule(
+            return IterableSchedule(
                 batch_size=self._options.batch_size,
                 drop_last=self._drop_last,
                 workers=max(1, self._options.num_workers),

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuload.datasets.tree import Structure
 from gpuload.errors import ErrorRecord
-from gpuload.order.place import StreamPlace
+from gpuload.order.place import IterablePlace
 
 __all__ = ["Belongings", "Block", "ChunkContent", "Collated", "ImageColumn", "TensorBits"]
 
@@ -96,7 +96,7 @@ class ChunkContent:
     errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)  # (row, what went wrong)
     blocks: list[Block] = field(default_factory=list)
     collated: Collated | None = None  # the whole batch, where the user's collate_fn ran in the worker
-    stream: StreamPlace | None = None  # of an iterable dataset
+    stream: IterablePlace | None = None  # of an iterable dataset
     belongings: list[Belongings | None] = field(default_factory=list)  # where samples have targets; one, or one a row
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.errors import ErrorRecord
-from gpuload.order.place import Place, StreamStart
+from gpuload.order.place import IterableStart, Place
 from gpuload.ring.chunk import ChunkContent
 from gpuload.ring.ring import Slot
 
@@ -69,7 +69,7 @@ class Batch:
     dropped: bool = False
     may_be_dropped: bool = False  # where nothing of it is left: no other rank waits for it
     warning: str = ""
-    stream: StreamStart | None = None
+    stream: IterableStart | None = None
     on_due: Callable[[Batch], None] | None = None
     candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # by position, what may take its place
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.tree import flatten
-from gpuload.order.place import StreamPlace, StreamStart
+from gpuload.order.place import IterablePlace, IterableStart
 from gpuload.rng.generators import seed_generators, seeds_of
 from gpuload.workers.workerinfo import worker_info_was_asked
 
@@ -43,7 +43,7 @@ class Stream:
         epoch: its number.
     """
 
-    def __init__(self, dataset: Any, seed: int, start: StreamStart, epoch: int) -> None:
+    def __init__(self, dataset: Any, seed: int, start: IterableStart, epoch: int) -> None:
         self.run = start.run
         self._dataset = dataset
         self._seed = seed
@@ -133,7 +133,7 @@ class Stream:
         for number in [number for number in self._taken if number < before]:
             del self._taken[number]
 
-    def place(self, samples: int) -> StreamPlace:
+    def place(self, samples: int) -> IterablePlace:
         """How far it has come, after so many samples; the dataset's own state is only right if none was taken since."""
         state: dict[str, Any] = {}
         if self._ended:  # it may have been asked for more than there were
@@ -155,7 +155,7 @@ class Stream:
                             "it return numbers, strings, lists and dicts"
                         }
                         break
-        return StreamPlace(
+        return IterablePlace(
             samples, self._ended, self.broken is not None, state or None, tuple(self._digests), worker_info_was_asked()
         )
 

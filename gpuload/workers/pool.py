@@ -14,7 +14,7 @@ chunk: its slot is freed only when each worker alive at that moment has replied 
 Lifetime: `close` ends all workers; so do the death of this process and, for the workers of a parent that forks, never
 the child: it closes its copies of the descriptors.
 
-An iterable dataset has a `StreamPool`: each worker is asked for its own stream, so each has a queue of its own. A
+An iterable dataset has a `IterablePool`: each worker is asked for its own stream, so each has a queue of its own. A
 worker that died is started anew, and begins its stream where the request says; a dataset that gives the same again
 loses nothing by it.
 """
@@ -42,7 +42,7 @@ from gpuload.workers.job import Job, ship
 from gpuload.workers.process import WorkerProcess, check_platform, standard_path
 from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, Board, Note, Reply, Request
 
-__all__ = ["StreamPool", "WorkerPool"]
+__all__ = ["IterablePool", "WorkerPool"]
 
 MESSAGE_BYTES = 1 << 18
 SLOW_SAMPLE_S = 60.0  # without a timeout, a sample that takes longer is named in a warning
@@ -426,7 +426,7 @@ def _counted(deaths: list[str]) -> str:
     return "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in Counter(deaths).items())
 
 
-class StreamPool:
+class IterablePool:
     """`workers` pools of one worker. Arguments and errors as for `WorkerPool`."""
 
     def __init__(self, job: Job, workers: int, ring: Ring, *, timeout_s: float = 0.0, max_restarts: int = 10) -> None:

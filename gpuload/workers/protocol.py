@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuload.order.place import StreamStart
+from gpuload.order.place import IterableStart
 
 __all__ = ["HELLO", "HELLO_FAILED", "IDLE", "STACK_SIGNAL", "Board", "Note", "Reply", "Request", "Status"]
 
@@ -61,7 +61,7 @@ class Request:
     positions: np.ndarray
     indices: np.ndarray | list[object]
     whole: bool = False
-    stream: StreamStart | None = None
+    stream: IterableStart | None = None
     told_epoch: int = -1
 
     def pack(self) -> bytes:
@@ -99,7 +99,7 @@ class Request:
         at += positions.nbytes
         # The parent wrote this: dataset keys of the user's own sampler, never anything that a file holds.
         indices = np.frombuffer(message, np.int64, count, at) if plain else pickle.loads(message[at:])
-        stream = StreamStart(*pickle.loads(message[at + 8 * count :])) if streams else None
+        stream = IterableStart(*pickle.loads(message[at + 8 * count :])) if streams else None
         return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, bool(whole), stream, told)
 
 

@@ -22,7 +22,7 @@ from gpuload.datasets.sample import Boxes, Encoded, Image, Mask, Target
 from gpuload.datasets.tree import describe, dtype_of, flatten, is_tensor
 from gpuload.decode import Decoder
 from gpuload.errors import ErrorRecord, one_line
-from gpuload.order.place import StreamPlace
+from gpuload.order.place import IterablePlace
 from gpuload.ring.chunk import Belongings, ChunkContent, Collated, ImageColumn
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align
@@ -147,7 +147,7 @@ class ChunkRunner:
         wanted: Callable[[], bool],
         loaded: list[_Loaded],
         errors: list[tuple[int, ErrorRecord]],
-        place: StreamPlace | None,
+        place: IterablePlace | None,
     ) -> Reply:
         """From the samples to what lies in the slot."""
         regions = self._regions(request, loaded, errors)
@@ -347,7 +347,7 @@ class ChunkRunner:
         kept_: list[_Loaded],
         table: list[list[int]],
         errors: list[tuple[int, ErrorRecord]],
-        place: StreamPlace | None,
+        place: IterablePlace | None,
     ) -> Reply:
         structures = [sample.structure for sample in kept_]
         places = [sample.places for sample in kept_]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.order.place import StreamPlace
+from gpuload.order.place import IterablePlace
 from gpuload.rng.generators import seed_generators, seeds_of
 from gpuload.workers.iterable import Ended, Stream
 from gpuload.workers.protocol import Request
@@ -109,7 +109,7 @@ class Source:
         stream.forget(start.samples)
         return lambda row: stream.get(numbers[row], touch)
 
-    def place(self, request: Request, rows: int) -> StreamPlace | None:
+    def place(self, request: Request, rows: int) -> IterablePlace | None:
         """How far the stream has come with so many rows of a chunk; None for a map dataset."""
         if self._stream is None:
             return None
