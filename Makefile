@@ -37,7 +37,7 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.installed-lint
-	$(BIN)/ruff check --fix
+	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
 bench: $(VENV)/.installed-bench

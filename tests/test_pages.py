@@ -1,4 +1,4 @@
-"""What pages name exists: files, links, commands; docs/architecture.md describes each module in its room, and no other."""
+"""What pages name is there: files, links, commands; docs/architecture.md describes each module in its room."""
 
 from __future__ import annotations
 
