@@ -2,7 +2,7 @@
 
 A transform is torchvision's word for one of these with certain distributions: Resize, CenterCrop, RandomResizedCrop,
 Pad and RandomZoomOut all come to a `Box`, rotations to a `Warp`, everything that changes colours to `Ops`, in an order
-that is data. A record is for some rows of a batch, or for all; what transforms hold others for comes as several records,
+that is data. A record is for some rows of a batch, or for all: a transform that holds others comes as several records,
 each with rows of its own. An `Outline` says beforehand which records a transform makes.
 
 Arrays have the record's rows as their first axis. Sizes are int64 (n, 2), height and width; boxes and windows int64
@@ -62,6 +62,7 @@ OPS: Final = (
 )
 NOTHING: Final = -1  # the code of no operation
 VALUES: Final = 8  # numbers that an operation has at most
+NO_SIZES: Final = np.empty((0, 2), np.int64)  # until a record is placed in a program
 
 
 def code(name: str) -> int:
@@ -88,7 +89,7 @@ class Record:
     told: ClassVar[tuple[str, ...]] = ()  # the fields that were drawn
 
     rows: np.ndarray | None = None
-    sizes_hw: np.ndarray = np.empty((0, 2), np.int64)
+    sizes_hw: np.ndarray = NO_SIZES
     step: int = 0
     name: str = ""
 
