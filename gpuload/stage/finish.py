@@ -12,8 +12,7 @@ from typing import Final
 
 import torch
 
-from gpuload.transforms import Normalize, ToDtype
-from gpuload.transforms.base import Transform
+from gpuload.transforms.program.ops import Numbers
 
 __all__ = ["UNCHANGED", "Finish"]
 
@@ -34,15 +33,15 @@ class Finish:
     channels: int | None
 
     @classmethod
-    def of(cls, transforms: Iterable[Transform], dtype: str | None) -> Finish:
-        """What transforms in a row ask for; `dtype` is of float results, None for what `ToDtype` says, or float32."""
+    def of(cls, records: Iterable[Numbers], dtype: str | None) -> Finish:
+        """What a line's records ask for; `dtype` is of float results, None for what `ToDtype` says, or float32."""
         factor, named, normalize = None, None, None
-        for transform in transforms:
-            if isinstance(transform, ToDtype) and transform.makes:
-                factor, named = 1 / 255 if transform.scale else 1.0, transform.dtype
-            elif isinstance(transform, Normalize):
-                normalize = transform
+        for record in records:
+            if record.mean:
+                normalize = record
                 factor = 1 / 255 if factor is None else factor
+            elif record.dtype not in (None, "uint8"):
+                factor, named = 1 / 255 if record.scale else 1.0, record.dtype
         if factor is None:
             return cls(torch.uint8, (1.0,), (0.0,), None)
         result = getattr(torch, dtype or named or "float32")

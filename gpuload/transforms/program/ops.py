@@ -19,6 +19,7 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
+    "CHANGES_PIXELS",
     "NOTHING",
     "OPS",
     "VALUES",
@@ -296,6 +297,9 @@ class Mix(Record):
     box_tlhw: np.ndarray
 
 
+CHANGES_PIXELS: Final = (Box, Flip, Warp, Ops, Mixture, Erase, Mix)  # what follows is of numbers and bounding boxes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers(Record):
     """Levels become numbers: what writes results does it, once for all of these.
@@ -345,6 +349,7 @@ class Outline:
         operations: those that `Ops` or a `Mixture` may hold, sorted.
         filters: the names of those that a `Box` or warps may be sampled with.
         padding_mode: of a `Box`.
+        affine: whether all maps of a `Warp` are.
         written: the `kind` of an `Erase`.
         numbers: the record itself, of `Numbers`.
     """
@@ -354,5 +359,6 @@ class Outline:
     operations: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     padding_mode: str | None = None
+    affine: bool = True
     written: str = "const"
     numbers: Numbers | None = None
