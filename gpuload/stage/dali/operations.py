@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from gpuload.stage.dali import color, neighbourhood
 from gpuload.stage.dali.engine import ndd
-from gpuload.stage.dali.images import Images, merged
-from gpuload.transforms.program.ops import NOTHING, OPS, Ops
+from gpuload.stage.dali.images import Images, grouped
+from gpuload.transforms.program.ops import NOTHING, OPS, Ops, code
 
 __all__ = ["OPERATIONS", "operate"]
 
 Operation = Callable[[ndd.Batch, np.ndarray], ndd.Batch]
 
-# None leaves images as they are. What is not here is in `gpuload.stage.dali.backend.LACKING`.
-OPERATIONS: Final[dict[str, Operation | None]] = {
+# What is not here is in `gpuload.stage.dali.backend.LACKING`.
+OPERATIONS: Final[dict[str, Operation]] = {
     "brightness": color.brightness,
     "contrast": color.contrast,
     "saturation": color.saturation,
@@ -30,38 +30,30 @@ OPERATIONS: Final[dict[str, Operation | None]] = {
     "grayscale": color.grayscale,
     "blur": neighbourhood.blur,
     "permute": color.permute,
-    "identity": None,
+    "identity": lambda images, values: images,
     "solarize_add": color.solarize_add,
 }
 
 
-def operate(images: Images, transform: Any, params: Ops) -> Images:
+def operate(images: Images, record: Ops) -> Images:
     """Do the operations, the first of all images first; images with the same one go together.
 
     Raises:
         TypeError: one of them is not made of DALI's.
     """
-    for turn in range(params.codes.shape[1]):
-        images = _turn(images, params.codes[:, turn], params.values[:, turn])
-    channels = transform.output_channels(images.channels)
-    return images if channels == images.channels else Images(color.in_channels(images.batch, channels))
-
-
-def _turn(images: Images, codes: np.ndarray, values: np.ndarray) -> Images:
-    operations = [None if code == NOTHING else _operation(OPS[code]) for code in codes.tolist()]
-    wanted = dict.fromkeys(operations)
-    if set(wanted) == {None}:
+    codes = np.where(record.codes == NOTHING, code("identity"), record.codes)
+    for turn in range(codes.shape[1]):
+        if (codes[:, turn] != code("identity")).any():
+            values = record.values[:, turn]
+            images = grouped(
+                images, codes[:, turn], lambda some, rows, number, of=values: _operated(some, number, of[rows])
+            )
+    if record.channels in (None, images.channels):
         return images
-    images, parts = Images(images.batch), []
-    for operation in wanted:
-        rows = np.array([row for row, found in enumerate(operations) if found is operation], np.int64)
-        some = images if len(wanted) == 1 else images.take(rows)
-        parts.append((rows, some if operation is None else Images(operation(some.batch, values[rows]))))
-    return merged(parts)
+    return Images(color.in_channels(images.batch, record.channels))
 
 
-def _operation(name: str) -> Operation | None:
-    try:
-        return OPERATIONS[name]
-    except KeyError:
-        raise TypeError(f"{name} is no operation that is made of DALI's") from None
+def _operated(images: Images, number: int, values: np.ndarray) -> Images:
+    if OPS[number] not in OPERATIONS:
+        raise TypeError(f"{OPS[number]} is no operation that is made of DALI's")
+    return Images(OPERATIONS[OPS[number]](images.batch, values))
