@@ -13,7 +13,7 @@ from gpuload.errors import BackendError, CompilerError
 from gpuload.stage.backend import Backend
 from gpuload.stage.finish import Finish
 from gpuload.stage.plan import make_plan
-from gpuload.stage.reference.backend import RunnerName, TorchBackend
+from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import SegmentRunner
 from gpuload.stage.stage import Stage
 from gpuload.transforms import Chain
@@ -46,7 +46,7 @@ def compile_stage(
     memory_format: Any = "contiguous_format",
     ragged: str = "error",
     cpu_threads: int | None = None,
-    runner: RunnerName | None = None,
+    runner: Runner | None = None,
 ) -> Stage:
     """Make the stage that applies a chain of transforms to batches.
 
@@ -75,7 +75,7 @@ def compile_stage(
     if device.type == "cuda" and device.index is None:  # what is kept on it stays there, whatever is current later
         device = torch.device("cuda", torch.cuda.current_device())
     if runner is not None:
-        _one_of("runner", runner, get_args(RunnerName))
+        _one_of("runner", runner, get_args(Runner))
     reference = TorchBackend(device, runner)
     chosen, note = reference, None
     if backend != "torch" and (backend != "auto" or device.type == "cuda"):

@@ -19,7 +19,7 @@ import torch
 
 from gpuload.stage.finish import UNCHANGED
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.backend import reference_runner
+from gpuload.stage.reference.backend import Runner, reference_runner
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Box, Flip, Numbers, Record, Warp
 
@@ -31,10 +31,11 @@ class MaskStage:
 
     Args:
         device: where they are.
+        runner: which of the reference's moves them; None: the one that is for the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._levels = reference_runner(UNCHANGED, device).levels
+    def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
+        self._levels = reference_runner(UNCHANGED, device, runner).levels
         self._device = device
 
     def __call__(

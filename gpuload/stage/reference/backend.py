@@ -17,9 +17,9 @@ from gpuload.stage.reference.single import SingleRunner
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Outline
 
-__all__ = ["RunnerName", "TorchBackend", "levels_of", "reference_runner"]
+__all__ = ["Runner", "TorchBackend", "levels_of", "reference_runner"]
 
-RunnerName = Literal["single", "batched"]
+Runner = Literal["single", "batched"]
 
 
 class TorchBackend(Backend):
@@ -32,9 +32,9 @@ class TorchBackend(Backend):
 
     name: ClassVar[str] = "torch"
 
-    def __init__(self, device: torch.device, runner: RunnerName | None = None) -> None:
+    def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
         super().__init__(device)
-        self._runner: RunnerName | None = runner
+        self._runner: Runner | None = runner
 
     def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
         return None
@@ -47,7 +47,7 @@ class TorchBackend(Backend):
 
 
 def reference_runner(
-    finish: Finish, device: torch.device, runner: RunnerName | None = None
+    finish: Finish, device: torch.device, runner: Runner | None = None
 ) -> SingleRunner | BatchRunner:
     """The one that is named, or that is for a device."""
     single = device.type == "cpu" if runner is None else runner == "single"
