@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -18,8 +18,6 @@ from gpuload.stage.segments import SegmentRunner
 from gpuload.stage.stage import Stage
 from gpuload.transforms import Chain
 from gpuload.transforms.arguments import dtype_name, whole
-from gpuload.transforms.base import Transform
-from gpuload.transforms.program.ops import Numbers
 
 __all__ = ["BackendName", "MemoryFormat", "Ragged", "check_stage", "compile_stage"]
 
@@ -82,7 +80,7 @@ def compile_stage(
         chosen, note = _chosen("fused" if backend == "auto" else backend, device, reference, forced=backend != "auto")
     backends = {"torch": reference, chosen.name: chosen}
     plan = make_plan(chain, chosen, note=note)
-    finishes = [Finish.of(_numbers(line.transforms), name) for line in chain.lines]
+    finishes = [Finish.of(line.transforms, name) for line in chain.lines]
     runs = [SegmentRunner(steps, finish, backends) for steps, finish in zip(plan.views, finishes, strict=True)]
     return Stage(
         chain,
@@ -94,11 +92,6 @@ def compile_stage(
         ragged=ragged,
         cpu_threads=cpu_threads,
     )
-
-
-def _numbers(transforms: Iterable[Transform]) -> list[Numbers]:
-    """What transforms make of levels."""
-    return [outline.numbers for transform in transforms for outline in transform.outline if outline.numbers is not None]
 
 
 def check_stage(

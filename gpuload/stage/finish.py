@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from gpuload.transforms.program.ops import Numbers
+from gpuload.transforms.base import Transform
 
 __all__ = ["UNCHANGED", "Finish"]
 
@@ -33,10 +33,11 @@ class Finish:
     channels: int | None
 
     @classmethod
-    def of(cls, records: Iterable[Numbers], dtype: str | None) -> Finish:
-        """What a line's records ask for; `dtype` is of float results, None for what `ToDtype` says, or float32."""
+    def of(cls, transforms: Iterable[Transform], dtype: str | None) -> Finish:
+        """What transforms in a row ask for; `dtype` is of float results, None for what `ToDtype` says, or float32."""
         factor, named, normalize = None, None, None
-        for record in records:
+        outlines = (outline for transform in transforms for outline in transform.outline)
+        for record in (outline.numbers for outline in outlines if outline.numbers is not None):
             if record.mean:
                 normalize = record
                 factor = 1 / 255 if factor is None else factor
