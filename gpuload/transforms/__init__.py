@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         RandomIoUCrop,
         SanitizeBoundingBoxes,
     )
-    from gpuload.transforms.chain import Chain, Draws
+    from gpuload.transforms.chain import Chain
     from gpuload.transforms.color import ColorJitter
     from gpuload.transforms.color_random import (
         Grayscale,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from gpuload.transforms.mixing import CutMix, MixUp
     from gpuload.transforms.multiview import MultiView
     from gpuload.transforms.padding import Pad, RandomZoomOut
+    from gpuload.transforms.program.draws import Draws as Draws
+    from gpuload.transforms.program.draws import Program
     from gpuload.transforms.random_resized_crop import RandomResizedCrop
     from gpuload.transforms.resizing import RandomResize, RandomShortestSize, ScaleJitter
     from gpuload.transforms.timm_randaugment import TimmRandAugment
@@ -60,7 +62,7 @@ _HOMES = {
     "Compose": "composite",
     "ConvertBoundingBoxFormat": "boxes",
     "CutMix": "mixing",
-    "Draws": "chain",
+    "Draws": "program.draws",  # what `Program` was called first
     "GaussianBlur": "blur_noise",
     "GaussianNoise": "blur_noise",
     "Grayscale": "color_random",
@@ -69,6 +71,7 @@ _HOMES = {
     "MultiView": "multiview",
     "Normalize": "convert",
     "Pad": "padding",
+    "Program": "program.draws",
     "RandAugment": "auto",
     "RandomAdjustSharpness": "color_random",
     "RandomAffine": "warps",
@@ -117,7 +120,6 @@ __all__ = [
     "Compose",
     "ConvertBoundingBoxFormat",
     "CutMix",
-    "Draws",
     "GaussianBlur",
     "GaussianNoise",
     "Grayscale",
@@ -126,6 +128,7 @@ __all__ = [
     "MultiView",
     "Normalize",
     "Pad",
+    "Program",
     "RandAugment",
     "RandomAdjustSharpness",
     "RandomAffine",

@@ -13,7 +13,7 @@ import numpy as np
 from gpuload.transforms.arguments import finite, interval, is_sequence, size_pair
 from gpuload.transforms.base import Transform, Uniforms
 from gpuload.transforms.color_random import one_operation
-from gpuload.transforms.program.ops import Ops
+from gpuload.transforms.program.ops import Ops, Outline
 
 __all__ = ["GaussianBlur", "GaussianNoise"]
 
@@ -47,14 +47,14 @@ class GaussianBlur(Transform):
         return True
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return ("blur",)
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Ops, name=type(self).__name__, operations=("blur",)),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
         sigma = low + uniforms(1) * (high - low)
         kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
-        return one_operation("blur", np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
+        return one_operation("blur", np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]), whole=True)
 
 
 def _sigmas(value: Any) -> tuple[float, float]:
@@ -104,11 +104,11 @@ class GaussianNoise(Transform):
         return True
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return ("noise",)
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Ops, name=type(self).__name__, operations=("noise",)),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
         key_words = np.floor(uniforms(2) * 2.0**32)
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
-        return one_operation("noise", np.ones(len(key_words), bool), np.hstack([values, key_words]))
+        return one_operation("noise", np.ones(len(key_words), bool), np.hstack([values, key_words]), whole=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.program.ops import VALUES, Ops, code
+from gpuload.transforms.program.ops import VALUES, Ops, Outline, code
 
 __all__ = ["ADJUSTMENTS", "ColorJitter"]
 
@@ -54,8 +54,8 @@ class ColorJitter(Transform):
         return tuple(name for name in ADJUSTMENTS if getattr(self, name) is not None)
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return tuple(sorted(self.adjustments))
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Ops, name=type(self).__name__, operations=tuple(sorted(self.adjustments))),)
 
     @property
     def needs_whole(self) -> bool:
@@ -71,7 +71,8 @@ class ColorJitter(Transform):
         order = np.argsort(numbers[:, [4 + column for column in columns]], axis=1, kind="stable")
         values = np.zeros((*order.shape, VALUES))
         values[:, :, 0] = np.take_along_axis(factors, order, axis=1)
-        return Ops(np.array([code(name) for name in names], np.int64)[order], values)
+        codes = np.array([code(name) for name in names], np.int64)[order]
+        return Ops(codes, values, whole=self.needs_whole)
 
 
 def _factor_range(

@@ -15,7 +15,7 @@ import numpy as np
 from gpuload.transforms.arguments import finite, interval, probability, whole
 from gpuload.transforms.base import Standing, Transform, Uniforms
 from gpuload.transforms.color import ADJUSTMENTS
-from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, code
+from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Outline, code
 
 __all__ = [
     "Grayscale",
@@ -31,13 +31,20 @@ __all__ = [
 ]
 
 
-def one_operation(operation: str, done: np.ndarray, values: Sequence[float] | np.ndarray = ()) -> Ops:
+def one_operation(
+    operation: str,
+    done: np.ndarray,
+    values: Sequence[float] | np.ndarray = (),
+    *,
+    whole: bool = False,
+    channels: int | None = None,
+) -> Ops:
     """The same operation for the samples where it is `done`, bool (B,); `values` are all samples', or (B, n)."""
     codes = np.where(done, code(operation), NOTHING)[:, None]
     numbers = np.zeros((len(done), 1, VALUES))
     found = np.asarray(values, np.float64)
     numbers[:, 0, : found.shape[-1]] = found
-    return Ops(codes.astype(np.int64), numbers)
+    return Ops(codes.astype(np.int64), numbers, whole=whole, channels=channels)
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,14 +68,14 @@ class Grayscale(Transform):
         object.__setattr__(self, "num_output_channels", number)
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return ("grayscale",)
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Ops, name=type(self).__name__, operations=("grayscale",)),)
 
     def output_channels(self, channels: int) -> int:
         return self.num_output_channels
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return one_operation("grayscale", np.ones(len(sizes_hw), bool))
+        return one_operation("grayscale", np.ones(len(sizes_hw), bool), channels=self.num_output_channels)
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,11 +90,11 @@ class _Sometimes(Transform):
         object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return (self.operation,)
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Ops, name=type(self).__name__, operations=(self.operation,)),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return one_operation(self.operation, uniforms(1)[:, 0] < self.p)
+        return one_operation(self.operation, uniforms(1)[:, 0] < self.p, whole=self.needs_whole)
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,8 +171,8 @@ class RandomSolarize(Transform):
         return self
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return ("solarize",)
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Ops, name=type(self).__name__, operations=("solarize",)),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return one_operation("solarize", uniforms(1)[:, 0] < self.p, (self.threshold,))
@@ -194,8 +201,8 @@ class RandomPosterize(Transform):
         object.__setattr__(self, "p", probability("RandomPosterize(p=…)", self.p))
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return ("posterize",)
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Ops, name=type(self).__name__, operations=("posterize",)),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return one_operation("posterize", uniforms(1)[:, 0] < self.p, (self.bits,))
@@ -229,11 +236,11 @@ class RandomAdjustSharpness(Transform):
         return True  # the border of an image stays, so a window must know where it lies
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return ("sharpness",)
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Ops, name=type(self).__name__, operations=("sharpness",)),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return one_operation("sharpness", uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
+        return one_operation("sharpness", uniforms(1)[:, 0] < self.p, (self.sharpness_factor,), whole=True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -269,8 +276,9 @@ class RandomPhotometricDistort(Transform):
         object.__setattr__(self, "p", probability("RandomPhotometricDistort(p=…)", self.p))
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return tuple(sorted((*ADJUSTMENTS, "permute")))
+    def outline(self) -> tuple[Outline, ...]:
+        operations = tuple(sorted((*ADJUSTMENTS, "permute")))
+        return (Outline(kind=Ops, name=type(self).__name__, operations=operations),)
 
     @property
     def needs_whole(self) -> bool:

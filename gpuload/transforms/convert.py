@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence
-from gpuload.transforms.base import Transform
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype"]
 
@@ -61,6 +62,13 @@ class ToDtype(Transform):
     @property
     def makes(self) -> str | None:
         return None if self.dtype in (None, "uint8") else "float"
+
+    def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
+        return Numbers(self.dtype, self.scale, self.mask_dtype)
+
+    @property
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
 
 
 def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
@@ -118,3 +126,10 @@ class Normalize(Transform):
     @property
     def makes(self) -> str | None:
         return "normalized"
+
+    def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
+        return Numbers(mean=self.mean, std=self.std)
+
+    @property
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)

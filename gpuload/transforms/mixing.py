@@ -17,10 +17,9 @@ import numpy as np
 from gpuload.rng.distributions import beta, beta_count
 from gpuload.transforms.arguments import finite, whole
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.program.draws import Draws
-from gpuload.transforms.program.ops import Branches, Mix
+from gpuload.transforms.program.ops import Mix, Outline
 
-__all__ = ["CutMix", "MixUp", "drawn_mix"]
+__all__ = ["CutMix", "MixUp"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,6 +49,10 @@ class _Mixing(Transform):
     @property
     def late(self) -> bool:
         return True
+
+    @property
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Mix, name=type(self).__name__),)
 
     def shares(self, uniforms: Uniforms, more: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The shares of the images themselves, (B,), and so many more uniform numbers."""
@@ -117,24 +120,3 @@ class CutMix(_Mixing):
         start, end = np.maximum(middle - half, 0), np.minimum(middle + half, sizes_hw)
         boxes = np.concatenate([start, end - start], axis=1)
         return Mix(1 - boxes[:, 2:].prod(axis=1) / sizes_hw.prod(axis=1), boxes)
-
-
-def drawn_mix(draws: Draws) -> Mix | None:
-    """How each image is mixed, out of all that was drawn for a batch; None where no transform mixes."""
-    for transform, params in zip(draws.transforms, draws.params, strict=True):
-        if transform.mixes:
-            return _spread(params, len(draws))
-    return None
-
-
-def _spread(params: Any, count: int) -> Mix:
-    """For each of `count` samples; those that no way leads to a mixing transform are not mixed."""
-    if isinstance(params, Mix):
-        return params
-    share, boxes = np.ones(count), np.zeros((count, 4), np.int64)
-    if isinstance(params, Branches):
-        for rows, draws in zip(params.rows, params.draws, strict=True):
-            found = drawn_mix(draws)
-            if found is not None:
-                share[rows], boxes[rows] = found.share, found.box_tlhw
-    return Mix(share, boxes)

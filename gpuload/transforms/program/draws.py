@@ -11,7 +11,7 @@ Made in workers and in the main process; imports no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -96,11 +96,7 @@ class Program:
         """The sizes of the images before the record at a place."""
         if place == len(self.records):
             return self.results_hw
-        sizes = self.sizes_hw
-        for record in self.records[:place]:
-            if record.rows is None:
-                sizes = record.after_hw
-            elif record.after_hw is not record.sizes_hw:
-                sizes = sizes.copy()
-                sizes[record.rows] = record.after_hw
-        return sizes
+        return reduce(lambda sizes, record: record.resized(sizes), self.records[:place], self.sizes_hw)
+
+
+Draws = Program

@@ -11,7 +11,7 @@ Arrays have the record's rows as their first axis. Sizes are int64 (n, 2), heigh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
@@ -90,7 +90,7 @@ class Record:
     told: ClassVar[tuple[str, ...]] = ()  # the fields that were drawn
 
     rows: np.ndarray | None = None
-    sizes_hw: np.ndarray = NO_SIZES
+    sizes_hw: np.ndarray = field(default_factory=lambda: NO_SIZES)
     step: int = 0
     name: str = ""
 
@@ -103,17 +103,22 @@ class Record:
         """The part of each input that these parts of the results are made from."""
         return windows_tlhw
 
-    def among(self, rows: np.ndarray) -> Self:
-        """The same, where its rows are counted among these rows of a larger batch."""
-        return replace(self, rows=rows if self.rows is None else rows[self.rows])
+    def resized(self, sizes_hw: np.ndarray) -> np.ndarray:
+        """The sizes of all images of the batch after it, from those before it."""
+        if self.rows is None:
+            return self.after_hw
+        if self.after_hw is not self.sizes_hw:
+            sizes_hw = sizes_hw.copy()
+            sizes_hw[self.rows] = self.after_hw
+        return sizes_hw
 
     def take(self, places: np.ndarray, rows: np.ndarray | None) -> Self:
         """Some of its rows, by their places in its arrays; `rows` are their numbers in the batch that is left."""
         changes: dict[str, Any] = {"rows": rows}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.ndarray) and field.name != "rows":
-                changes[field.name] = value[places]
+        for name in (known.name for known in fields(self) if known.name != "rows"):
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray):
+                changes[name] = value[places]
         return replace(self, **changes)
 
 
@@ -139,7 +144,7 @@ class Box(Record):
     size_hw: np.ndarray
     filters: np.ndarray | str = "bilinear"
     padding_mode: str | None = None
-    fill: tuple[int, ...] = (0,)
+    fill: tuple[float, ...] = (0,)
     mask_fill: float = 0
     cuts: bool = True
     kept: np.ndarray | None = None
@@ -198,7 +203,7 @@ class Warp(Record):
     size_hw: np.ndarray
     warped: np.ndarray
     filters: np.ndarray | str = "nearest"
-    fill: tuple[int, ...] = (0,)
+    fill: tuple[float, ...] = (0,)
     mask_fill: float = 0
 
     @property
@@ -227,7 +232,7 @@ class Ops(Record):
     codes: np.ndarray
     values: np.ndarray
     filters: np.ndarray | str = "nearest"
-    fill: tuple[int, ...] = (0,)
+    fill: tuple[float, ...] = (0,)
     channels: int | None = None
     whole: bool = True
 
@@ -251,7 +256,7 @@ class Mixture(Record):
     values: np.ndarray
     weights: np.ndarray
     filters: str = "bilinear"
-    fill: tuple[int, ...] = (0,)
+    fill: tuple[float, ...] = (0,)
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
         return full_windows(self.sizes_hw)
@@ -289,12 +294,14 @@ class Mix(Record):
     Attributes:
         share: float64 (n,), of the image itself, in its label too; 1 where it is not mixed.
         box_tlhw: what is pasted from the partner (CutMix); of no height for MixUp, which blends.
+        names: where several transforms drew it: what that of each image is called; "" where it is not mixed.
     """
 
     told: ClassVar[tuple[str, ...]] = ("share", "box_tlhw")
 
     share: np.ndarray
     box_tlhw: np.ndarray
+    names: np.ndarray | None = None
 
 
 CHANGES_PIXELS: Final = (Box, Flip, Warp, Ops, Mixture, Erase, Mix)  # what follows is of numbers and bounding boxes

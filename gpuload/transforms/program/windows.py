@@ -14,13 +14,14 @@ import numpy as np
 __all__ = [
     "FILTERS",
     "PRECISION_BITS",
+    "RANDOM_FILTERS",
     "SUPPORT",
+    "filter_names",
     "filter_weights",
     "full_windows",
     "nearest_indices",
     "padded_places",
     "padded_windows",
-    "random_filters",
     "source_windows",
 ]
 
@@ -111,9 +112,9 @@ def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
     return np.where(distance < 1, near, np.where(distance < 2, far, 0))
 
 
-def random_filters(uniforms: np.ndarray) -> np.ndarray:
-    """The filters of ``interpolation="random"``, codes of `FILTERS`, from a uniform number for each image."""
-    return RANDOM_FILTERS[(uniforms * len(RANDOM_FILTERS)).astype(np.int64)]
+def filter_names(interpolation: str) -> tuple[str, ...]:
+    """The filters that may be meant: ``"random"`` stands for two."""
+    return tuple(FILTERS[code] for code in RANDOM_FILTERS) if interpolation == "random" else (interpolation,)
 
 
 def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:
