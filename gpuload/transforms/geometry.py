@@ -149,9 +149,14 @@ class CenterCrop(_Crop):
     fill: ClassVar[tuple[int, ...]] = (0,)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
-        spare = sizes_hw - np.array(self.size, np.int64)
-        # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
-        return self.boxes(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
+        return self.boxes(central_starts(sizes_hw, self.size))
+
+
+def central_starts(sizes_hw: np.ndarray, size: Any) -> np.ndarray:
+    """The top left corners of crops of a size in the middle; negative where the image is smaller."""
+    spare = sizes_hw - np.array(size, np.int64)
+    # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
+    return np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64))
 
 
 @dataclass(frozen=True, repr=False)

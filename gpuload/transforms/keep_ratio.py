@@ -23,7 +23,7 @@ from gpuload.transforms.arguments import (
     whole,
 )
 from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms
-from gpuload.transforms.geometry import CenterCrop, PaddingMode, _Crop, padding_mode_of
+from gpuload.transforms.geometry import PaddingMode, _Crop, central_starts, padding_mode_of
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
 
@@ -124,7 +124,7 @@ class CenterCropOrPad(_CropOrPad):
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
-        return CenterCrop(self.size).draw(uniforms, sizes_hw)
+        return self.boxes(central_starts(sizes_hw, self.size))
 
 
 @dataclass(frozen=True, repr=False)
