@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ class _Warping(Transform):
     """What warps share. No dataclass itself, so that each has its arguments where torchvision has them."""
 
     interpolation: str
+    affine: ClassVar[bool] = True  # whether all its maps are
 
     @property
     def needs_whole(self) -> bool:
@@ -32,7 +33,8 @@ class _Warping(Transform):
 
     @property
     def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Warp, name=type(self).__name__, filters=(self.interpolation,)),)
+        name = type(self).__name__
+        return (Outline(kind=Warp, name=name, filters=(self.interpolation,), affine=self.affine),)
 
     def warp(self, coefficients: np.ndarray, size_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
         """The record of these maps, for the images that are `warped`."""
@@ -160,6 +162,8 @@ class RandomPerspective(_Warping):
     Raises:
         TypeError, ValueError: an argument is not one of these.
     """
+
+    affine: ClassVar[bool] = False
 
     distortion_scale: float = 0.5
     p: float = 0.5

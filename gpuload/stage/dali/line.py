@@ -29,13 +29,13 @@ def apply_program(images: Images, program: Program, windows_tlhw: tuple[np.ndarr
         rows = record.rows
         if rows is None:
             images, out = _apply(_joined(images, out), record, before, after), {}
-            continue
-        key = rows.tobytes()
-        if key not in out:
-            if any(np.isin(rows, others).any() for others, _ in out.values()):
-                images, out = _joined(images, out), {}
-            out[key] = rows, images.take(rows)
-        out[key] = rows, _apply(out[key][1], record, before[rows], after[rows])
+        elif len(rows):
+            key = rows.tobytes()
+            if key not in out:
+                if any(np.isin(rows, others).any() for others, _ in out.values()):
+                    images, out = _joined(images, out), {}
+                out[key] = rows, images.take(rows)
+            out[key] = rows, _apply(out[key][1], record, before[rows], after[rows])
     return _joined(images, out)
 
 

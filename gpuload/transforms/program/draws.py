@@ -78,7 +78,7 @@ class Program:
         return self.part(0, place), self.part(place, len(self.records))
 
     def take(self, rows: np.ndarray) -> Program:
-        """The program of some of the images."""
+        """The program of some of the images; a record of none of them stays, so that windows keep their places."""
         records = []
         for record in self.records:
             if record.rows is None:
@@ -88,8 +88,7 @@ class Program:
             places[record.rows] = np.arange(len(record.rows))
             there = places[rows]
             here = np.flatnonzero(there >= 0)
-            if len(here):
-                records.append(record.take(there[here], here))
+            records.append(record.take(there[here], here))
         return Program(tuple(records), self.sizes_hw[rows], self.results_hw[rows], self.late_from)
 
     def _sizes_before(self, place: int) -> np.ndarray:
