@@ -19,7 +19,7 @@ import torch
 
 from gpuload.stage.finish import UNCHANGED
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.backend import reference_runner
+from gpuload.stage.reference.backend import Runner, reference_runner
 from gpuload.transforms import Draws, ToDtype
 from gpuload.transforms.program.ops import Box, Branches, Params, Warp
 
@@ -31,10 +31,11 @@ class MaskStage:
 
     Args:
         device: where they are.
+        runner: which of the reference's moves them; None: the one for the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._run = reference_runner(UNCHANGED, device, masks=True)
+    def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
+        self._run = reference_runner(UNCHANGED, device, masks=True, runner=runner)
         self._device = device
 
     def __call__(

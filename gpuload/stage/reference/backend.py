@@ -3,7 +3,7 @@ against, and what runs in their place."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,19 +19,30 @@ from gpuload.transforms import Draws
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.ops import Params
 
-__all__ = ["TorchBackend", "levels_of", "reference_runner"]
+__all__ = ["Runner", "TorchBackend", "levels_of", "reference_runner"]
+
+Runner = Literal["single", "batched"]
 
 
 class TorchBackend(Backend):
-    """The reference."""
+    """The reference.
+
+    Args:
+        device: where the images are.
+        runner: which of both; None: the one for the device.
+    """
 
     name: ClassVar[str] = "torch"
+
+    def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
+        super().__init__(device)
+        self._runner: Runner | None = runner
 
     def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
         return None
 
     def levels(self, finish: Finish) -> Levels:
-        return levels_of(reference_runner(finish, self.device))
+        return levels_of(reference_runner(finish, self.device, runner=self._runner))
 
     def late(self) -> Late:
         def run(outputs: Outputs, late: Draws, partners: np.ndarray | None) -> None:
@@ -40,9 +51,12 @@ class TorchBackend(Backend):
         return run
 
 
-def reference_runner(finish: Finish, device: torch.device, *, masks: bool = False) -> LineRunner:
-    """The one of both that is for a device."""
-    return SingleRunner(finish, masks=masks) if device.type == "cpu" else BatchRunner(finish, device, masks=masks)
+def reference_runner(
+    finish: Finish, device: torch.device, *, masks: bool = False, runner: Runner | None = None
+) -> LineRunner:
+    """The one of both that is asked for, else the one for the device."""
+    single = device.type == "cpu" if runner is None else runner == "single"
+    return SingleRunner(finish, masks=masks) if single else BatchRunner(finish, device, masks=masks)
 
 
 def levels_of(runner: LineRunner) -> Levels:
