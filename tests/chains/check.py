@@ -12,34 +12,19 @@ from chains.strategies import Tried
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import Finish
-from gpuload.stage.reference.batched import BatchRunner
-from gpuload.stage.reference.single import SingleRunner
 
 __all__ = ["check"]
 
-CPU = torch.device("cpu")
 ULPS = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 FLOAT = 1e-5  # of the numbers of finished images: sums of float32 in another order
 
 
 def run(backend: str, chain: T.Chain, draws: T.Draws, images: RaggedImages, dtype: str | None = None) -> list[Any]:
     """The results of a backend, C×H×W each; "batches" is the reference's runner of batches."""
-    if backend == "batches":
-        finish = Finish.of(chain.lines[0].transforms, dtype)
-        channels = int(images.shapes[0, 2])
-        for transform in chain.lines[0].transforms:
-            channels = transform.output_channels(channels)
-        outputs = _empty(draws.sizes_hw[-1], channels, finish.dtype, dense=chain.mixing is not None)
-        BatchRunner(finish, CPU)(images, draws, outputs)
-        return list(outputs)
+    backend, runner = ("torch", "batched") if backend == "batches" else (backend, None)
     ragged = "list" if chain.mixing is None else "error"
-    return list(compile_stage(chain, device="cpu", backend=backend, dtype=dtype, ragged=ragged)(images, draws))
-
-
-def _empty(sizes_hw: np.ndarray, channels: int, dtype: torch.dtype, *, dense: bool) -> Any:
-    if dense:
-        return torch.empty((len(sizes_hw), channels, *sizes_hw[0].tolist()), dtype=dtype)
-    return [torch.empty((channels, *size), dtype=dtype) for size in sizes_hw.tolist()]
+    stage = compile_stage(chain, device="cpu", backend=backend, dtype=dtype, ragged=ragged, runner=runner)
+    return list(stage(images, draws))
 
 
 def check(example: Tried, backend: str) -> None:
@@ -77,14 +62,15 @@ def _check_steps(example: Tried, backend: str, levels: T.Draws) -> None:
             break
         step = _part(levels, number, number + 1)
         given = RaggedImages.from_arrays(images)
-        expected = _levels(step, given)
+        expected = _run_part("torch", step, given)
         allowed = [bound(own, step, row) for row in range(len(step))]
         place = f"transform {number + 1}, {transform!r}"
         if not exact:  # else the whole chain has said it
             rest = _part(levels, number, len(levels.transforms))
             rest_allowed = [bound(own, rest, row) for row in range(len(rest))]
             if min(rest_allowed) < ANY:
-                _compare(example, _levels(rest, given), _run_part(backend, rest, given), rest_allowed, None, place)
+                whole = _run_part("torch", rest, given)
+                _compare(example, whole, _run_part(backend, rest, given), rest_allowed, None, place)
         _compare(example, expected, _run_part(backend, step, given), allowed, None, place)
         exact = not any(allowed)
         images = [image.permute(1, 2, 0).contiguous().numpy() for image in expected]
@@ -100,17 +86,8 @@ def _part(draws: T.Draws, start: int, end: int) -> T.Draws:
     )
 
 
-def _levels(draws: T.Draws, images: RaggedImages) -> list[torch.Tensor]:
-    """What the reference makes of levels, which stay so."""
-    channels = int(images.shapes[0, 2])
-    for transform in draws.transforms:
-        channels = transform.output_channels(channels)
-    outputs = _empty(draws.sizes_hw[-1], channels, torch.uint8, dense=False)
-    SingleRunner(Finish.of((), None))(images, draws, outputs)
-    return outputs
-
-
 def _run_part(backend: str, draws: T.Draws, images: RaggedImages) -> list[torch.Tensor]:
+    """What a backend makes of levels, which stay so."""
     return run(backend, T.Chain(draws.transforms), draws, images)
 
 

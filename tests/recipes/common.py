@@ -16,8 +16,6 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import Finish
-from gpuload.stage.reference.batched import BatchRunner
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SEED = 7
@@ -94,9 +92,7 @@ def check_runners(transforms: list[Any], images: Sequence[Image.Image], *, after
     chain = T.Chain(rest.transforms)
     batch = compile_stage(chain, device="cpu")(RaggedImages.from_arrays(arrays), rest)
     assert isinstance(batch, torch.Tensor)
-    other = torch.empty_like(batch)
-    runner = BatchRunner(Finish.of(chain.lines[0].transforms, None), torch.device("cpu"))
-    runner(RaggedImages.from_arrays(arrays), rest, other)
+    other = compile_stage(chain, device="cpu", runner="batched")(RaggedImages.from_arrays(arrays), rest)
     assert torch.equal(batch, other)
 
 

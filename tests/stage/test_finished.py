@@ -14,11 +14,9 @@ from gpuload import transforms as T
 from gpuload.batches.mixing import Pairing, mixed_labels, partners_of
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import Finish
 from gpuload.stage.finished import _mix, _mix_at_once, boxes_within, random_numbers
+from gpuload.stage.masks import MaskStage
 from gpuload.stage.noise import batch_normals
-from gpuload.stage.reference.batched import BatchRunner
-from gpuload.stage.reference.single import SingleRunner
 from gpuload.transforms.mixing import drawn_mix
 from gpuload.transforms.program.ops import Erase
 
@@ -31,8 +29,7 @@ def both(chain: T.Chain, ragged: RaggedImages, draws: T.Draws, **options) -> tor
     """The result of the stage, which is that of both runners."""
     result = compile_stage(chain, device="cpu", **options)(ragged, draws)
     assert isinstance(result, torch.Tensor)
-    batched = torch.zeros_like(result)
-    BatchRunner(Finish.of(chain.lines[0].transforms, options.get("dtype")), torch.device("cpu"))(ragged, draws, batched)
+    batched = compile_stage(chain, device="cpu", runner="batched", **options)(ragged, draws)
     torch.testing.assert_close(batched, result, rtol=0, atol=0)
     return result
 
@@ -135,11 +132,9 @@ def test_masks_are_flipped_behind_it_but_not_erased():
     chain = T.Chain([T.RandomErasing(1, value=9), NORMALIZE, T.RandomErasing(1, value=9), T.RandomHorizontalFlip(1)])
     mask = np.arange(30 * 20, dtype=np.int64).reshape(20, 30, 1).astype(np.uint8)
     draws = chain.draw(KEY, np.arange(1), np.array([[20, 30]]))
-    finish = Finish(torch.uint8, (1.0,), (0.0,), None)
-    for runner in (SingleRunner(finish, masks=True), BatchRunner(finish, torch.device("cpu"), masks=True)):
-        out = torch.zeros(1, 1, 20, 30, dtype=torch.uint8)
-        runner(RaggedImages.from_arrays([mask]), draws, out)
-        np.testing.assert_array_equal(out[0, 0], mask[:, ::-1, 0])
+    for runner in ("single", "batched"):
+        [moved], _ = MaskStage(torch.device("cpu"), runner)(RaggedImages.from_arrays([mask]), draws, [("uint8", 2)])
+        np.testing.assert_array_equal(moved, mask[:, ::-1, 0])
 
 
 def test_a_value_for_each_channel_must_fit_the_image():

@@ -13,7 +13,6 @@ from scipy import stats
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.policies import KINDS, operations
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops
 
@@ -123,11 +122,8 @@ def run(params: Mixture, image: np.ndarray, transform: T.AugMix, *, batched: boo
     count = len(params.codes)
     sizes = np.tile([image.shape[:2]], (count, 1))
     draws = T.Draws((transform,), (params,), (sizes, sizes))
-    stage, images = compile_stage(T.Chain([transform]), device="cpu"), RaggedImages.from_arrays([image] * count)
-    results = stage(images, draws)
-    if batched:
-        results = torch.empty_like(results)
-        BatchRunner(stage._finishes[0], torch.device("cpu"))(images, draws, results)
+    stage = compile_stage(T.Chain([transform]), device="cpu", runner="batched" if batched else "single")
+    results = stage(RaggedImages.from_arrays([image] * count), draws)
     return results.permute(0, 2, 3, 1).numpy()
 
 

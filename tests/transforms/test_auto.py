@@ -14,7 +14,6 @@ from PIL import Image
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.policies import AUTO, KINDS, MIX, POLICIES, RAND, WIDE, operations, policy_table
 from gpuload.transforms.program.ops import NOTHING, OPS, Ops
 
@@ -237,12 +236,8 @@ def test_some_images_in_the_middle_of_a_chain(transform, batched):
         T.Chain([T.RandomApply([transform], 0.7)]),
     ):
         draws = chain.draw(epoch_key(3, 0), np.arange(20), sizes)
-        images, stage = RaggedImages.from_arrays([image] * 20), compile_stage(chain, device="cpu")
-        result = stage(images, draws)
-        if batched:
-            result = torch.empty_like(result)
-            BatchRunner(stage._finishes[0], torch.device("cpu"))(images, draws, result)
-        results.append(result)
+        stage = compile_stage(chain, device="cpu", runner="batched" if batched else "single")
+        results.append(stage(RaggedImages.from_arrays([image] * 20), draws))
     cropped, whole = results
     box = T.Chain([T.CenterCrop((17, 23))]).draw(epoch_key(3, 0), np.arange(1), sizes[:1])[0].box_tlhw[0]
     top, left = box[:2].tolist()

@@ -10,7 +10,6 @@ from PIL import Image, ImageEnhance
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import compile_stage
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.program.ops import OPS
 
 FILTERS = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
@@ -153,8 +152,7 @@ def test_random_chains(seed, make_images, make_batch):
     assert all(torch.equal(one, other) for one, other in zip(result, from_whole, strict=True))
 
     # And so it is with batched operations, which run on CUDA.
-    batched = [torch.empty_like(image) for image in result]
-    BatchRunner(stage._finishes[0], torch.device("cpu"))(ragged, draws, batched)
+    batched = compile_stage(chain, device="cpu", ragged="list", runner="batched")(ragged, draws)
     for image, expected in zip(batched, one_by_one(chain, draws, images), strict=True):
         assert abs(levels(image) - expected).max() / scale <= limit
 
