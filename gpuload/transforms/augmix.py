@@ -47,7 +47,7 @@ class AugMix(AutomaticAugment):
         AugMix(severity=5, all_ops=False)
     """
 
-    kind: ClassVar[type[Record]] = Mixture
+    record: ClassVar[type[Record]] = Mixture
 
     severity: int = 3
     mixture_width: int = 3

@@ -29,7 +29,8 @@ class AutomaticAugment(Transform):
     """
 
     image_only: ClassVar[bool] = True
-    kind: ClassVar[type[Record]] = Ops
+    needs_whole: ClassVar[bool] = True  # histograms, means, rotations
+    record: ClassVar[type[Record]] = Ops
 
     space: ClassVar[Space]  # the operations that it chooses from
     interpolation: Interpolation
@@ -45,13 +46,9 @@ class AutomaticAugment(Transform):
         return (0,) if self.fill is None else super().outside(masks=masks)
 
     @property
-    def needs_whole(self) -> bool:
-        return True  # histograms, means, rotations
-
-    @property
     def outline(self) -> tuple[Outline, ...]:
         name, operations = type(self).__name__, self.space.operations
-        return (Outline(kind=self.kind, name=name, operations=operations, filters=(self.interpolation,)),)
+        return (Outline(kind=self.record, name=name, operations=operations, filters=(self.interpolation,)),)
 
     def ops(self, codes: np.ndarray, values: np.ndarray) -> Ops:
         """The record of these operations."""

@@ -81,6 +81,20 @@ class Transform:
 
     # In which states an image may come: "uint8" levels, "float" (levels that ToDtype makes numbers of), "normalized".
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
+    # The kind of its records; None: it has none, or those of the transforms that it holds.
+    record: ClassVar[type[Record] | None] = None
+    # The operations of `program.ops.OPS` that they may hold, sorted.
+    operations: ClassVar[tuple[str, ...]] = ()
+    # Whether some of the input may not matter to the output.
+    crops: ClassVar[bool] = False
+    # Whether every pixel of the output depends on the whole input.
+    needs_whole: ClassVar[bool] = False
+    # Whether drawing can raise a `DrawError` for some images.
+    may_refuse: ClassVar[bool] = False
+    # Whether it is applied to finished images, and so all that stands behind it.
+    late: ClassVar[bool] = False
+    # The state that it brings an image to; None: as it was.
+    makes: ClassVar[str | None] = None
     # How the argument is called that says what lies outside.
     fill_argument: ClassVar[str] = "fill"
     # Whether pixels move but boxes, masks and keypoints could not follow.
@@ -91,16 +105,6 @@ class Transform:
     drops_boxes: ClassVar[bool] = False
     # Whether it mixes an image with that of another sample.
     mixes: ClassVar[bool] = False
-
-    @property
-    def makes(self) -> str | None:
-        """The state that it brings an image to; None: as it was."""
-        return None
-
-    @property
-    def late(self) -> bool:
-        """Whether it is applied to finished images, and so all that stands behind it."""
-        return False
 
     def standing(self, place: Standing) -> Transform:
         """Itself, knowing where in a chain it stands; a ValueError where it cannot stand there."""
@@ -114,7 +118,9 @@ class Transform:
     @property
     def outline(self) -> tuple[Outline, ...]:
         """The records that it may draw, and those of the transforms that it holds."""
-        return tuple(known for child in self.children for known in child.outline)
+        if self.record is None:
+            return tuple(known for child in self.children for known in child.outline)
+        return (Outline(kind=self.record, name=type(self).__name__, operations=self.operations),)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         """The size of every result, where it is known before any image is seen."""
@@ -123,21 +129,6 @@ class Transform:
     def output_channels(self, channels: int) -> int:
         """How many channels the results have."""
         return channels
-
-    @property
-    def crops(self) -> bool:
-        """Whether some of the input may not matter to the output."""
-        return False
-
-    @property
-    def needs_whole(self) -> bool:
-        """Whether every pixel of the output depends on the whole input."""
-        return False
-
-    @property
-    def may_refuse(self) -> bool:
-        """Whether drawing can raise a `DrawError` for some images."""
-        return False
 
     def outside(self, *, masks: bool) -> tuple[float, ...]:
         """What lies outside an image, or a mask: its `fill`, one level or one for each channel; for a mask one number

@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.datasets.box_formats import format_name
 from gpuload.transforms.arguments import finite, is_sequence, whole
 from gpuload.transforms.base import Padding, Transform, Uniforms
-from gpuload.transforms.program.ops import Box, Clamp, Outline, Reformat, Tidy
+from gpuload.transforms.program.ops import Box, Clamp, Record, Reformat, Tidy
 
 __all__ = ["ClampBoundingBoxes", "ConvertBoundingBoxFormat", "RandomIoUCrop", "SanitizeBoundingBoxes"]
 
@@ -51,6 +51,7 @@ class RandomIoUCrop(Padding):
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE[:2]
+    crops: ClassVar[bool] = True
     reads_boxes: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
     padding_mode: ClassVar[str] = "constant"
@@ -77,10 +78,6 @@ class RandomIoUCrop(Padding):
         options = tuple(finite(f"{own}(sampler_options=…)", option) for option in options)
         object.__setattr__(self, "sampler_options", options)
         object.__setattr__(self, "trials", whole(f"{own}(trials=…)", self.trials, least=1))
-
-    @property
-    def crops(self) -> bool:
-        return True
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         if uniforms.boxes is None:
@@ -165,6 +162,7 @@ class SanitizeBoundingBoxes(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     drops_boxes: ClassVar[bool] = True
+    record: ClassVar[type[Record]] = Tidy
 
     min_size: float = 1.0
     min_area: float = 1.0
@@ -185,10 +183,6 @@ class SanitizeBoundingBoxes(Transform):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tidy:
         return Tidy(self.min_size, self.min_area)
-
-    @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Tidy, name=type(self).__name__),)
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,8 +212,8 @@ class ClampBoundingBoxes(Transform):
         return None if self.clamping_mode is None else Clamp()
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        return () if self.clamping_mode is None else (Outline(kind=Clamp, name=type(self).__name__),)
+    def record(self) -> type[Record] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self.clamping_mode is None else Clamp
 
 
 @dataclass(frozen=True, repr=False)
@@ -238,6 +232,7 @@ class ConvertBoundingBoxFormat(Transform):
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+    record: ClassVar[type[Record]] = Reformat
 
     format: str
 
@@ -246,7 +241,3 @@ class ConvertBoundingBoxFormat(Transform):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Reformat:
         return Reformat(self.format)
-
-    @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Reformat, name=type(self).__name__),)

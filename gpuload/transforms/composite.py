@@ -59,12 +59,25 @@ class Compose(Transform):
         raise NotImplementedError("a chain takes the transforms out of a Compose")
 
 
+def _of_any(name: str) -> Any:
+    """A property: whether it is true of one of the transforms inside."""
+    return property(lambda self: any(getattr(inner, name) for inner in flat(self.transforms)))
+
+
 @dataclass(frozen=True, repr=False)
 class _Branching(Transform):
     """What transforms share that hold others: each is drawn for the samples that take its way.
 
     Those inside must not turn levels into floats, since images of one batch are of one kind.
     """
+
+    crops: ClassVar[bool] = _of_any("crops")
+    needs_whole: ClassVar[bool] = _of_any("needs_whole")
+    may_refuse: ClassVar[bool] = _of_any("may_refuse")
+    image_only: ClassVar[bool] = _of_any("image_only")
+    reads_boxes: ClassVar[bool] = _of_any("reads_boxes")
+    mixes: ClassVar[bool] = _of_any("mixes")
+    late: ClassVar[bool] = _of_any("late")
 
     transforms: Sequence[Transform]
 
@@ -91,34 +104,6 @@ class _Branching(Transform):
     @property
     def children(self) -> tuple[Transform, ...]:
         return tuple(self.transforms)
-
-    @property
-    def crops(self) -> bool:
-        return any(inner.crops for inner in flat(self.transforms))
-
-    @property
-    def needs_whole(self) -> bool:
-        return any(inner.needs_whole for inner in flat(self.transforms))
-
-    @property
-    def may_refuse(self) -> bool:
-        return any(inner.may_refuse for inner in flat(self.transforms))
-
-    @property
-    def image_only(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return any(inner.image_only for inner in flat(self.transforms))
-
-    @property
-    def reads_boxes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return any(inner.reads_boxes for inner in flat(self.transforms))
-
-    @property
-    def mixes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return any(inner.mixes for inner in flat(self.transforms))
-
-    @property
-    def late(self) -> bool:
-        return any(inner.late for inner in flat(self.transforms))
 
     def standing(self, place: Standing) -> Transform:
         return replace(self, transforms=tuple(child.standing(place) for child in self.transforms))

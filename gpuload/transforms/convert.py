@@ -60,7 +60,7 @@ class ToDtype(Transform):
         return ("uint8",) if self.dtype is not None else ("uint8", "float", "normalized")
 
     @property
-    def makes(self) -> str | None:
+    def makes(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return None if self.dtype in (None, "uint8") else "float"
 
     def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
@@ -100,6 +100,7 @@ class Normalize(Transform):
     """
 
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
+    makes: ClassVar[str | None] = "normalized"
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -122,10 +123,6 @@ class Normalize(Transform):
             )
         if not (np.array(self.std) > 0).all():
             raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
-
-    @property
-    def makes(self) -> str | None:
-        return "normalized"
 
     def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
         return Numbers(mean=self.mean, std=self.std)

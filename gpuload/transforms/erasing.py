@@ -95,7 +95,7 @@ class RandomErasing(Transform):
         return self.mode or ("pixel" if self.value == "random" else "const")
 
     @property
-    def late(self) -> bool:
+    def late(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.place is not None and self.place.finished
 
     def standing(self, place: Standing) -> RandomErasing:

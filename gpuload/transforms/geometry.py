@@ -22,7 +22,7 @@ from gpuload.transforms.arguments import (
     whole,
 )
 from gpuload.transforms.base import DrawError, Padding, Resampling, Transform, Uniforms
-from gpuload.transforms.program.ops import Box, Flip, Outline
+from gpuload.transforms.program.ops import Box, Flip, Record
 from gpuload.transforms.program.windows import full_windows
 
 __all__ = ["CenterCrop", "RandomCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "Resize"]
@@ -120,14 +120,12 @@ def _oriented(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.n
 class _Crop(Padding):
     """What crops share: the box is all that was drawn, and the size of the result is the crop's."""
 
+    crops: ClassVar[bool] = True
+
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", size_pair(f"{type(self).__name__}(size=…)", self.size))
-
-    @property
-    def crops(self) -> bool:
-        return True
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size  # pyright: ignore[reportReturnType]
@@ -192,7 +190,7 @@ class RandomCrop(_Crop):
             raise TypeError(f"RandomCrop(pad_if_needed=…) must be True or False, got {self.pad_if_needed!r}")
 
     @property
-    def may_refuse(self) -> bool:
+    def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return not self.pad_if_needed
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -240,6 +238,7 @@ class _RandomFlip(Transform):
     """What both flips share: a coin for each sample."""
 
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float", "normalized")
+    record: ClassVar[type[Record]] = Flip
     axis: ClassVar[int]
 
     p: float = 0.5
@@ -249,10 +248,6 @@ class _RandomFlip(Transform):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Flip:
         return Flip(uniforms(1)[:, 0] < self.p, self.axis)
-
-    @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Flip, name=type(self).__name__),)
 
 
 @dataclass(frozen=True, repr=False)

@@ -157,6 +157,8 @@ class TrimBorder(Padding):
         DrawError: (when drawn) nothing of an image would be left.
     """
 
+    crops: ClassVar[bool] = True
+    may_refuse: ClassVar[bool] = True
     padding_mode: ClassVar[PaddingMode] = "constant"
     fill: ClassVar[tuple[int, ...]] = (0,)
 
@@ -164,14 +166,6 @@ class TrimBorder(Padding):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "border_size", whole("TrimBorder(border_size=…)", self.border_size, least=0))
-
-    @property
-    def crops(self) -> bool:
-        return True
-
-    @property
-    def may_refuse(self) -> bool:
-        return True
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         left = sizes_hw - 2 * self.border_size

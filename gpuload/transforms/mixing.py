@@ -17,7 +17,7 @@ import numpy as np
 from gpuload.rng.distributions import beta, beta_count
 from gpuload.transforms.arguments import finite, whole
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.program.ops import Mix, Outline
+from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["CutMix", "MixUp"]
 
@@ -28,6 +28,8 @@ class _Mixing(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = ("float", "normalized")
     mixes: ClassVar[bool] = True
+    late: ClassVar[bool] = True
+    record: ClassVar[type[Record]] = Mix
 
     alpha: float = field(default=1.0, kw_only=True)
     num_classes: int | None = field(default=None, kw_only=True)
@@ -45,14 +47,6 @@ class _Mixing(Transform):
                 f"{own}(labels_getter=…) must be 'default', a function of the batch, or None for images without "
                 f"labels, got {self.labels_getter!r}"
             )
-
-    @property
-    def late(self) -> bool:
-        return True
-
-    @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Mix, name=type(self).__name__),)
 
     def shares(self, uniforms: Uniforms, more: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The shares of the images themselves, (B,), and so many more uniform numbers."""

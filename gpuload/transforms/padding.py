@@ -50,11 +50,11 @@ class Pad(Padding):
         padding_mode_of("Pad(padding_mode=…)", self.padding_mode)
 
     @property
-    def crops(self) -> bool:
+    def crops(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return min(self._sides) < 0
 
     @property
-    def may_refuse(self) -> bool:
+    def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.crops
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class RandomResizedCrop(Resampling):
         TypeError, ValueError: an argument is not one of these.
     """
 
+    crops: ClassVar[bool] = True
+
     size: int | tuple[int, int]
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -55,10 +57,6 @@ class RandomResizedCrop(Resampling):
         name = f"{own}(interpolation=…)"
         object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, random=True))
         object.__setattr__(self, "antialias", antialias_flag(f"{own}(antialias=…)", self.antialias))
-
-    @property
-    def crops(self) -> bool:
-        return True
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(2 + 2 * TRIES + (self.interpolation == "random"))

@@ -171,6 +171,7 @@ class TimmRandAugment(Transform):
     """
 
     image_only: ClassVar[bool] = True
+    needs_whole: ClassVar[bool] = True
     fill_argument: ClassVar[str] = "hparams['img_mean']"
 
     config: str
@@ -186,10 +187,6 @@ class TimmRandAugment(Transform):
     def fill(self) -> Any:
         """What comes from outside an image."""
         return dict(self.hparams).get("img_mean", (128, 128, 128))
-
-    @property
-    def needs_whole(self) -> bool:
-        return True
 
     @property
     def outline(self) -> tuple[Outline, ...]:

@@ -25,11 +25,8 @@ class _Warping(Transform):
     """What warps share. No dataclass itself, so that each has its arguments where torchvision has them."""
 
     interpolation: str
+    needs_whole: ClassVar[bool] = True
     affine: ClassVar[bool] = True  # whether all its maps are
-
-    @property
-    def needs_whole(self) -> bool:
-        return True
 
     @property
     def outline(self) -> tuple[Outline, ...]:
