@@ -77,7 +77,7 @@ class KorniaRunner(BatchRunner):
         coefficients: np.ndarray,
         size: tuple[int, int],
         interpolation: str,
-        fill: Sequence[int],
+        fill: Sequence[float],
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
         return warped(levels, coefficients, size, interpolation, fill, corners)
