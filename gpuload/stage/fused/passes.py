@@ -352,7 +352,7 @@ class Passes:
         self._tables.append(both.ravel())
         self._table_length += both.size
 
-    def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[int, ...]) -> None:
+    def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
         self.floats[at, rows, R.FILL : R.FILL + 3] = np.broadcast_to(np.array(fill, np.float64), 3)
 
 
