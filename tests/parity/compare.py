@@ -72,7 +72,7 @@ class Batch:
     """What all runs of a case are given, and what the oracle says: in levels, H×W×C each."""
 
     ragged: RaggedImages
-    draws: T.Draws
+    draws: T.Program
     expected: list[np.ndarray]
 
 
@@ -91,7 +91,9 @@ def _batch(number: int, images: str, round_: int) -> Batch:
     )
     ragged.sizes_hw, ragged.regions_tlhw = sizes, regions
     draws = chain.draw(key, positions, sizes)
-    drawn = list(zip(draws.transforms, draws.params, strict=True))
+    # Each transform, and what it drew.
+    by_step = {record.step: record for record in draws.records}
+    drawn = [(transform, by_step.get(step)) for step, transform in enumerate(chain.lines[0].transforms)]
     expected = []
     for row, image in enumerate(given):
         partner = given[row ^ 1] if row ^ 1 < len(given) else image

@@ -45,7 +45,7 @@ def test_both_runners_move_masks_alike(name, dtype):
     masks = [random.integers(0, 120, shape).astype(dtype) for shape in shapes]
     (single, _), (batched, _) = both(masks, draws)
     for row, (one, other) in enumerate(zip(single, batched, strict=True)):
-        assert one.shape == (*masks[row].shape[:-2], *draws.sizes_hw[-1][row])
+        assert one.shape == (*masks[row].shape[:-2], *draws.results_hw[row])
         assert one.dtype == getattr(torch, dtype)
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 

@@ -6,7 +6,7 @@ import numpy as np
 import originals
 import pytest
 import torch
-from drawn import alike, described
+from drawn import alike, described, program
 from PIL import Image
 from scipy import stats
 
@@ -21,7 +21,7 @@ HEIGHT, WIDTH = 60, 47
 
 
 def draw(transform: T.AugMix, n: int = N) -> Mixture:
-    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1)))[0]
+    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_severity_1_moves_nothing():
 def run(params: Mixture, image: np.ndarray, transform: T.AugMix, *, batched: bool) -> np.ndarray:
     count = len(params.codes)
     sizes = np.tile([image.shape[:2]], (count, 1))
-    draws = T.Draws((transform,), (params,), (sizes, sizes))
+    draws = program(transform, params, sizes)
     stage = compile_stage(T.Chain([transform]), device="cpu", runner="batched" if batched else "single")
     results = stage(RaggedImages.from_arrays([image] * count), draws)
     return results.permute(0, 2, 3, 1).numpy()

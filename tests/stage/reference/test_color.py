@@ -103,8 +103,8 @@ def test_contrast_at_the_edge_of_a_level_is_the_same_on_both_runners():
     values = np.zeros((len(factors), 1, VALUES))
     values[:, 0, 0] = factors
     sizes = np.broadcast_to(np.array(image.shape[:2], np.int64), (len(factors), 2))
-    params = Ops(np.full((len(factors), 1), code("contrast"), np.int64), values)
-    draws = T.Draws((transform,), (params,), (sizes, sizes))
+    record = Ops(np.full((len(factors), 1), code("contrast"), np.int64), values, sizes_hw=sizes)
+    draws = T.Program((record,), sizes, sizes)
     images = RaggedImages.from_arrays([image] * len(factors))
     chain = T.Chain([transform])
     one, other = (compile_stage(chain, device="cpu", runner=runner)(images, draws) for runner in ("single", "batched"))

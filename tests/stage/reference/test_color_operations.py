@@ -217,6 +217,6 @@ def test_a_turn_next_to_a_whole_step_is_the_same_in_both_runners(turns):
     chain = T.Chain([T.ColorJitter(hue=(turns, turns))])
     ragged = RaggedImages.from_arrays([image, image])
     draws = chain.draw(epoch_key(0, 0), np.arange(2), ragged.sizes_hw)
-    draws[0].values[:, 0, 0] = turns  # low + u (high - low) may round
+    draws.records[0].values[:, 0, 0] = turns  # low + u (high - low) may round
     single, batched = (compile_stage(chain, device="cpu", runner=runner)(ragged, draws) for runner in RUNNERS)
     assert torch.equal(single, batched)
