@@ -34,7 +34,7 @@ CHANNELS: Final = (1, 3)
 
 
 class FusedBackend(Backend):
-    """Fused kernels, for images of 1 or 3 channels: all transforms but noise, Pillow's blur and AugMix."""
+    """Fused kernels, for images of 1 or 3 channels: all transforms except noise, Pillow's blur and AugMix."""
 
     name: ClassVar[str] = "fused"
 

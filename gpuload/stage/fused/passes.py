@@ -55,7 +55,7 @@ class Passes:
     Args:
         images: as they were decoded.
         windows_tlhw: int64 (B, 4), the part of each that matters.
-        channels: of all pixels on their way, 1 or 3; images of one channel are read as three where it is 3.
+        channels: of all pixels between passes, 1 or 3; images of one channel are read as three where it is 3.
 
     Attributes:
         ints, floats: int64 (passes, B, `JOB`) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
@@ -139,7 +139,7 @@ class Passes:
             self.ints[(*at, by)] *= -1
 
     def _cut(self, rows: np.ndarray, corners: np.ndarray, sizes_hw: np.ndarray) -> None:
-        """Keep a box of the result, which lies inside it."""
+        """Keep a box of the result, which is inside it."""
         open_ = self._is_open(rows)
         for axis, step, length, place, sign, size in (
             (0, R.ROW_STEP, R.HEIGHT, R.Y, R.STEP_Y, R.OUT_HEIGHT),
@@ -293,7 +293,7 @@ class Passes:
             self.ints[self.last[rows], rows, R.OPERATIONS] += 1
 
     def _is_open(self, rows: np.ndarray) -> np.ndarray:
-        """Whether the passes of some images do nothing yet but choose pixels."""
+        """Whether the passes of some images only choose pixels so far."""
         at = self.last[rows], rows
         return (self.ints[(*at, R.KIND)] == R.COPY.value) & (self.ints[(*at, R.OPERATIONS)] == 0)
 

@@ -104,21 +104,20 @@ class FusedRunner:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
             late: what is erased of all finished images.
         """
-        own = int(images.shapes[0, 2])
-        changes = [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
-        channels, out_channels = max([own, *changes]), [own, *changes][-1]
-        passes = Passes(images, windows_tlhw[0], channels)
+        channels = [int(images.shapes[0, 2])]
+        channels += [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
+        passes = Passes(images, windows_tlhw[0], max(channels))
         passes.apply(program, windows_tlhw)
         codes, values = passes.packed_operations()
         scratch = _place_scratch(passes)
         _place_outputs(passes, outputs)
-        boxes = _place_boxes(passes, late, out_channels)
+        boxes = _place_boxes(passes, late, channels[-1])
         launches, ints, floats = _launches(passes, codes, values, self._tile)
         return Prepared(
             launches,
             *upload_together((ints, floats, codes, values, passes.packed_tables(), boxes), self._device),
-            channels=channels,
-            out_channels=out_channels,
+            channels=max(channels),
+            out_channels=channels[-1],
             operates=any(isinstance(record, Ops | Erase) for record in program.records),
             erases=bool(late),
             scratch_bytes=scratch,
