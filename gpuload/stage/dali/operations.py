@@ -16,8 +16,8 @@ __all__ = ["OPERATIONS", "operate"]
 
 Operation = Callable[[ndd.Batch, np.ndarray], ndd.Batch]
 
-# What is not here is in `gpuload.stage.dali.backend.LACKING`.
-OPERATIONS: Final[dict[str, Operation]] = {
+# None leaves images as they are. What is not here is in `gpuload.stage.dali.backend.LACKING`.
+OPERATIONS: Final[dict[str, Operation | None]] = {
     "brightness": color.brightness,
     "contrast": color.contrast,
     "saturation": color.saturation,
@@ -30,7 +30,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "grayscale": color.grayscale,
     "blur": neighbourhood.blur,
     "permute": color.permute,
-    "identity": lambda images, values: images,
+    "identity": None,
     "solarize_add": color.solarize_add,
 }
 
@@ -43,17 +43,17 @@ def operate(images: Images, record: Ops) -> Images:
     """
     codes = np.where(record.codes == NOTHING, code("identity"), record.codes)
     for turn in range(codes.shape[1]):
-        if (codes[:, turn] != code("identity")).any():
-            values = record.values[:, turn]
-            images = grouped(
-                images, codes[:, turn], lambda some, rows, number, of=values: _operated(some, number, of[rows])
-            )
+        images = _turn(images, codes[:, turn], record.values[:, turn])
     if record.channels in (None, images.channels):
         return images
     return Images(color.in_channels(images.batch, record.channels))
 
 
-def _operated(images: Images, number: int, values: np.ndarray) -> Images:
-    if OPS[number] not in OPERATIONS:
-        raise TypeError(f"{OPS[number]} is no operation that is made of DALI's")
-    return Images(OPERATIONS[OPS[number]](images.batch, values))
+def _turn(images: Images, codes: np.ndarray, values: np.ndarray) -> Images:
+    def operated(some: Images, rows: np.ndarray, number: int) -> Images:
+        if OPS[number] not in OPERATIONS:
+            raise TypeError(f"{OPS[number]} is no operation that is made of DALI's")
+        operation = OPERATIONS[OPS[number]]
+        return some if operation is None else Images(operation(some.batch, values[rows]))
+
+    return images if (codes == code("identity")).all() else grouped(images, codes, operated)

@@ -53,7 +53,8 @@ class DaliLevels:
             for start in range(0, len(images), step):
                 rows = np.arange(start, min(start + step, len(images)))
                 windows = tuple(window[rows] for window in windows_tlhw)
-                some = apply_program(Images.of_ragged(_taken(images, rows), windows[0]), program.take(rows), windows)
+                drawn = program if len(rows) == len(program) else program.take(rows)
+                some = apply_program(Images.of_ragged(_taken(images, rows), windows[0]), drawn, windows)
                 behind = None if late is None else late.take(rows)
                 self._write(some, outputs[start : start + len(rows)], behind)
         return None
