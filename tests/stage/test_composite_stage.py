@@ -79,7 +79,8 @@ def test_all_ways_of_a_branch_have_the_same_scratch_memory(make_images, make_bat
     chain = T.Chain([T.RandomOrder(five), T.Resize((16, 16))])
     runner = SingleRunner(Finish.of(chain.lines[0].transforms, None))
     images, draws = make_batch(chain, make_images(4, 30))
-    runner(images, draws, torch.empty(len(images), 3, 16, 16, dtype=torch.uint8))
+    outputs = torch.empty(len(images), 3, 16, 16, dtype=torch.uint8)
+    runner.levels(images, draws, draws.windows_tlhw, outputs)
     assert len(runner._steps._resamplers) == 6
 
 

@@ -13,6 +13,7 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.plan import plan_line
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.stage.segments import SegmentRunner
+from gpuload.transforms.program.ops import CHANGES_PIXELS
 
 CPU = torch.device("cpu")
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -29,7 +30,8 @@ class Every(TorchBackend):
         self.seen: list[Any] = []
 
     def lacks(self, outline, *, late=False):
-        return None if outline.name in self.names else "not asked for"
+        asked = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
+        return None if asked else "not asked for"
 
     def levels(self, finish):
         run = super().levels(finish)

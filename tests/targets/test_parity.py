@@ -190,9 +190,9 @@ def test_sanitizing_and_clamping():
     tv = tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(60, 80))
     for least in ({}, {"min_size": 3}, {"min_area": 200}):
         _, expected = F.sanitize_bounding_boxes(tv, **least)
-        kept = T.SanitizeBoundingBoxes(**least).keeps(None, 0, boxes, np.array([60, 80]))
-        assert kept is not None
-        np.testing.assert_array_equal(kept, expected.numpy())
+        trail = Trail([boxes])
+        follow(T.Chain([T.SanitizeBoundingBoxes(**least)]).draw(KEY, np.arange(1), np.array([[60, 80]])), [trail])
+        np.testing.assert_array_equal(trail.boxes[0], boxes[expected.numpy()])
     draws = T.Chain([T.ClampBoundingBoxes()]).draw(KEY, np.arange(1), np.array([[60, 80]]))
     trail = Trail([boxes])
     follow(draws, [trail])

@@ -146,8 +146,8 @@ def test_a_window_of_a_warp_is_that_of_the_whole(number, same_size, make_images,
     # One transform after the other, each on the whole of what the one before made.
     for row, image in enumerate(images):
         for place, transform in enumerate(chain.transforms):
-            line = draws.part(place, place + 1).take(np.array([row]))
-            line = replace(line, records=(replace(line.records[0], step=0),))
+            line = draws.part(draws.place_of(place), draws.place_of(place + 1)).take(np.array([row]))
+            line = replace(line, records=tuple(replace(record, step=0) for record in line.records))
             result = compile_stage(T.Chain([transform]), device="cpu")(RaggedImages.from_arrays([image]), line)
             image = result[0].permute(1, 2, 0).contiguous().numpy()
         np.testing.assert_array_equal(results[row].permute(1, 2, 0), image)
