@@ -182,7 +182,7 @@ class Resampling(Transform):
 class Padding(Transform):
     """What transforms share whose box may reach beyond the image; nothing is resampled."""
 
-    padding_mode: Any
+    padding_mode: Any = "constant"
 
     @property
     def outline(self) -> tuple[Outline, ...]:

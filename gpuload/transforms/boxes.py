@@ -54,8 +54,6 @@ class RandomIoUCrop(Padding):
     crops: ClassVar[bool] = True
     reads_boxes: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
-    padding_mode: ClassVar[str] = "constant"
-    fill: ClassVar[tuple[int, ...]] = (0,)
 
     min_scale: float = 0.3
     max_scale: float = 1.0

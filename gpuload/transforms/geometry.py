@@ -143,9 +143,6 @@ class CenterCrop(_Crop):
         size: an integer (a square), or (height, width).
     """
 
-    padding_mode: ClassVar[PaddingMode] = "constant"
-    fill: ClassVar[tuple[int, ...]] = (0,)
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         return self.boxes(central_starts(sizes_hw, self.size))
 

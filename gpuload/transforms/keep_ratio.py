@@ -159,8 +159,6 @@ class TrimBorder(Padding):
 
     crops: ClassVar[bool] = True
     may_refuse: ClassVar[bool] = True
-    padding_mode: ClassVar[PaddingMode] = "constant"
-    fill: ClassVar[tuple[int, ...]] = (0,)
 
     border_size: int
 

@@ -7,7 +7,7 @@ edge, or the image mirrored as often as it takes. Imported by workers; no torch 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -98,8 +98,6 @@ class RandomZoomOut(Padding):
     Raises:
         TypeError, ValueError: an argument is not one of these.
     """
-
-    padding_mode: ClassVar[PaddingMode] = "constant"
 
     fill: Any = 0
     side_range: tuple[float, float] = (1.0, 4.0)

@@ -146,7 +146,7 @@ class BatchRunner:
         coefficients: np.ndarray,
         size: tuple[int, int],
         interpolation: str,
-        fill: Sequence[int],
+        fill: Sequence[float],
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
         """Images through a map; arguments as for `warp_batch`."""
@@ -191,7 +191,7 @@ class BatchRunner:
         rows: np.ndarray,
         coefficients: np.ndarray,
         filters: np.ndarray,
-        fill: Sequence[int],
+        fill: Sequence[float],
     ) -> None:
         """Warp these images in place, those of one filter together."""
         size = levels.shape[2], levels.shape[3]

@@ -114,7 +114,7 @@ def crop(
     size_hw: tuple[int, int],
     frames_hw: np.ndarray,
     mode: str,
-    fill: int | tuple[int, ...],
+    fill: float | Sequence[float],
 ) -> torch.Tensor:
     """Boxes that may reach beyond the image, N×C×H×W.
 

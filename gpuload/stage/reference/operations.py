@@ -136,7 +136,7 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
     levels.tensor.add_(added).clamp_(0, 255)
 
 
-def warp_canvas(canvas: Canvas, values: Sequence[float], interpolation: str, fill: Sequence[int]) -> None:
+def warp_canvas(canvas: Canvas, values: Sequence[float], interpolation: str, fill: Sequence[float]) -> None:
     """Do a warp by this filter, with this fill."""
     image = canvas.image()
     height, width = image.shape[:2]
