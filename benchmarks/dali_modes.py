@@ -38,7 +38,8 @@ from PIL import Image
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages
-from gpuload.stage.dali.images import Images, merged
+from gpuload.stage.dali.images import Images, grouped
+from gpuload.transforms.program.ops import Box, Flip
 
 __all__ = ["main"]
 
@@ -90,9 +91,7 @@ def in_order(batch: Any, order: np.ndarray) -> Any:
     )
     images = Images(batch)
     for codes in order.T:
-        rows = [np.flatnonzero(codes == code) for code in range(4)]
-        parts = [(own, Images(operators[code](images.take(own).batch))) for code, own in enumerate(rows) if len(own)]
-        images = merged(parts)
+        images = grouped(images, codes, lambda some, _, code: Images(operators[code](some.batch)))
     return images.batch
 
 
@@ -156,13 +155,15 @@ def pipeline_mode(dtype: str, colors: bool, batch_size: int) -> Mode:
 def parameters_of(sizes_hw: np.ndarray, turn: int) -> Parameters:
     """What gpuload draws for the photographs in a round, as both modes take it."""
     chain = T.Chain([T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip()])
-    draws = chain.draw(epoch_key(0, turn), np.arange(len(sizes_hw)), sizes_hw)
-    boxes = draws[0].box_tlhw.astype(np.float32)
+    crop, flip = chain.draw(epoch_key(0, turn), np.arange(len(sizes_hw)), sizes_hw).records
+    assert isinstance(crop, Box)
+    assert isinstance(flip, Flip)
+    boxes = crop.box_tlhw.astype(np.float32)
     return {
         "roi_start": np.ascontiguousarray(boxes[:, :2]),
         "roi_end": boxes[:, :2] + boxes[:, 2:],
         "size": np.full((len(boxes), 2), SIZE, np.float32),
-        "mirror": draws[1].flipped.astype(np.int32),
+        "mirror": flip.flipped.astype(np.int32),
         "order": np.random.default_rng(turn).permuted(np.tile(np.arange(4, dtype=np.int32), (len(boxes), 1)), axis=1),
     }
 

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 from scipy import stats
 
-from gpuload.transforms.program.ops import NOTHING, OPS, Ops
+from gpuload import transforms as T
+from gpuload.transforms.program.ops import NOTHING, OPS, Mixture, Ops
 
-__all__ = ["alike", "described"]
+__all__ = ["alike", "described", "program"]
+
+
+def program(transform: Any, drawn: Ops | Mixture, sizes_hw: np.ndarray) -> T.Program:
+    """What a chain of one transform gives, if these operations are drawn."""
+    filters = drawn.filters if isinstance(drawn.filters, np.ndarray) else transform.interpolation
+    record = replace(drawn, filters=filters, fill=transform.outside(masks=False), sizes_hw=sizes_hw)
+    return T.Program((record,), sizes_hw, sizes_hw)
 
 
 def described(params: Ops) -> list[tuple]:

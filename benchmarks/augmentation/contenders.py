@@ -21,6 +21,7 @@ from gpuload import transforms as T
 from gpuload.errors import BackendError
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import compile_stage
+from gpuload.transforms.program.draws import Program
 
 __all__ = ["BACKENDS", "PEERS", "Contender", "Contenders", "Missing", "Ours", "contenders", "least_bytes"]
 
@@ -53,7 +54,7 @@ Contenders = dict[str, Contender | Missing]
 
 @dataclass(frozen=True)
 class Ours:
-    """A chain, and what it draws for photographs in turn n."""
+    """A chain, and its program for photographs in turn n."""
 
     case: Case
     photographs: Photographs
@@ -62,7 +63,7 @@ class Ours:
     def __post_init__(self) -> None:
         object.__setattr__(self, "chain", T.Chain(self.case.ours))
 
-    def draws(self, turn: int) -> T.Draws:
+    def program(self, turn: int) -> Program:
         images = self.photographs.ragged(self.case.start)
         boxes = self.photographs.boxes if self.case.boxes else None
         return self.chain.draw(epoch_key(0, turn), np.arange(len(images)), images.sizes_hw, boxes)
@@ -82,9 +83,9 @@ def least_bytes(case: Case, photographs: Photographs, turns: Sequence[int]) -> i
     size = torch.empty(0, dtype=getattr(torch, case.dtype) if case.floats else torch.uint8).element_size()
     totals = []
     for turn in turns:
-        draws = ours.draws(turn)
-        read = int(draws.windows_tlhw[0][:, 2:].prod(axis=1).sum()) * channels
-        totals.append(read + int(draws.sizes_hw[-1].prod(axis=1).sum()) * channels * size)
+        program = ours.program(turn)
+        read = int(program.windows_tlhw[0][:, 2:].prod(axis=1).sum()) * channels
+        totals.append(read + int(program.results_hw.prod(axis=1).sum()) * channels * size)
     return round(sum(totals) / len(totals))
 
 
@@ -105,7 +106,7 @@ def _ours(case: Case, photographs: Photographs, backend: str) -> Contender | Mis
         return Missing(" ".join(str(error).split()))
     images = photographs.ragged(case.start)
     away = [type(step.transform).__name__ for step in stage.plan.steps if step.backend != backend]
-    return Contender(lambda turn: stage(images, ours.draws(turn)), tuple(away))
+    return Contender(lambda turn: stage(images, ours.program(turn)), tuple(away))
 
 
 def _pillow(case: Case, photographs: Photographs) -> Contender | Missing:

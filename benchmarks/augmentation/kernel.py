@@ -22,6 +22,7 @@ from benchmarks.augmentation.photographs import Photographs, default_folder
 from benchmarks.augmentation.recipes import headline
 from benchmarks.augmentation.tables import KERNELS, KERNELS_REPLAYED
 from gpuload.stage.finish import Finish
+from gpuload.transforms.program.ops import Erase
 
 __all__ = ["kernels_alone", "launcher", "main"]
 
@@ -59,15 +60,18 @@ def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tens
     outputs: torch.Tensor | None = None
     prepared: list[Any] = []
     for turn in range(BATCHES):
-        draws, late = ours.draws(turn).split()
+        program, late = ours.program(turn).split()
         if outputs is None:
             outputs = torch.empty(
-                (len(images), 3, *draws.sizes_hw[-1][0].tolist()),
+                (len(images), 3, *program.results_hw[0].tolist()),
                 dtype=getattr(torch, case.dtype),
                 device=photographs.device,
                 memory_format=torch.channels_last if case.channels_last else torch.contiguous_format,
             )
-        prepared.append(runner.prepare(images, draws, draws.windows_tlhw, outputs, late))
+        behind = () if late is None else late.records
+        erasing = [record for record in behind if isinstance(record, Erase)]
+        assert len(erasing) == len(behind), "the kernels do nothing else to finished images"
+        prepared.append(runner.prepare(images, program, program.windows_tlhw, outputs, erasing))
     assert outputs is not None
     batch = outputs
 

@@ -25,7 +25,7 @@ from gpuload.loader.options import Options
 from gpuload.ring.chunk import Block, ImageColumn
 from gpuload.rng import philox
 from gpuload.stage import OutputPool, RaggedImages
-from gpuload.transforms import Chain, Draws
+from gpuload.transforms import Chain, Program
 from gpuload.workers.batch import Batch, Part
 
 __all__ = ["Assembly", "BatchInfo"]
@@ -109,7 +109,7 @@ class Assembly:
         pixels: torch.Tensor,
         starts: list[int],
         pairing: Pairing | None = None,
-        drawn: Sequence[Draws] | None = None,
+        drawn: Sequence[Program] | None = None,
     ) -> Any:
         """The finished images of a leaf of a batch, from what the transfer loaded; `pairing` says how they are mixed,
         where they are, and is told their shares. `drawn` is what `drawn` gave for this leaf, where that is known."""
@@ -128,7 +128,7 @@ class Assembly:
         return views if self._batched else [list(image) for image in zip(*views, strict=True)]
 
     def targets(
-        self, rows: Harvest, pixels: torch.Tensor, starts: list[int], drawn: Sequence[Draws]
+        self, rows: Harvest, pixels: torch.Tensor, starts: list[int], drawn: Sequence[Program]
     ) -> tuple[list[dict[int, Any]], dict[int, Any]]:
         """The finished masks, boxes and keypoints of a batch, by the draws of the first image leaf; see
         `gpuload.batches.targets.TargetStage`."""
@@ -140,7 +140,7 @@ class Assembly:
             lambda number, which: _ragged(rows, which, ImageColumn(rows.table(number, starts, masks=True)), pixels),
         )
 
-    def drawn(self, epoch: int, rows: Harvest, leaf: int, starts: list[int]) -> list[Draws]:
+    def drawn(self, epoch: int, rows: Harvest, leaf: int, starts: list[int]) -> list[Program]:
         """What is drawn for the rows that have an image leaf, for each view."""
         which, sizes_hw = rows.images(leaf), ImageColumn(rows.table(leaf, starts)).sizes_hw
         chain, key = self._options.chain, philox.epoch_key(self._options.seed, epoch)
@@ -166,7 +166,7 @@ class Assembly:
         key = philox.epoch_key(self._options.seed, epoch)
         return int(philox.uniforms(key, rows.positions[:1], MODULE_STREAM + view, 2)[0, 0] * 2.0**32)
 
-    def _pair(self, draws: Draws, rows: Harvest, which: np.ndarray, pairing: Pairing) -> None:
+    def _pair(self, draws: Program, rows: Harvest, which: np.ndarray, pairing: Pairing) -> None:
         """Tell who is mixed with whom, and how much."""
         if len(which) != len(rows):
             missing = int(np.setdiff1d(np.arange(len(rows)), which)[0])

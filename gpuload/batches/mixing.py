@@ -16,8 +16,7 @@ import torch
 
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError
-from gpuload.transforms import CutMix, Draws, MixUp
-from gpuload.transforms.mixing import drawn_mix
+from gpuload.transforms import CutMix, MixUp, Program
 
 __all__ = ["Pairing", "find_labels", "partners_of", "soften"]
 
@@ -36,13 +35,13 @@ class Pairing:
     partners: np.ndarray
     share: np.ndarray | None = None
 
-    def take(self, draws: Draws, names: Callable[[int], str]) -> None:
+    def take(self, program: Program, names: Callable[[int], str]) -> None:
         """Take in what was drawn for an image of each sample.
 
         Raises:
             CollateError: the images of a sample have different shares.
         """
-        mix = drawn_mix(draws)
+        mix = program.mix
         assert mix is not None
         alone = self.partners == np.arange(len(self.partners))
         share = np.where(alone, 1.0, mix.share)

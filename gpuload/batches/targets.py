@@ -27,9 +27,8 @@ from gpuload.errors import CollateError
 from gpuload.ring.chunk import TensorBits
 from gpuload.stage import RaggedImages
 from gpuload.stage.masks import MaskStage
-from gpuload.transforms import Chain, Draws
+from gpuload.transforms import Chain, Program
 from gpuload.transforms.program.targets import Trail, follow
-from gpuload.workers.belongings import droppers
 
 __all__ = ["TargetStage", "collate_targets"]
 
@@ -47,11 +46,10 @@ class TargetStage:
 
     def __init__(self, chain: Chain, device: torch.device) -> None:
         self._views = chain.views
-        self._droppers = droppers(chain)
         self._masks = MaskStage(device)
 
     def __call__(
-        self, rows: Harvest, drawn: Sequence[Draws], masks_of: Callable[[int, np.ndarray], RaggedImages]
+        self, rows: Harvest, drawn: Sequence[Program], masks_of: Callable[[int, np.ndarray], RaggedImages]
     ) -> tuple[list[dict[int, Any]], dict[int, Any]]:
         """Move what a batch has.
 
@@ -75,7 +73,7 @@ class TargetStage:
     def _move_masks(
         self,
         rows: Harvest,
-        drawn: Sequence[Draws],
+        drawn: Sequence[Program],
         having: np.ndarray,
         finished: list[dict[int, Any]],
         masks_of: Callable[[int, np.ndarray], RaggedImages],
@@ -93,7 +91,7 @@ class TargetStage:
                 if own is not None
             ]
             places = np.searchsorted(having, which)
-            views = [self._masks(masks, draws.take(places), kinds) for draws in drawn]
+            views = [self._masks(masks, program.take(places), kinds) for program in drawn]
             for row, results in zip(which.tolist(), zip(*(found for found, _ in views), strict=True), strict=True):
                 finished[row][rows.places[row][number]] = self._viewed(results)
             place = rows.places[which[0]][number]
@@ -104,7 +102,7 @@ class TargetStage:
         return whole
 
     def _move_points(
-        self, rows: Harvest, drawn: Sequence[Draws], having: list[int], finished: list[dict[int, Any]]
+        self, rows: Harvest, drawn: Sequence[Program], having: list[int], finished: list[dict[int, Any]]
     ) -> set[int]:
         """Boxes and keypoints; returns the leaves of which something was left out."""
         changed: set[int] = set()
@@ -112,7 +110,7 @@ class TargetStage:
         if not any(found):
             return changed
         moved: list[list[Trail]] = []
-        for draws in drawn:
+        for program in drawn:
             trails = [
                 Trail(
                     [to_xyxy(leaf.array, leaf.format) for leaf in own.values() if isinstance(leaf, Boxes)],
@@ -120,7 +118,7 @@ class TargetStage:
                 )
                 for own in found
             ]
-            follow(draws.transforms, draws.params, draws.sizes_hw, trails)
+            follow(program, trails)
             moved.append(trails)
         for place, (row, own) in enumerate(zip(having, found, strict=True)):
             trails = [view[place] for view in moved]
@@ -137,22 +135,18 @@ class TargetStage:
         self, rows: Harvest, row: int, trail: Trail, own: Mapping[int, Any], finished: dict[int, Any]
     ) -> set[int]:
         """Leave out what belongs to boxes that were left out; returns which leaves."""
-        belongings, kept = rows.belongings[row], {}
-        for transform, mask in trail.dropped:
-            number = next(number for number, known in enumerate(self._droppers) if known is transform)
-            for leaf in belongings.fields[number] if belongings is not None else ():
-                kept[leaf] = kept.get(leaf, True) & mask
-        if not kept:
+        belongings, left = rows.belongings[row], trail.left
+        if left is None or belongings is None:
             return set()
+        leaves = belongings.fields[0]  # of all transforms that leave out boxes the same
         values = dict(zip(others(rows, row), rows.values[row], strict=True))
-        for leaf, mask in kept.items():
+        for leaf in leaves:
             if not isinstance(own.get(leaf), Boxes):
                 value = finished[leaf] if leaf in finished else unwrapped(values[leaf])
-                index = np.flatnonzero(mask)
                 finished[leaf] = (
-                    value[torch.from_numpy(index).to(value.device)] if isinstance(value, torch.Tensor) else value[index]
+                    value[torch.from_numpy(left).to(value.device)] if isinstance(value, torch.Tensor) else value[left]
                 )
-        return set(kept)
+        return set(leaves)
 
     def _viewed(self, results: Sequence[Any]) -> Any:
         return results[0] if self._views is None else list(results)

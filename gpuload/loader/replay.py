@@ -5,7 +5,7 @@ Runs in the main process, without workers, in a session of its own that it ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
 from gpuload.ring.chunk import TensorBits
-from gpuload.transforms import Draws
-from gpuload.transforms.program.ops import NOTHING, OPS, Branches, Ops
+from gpuload.transforms import Program
+from gpuload.transforms.program.ops import NOTHING, OPS, Mix, Ops
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, Faults
 
@@ -128,20 +128,17 @@ def _plain(value: Any) -> Any:
     return value.tensor() if value.dtype else value.array
 
 
-def _told(drawn: Draws) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """What was drawn for the first image, in plain values; transforms that hold others are told as what they chose."""
+def _told(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """What was drawn for one image, in plain values; transforms that hold others are told as what they chose."""
     told = []
-    for transform, params in zip(drawn.transforms, drawn.params, strict=True):
-        if isinstance(params, Branches):
-            for rows, draws in zip(params.rows, params.draws, strict=True):
-                if len(rows) and rows[0] == 0:
-                    told += _told(draws)
-        elif params is not None:
-            values = ((field.name, getattr(params, field.name)) for field in fields(params))
-            plain = {name: value[0].tolist() for name, value in values if isinstance(value, np.ndarray)}
-            if isinstance(params, Ops):
-                plain["operations"] = [OPS[code] for code in plain.pop("codes") if code != NOTHING]
-            told.append((type(transform).__name__, plain))
+    for record in program.records:
+        values = ((field, getattr(record, field)) for field in record.told)
+        plain = {field: value[0].tolist() for field, value in values if isinstance(value, np.ndarray)}
+        if isinstance(record, Ops):
+            plain["operations"] = [OPS[code] for code in plain.pop("codes") if code != NOTHING]
+        name = record.name if not isinstance(record, Mix) or record.names is None else record.names[0]
+        if plain and name:
+            told.append((name, plain))
     return tuple(told)
 
 

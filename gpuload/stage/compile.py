@@ -13,6 +13,7 @@ from gpuload.errors import BackendError, CompilerError
 from gpuload.stage.backend import Backend
 from gpuload.stage.finish import Finish
 from gpuload.stage.plan import make_plan
+from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import SegmentRunner
 from gpuload.stage.stage import Stage
 from gpuload.transforms import Chain
@@ -43,6 +44,7 @@ def compile_stage(
     memory_format: Any = "contiguous_format",
     ragged: str = "error",
     cpu_threads: int | None = None,
+    runner: Runner | None = None,
 ) -> Stage:
     """Make the stage that applies a chain of transforms to batches.
 
@@ -59,6 +61,8 @@ def compile_stage(
             any case) or ``"pad"`` (zeros on the right and at the bottom, and the sizes beside it, in any case);
             ``"views"`` is a list too, of views of one tensor where all sizes are the same.
         cpu_threads: how many threads torch uses within a call, at least 1; None: as many as it is set to.
+        runner: of the reference: ``"single"`` takes one image after the other (CPU), ``"batched"`` many at once; None:
+            the one that is for the device.
 
     Raises:
         TypeError: `chain` is no Chain, or an option is of another type.
@@ -68,7 +72,9 @@ def compile_stage(
     device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, cpu_threads)
     if device.type == "cuda" and device.index is None:  # what is kept on it stays there, whatever is current later
         device = torch.device("cuda", torch.cuda.current_device())
-    reference = _class_of("torch")(device)
+    if runner is not None:
+        _one_of("runner", runner, get_args(Runner))
+    reference = TorchBackend(device, runner)
     chosen, note = reference, None
     if backend != "torch" and (backend != "auto" or device.type == "cuda"):
         chosen, note = _chosen("fused" if backend == "auto" else backend, device, reference, forced=backend != "auto")

@@ -12,7 +12,6 @@ from typing import Final
 
 import torch
 
-from gpuload.transforms import Normalize, ToDtype
 from gpuload.transforms.base import Transform
 
 __all__ = ["UNCHANGED", "Finish"]
@@ -37,12 +36,13 @@ class Finish:
     def of(cls, transforms: Iterable[Transform], dtype: str | None) -> Finish:
         """What transforms in a row ask for; `dtype` is of float results, None for what `ToDtype` says, or float32."""
         factor, named, normalize = None, None, None
-        for transform in transforms:
-            if isinstance(transform, ToDtype) and transform.makes:
-                factor, named = 1 / 255 if transform.scale else 1.0, transform.dtype
-            elif isinstance(transform, Normalize):
-                normalize = transform
+        outlines = (outline for transform in transforms for outline in transform.outline)
+        for record in (outline.numbers for outline in outlines if outline.numbers is not None):
+            if record.mean:
+                normalize = record
                 factor = 1 / 255 if factor is None else factor
+            elif record.dtype not in (None, "uint8"):
+                factor, named = 1 / 255 if record.scale else 1.0, record.dtype
         if factor is None:
             return cls(torch.uint8, (1.0,), (0.0,), None)
         result = getattr(torch, dtype or named or "float32")

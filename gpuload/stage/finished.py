@@ -1,27 +1,25 @@
 """What is done to finished images: they are erased, flipped, and mixed with each other, where they lie.
 
-What the reference does from the first transform of a chain on that works on finished images (`Transform.late`): one
-transform after the other over the whole batch, in the memory of the batch, on its device; nothing is kept. Other
-backends have their own way, and leave here what they lack. Numbers are worked on as float32 and rounded to the batch's
+What the reference does from the first transform of a chain on that works on finished images: one record after the other
+over the whole batch, in the memory of the batch, on its device; nothing is kept. Other backends have their own way, and
+leave here what they lack. Numbers are worked on as float32 and rounded to the batch's
 dtype once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 
-from gpuload import transforms as T
 from gpuload.stage.noise import batch_normals, normals
 from gpuload.stage.upload import upload
-from gpuload.transforms.erasing import RandomErasing
-from gpuload.transforms.mixing import drawn_mix
-from gpuload.transforms.program.ops import Branches, Erase, Flip, Mix
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Erase, Flip, Mix
 
-__all__ = ["Outputs", "apply_late", "boxes_within", "check_erasing", "erase_levels", "neighbours"]
+__all__ = ["Outputs", "apply_late", "boxes_within", "erase_levels", "neighbours"]
 
 Outputs = torch.Tensor | Sequence[torch.Tensor]
 
@@ -35,68 +33,44 @@ def neighbours(count: int) -> np.ndarray:
     return np.where(partners < count, partners, rows)
 
 
-def apply_late(outputs: Outputs, draws: T.Draws, *, partners: np.ndarray | None, masks: bool = False) -> None:
+def apply_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
     """Apply what was drawn to finished images.
 
     Args:
         outputs: N×C×H×W, or a list of C×H×W; they are changed.
-        draws: for the transforms that work on finished images, see `Draws.split`.
+        late: of the transforms that work on finished images, see `Program.split`.
         partners: int64 (N,), the row of each image's partner in MixUp and CutMix, its own where it has none; two are
             each other's. None: `neighbours`.
-        masks: they are masks, which are only moved.
     """
-    _line(outputs, draws, np.arange(len(draws), dtype=np.int64), partners, masks)
+    for record in late.records:
+        rows = np.arange(len(late), dtype=np.int64) if record.rows is None else record.rows
+        match record:
+            case Flip():
+                _flip(outputs, rows[record.flipped], (-2, -1)[record.axis])
+            case Erase():
+                _erase(outputs, rows, record)
+            case Mix():
+                _mix(outputs, record, neighbours(len(late)) if partners is None else partners)
 
 
-def check_erasing(transform: RandomErasing, channels: int, label: str) -> None:
-    """Refuse images that have so many channels where the transform stands, if its values do not fit them."""
-    if not transform.fits(channels):
-        raise ValueError(
-            f"{transform!r} has {len(transform.numbers)} values, but {label} has {channels} "
-            f"channel{'s' if channels > 1 else ''} there; give one value, or one for each channel"
-        )
-
-
-def _erasing(transform: Any) -> RandomErasing:
-    assert isinstance(transform, RandomErasing)
-    return transform
-
-
-def boxes_within(params: Erase, windows_tlhw: np.ndarray) -> np.ndarray:
+def boxes_within(record: Erase, windows_tlhw: np.ndarray) -> np.ndarray:
     """The boxes to erase, int64 (B, n, 4), as they lie in windows of the images; what is outside is cut off.
 
     Nothing is left of a box whose height or width is 0.
     """
-    boxes = params.boxes_tlhw
+    boxes = record.boxes_tlhw
     start = np.maximum(boxes[:, :, :2] - windows_tlhw[:, None, :2], 0)
     end = np.minimum(boxes[:, :, :2] + boxes[:, :, 2:] - windows_tlhw[:, None, :2], windows_tlhw[:, None, 2:])
     return np.concatenate([start, np.maximum(end - start, 0)], axis=2)
 
 
-def erase_levels(levels: torch.Tensor, params: Erase, transform: Any, windows_tlhw: np.ndarray) -> torch.Tensor:
+def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
     """Erase boxes of windows of images N×C×H×W that are still levels; they are not changed themselves."""
-    levels, boxes = levels.clone(), boxes_within(params, windows_tlhw)
-    constant = upload(np.array(transform.numbers, np.uint8)[:, None, None], levels.device)
+    levels, boxes = levels.clone(), boxes_within(record, windows_tlhw)
+    constant = upload(np.array(record.numbers, np.uint8)[:, None, None], levels.device)
     for row, number in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():
         _inside(levels[row], boxes[row, number].tolist()).copy_(constant)
     return levels
-
-
-def _line(outputs: Outputs, draws: T.Draws, rows: np.ndarray, partners: np.ndarray | None, masks: bool) -> None:
-    for number, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
-        if transform.mixes:
-            mix = None if masks else drawn_mix(T.Draws((transform,), (params,), draws.sizes_hw[number : number + 2]))
-            if mix is not None:
-                _mix(outputs, mix, neighbours(len(rows)) if partners is None else partners)
-            continue
-        match params:
-            case Flip():
-                _flip(outputs, rows[params.flipped], (-2, -1)[params.axis])
-            case Erase() if not masks:
-                _erase(outputs, rows, params, transform)
-            case Branches():
-                for own, inner in zip(params.rows, params.draws, strict=True):
-                    _line(outputs, inner, rows[own], partners, masks)
 
 
 def _flip(outputs: Outputs, rows: np.ndarray, axis: int) -> None:
@@ -108,14 +82,13 @@ def _flip(outputs: Outputs, rows: np.ndarray, axis: int) -> None:
         outputs[row].copy_(outputs[row].flip(axis))
 
 
-def _erase(outputs: Outputs, rows: np.ndarray, params: Erase, transform: Any) -> None:
-    transform = _erasing(transform)
-    there = np.flatnonzero(params.boxes_tlhw[:, :, 2].any(axis=1))
+def _erase(outputs: Outputs, rows: np.ndarray, record: Erase) -> None:
+    there = np.flatnonzero(record.boxes_tlhw[:, :, 2].any(axis=1))
     if not len(there):
         return
-    boxes, first = params.boxes_tlhw.tolist(), outputs[0]
-    if transform.kind == "const":
-        constant = torch.tensor(transform.numbers, dtype=torch.float32, device="cpu")[:, None, None]
+    boxes, first = record.boxes_tlhw.tolist(), outputs[0]
+    if record.kind == "const":
+        constant = torch.tensor(record.numbers, dtype=torch.float32, device="cpu")[:, None, None]
         if first.device.type != "cpu":
             constant = upload(constant.numpy(), first.device)
         for place in there.tolist():
@@ -123,14 +96,14 @@ def _erase(outputs: Outputs, rows: np.ndarray, params: Erase, transform: Any) ->
                 if box[2]:
                     _inside(outputs[int(rows[place])], box).copy_(constant)
         return
-    per_pixel = transform.kind == "pixel"
+    per_pixel = record.kind == "pixel"
     for start in range(0, len(there), 1 if first.device.type == "cpu" else PIECE):
         some = there[start : start + (1 if first.device.type == "cpu" else PIECE)]
         channels = first.shape[0]
-        areas = params.boxes_tlhw[some, :, 2:].prod(axis=2)
+        areas = record.boxes_tlhw[some, :, 2:].prod(axis=2)
         counts = channels * (areas if per_pixel else areas > 0)
         most = int(counts.sum(axis=1).max())
-        for place, numbers in zip(some.tolist(), random_numbers(params.keys[some], most, first.device), strict=True):
+        for place, numbers in zip(some.tolist(), random_numbers(record.keys[some], most, first.device), strict=True):
             at = 0
             for box in boxes[place]:
                 if box[2]:

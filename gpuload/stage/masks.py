@@ -1,8 +1,8 @@
 """Masks through the geometry of a chain: by the nearest pixel, their numbers as they are.
 
 A mask comes as an image whose channels are the bytes of its numbers (N masks of 8 bytes each: 8 N channels), and is
-moved by the runner that moves images; then the bytes are seen as numbers again. So all dtypes and any number of masks
-are one case. What is filled in are the bytes of the transform's fill for masks.
+moved by the runner that moves images, through what of the program moves pixels; then the bytes are seen as numbers
+again. So all dtypes and any number of masks are one case. What is filled in are the bytes of the fill for masks.
 
 Runs in the process of the stage; keeps scratch memory as its runner does.
 """
@@ -19,9 +19,9 @@ import torch
 
 from gpuload.stage.finish import UNCHANGED
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.backend import reference_runner
-from gpuload.transforms import Draws, ToDtype
-from gpuload.transforms.program.ops import Box, Branches, Params, Warp
+from gpuload.stage.reference.backend import Runner, reference_runner
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Box, Flip, Numbers, Record, Warp
 
 __all__ = ["MaskStage"]
 
@@ -31,20 +31,21 @@ class MaskStage:
 
     Args:
         device: where they are.
+        runner: which of the reference's moves them; None: the one that is for the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._run = reference_runner(UNCHANGED, device, masks=True)
+    def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
+        self._levels = reference_runner(UNCHANGED, device, runner).levels
         self._device = device
 
     def __call__(
-        self, masks: RaggedImages, draws: Draws, kinds: Sequence[tuple[str, int]]
+        self, masks: RaggedImages, program: Program, kinds: Sequence[tuple[str, int]]
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Move masks.
 
         Args:
             masks: their decoded regions, the bytes of their numbers as channels.
-            draws: for their images.
+            program: of their images.
             kinds: of each its numpy dtype and how many axes it has: 2 for H×W, 3 for N×H×W.
 
         Returns:
@@ -57,13 +58,13 @@ class MaskStage:
         groups: dict[tuple[str, int, int], list[int]] = {}
         for row, (kind, channels) in enumerate(zip(kinds, masks.shapes[:, 2].tolist(), strict=True)):
             groups.setdefault((*kind, channels), []).append(row)
-        named = [transform.mask_dtype for transform in draws.transforms if isinstance(transform, ToDtype)]
+        named = [record.mask_dtype for record in program.records if isinstance(record, Numbers)]
         final = next((getattr(torch, name) for name in reversed(named) if name is not None), None)
         results: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(kinds)
         whole: torch.Tensor | None = None
         with torch.inference_mode(False), torch.no_grad():
             for (dtype, axes, channels), rows in groups.items():
-                found, whole = self._group(masks, draws, np.array(rows, np.int64), np.dtype(dtype), axes, channels)
+                found, whole = self._group(masks, program, np.array(rows, np.int64), np.dtype(dtype), axes, channels)
                 if final is not None and whole is not None:
                     whole = whole.to(final)
                     found = whole.unbind()
@@ -74,7 +75,7 @@ class MaskStage:
         return results, whole if len(groups) == 1 else None
 
     def _group(
-        self, masks: RaggedImages, draws: Draws, rows: np.ndarray, dtype: np.dtype[Any], axes: int, channels: int
+        self, masks: RaggedImages, program: Program, rows: np.ndarray, dtype: np.dtype[Any], axes: int, channels: int
     ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
         """Masks of one dtype and number."""
         some = RaggedImages(
@@ -85,18 +86,18 @@ class MaskStage:
             masks.regions_tlhw[rows],
             [str(masks.labels[row]) for row in rows.tolist()],
         )
-        drawn = _with_fills(draws if len(rows) == len(draws) else draws.take(rows), dtype, channels)
-        sizes = drawn.sizes_hw[-1]
+        program = _of_masks(program if len(rows) == len(program) else program.take(rows), dtype, channels)
+        sizes, windows = program.results_hw, program.windows_tlhw
         if (sizes == sizes[0]).all():
             size = sizes[0].tolist()
             batch = torch.empty((len(rows), channels, *size), dtype=torch.uint8, device=self._device)
             if channels:
-                self._run(some, drawn, batch)
+                self._levels(some, program, windows, batch)
             whole = _numbers(batch, dtype, axes)
             return whole.unbind(), whole
         outputs = [torch.empty((channels, *size), dtype=torch.uint8, device=self._device) for size in sizes.tolist()]
         if channels:
-            self._run(some, drawn, outputs)
+            self._levels(some, program, windows, outputs)
         return [_numbers(output, dtype, axes) for output in outputs], None
 
 
@@ -113,19 +114,22 @@ def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Ten
     return numbers.squeeze(-3) if axes == 2 else numbers
 
 
-def _with_fills(draws: Draws, dtype: np.dtype[Any], channels: int) -> Draws:
-    """The draws, with transforms whose fill is the bytes of the number that it is for masks of a dtype."""
-
-    def params_of(params: Params | None) -> Params | None:
-        if not isinstance(params, Branches):
-            return params
-        return replace(params, draws=tuple(_with_fills(inner, dtype, channels) for inner in params.draws))
-
-    transforms = tuple(
-        _Filling.of(transform, dtype, channels) if isinstance(params, Box | Warp) else transform
-        for transform, params in zip(draws.transforms, draws.params, strict=True)
-    )
-    return Draws(transforms, tuple(map(params_of, draws.params)), draws.sizes_hw)
+def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
+    """What of a program moves masks of a dtype: by the nearest pixel, filled with the bytes of their fill."""
+    records: list[Record] = []
+    for record in program.records:
+        if isinstance(record, Box | Warp):
+            if record.mask_fill and not _holds(dtype, record.mask_fill):
+                raise ValueError(
+                    f"{record.name}(fill=…) fills masks with {record.mask_fill}, which a mask of {dtype.name} cannot "
+                    "hold; give masks of another dtype, or another fill={gpuload.Image: …, gpuload.Mask: …}"
+                )
+            fill = np.frombuffer(np.array(record.mask_fill, dtype).tobytes(), np.uint8)
+            fill = tuple(np.tile(fill, channels // dtype.itemsize).tolist())
+            records.append(replace(record, filters="nearest", fill=fill or (0,)))
+        elif isinstance(record, Flip):
+            records.append(record)
+    return replace(program, records=tuple(records))
 
 
 def _holds(dtype: np.dtype[Any], fill: float) -> bool:
@@ -135,31 +139,3 @@ def _holds(dtype: np.dtype[Any], fill: float) -> bool:
     if not isinstance(fill, int):
         return False
     return dtype == np.bool_ or np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max
-
-
-class _Filling:
-    """A transform in all but its fill."""
-
-    def __init__(self, transform: Any, fill: tuple[int, ...]) -> None:
-        self._transform = transform
-        self._fill = fill
-
-    @classmethod
-    def of(cls, transform: Any, dtype: np.dtype[Any], channels: int) -> Any:
-        (fill,) = transform.outside(masks=True)
-        if fill == 0:
-            return transform
-        if not _holds(dtype, fill):
-            raise ValueError(
-                f"{transform!r} fills masks with {fill}, which a mask of {dtype.name} cannot hold; give masks of "
-                "another dtype, or another fill={gpuload.Image: …, gpuload.Mask: …}"
-            )
-        number = np.array(fill, dtype)
-        bytes_ = np.frombuffer(number.tobytes(), np.uint8)
-        return cls(transform, tuple(np.tile(bytes_, channels // dtype.itemsize).tolist()))
-
-    def outside(self, *, masks: bool) -> tuple[int, ...]:
-        return self._fill
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transform, name)

@@ -94,7 +94,7 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
     """The steps for transforms one behind the other."""
     end = next((number for number, transform in enumerate(transforms) if transform.late), len(transforms))
-    reasons = [backend.lacks(transform, late=number >= end) for number, transform in enumerate(transforms)]
+    reasons = [_lacking(transform, backend, late=number >= end) for number, transform in enumerate(transforms)]
     steps = [
         PlanStep(transform, backend.name if reason is None else REFERENCE, reason)
         for transform, reason in zip(transforms, reasons, strict=True)
@@ -110,6 +110,14 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
             reason = None if last.reason is None else f"done with {type(last.transform).__name__} behind it"
             steps[number] = PlanStep(transform, last.backend, reason)
     return tuple(steps)
+
+
+def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | None:
+    """Why the reference runs a transform; one that holds others runs where all of these can."""
+    for outline in transform.outline:
+        if reason := backend.lacks(outline, late=late):
+            return f"{outline.name}: {reason}" if transform.children else reason
+    return None
 
 
 def _row(shown: str, backend: str, reason: str | None, width: int) -> str:

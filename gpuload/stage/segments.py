@@ -13,19 +13,20 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from gpuload.stage.backend import Backend, Late, Levels, kind_of
+from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import UNCHANGED, Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.plan import PlanStep
 from gpuload.stage.ragged import RaggedImages
-from gpuload.transforms import Draws
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Ops
 
 __all__ = ["SegmentRunner"]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Transforms `start` … `end` - 1 of those on levels, or of those behind them, on a backend."""
+    """The steps `start` … `end` - 1 of a line, on a backend."""
 
     backend: str
     start: int
@@ -43,8 +44,8 @@ class SegmentRunner:
 
     def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
         at = next((number for number, step in enumerate(steps) if step.transform.late), len(steps))
-        self._runs = _runs(steps[:at]) or [_Run("torch", 0, 0)]
-        self._behind = _runs(steps[at:])
+        self._runs = _runs(steps[:at], 0) or [_Run("torch", 0, 0)]
+        self._behind = _runs(steps[at:], at)
         self._levels: list[Levels] = [
             backends[run.backend].levels(UNCHANGED if number < len(self._runs) - 1 else finish)
             for number, run in enumerate(self._runs)
@@ -53,15 +54,16 @@ class SegmentRunner:
         self._scratch = [torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(2)]
 
     def __call__(
-        self, images: RaggedImages, draws: Draws, outputs: Outputs, partners: np.ndarray | None = None
+        self, images: RaggedImages, program: Program, outputs: Outputs, partners: np.ndarray | None = None
     ) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W; it is mixed with that of its partner, see
         `gpuload.stage.finished.apply_late`."""
-        draws, late = draws.split()
-        windows = draws.windows_tlhw
-        behind = [] if late is None else [_part(late, run) for run in self._behind]
+        program, late = program.split()
+        windows = program.windows_tlhw
+        behind = [] if late is None else [late.part(*_places(late, run)) for run in self._behind]
         for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
-            part, seen = _part(draws, run), windows[run.start : run.end + 1]
+            start, end = _places(program, run)
+            part, seen = program.part(start, end), windows[start : end + 1]
             if number == len(self._runs) - 1:
                 # The same backend may do what comes next in the same pass.
                 joins = bool(behind) and self._behind[0].backend == run.backend
@@ -76,13 +78,14 @@ class SegmentRunner:
                 run_late(outputs, rest, partners)
 
     def _between(
-        self, images: RaggedImages, draws: Draws, windows_tlhw: np.ndarray, number: int
+        self, images: RaggedImages, program: Program, windows_tlhw: np.ndarray, number: int
     ) -> tuple[RaggedImages, list[torch.Tensor]]:
         """What a run that is not the last one makes: as the images that the next one gets, and as the outputs of this
         one, which are views of these."""
         channels = int(images.shapes[0, 2])
-        for transform in draws.transforms:
-            channels = transform.output_channels(channels)
+        for record in program.records:
+            if isinstance(record, Ops) and record.channels is not None:
+                channels = record.channels
         shapes = np.column_stack([windows_tlhw[:, 2:], np.full(len(windows_tlhw), channels)])
         sizes = shapes.prod(axis=1)
         ends = np.cumsum(sizes)
@@ -92,7 +95,7 @@ class SegmentRunner:
             pixels[offset : offset + size].view(shape).permute(2, 0, 1)
             for offset, size, shape in zip(offsets.tolist(), sizes.tolist(), shapes.tolist(), strict=True)
         ]
-        return RaggedImages(pixels, offsets, shapes, draws.sizes_hw[-1], windows_tlhw, images.labels), outputs
+        return RaggedImages(pixels, offsets, shapes, program.results_hw, windows_tlhw, images.labels), outputs
 
     def _memory(self, nbytes: int, device: torch.device, number: int) -> torch.Tensor:
         """Memory for what lies between two runs. A run reads what the one before it wrote, so that there are two
@@ -105,14 +108,14 @@ class SegmentRunner:
         return self._scratch[place][:nbytes]
 
 
-def _runs(steps: Sequence[PlanStep]) -> list[_Run]:
-    """Neighbours on one backend. What has no parameters is part of the run that follows, so that none only copies; at
-    the end it is what finishes images."""
+def _runs(steps: Sequence[PlanStep], first: int) -> list[_Run]:
+    """Neighbours on one backend. What changes no pixels of levels is part of the run that follows, so that none only
+    copies; at the end it is what finishes images."""
     names = [step.backend for step in steps]
     for number in reversed(range(len(steps) - 1)):
-        if kind_of(steps[number].transform) is None and not steps[number].transform.children:
+        if not any(issubclass(outline.kind, CHANGES_PIXELS) for outline in steps[number].transform.outline):
             names[number] = names[number + 1]
-    runs, start = [], 0
+    runs, start = [], first
     for name, group in groupby(names):
         count = sum(1 for _ in group)
         runs.append(_Run(name, start, start + count))
@@ -120,9 +123,6 @@ def _runs(steps: Sequence[PlanStep]) -> list[_Run]:
     return runs
 
 
-def _part(draws: Draws, run: _Run) -> Draws:
-    """What was drawn for the transforms of a run."""
-    if run.start == 0 and run.end == len(draws.transforms):
-        return draws
-    inside = slice(run.start, run.end)
-    return Draws(draws.transforms[inside], draws.params[inside], draws.sizes_hw[run.start : run.end + 1])
+def _places(program: Program, run: _Run) -> tuple[int, int]:
+    """Where the records of a run begin and end."""
+    return program.place_of(run.start), program.place_of(run.end)

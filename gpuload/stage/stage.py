@@ -15,17 +15,17 @@ import numpy as np
 import torch
 
 from gpuload.stage.finish import Finish
-from gpuload.stage.finished import check_erasing
 from gpuload.stage.memory import OutputPool
 from gpuload.stage.module import apply_module
 from gpuload.stage.plan import Plan
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.segments import SegmentRunner
 from gpuload.stage.upload import upload
-from gpuload.transforms import Chain, Draws, RandomErasing
+from gpuload.transforms import Chain, RandomErasing
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat
-from gpuload.transforms.program.ops import Branches, Mixture, Ops
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Mixture, Ops
 
 __all__ = ["Result", "Stage"]
 
@@ -77,7 +77,7 @@ class Stage:
     def __call__(
         self,
         images: RaggedImages,
-        draws: Draws,
+        program: Program,
         *,
         view: int = 0,
         partners: np.ndarray | None = None,
@@ -87,7 +87,7 @@ class Stage:
 
         Args:
             images: the decoded regions, on the stage's device.
-            draws: from the chain's `draw`, for these images.
+            program: from the chain's `draw`, for these images.
             view: which of the chain's views they are for, from 0.
             partners: int64 (N,), with which row each is mixed, where a transform mixes images; its own for none. Two
                 are each other's. None: rows 2k and 2k + 1.
@@ -100,8 +100,8 @@ class Stage:
             ValueError: the images do not go together: in channels, or in size with ``ragged="error"``; or they do not
                 fit the draws, the transforms, a view or the partners.
         """
-        channels = self._check(images, draws, view, partners)
-        run, dtype, sizes = self._runs[view], self._finishes[view].dtype, draws.sizes_hw[-1]
+        channels = self._check(images, program, view, partners)
+        run, dtype, sizes = self._runs[view], self._finishes[view].dtype, program.results_hw
         threads = _intra_op_threads(self._threads)
         # A batch may be made within a user's inference_mode and used outside it; scratch memory lives on in any case.
         # Nor does what a backend computes hang on the user's autocast: a convolution would be one of bfloat16.
@@ -110,7 +110,7 @@ class Stage:
             equal = bool((sizes == sizes[0]).all())
             if self._ragged == "list" or (self._ragged == "views" and not equal):
                 outputs = self._empty_list(channels, sizes, dtype)
-                run(images, draws, outputs)
+                run(images, program, outputs)
                 return outputs
             batch = self._empty((len(images), channels, *sizes.max(axis=0).tolist()), dtype)
             if self._ragged == "pad":
@@ -119,9 +119,9 @@ class Stage:
                     image[:, :height, :width]
                     for image, (height, width) in zip(batch.unbind(), sizes.tolist(), strict=True)
                 ]
-                run(images, draws, outputs)
+                run(images, program, outputs)
                 return batch, upload(np.array(sizes), self.device)
-            run(images, draws, batch, partners)
+            run(images, program, batch, partners)
             if self._chain.module is None:
                 return self._views(batch, len(images)) if self._ragged == "views" else batch
         # The module is the user's own affair, autocast and all.
@@ -143,10 +143,10 @@ class Stage:
             )
         return list(result.unbind())
 
-    def _check(self, images: RaggedImages, draws: Draws, view: int, partners: np.ndarray | None) -> int:
+    def _check(self, images: RaggedImages, program: Program, view: int, partners: np.ndarray | None) -> int:
         """How many channels the results have, if the images fit the chain and each other."""
-        if len(images) == 0 or len(images) != len(draws):
-            raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(draws)}")
+        if len(images) == 0 or len(images) != len(program):
+            raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(program)}")
         if not 0 <= view < len(self._finishes):
             raise ValueError(f"view must be from 0 to {len(self._finishes) - 1}, as the chain has them, got {view}")
         if partners is not None:
@@ -160,15 +160,16 @@ class Stage:
                 "Encoded(…, mode='RGB') for all of them"
             )
         channels = int(counts[0])
-        if channels not in (1, 3) and (name := _coloring(draws)):
+        coloring = next((record for record in program.records if isinstance(record, Ops | Mixture)), None)
+        if channels not in (1, 3) and coloring is not None:
             raise ValueError(
-                f"{name} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
+                f"{coloring.name} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
                 "drop or convert channels in the dataset, or decode to mode 'RGB' or 'L'"
             )
-        given, channels = channels, _channels_after(draws, channels, images.labels[0])
+        given, channels = channels, _channels_after(self._chain.lines[view].transforms, channels, images.labels[0])
         where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
         self._finishes[view].check(channels, where)
-        sizes = draws.sizes_hw[-1]
+        sizes = program.results_hw
         needs_one = self._chain.module is not None or self._chain.mixing is not None
         dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
         if dense and (sizes != sizes[0]).any():
@@ -216,12 +217,15 @@ def _check_partners(partners: np.ndarray, count: int) -> None:
         )
 
 
-def _channels_after(draws: Draws, channels: int, label: str) -> int:
+def _channels_after(transforms: Sequence[Transform], channels: int, label: str) -> int:
     """How many channels images of so many have after all transforms, if those fit."""
-    for transform in draws.transforms:
+    for transform in transforms:
         for inner in _with_children(transform):
-            if isinstance(inner, RandomErasing):
-                check_erasing(inner, channels, label)
+            if isinstance(inner, RandomErasing) and not inner.fits(channels):
+                raise ValueError(
+                    f"{inner!r} has {len(inner.numbers)} values, but {label} has {channels} "
+                    f"channel{'s' if channels > 1 else ''} there; give one value, or one for each channel"
+                )
             if len(fill := inner.outside(masks=False)) not in (1, channels):
                 raise ValueError(
                     f"{type(inner).__name__}({inner.fill_argument}={fill}) has {len(fill)} numbers, one for each "
@@ -241,16 +245,6 @@ def _with_children(transform: Transform) -> Iterator[Transform]:
     yield transform
     for child in transform.children:
         yield from _with_children(child)
-
-
-def _coloring(draws: Draws) -> str | None:
-    """The name of a transform that changes colours."""
-    for transform, params in zip(draws.transforms, draws.params, strict=True):
-        if isinstance(params, Ops | Mixture):
-            return type(transform).__name__
-        if isinstance(params, Branches) and (name := next(filter(None, map(_coloring, params.draws)), None)):
-            return name
-    return None
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ Draws only: what they come to is a `Mixture`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_cou
 from gpuload.transforms.arguments import Interpolation, finite, whole
 from gpuload.transforms.auto import AutomaticAugment, chosen, signed
 from gpuload.transforms.base import Uniforms
-from gpuload.transforms.policies import MIX, operations
-from gpuload.transforms.program.ops import NOTHING, VALUES, Mixture
+from gpuload.transforms.policies import MIX, Space, operations
+from gpuload.transforms.program.ops import NOTHING, VALUES, Mixture, Record
 
 __all__ = ["AugMix"]
 
@@ -47,6 +47,8 @@ class AugMix(AutomaticAugment):
         AugMix(severity=5, all_ops=False)
     """
 
+    record: ClassVar[type[Record]] = Mixture
+
     severity: int = 3
     mixture_width: int = 3
     chain_depth: int = -1
@@ -72,22 +74,22 @@ class AugMix(AutomaticAugment):
         object.__setattr__(self, "all_ops", bool(self.all_ops))
 
     @property
-    def operations(self) -> tuple[str, ...]:
-        return MIX[self.all_ops].operations
+    def space(self) -> Space:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return MIX[self.all_ops]
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mixture:
         width, depth = self.mixture_width, max(self.chain_depth, 0) or DEEPEST
         steps, shapes = width * depth, [self.alpha] * width
         counts = [steps, steps, steps, width, beta_count(self.alpha, self.alpha), dirichlet_count(shapes)]
         which, strength, sign, depths, own, shares = np.split(uniforms(sum(counts)), np.cumsum(counts[:-1]), axis=1)
-        space = MIX[self.all_ops]
-        kinds = chosen(space.numbers, which)
+        kinds = chosen(self.space.numbers, which)
         places = (strength * self.severity).astype(np.int64)
-        magnitudes = signed(kinds, space.magnitudes(kinds, BINS, places, sizes_hw), sign)
+        magnitudes = signed(kinds, self.space.magnitudes(kinds, BINS, places, sizes_hw), sign)
         codes, values = operations(kinds, magnitudes, sizes_hw)
         codes = codes.reshape(-1, width, depth)
         if self.chain_depth <= 0:
             codes[np.arange(depth) > (depths * DEEPEST).astype(np.int64)[:, :, None]] = NOTHING
         first = beta(own, self.alpha, self.alpha)[:, None]
         weights = np.concatenate([first, (1 - first) * dirichlet(shares, shapes)], axis=1)
-        return Mixture(codes, values.reshape(-1, width, depth, VALUES), weights)
+        values = values.reshape(-1, width, depth, VALUES)
+        return Mixture(codes, values, weights, self.interpolation, self.outside(masks=False))

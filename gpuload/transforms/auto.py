@@ -14,8 +14,8 @@ import numpy as np
 
 from gpuload.transforms.arguments import Interpolation, fill_values, interpolation_name, whole
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.policies import AUTO, POLICIES, RAND, SIGNED, WIDE, operations, policy_table
-from gpuload.transforms.program.ops import NOTHING, Ops
+from gpuload.transforms.policies import AUTO, POLICIES, RAND, SIGNED, WIDE, Space, operations, policy_table
+from gpuload.transforms.program.ops import NOTHING, Ops, Outline, Record
 
 __all__ = ["AutoAugment", "AutomaticAugment", "RandAugment", "TrivialAugmentWide", "chosen", "signed"]
 
@@ -29,7 +29,10 @@ class AutomaticAugment(Transform):
     """
 
     image_only: ClassVar[bool] = True
+    needs_whole: ClassVar[bool] = True  # histograms, means, rotations
+    record: ClassVar[type[Record]] = Ops
 
+    space: ClassVar[Space]  # the operations that it chooses from
     interpolation: Interpolation
     fill: Any
 
@@ -43,8 +46,13 @@ class AutomaticAugment(Transform):
         return (0,) if self.fill is None else super().outside(masks=masks)
 
     @property
-    def needs_whole(self) -> bool:
-        return True  # histograms, means, rotations
+    def outline(self) -> tuple[Outline, ...]:
+        name, operations = type(self).__name__, self.space.operations
+        return (Outline(kind=self.record, name=name, operations=operations, filters=(self.interpolation,)),)
+
+    def ops(self, codes: np.ndarray, values: np.ndarray) -> Ops:
+        """The record of these operations."""
+        return Ops(codes, values, self.interpolation, self.outside(masks=False))
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,6 +72,8 @@ class AutoAugment(AutomaticAugment):
         AutoAugment(policy='cifar10')
     """
 
+    space: ClassVar[Space] = AUTO
+
     policy: str = "imagenet"
     interpolation: Interpolation = "nearest"
     fill: Any = None
@@ -77,10 +87,6 @@ class AutoAugment(AutomaticAugment):
             )
         object.__setattr__(self, "policy", policy)
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return AUTO.operations
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(5)
         kinds, probabilities, places = policy_table(self.policy)
@@ -89,7 +95,7 @@ class AutoAugment(AutomaticAugment):
         magnitudes = signed(kinds, AUTO.magnitudes(kinds, BINS, places[pairs], sizes_hw), numbers[:, 3:])
         codes, values = operations(kinds, magnitudes, sizes_hw)
         codes[numbers[:, 1:3] >= probabilities[pairs]] = NOTHING
-        return Ops(codes, values)
+        return self.ops(codes, values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,6 +117,8 @@ class RandAugment(AutomaticAugment):
         RandAugment(magnitude=5)
     """
 
+    space: ClassVar[Space] = RAND
+
     num_ops: int = 2
     magnitude: int = 9
     num_magnitude_bins: int = 31
@@ -130,16 +138,12 @@ class RandAugment(AutomaticAugment):
         object.__setattr__(self, "num_magnitude_bins", bins)
         object.__setattr__(self, "magnitude", magnitude)
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return RAND.operations
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(2 * self.num_ops)
         kinds = chosen(RAND.numbers, numbers[:, : self.num_ops])
         places = np.full(kinds.shape, self.magnitude, np.int64)
         magnitudes = RAND.magnitudes(kinds, self.num_magnitude_bins, places, sizes_hw)
-        return Ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, self.num_ops :]), sizes_hw))
+        return self.ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, self.num_ops :]), sizes_hw))
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,6 +163,8 @@ class TrivialAugmentWide(AutomaticAugment):
         TrivialAugmentWide(interpolation='bilinear')
     """
 
+    space: ClassVar[Space] = WIDE
+
     num_magnitude_bins: int = 31
     interpolation: Interpolation = "nearest"
     fill: Any = None
@@ -168,16 +174,12 @@ class TrivialAugmentWide(AutomaticAugment):
         bins = whole("TrivialAugmentWide(num_magnitude_bins=…)", self.num_magnitude_bins, least=2)
         object.__setattr__(self, "num_magnitude_bins", bins)
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return WIDE.operations
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(3)
         kinds = chosen(WIDE.numbers, numbers[:, :1])
         places = (numbers[:, 1:2] * self.num_magnitude_bins).astype(np.int64)
         magnitudes = WIDE.magnitudes(kinds, self.num_magnitude_bins, places, sizes_hw)
-        return Ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, 2:]), sizes_hw))
+        return self.ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, 2:]), sizes_hw))
 
 
 def chosen(kinds: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -6,20 +6,20 @@ Arguments, defaults and meaning are torchvision's. Draws only; imported by worke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence, size_pair
-from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.color_random import one_operation
+from gpuload.transforms.base import Uniforms
+from gpuload.transforms.color_random import OneOperation
 from gpuload.transforms.program.ops import Ops
 
 __all__ = ["GaussianBlur", "GaussianNoise"]
 
 
 @dataclass(frozen=True, repr=False)
-class GaussianBlur(Transform):
+class GaussianBlur(OneOperation):
     """Blur with a Gaussian kernel whose sigma is drawn uniformly.
 
     Borders are mirrored, as often as a kernel that is larger than the image asks for.
@@ -32,6 +32,9 @@ class GaussianBlur(Transform):
         TypeError, ValueError: an argument is not one of these.
     """
 
+    operations: ClassVar[tuple[str, ...]] = ("blur",)
+    needs_whole: ClassVar[bool] = True
+
     kernel_size: int | tuple[int, int]
     sigma: float | tuple[float, float] = (0.1, 2.0)
 
@@ -42,19 +45,11 @@ class GaussianBlur(Transform):
         object.__setattr__(self, "kernel_size", sizes)
         object.__setattr__(self, "sigma", _sigmas(self.sigma))
 
-    @property
-    def needs_whole(self) -> bool:
-        return True
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return ("blur",)
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
         sigma = low + uniforms(1) * (high - low)
         kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
-        return one_operation("blur", np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
+        return self.ops(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
 
 
 def _sigmas(value: Any) -> tuple[float, float]:
@@ -68,7 +63,7 @@ def _sigmas(value: Any) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, repr=False)
-class GaussianNoise(Transform):
+class GaussianNoise(OneOperation):
     """Add normal numbers, one to each number of an image, and clip.
 
     On levels, as torchvision does it on uint8 images, also between `ToDtype` and `Normalize`: what is added is cut off
@@ -81,6 +76,10 @@ class GaussianNoise(Transform):
     Raises:
         TypeError, ValueError: an argument is not one of these.
     """
+
+    operations: ClassVar[tuple[str, ...]] = ("noise",)
+    # The numbers are counted from the first pixel of the image, whatever part of it comes next.
+    needs_whole: ClassVar[bool] = True
 
     mean: float = 0.0
     sigma: float = 0.1
@@ -98,17 +97,8 @@ class GaussianNoise(Transform):
                 "255; a module at the end of the chain can add noise that is not clipped"
             )
 
-    @property
-    def needs_whole(self) -> bool:
-        # The numbers are counted from the first pixel of the image, whatever part of it comes next.
-        return True
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return ("noise",)
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
         key_words = np.floor(uniforms(2) * 2.0**32)
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
-        return one_operation("noise", np.ones(len(key_words), bool), np.hstack([values, key_words]))
+        return self.ops(np.ones(len(key_words), bool), np.hstack([values, key_words]))

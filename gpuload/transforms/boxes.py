@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.datasets.box_formats import BoxFormat, format_name
+from gpuload.datasets.box_formats import format_name
 from gpuload.transforms.arguments import finite, is_sequence, whole
-from gpuload.transforms.base import Transform, Uniforms, clipped
-from gpuload.transforms.program.ops import Box, Params
+from gpuload.transforms.base import Padding, Transform, Uniforms
+from gpuload.transforms.program.ops import Box, Clamp, Record, Reformat, Tidy
 
-__all__ = ["ClampBoundingBoxes", "ConvertBoundingBoxFormat", "IoUCropBox", "RandomIoUCrop", "SanitizeBoundingBoxes"]
+__all__ = ["ClampBoundingBoxes", "ConvertBoundingBoxFormat", "RandomIoUCrop", "SanitizeBoundingBoxes"]
 
 EVERYWHERE: Final = ("uint8", "float", "normalized")
 OPTIONS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -28,15 +28,8 @@ ROUNDS: Final = 100
 NUMBERS: Final = 4  # for a trial: two for the size, two for the place
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IoUCropBox(Box):
-    """A crop, and which boxes have their centres in it: `kept`, bool (B, most boxes of a sample)."""
-
-    kept: np.ndarray = field(kw_only=True)
-
-
 @dataclass(frozen=True, repr=False)
-class RandomIoUCrop(Transform):
+class RandomIoUCrop(Padding):
     """Cut out a box that overlaps at least one of the sample's boxes by a drawn amount, as SSD does.
 
     Again and again an overlap is drawn from `sampler_options`; one of 1 or more leaves the image as it is. Up to
@@ -58,11 +51,9 @@ class RandomIoUCrop(Transform):
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE[:2]
-    pads: ClassVar[bool] = True
+    crops: ClassVar[bool] = True
     reads_boxes: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
-    padding_mode: ClassVar[str] = "constant"
-    fill: ClassVar[tuple[int, ...]] = (0,)
 
     min_scale: float = 0.3
     max_scale: float = 1.0
@@ -86,11 +77,7 @@ class RandomIoUCrop(Transform):
         object.__setattr__(self, "sampler_options", options)
         object.__setattr__(self, "trials", whole(f"{own}(trials=…)", self.trials, least=1))
 
-    @property
-    def crops(self) -> bool:
-        return True
-
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         if uniforms.boxes is None:
             raise ValueError("RandomIoUCrop draws from the boxes of a sample, and was given none; yield gpuload.Boxes")
         boxes = uniforms.boxes
@@ -101,12 +88,12 @@ class RandomIoUCrop(Transform):
         for number in range(ROUNDS):
             if not len(left):
                 break
-            numbers = uniforms.at(0, left)((number + 1) * each)[:, number * each :]
+            numbers = uniforms.take(left)((number + 1) * each)[:, number * each :]
             done = np.zeros(len(left), np.bool_)
             for place, row in enumerate(left.tolist()):
                 done[place] = self._round(numbers[place], sizes_hw[row], boxes[row], found[row], kept[row])
             left = left[~done]
-        return IoUCropBox(found, found[:, 2:].copy(), kept=kept)
+        return self.box(found[:, :2], found[:, 2:].copy(), kept)
 
     def _round(
         self, numbers: np.ndarray, size_hw: np.ndarray, boxes: np.ndarray, found: np.ndarray, kept: np.ndarray
@@ -139,19 +126,8 @@ class RandomIoUCrop(Transform):
         kept[: len(boxes)] = inside[first]
         return True
 
-    def keeps(self, params: IoUCropBox, row: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray | None:
-        return params.kept[row, : len(boxes)]
-
-    def output_sizes(self, params: Box, sizes_hw: np.ndarray) -> np.ndarray:
-        return params.size_hw
-
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None
-
-    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        windows = windows_tlhw.copy()
-        windows[:, :2] += params.box_tlhw[:, :2]
-        return clipped(windows, sizes_hw)
 
 
 def _overlaps(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
@@ -184,6 +160,7 @@ class SanitizeBoundingBoxes(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     drops_boxes: ClassVar[bool] = True
+    record: ClassVar[type[Record]] = Tidy
 
     min_size: float = 1.0
     min_area: float = 1.0
@@ -202,10 +179,8 @@ class SanitizeBoundingBoxes(Transform):
                 f"gives what belongs to its boxes, such as lambda s: s[1]['labels']; got {self.labels_getter!r}"
             )
 
-    def keeps(self, params: Any, row: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray | None:
-        width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-        large = (width >= self.min_size) & (height >= self.min_size) & (width * height >= self.min_area)
-        return large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tidy:
+        return Tidy(self.min_size, self.min_area)
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,9 +206,12 @@ class ClampBoundingBoxes(Transform):
                 f"got {self.clamping_mode!r}"
             )
 
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Clamp | None:
+        return None if self.clamping_mode is None else Clamp()
+
     @property
-    def clips_boxes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.clamping_mode is not None
+    def record(self) -> type[Record] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self.clamping_mode is None else Clamp
 
 
 @dataclass(frozen=True, repr=False)
@@ -252,12 +230,12 @@ class ConvertBoundingBoxFormat(Transform):
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+    record: ClassVar[type[Record]] = Reformat
 
     format: str
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", format_name("ConvertBoundingBoxFormat(format=…)", self.format))
 
-    @property
-    def box_format(self) -> BoxFormat | None:
-        return self.format  # pyright: ignore[reportReturnType]
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Reformat:
+        return Reformat(self.format)

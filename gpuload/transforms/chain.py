@@ -1,7 +1,7 @@
 """A chain of transforms: its order checked, its draws made, and what of an image it needs to see.
 
 A `Chain` is made once, in the main process, and pickled to every worker (a few hundred bytes, no torch). It is
-immutable. Each transform draws from counter streams of its own (`gpuload.rng`), numbered in the order in which they are
+immutable. Each transform draws from counter lanes of its own (`gpuload.rng`), numbered in the order in which they are
 written, so a draw depends on the epoch's key, the sample's position, the transform's place in the chain, the image's
 size and perhaps its boxes, and on nothing else.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,52 +21,18 @@ import numpy as np
 
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
-from gpuload.transforms.base import Transform, full_windows
+from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import Compose
+from gpuload.transforms.line import Line
 from gpuload.transforms.multiview import MultiView
-from gpuload.transforms.program.draws import Draws, draw_line
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.rules import check_fills, check_mixing, check_order, mixing_of, placed
 
 if TYPE_CHECKING:
     from gpuload.transforms.mixing import CutMix, MixUp
 
-__all__ = ["Chain", "Draws", "Line"]
-
-
-@dataclass(frozen=True)
-class Line:
-    """Transforms that stand one behind the other, each with the number of its first counter stream."""
-
-    transforms: tuple[Transform, ...]
-    streams: tuple[int, ...]
-
-    @cached_property
-    def lead(self) -> int:
-        """How many transforms a worker draws: up to the last crop before one that needs the whole image, on which the
-        decode region hangs, or the last that may refuse an image."""
-        lead = 0
-        for number, transform in enumerate(self.transforms):
-            if transform.needs_whole:
-                break
-            if transform.crops:
-                lead = number + 1
-        return max([lead, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
-
-    def draw(
-        self,
-        key: Key,
-        positions: np.ndarray,
-        sizes_hw: np.ndarray,
-        boxes: Sequence[np.ndarray] | None = None,
-        *,
-        lead: bool = False,
-    ) -> Draws:
-        """Draw the parameters of all transforms, or of the leading ones."""
-        end = self.lead if lead else len(self.transforms)
-        positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
-        if sizes.shape != (len(positions), 2):
-            raise ValueError(f"sizes_hw must be of shape (B, 2) beside {len(positions)} positions, got {sizes.shape}")
-        return draw_line(self.transforms[:end], self.streams[:end], key, positions, sizes, boxes)
+__all__ = ["Chain"]
 
 
 class Chain:
@@ -121,7 +87,7 @@ class Chain:
         for line in lines:
             check_order(line.transforms)
             check_fills(line.transforms)
-        self.lines = tuple(Line(placed(line.transforms), line.streams) for line in lines)
+        self.lines = tuple(Line(placed(line.transforms), line.lanes) for line in lines)
         check_mixing([line.transforms for line in self.lines])
 
     @property
@@ -141,7 +107,7 @@ class Chain:
 
     @cached_property
     def reads_boxes(self) -> bool:
-        """Whether a draw hangs on the boxes of a sample."""
+        """Whether a draw depends on the boxes of a sample."""
         return any(transform.reads_boxes for line in self.lines for transform in line.transforms)
 
     def draw(
@@ -152,8 +118,8 @@ class Chain:
         boxes: Sequence[np.ndarray] | None = None,
         *,
         view: int = 0,
-    ) -> Draws:
-        """Draw the parameters of all transforms.
+    ) -> Program:
+        """Draw the records of all transforms.
 
         Args:
             key: of the epoch.
@@ -174,7 +140,7 @@ class Chain:
         smallest box around what each needs.
 
         Arguments and errors as for `draw`, of which it makes only what it needs: up to the last transform that the
-        region hangs on, or that may refuse an image, since an image is refused where it is read.
+        region depends on, or that may refuse an image, since an image is refused where it is read.
         """
         sizes_hw = np.asarray(sizes_hw, np.int64)
         found = []
@@ -191,7 +157,7 @@ class Chain:
 
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
-        """The size of every result, of the first view, or None where it hangs on the image."""
+        """The size of every result, of the first view, or None where it depends on the image."""
         size = None
         for transform in self.lines[0].transforms:
             size = transform.output_size(size)
@@ -248,22 +214,22 @@ def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
     split = places[0] if places else len(transforms)
     before, after = transforms[:split], transforms[split + 1 :]
     views = transforms[split].chains if places else ((),)  # pyright: ignore[reportAttributeAccessIssue]
-    shared, next_stream = _numbered(before, 0)
+    shared, free = _numbered(before, 0)
     lines = []
     for view in views:
         inside = tuple(_flat(view))
-        streams, next_stream = _numbered((*inside, *after), next_stream)
-        lines.append(Line((*before, *inside, *after), (*shared, *streams)))
+        lanes, free = _numbered((*inside, *after), free)
+        lines.append(Line((*before, *inside, *after), (*shared, *lanes)))
     return tuple(lines)
 
 
 def _numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], int]:
-    """The first counter stream of each, and the next that is free."""
-    streams = []
+    """The first counter lane of each, and the next that is free."""
+    lanes = []
     for transform in transforms:
-        streams.append(first)
-        first += transform.streams
-    return streams, first
+        lanes.append(first)
+        first += transform.lanes
+    return lanes, first
 
 
 def _identity(transform: Transform) -> tuple[Any, ...]:

@@ -6,13 +6,13 @@ Draws only; the arithmetic is a backend's. Levels stay whole numbers in 0 … 25
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.program.ops import VALUES, Ops, code
+from gpuload.transforms.program.ops import VALUES, Ops, Record, code
 
 __all__ = ["ADJUSTMENTS", "ColorJitter"]
 
@@ -38,6 +38,8 @@ class ColorJitter(Transform):
         ColorJitter(brightness=(0.6, 1.4), hue=(-0.1, 0.1))
     """
 
+    record: ClassVar[type[Record]] = Ops
+
     brightness: float | tuple[float, float] | None = None
     contrast: float | tuple[float, float] | None = None
     saturation: float | tuple[float, float] | None = None
@@ -54,11 +56,11 @@ class ColorJitter(Transform):
         return tuple(name for name in ADJUSTMENTS if getattr(self, name) is not None)
 
     @property
-    def operations(self) -> tuple[str, ...]:
+    def operations(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return tuple(sorted(self.adjustments))
 
     @property
-    def needs_whole(self) -> bool:
+    def needs_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         # Contrast is relative to the mean of the image.
         return self.contrast is not None
 
@@ -71,7 +73,8 @@ class ColorJitter(Transform):
         order = np.argsort(numbers[:, [4 + column for column in columns]], axis=1, kind="stable")
         values = np.zeros((*order.shape, VALUES))
         values[:, :, 0] = np.take_along_axis(factors, order, axis=1)
-        return Ops(np.array([code(name) for name in names], np.int64)[order], values)
+        codes = np.array([code(name) for name in names], np.int64)[order]
+        return Ops(codes, values, whole=self.needs_whole)
 
 
 def _factor_range(

@@ -15,10 +15,11 @@ import numpy as np
 from gpuload.transforms.arguments import finite, interval, probability, whole
 from gpuload.transforms.base import Standing, Transform, Uniforms
 from gpuload.transforms.color import ADJUSTMENTS
-from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, code
+from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
 __all__ = [
     "Grayscale",
+    "OneOperation",
     "RandomAdjustSharpness",
     "RandomAutocontrast",
     "RandomEqualize",
@@ -27,21 +28,29 @@ __all__ = [
     "RandomPhotometricDistort",
     "RandomPosterize",
     "RandomSolarize",
-    "one_operation",
 ]
 
 
-def one_operation(operation: str, done: np.ndarray, values: Sequence[float] | np.ndarray = ()) -> Ops:
-    """The same operation for the samples where it is `done`, bool (B,); `values` are all samples', or (B, n)."""
-    codes = np.where(done, code(operation), NOTHING)[:, None]
-    numbers = np.zeros((len(done), 1, VALUES))
-    found = np.asarray(values, np.float64)
-    numbers[:, 0, : found.shape[-1]] = found
-    return Ops(codes.astype(np.int64), numbers)
+class OneOperation(Transform):
+    """What transforms share that do one operation. No dataclass itself, so that `p` comes last, as in torchvision."""
+
+    record: ClassVar[type[Record]] = Ops
+    p: float
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return self.ops(uniforms(1)[:, 0] < self.p)
+
+    def ops(self, done: np.ndarray, values: Sequence[float] | np.ndarray = (), *, channels: int | None = None) -> Ops:
+        """The operation for the samples where it is `done`, bool (B,); `values` are all samples', or (B, n)."""
+        codes = np.where(done, code(self.operations[0]), NOTHING)[:, None]
+        numbers = np.zeros((len(done), 1, VALUES))
+        found = np.asarray(values, np.float64)
+        numbers[:, 0, : found.shape[-1]] = found
+        return Ops(codes.astype(np.int64), numbers, whole=self.needs_whole, channels=channels)
 
 
 @dataclass(frozen=True, repr=False)
-class Grayscale(Transform):
+class Grayscale(OneOperation):
     """Make images grey.
 
     Args:
@@ -50,6 +59,8 @@ class Grayscale(Transform):
     Raises:
         TypeError, ValueError: it is neither.
     """
+
+    operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
     num_output_channels: int = 1
 
@@ -60,41 +71,28 @@ class Grayscale(Transform):
             raise ValueError(f"{name} must be 1 or 3, got {number}")
         object.__setattr__(self, "num_output_channels", number)
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return ("grayscale",)
-
     def output_channels(self, channels: int) -> int:
         return self.num_output_channels
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return one_operation("grayscale", np.ones(len(sizes_hw), bool))
+        return self.ops(np.ones(len(sizes_hw), bool), channels=self.num_output_channels)
 
 
 @dataclass(frozen=True, repr=False)
-class _Sometimes(Transform):
-    """What transforms share that do one operation with a probability."""
-
-    operation: ClassVar[str]
+class _Sometimes(OneOperation):
+    """What transforms share whose only argument is a probability."""
 
     p: float = 0.5
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return (self.operation,)
-
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return one_operation(self.operation, uniforms(1)[:, 0] < self.p)
-
 
 @dataclass(frozen=True, repr=False)
 class RandomGrayscale(_Sometimes):
     """Make an image grey, with probability `p`; it keeps its three channels."""
 
-    operation: ClassVar[str] = "grayscale"
+    operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
     p: float = 0.1
 
@@ -103,34 +101,27 @@ class RandomGrayscale(_Sometimes):
 class RandomInvert(_Sometimes):
     """Make the negative of an image, with probability `p`."""
 
-    operation: ClassVar[str] = "invert"
+    operations: ClassVar[tuple[str, ...]] = ("invert",)
 
 
 @dataclass(frozen=True, repr=False)
 class RandomAutocontrast(_Sometimes):
     """Stretch the levels of each channel to 0 … 255, with probability `p`."""
 
-    operation: ClassVar[str] = "autocontrast"
-
-    @property
-    def needs_whole(self) -> bool:
-        return True
+    operations: ClassVar[tuple[str, ...]] = ("autocontrast",)
+    needs_whole: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, repr=False)
 class RandomEqualize(_Sometimes):
     """Equalize the histogram of each channel, with probability `p`."""
 
-    operation: ClassVar[str] = "equalize"
-
-    @property
-    def needs_whole(self) -> bool:
-        return True
+    operations: ClassVar[tuple[str, ...]] = ("equalize",)
+    needs_whole: ClassVar[bool] = True
 
 
-# A dataclass puts a base's fields first, and `p` comes last in torchvision: so these name both fields themselves.
 @dataclass(frozen=True, repr=False)
-class RandomSolarize(Transform):
+class RandomSolarize(OneOperation):
     """Invert the levels from a threshold on, with probability `p`.
 
     Args:
@@ -141,6 +132,8 @@ class RandomSolarize(Transform):
         TypeError, ValueError: an argument is not one of these; (in a chain) the threshold lies between 0 and 1, and the
             image is not scaled.
     """
+
+    operations: ClassVar[tuple[str, ...]] = ("solarize",)
 
     threshold: float
     p: float = 0.5
@@ -163,16 +156,12 @@ class RandomSolarize(Transform):
             )
         return self
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return ("solarize",)
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return one_operation("solarize", uniforms(1)[:, 0] < self.p, (self.threshold,))
+        return self.ops(uniforms(1)[:, 0] < self.p, (self.threshold,))
 
 
 @dataclass(frozen=True, repr=False)
-class RandomPosterize(Transform):
+class RandomPosterize(OneOperation):
     """Keep the upper bits of each level, with probability `p`.
 
     Args:
@@ -182,6 +171,8 @@ class RandomPosterize(Transform):
     Raises:
         TypeError, ValueError: an argument is not one of these.
     """
+
+    operations: ClassVar[tuple[str, ...]] = ("posterize",)
 
     bits: int
     p: float = 0.5
@@ -193,16 +184,12 @@ class RandomPosterize(Transform):
         object.__setattr__(self, "bits", bits)
         object.__setattr__(self, "p", probability("RandomPosterize(p=…)", self.p))
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return ("posterize",)
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return one_operation("posterize", uniforms(1)[:, 0] < self.p, (self.bits,))
+        return self.ops(uniforms(1)[:, 0] < self.p, (self.bits,))
 
 
 @dataclass(frozen=True, repr=False)
-class RandomAdjustSharpness(Transform):
+class RandomAdjustSharpness(OneOperation):
     """Make an image sharper or smoother, with probability `p`.
 
     Args:
@@ -212,6 +199,9 @@ class RandomAdjustSharpness(Transform):
     Raises:
         TypeError, ValueError: an argument is not one of these.
     """
+
+    operations: ClassVar[tuple[str, ...]] = ("sharpness",)
+    needs_whole: ClassVar[bool] = True  # the border of an image stays, so a window must know where it lies
 
     sharpness_factor: float
     p: float = 0.5
@@ -224,16 +214,8 @@ class RandomAdjustSharpness(Transform):
         object.__setattr__(self, "sharpness_factor", factor)
         object.__setattr__(self, "p", probability("RandomAdjustSharpness(p=…)", self.p))
 
-    @property
-    def needs_whole(self) -> bool:
-        return True  # the border of an image stays, so a window must know where it lies
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return ("sharpness",)
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return one_operation("sharpness", uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
+        return self.ops(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
 
 
 @dataclass(frozen=True, repr=False)
@@ -252,6 +234,10 @@ class RandomPhotometricDistort(Transform):
         TypeError, ValueError: an argument is not one of these.
     """
 
+    record: ClassVar[type[Record]] = Ops
+    operations: ClassVar[tuple[str, ...]] = tuple(sorted((*ADJUSTMENTS, "permute")))
+    needs_whole: ClassVar[bool] = True  # contrast is relative to the mean of the image
+
     brightness: tuple[float, float] = (0.875, 1.125)
     contrast: tuple[float, float] = (0.5, 1.5)
     saturation: tuple[float, float] = (0.5, 1.5)
@@ -267,14 +253,6 @@ class RandomPhotometricDistort(Transform):
                 raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got ({low:g}, {high:g})")
             object.__setattr__(self, adjustment, (low, high))
         object.__setattr__(self, "p", probability("RandomPhotometricDistort(p=…)", self.p))
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return tuple(sorted((*ADJUSTMENTS, "permute")))
-
-    @property
-    def needs_whole(self) -> bool:
-        return True  # contrast is relative to the mean of the image
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(13)

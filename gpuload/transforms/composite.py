@@ -1,22 +1,22 @@
 """Transforms that hold others: all of them, some of them, in any order, for each sample its own.
 
-What is drawn for samples that go different ways is a `Branches`: for each way the samples that take it, and their
-draws. Transforms inside have counter streams of their own, so what one sample draws never hangs on another. Imported by
-workers; no torch here.
+What is drawn for samples that go different ways are the records of each way, for the rows that take it. Transforms
+inside have counter lanes of their own, so what one sample draws never depends on another. Imported by workers; no torch
+here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_sequence, probability
-from gpuload.transforms.base import DrawError, Standing, Transform, Uniforms
-from gpuload.transforms.program.draws import draw_line
-from gpuload.transforms.program.ops import Branches
+from gpuload.transforms.base import Standing, Transform, Uniforms
+from gpuload.transforms.line import draw_some
+from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["Compose", "Identity", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
 
@@ -55,8 +55,13 @@ class Compose(Transform):
     def standing(self, place: Standing) -> Transform:
         return replace(self, transforms=tuple(child.standing(place) for child in self.transforms))
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> NoReturn:
         raise NotImplementedError("a chain takes the transforms out of a Compose")
+
+
+def _of_any(name: str) -> Any:
+    """A property: whether it is true of one of the transforms inside."""
+    return property(lambda self: any(getattr(inner, name) for inner in flat(self.transforms)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,6 +70,14 @@ class _Branching(Transform):
 
     Those inside must not turn levels into floats, since images of one batch are of one kind.
     """
+
+    crops: ClassVar[bool] = _of_any("crops")
+    needs_whole: ClassVar[bool] = _of_any("needs_whole")
+    may_refuse: ClassVar[bool] = _of_any("may_refuse")
+    image_only: ClassVar[bool] = _of_any("image_only")
+    reads_boxes: ClassVar[bool] = _of_any("reads_boxes")
+    mixes: ClassVar[bool] = _of_any("mixes")
+    late: ClassVar[bool] = _of_any("late")
 
     transforms: Sequence[Transform]
 
@@ -92,82 +105,43 @@ class _Branching(Transform):
     def children(self) -> tuple[Transform, ...]:
         return tuple(self.transforms)
 
-    @property
-    def crops(self) -> bool:
-        return any(inner.crops for inner in flat(self.transforms))
-
-    @property
-    def needs_whole(self) -> bool:
-        return any(inner.needs_whole for inner in flat(self.transforms))
-
-    @property
-    def may_refuse(self) -> bool:
-        return any(inner.may_refuse for inner in flat(self.transforms))
-
-    @property
-    def image_only(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return any(inner.image_only for inner in flat(self.transforms))
-
-    @property
-    def reads_boxes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return any(inner.reads_boxes for inner in flat(self.transforms))
-
-    @property
-    def mixes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return any(inner.mixes for inner in flat(self.transforms))
-
-    @property
-    def late(self) -> bool:
-        return any(inner.late for inner in flat(self.transforms))
-
     def standing(self, place: Standing) -> Transform:
         return replace(self, transforms=tuple(child.standing(place) for child in self.transforms))
 
     def branches(
         self, uniforms: Uniforms, sizes_hw: np.ndarray, ways: Iterable[tuple[np.ndarray, Sequence[int]]]
-    ) -> Branches:
+    ) -> list[Record]:
         """Draw for ways through the children: (rows, which children in which order)."""
-        offsets = np.cumsum([1, *(child.streams for child in self.transforms)]).tolist()
-        rows_, draws = [], []
+        offsets = np.cumsum([1, *(child.lanes for child in self.transforms)]).tolist()
+        records: list[Record] = []
         for rows, order in ways:
             if not len(rows):
                 continue
-            transforms, streams = [], []
+            transforms, lanes = [], []
             for number in order:
-                inside = flat([self.transforms[number]])
-                at = offsets[number]
-                if isinstance(self.transforms[number], Compose):
-                    at += 1
-                for inner in inside:
+                at = uniforms.lane + offsets[number] + isinstance(self.transforms[number], Compose)
+                for inner in flat([self.transforms[number]]):
                     transforms.append(inner)
-                    streams.append(uniforms.stream + at)
-                    at += inner.streams
-            some = uniforms.at(0, rows)
-            try:
-                drawn = draw_line(transforms, streams, some.key, some.positions, sizes_hw[rows], some.boxes)
-            except DrawError as error:
-                raise DrawError(error.message, int(rows[error.row])) from None
-            rows_.append(rows)
-            draws.append(drawn)
-        return Branches(tuple(rows_), tuple(draws), len(sizes_hw))
+                    lanes.append(at)
+                    at += inner.lanes
+            records += draw_some(transforms, lanes, uniforms, sizes_hw, rows)
+        return [self._mixed(records, sizes_hw)] if self.mixes else records
 
-    def output_sizes(self, params: Branches, sizes_hw: np.ndarray) -> np.ndarray:
-        sizes = np.array(sizes_hw)
-        for rows, draws in zip(params.rows, params.draws, strict=True):
-            sizes[rows] = draws.sizes_hw[-1]
-        return sizes
+    def _mixed(self, records: Sequence[Record], sizes_hw: np.ndarray) -> Mix:
+        """One record for all samples; those that no way leads to a mixing transform are not mixed."""
+        count = len(sizes_hw)
+        share, boxes, names = np.ones(count), np.zeros((count, 4), np.int64), np.full(count, "", object)
+        for record in records:
+            if isinstance(record, Mix):
+                share[record.rows], boxes[record.rows] = record.share, record.box_tlhw
+                names[record.rows] = record.name if record.names is None else record.names
+        return Mix(share, boxes, names, sizes_hw=sizes_hw, name=type(self).__name__)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None if size_hw is None or self._outcomes(size_hw) != {size_hw} else size_hw
 
     def _outcomes(self, size_hw: tuple[int, int]) -> set[tuple[int, int] | None]:
         return {inner.output_size(size_hw) for inner in flat(self.transforms)}
-
-    def input_windows(self, params: Branches, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        windows = np.array(windows_tlhw)
-        for rows, draws in zip(params.rows, params.draws, strict=True):
-            windows[rows] = draws.windows_for(windows_tlhw[rows])[0]
-        return windows
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,7 +162,7 @@ class RandomApply(_Branching):
         super().__post_init__()
         object.__setattr__(self, "p", probability("RandomApply(p=…)", self.p))
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Branches:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         rows = np.flatnonzero(uniforms(1)[:, 0] < self.p)
         return self.branches(uniforms, sizes_hw, [(rows, range(len(self.transforms)))])
 
@@ -221,7 +195,7 @@ class RandomChoice(_Branching):
             raise ValueError(f"RandomChoice(p=…) must be numbers that are not negative, with a sum, got {self.p!r}")
         object.__setattr__(self, "p", numbers)
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Branches:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         share = np.ones(len(self.transforms)) if self.p is None else np.array(self.p)
         ends = np.cumsum(share / share.sum())
         ends[-1] = 1.0
@@ -241,7 +215,7 @@ class RandomOrder(_Branching):
         TypeError, ValueError: an argument is not one of these; a transform makes floats of levels.
     """
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Branches:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         orders = np.argsort(uniforms(len(self.transforms)), axis=1, kind="stable")
         kinds, which = np.unique(orders, axis=0, return_inverse=True)
         which = which.ravel()

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence
-from gpuload.transforms.base import Transform
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype"]
 
@@ -59,8 +60,15 @@ class ToDtype(Transform):
         return ("uint8",) if self.dtype is not None else ("uint8", "float", "normalized")
 
     @property
-    def makes(self) -> str | None:
+    def makes(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return None if self.dtype in (None, "uint8") else "float"
+
+    def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
+        return Numbers(self.dtype, self.scale, self.mask_dtype)
+
+    @property
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
 
 
 def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
@@ -92,6 +100,7 @@ class Normalize(Transform):
     """
 
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
+    makes: ClassVar[str | None] = "normalized"
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -115,6 +124,9 @@ class Normalize(Transform):
         if not (np.array(self.std) > 0).all():
             raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
 
+    def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
+        return Numbers(mean=self.mean, std=self.std)
+
     @property
-    def makes(self) -> str | None:
-        return "normalized"
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)

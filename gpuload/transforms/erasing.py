@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
 from gpuload.transforms.base import Standing, Transform, Uniforms
-from gpuload.transforms.program.ops import Erase
+from gpuload.transforms.program.ops import Erase, Outline
 
 __all__ = ["Mode", "RandomErasing"]
 
@@ -95,7 +95,7 @@ class RandomErasing(Transform):
         return self.mode or ("pixel" if self.value == "random" else "const")
 
     @property
-    def late(self) -> bool:
+    def late(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.place is not None and self.place.finished
 
     def standing(self, place: Standing) -> RandomErasing:
@@ -127,7 +127,9 @@ class RandomErasing(Transform):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """What is written, one number or one for each channel: levels, or numbers of finished images."""
+        """What ``"const"`` writes, one number or one for each channel: levels, or numbers of finished images."""
+        if self.kind != "const":
+            return (0.0,)
         assert self.place is not None
         if self.place.finished:
             return _numbers(self.value)
@@ -136,6 +138,10 @@ class RandomErasing(Transform):
     def fits(self, channels: int) -> bool:
         """Whether it can be done to images with so many channels."""
         return self.kind != "const" or len(self.numbers) in (1, channels)
+
+    @property
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Erase, name=type(self).__name__, written=self.kind),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Erase:
         most = self.max_count or self.min_count
@@ -160,7 +166,7 @@ class RandomErasing(Transform):
             & (boxes_hw > 0).all(axis=2)
         )
         boxes[~there] = 0
-        return Erase(boxes, (words * WORDS).astype(np.uint64))
+        return Erase(boxes, (words * WORDS).astype(np.uint64), self.kind, self.numbers)
 
 
 def _numbers(value: Any) -> tuple[float, ...]:

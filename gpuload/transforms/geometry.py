@@ -21,9 +21,9 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import DrawError, Transform, Uniforms, full_windows
-from gpuload.transforms.program.ops import Box, Flip, Params
-from gpuload.transforms.program.windows import padded_windows, random_filters, source_windows
+from gpuload.transforms.base import DrawError, Padding, Resampling, Transform, Uniforms
+from gpuload.transforms.program.ops import Box, Flip, Record
+from gpuload.transforms.program.windows import full_windows
 
 __all__ = ["CenterCrop", "RandomCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "Resize"]
 
@@ -32,7 +32,7 @@ PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
 
 @dataclass(frozen=True, repr=False)
-class Resize(Transform):
+class Resize(Resampling):
     """Resize to a size, with antialiasing, as Pillow does.
 
     Args:
@@ -46,8 +46,8 @@ class Resize(Transform):
         TypeError, ValueError: an argument is not one of these.
 
     Example:
-        >>> Resize(256).output_sizes(None, np.array([[375, 500]]))
-        array([[256, 341]])
+        >>> Resize(256).output_size((375, 500))
+        (256, 341)
     """
 
     size: int | tuple[int, int] | None
@@ -81,11 +81,11 @@ class Resize(Transform):
         object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, random=True))
         object.__setattr__(self, "antialias", antialias_flag("Resize(antialias=…)", self.antialias))
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
-        filters = random_filters(uniforms(1)[:, 0]) if self.interpolation == "random" else None
-        return Box(full_windows(sizes_hw), self.output_sizes(None, sizes_hw), filters)
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        filters = self.filters(uniforms(1)[:, 0]) if self.interpolation == "random" else self.interpolation
+        return Box(full_windows(sizes_hw), self._sizes(sizes_hw), filters, cuts=False)
 
-    def output_sizes(self, params: Any, sizes_hw: np.ndarray) -> np.ndarray:
+    def _sizes(self, sizes_hw: np.ndarray) -> np.ndarray:
         if isinstance(self.size, tuple):
             return np.broadcast_to(np.array(self.size, np.int64), sizes_hw.shape)
         if self.size is not None:
@@ -95,12 +95,9 @@ class Resize(Transform):
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         if size_hw is not None and not isinstance(self.size, tuple):
-            height, width = self.output_sizes(None, np.array([size_hw], np.int64))[0].tolist()
+            height, width = self._sizes(np.array([size_hw], np.int64))[0].tolist()
             return height, width
         return self.size if isinstance(self.size, tuple) else None
-
-    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        return source_windows(windows_tlhw, params.size_hw, sizes_hw, self.interpolation)
 
 
 def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int | None = None) -> np.ndarray:
@@ -120,34 +117,22 @@ def _oriented(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.n
 
 
 @dataclass(frozen=True, repr=False)
-class _Crop(Transform):
+class _Crop(Padding):
     """What crops share: the box is all that was drawn, and the size of the result is the crop's."""
 
-    pads: ClassVar[bool] = True
+    crops: ClassVar[bool] = True
 
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", size_pair(f"{type(self).__name__}(size=…)", self.size))
 
-    @property
-    def crops(self) -> bool:
-        return True
-
-    def output_sizes(self, params: Box, sizes_hw: np.ndarray) -> np.ndarray:
-        return params.size_hw
-
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size  # pyright: ignore[reportReturnType]
 
     def boxes(self, starts: np.ndarray) -> Box:
         """The drawn boxes, from their top left corners (B, 2)."""
-        sizes = np.broadcast_to(np.array(self.size, np.int64), starts.shape)
-        return Box(np.concatenate([starts, sizes], axis=1), sizes)
-
-    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        mode: Any = self.padding_mode  # pyright: ignore[reportAttributeAccessIssue]
-        return padded_windows(params.box_tlhw, windows_tlhw, sizes_hw, mode)
+        return self.box(starts, np.broadcast_to(np.array(self.size, np.int64), starts.shape))
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,13 +143,15 @@ class CenterCrop(_Crop):
         size: an integer (a square), or (height, width).
     """
 
-    padding_mode: ClassVar[PaddingMode] = "constant"
-    fill: ClassVar[tuple[int, ...]] = (0,)
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        return self.boxes(central_starts(sizes_hw, self.size))
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
-        spare = sizes_hw - np.array(self.size, np.int64)
-        # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
-        return self.boxes(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
+
+def central_starts(sizes_hw: np.ndarray, size: Any) -> np.ndarray:
+    """The top left corners of crops of a size in the middle; negative where the image is smaller."""
+    spare = sizes_hw - np.array(size, np.int64)
+    # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
+    return np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64))
 
 
 @dataclass(frozen=True, repr=False)
@@ -200,10 +187,10 @@ class RandomCrop(_Crop):
             raise TypeError(f"RandomCrop(pad_if_needed=…) must be True or False, got {self.pad_if_needed!r}")
 
     @property
-    def may_refuse(self) -> bool:
+    def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return not self.pad_if_needed
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         left, top, right, bottom = self.padding or (0, 0, 0, 0)  # pyright: ignore[reportGeneralTypeIssues]
         before = np.broadcast_to(np.array([top, left], np.int64), sizes_hw.shape)
         padded = sizes_hw + before + np.array([bottom, right], np.int64)
@@ -248,6 +235,7 @@ class _RandomFlip(Transform):
     """What both flips share: a coin for each sample."""
 
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float", "normalized")
+    record: ClassVar[type[Record]] = Flip
     axis: ClassVar[int]
 
     p: float = 0.5
@@ -255,14 +243,8 @@ class _RandomFlip(Transform):
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Flip:
         return Flip(uniforms(1)[:, 0] < self.p, self.axis)
-
-    def input_windows(self, params: Flip, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        windows, axis = windows_tlhw.copy(), self.axis
-        opposite = sizes_hw[:, axis] - windows[:, axis] - windows[:, axis + 2]
-        windows[:, axis] = np.where(params.flipped, opposite, windows[:, axis])
-        return windows
 
 
 @dataclass(frozen=True, repr=False)

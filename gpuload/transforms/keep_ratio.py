@@ -22,16 +22,16 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import DrawError, Transform, Uniforms, full_windows
-from gpuload.transforms.geometry import CenterCrop, PaddingMode, _Crop, padding_mode_of
-from gpuload.transforms.program.ops import Box, Params
-from gpuload.transforms.program.windows import random_filters, source_windows
+from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms
+from gpuload.transforms.geometry import PaddingMode, _Crop, central_starts, padding_mode_of
+from gpuload.transforms.program.ops import Box
+from gpuload.transforms.program.windows import full_windows
 
 __all__ = ["CenterCropOrPad", "RandomCropOrPad", "ResizeKeepRatio", "TrimBorder"]
 
 
 @dataclass(frozen=True, repr=False)
-class ResizeKeepRatio(Transform):
+class ResizeKeepRatio(Resampling):
     """Resize with the aspect ratio kept, so that a size is covered, or so that it is not exceeded.
 
     Args:
@@ -77,7 +77,7 @@ class ResizeKeepRatio(Transform):
         if not isinstance(self.random_scale_area, bool):
             raise TypeError(f"{own}(random_scale_area=…) must be True or False, got {self.random_scale_area!r}")
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
         low, high = self.random_scale_range
         scale = low + numbers[:, 1] * (high - low)
@@ -88,25 +88,18 @@ class ResizeKeepRatio(Transform):
         root = np.exp((low + numbers[:, 3] * (high - low)) / 2)
         root = np.where(numbers[:, 2] < self.random_aspect_prob, root, 1.0)
         factors *= np.stack([1 / root, root], axis=1)
-        filters = random_filters(numbers[:, 4]) if self.interpolation == "random" else None
-        return Box(full_windows(sizes_hw), self._sizes(sizes_hw, factors), filters)
+        return Box(full_windows(sizes_hw), self._sizes(sizes_hw, factors), self.filters(numbers[:, 4]), cuts=False)
 
     def _sizes(self, sizes_hw: np.ndarray, factors: np.ndarray | float) -> np.ndarray:
         ratios = sizes_hw / np.array(self.size)
         ratio = ratios.max(axis=1) * self.longest + ratios.min(axis=1) * (1 - self.longest)
         return np.maximum(np.rint(sizes_hw * factors / ratio[:, None]), 1).astype(np.int64)
 
-    def output_sizes(self, params: Box, sizes_hw: np.ndarray) -> np.ndarray:
-        return params.size_hw
-
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         if size_hw is None or self.random_scale_prob or self.random_aspect_prob:
             return None
         height, width = self._sizes(np.array([size_hw]), 1.0)[0].tolist()
         return height, width
-
-    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        return source_windows(windows_tlhw, params.size_hw, sizes_hw, self.interpolation)
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,8 +123,8 @@ class CenterCropOrPad(_CropOrPad):
     Arguments and errors are those of `RandomCropOrPad`.
     """
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
-        return CenterCrop(self.size).draw(uniforms, sizes_hw)
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        return self.boxes(central_starts(sizes_hw, self.size))
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,13 +140,13 @@ class RandomCropOrPad(_CropOrPad):
         TypeError, ValueError: an argument is not one of these.
     """
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         spare = sizes_hw - np.array(self.size, np.int64)
         return self.boxes((uniforms(2) * (abs(spare) + 1)).astype(np.int64) * np.sign(spare))
 
 
 @dataclass(frozen=True, repr=False)
-class TrimBorder(Transform):
+class TrimBorder(Padding):
     """Cut off a border of the same width on all sides.
 
     Args:
@@ -164,24 +157,15 @@ class TrimBorder(Transform):
         DrawError: (when drawn) nothing of an image would be left.
     """
 
-    pads: ClassVar[bool] = True  # its box is cut out, never resampled
-    padding_mode: ClassVar[PaddingMode] = "constant"
-    fill: ClassVar[tuple[int, ...]] = (0,)
+    crops: ClassVar[bool] = True
+    may_refuse: ClassVar[bool] = True
 
     border_size: int
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "border_size", whole("TrimBorder(border_size=…)", self.border_size, least=0))
 
-    @property
-    def crops(self) -> bool:
-        return True
-
-    @property
-    def may_refuse(self) -> bool:
-        return True
-
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         left = sizes_hw - 2 * self.border_size
         if (left < 1).any():
             row = int((left < 1).any(axis=1).argmax())
@@ -189,15 +173,7 @@ class TrimBorder(Transform):
             raise DrawError(
                 f"TrimBorder({self.border_size}) leaves nothing of an image of {height}×{width} (height × width)", row
             )
-        return Box(np.concatenate([np.full_like(left, self.border_size), left], axis=1), left)
-
-    def output_sizes(self, params: Box, sizes_hw: np.ndarray) -> np.ndarray:
-        return params.size_hw
+        return self.box(np.full_like(left, self.border_size), left)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None if size_hw is None else (size_hw[0] - 2 * self.border_size, size_hw[1] - 2 * self.border_size)
-
-    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        windows = windows_tlhw.copy()
-        windows[:, :2] += self.border_size
-        return windows

@@ -17,10 +17,9 @@ import numpy as np
 from gpuload.rng.distributions import beta, beta_count
 from gpuload.transforms.arguments import finite, whole
 from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.program.draws import Draws
-from gpuload.transforms.program.ops import Branches, Mix
+from gpuload.transforms.program.ops import Mix, Record
 
-__all__ = ["CutMix", "MixUp", "drawn_mix"]
+__all__ = ["CutMix", "MixUp"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +28,8 @@ class _Mixing(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = ("float", "normalized")
     mixes: ClassVar[bool] = True
+    late: ClassVar[bool] = True
+    record: ClassVar[type[Record]] = Mix
 
     alpha: float = field(default=1.0, kw_only=True)
     num_classes: int | None = field(default=None, kw_only=True)
@@ -46,10 +47,6 @@ class _Mixing(Transform):
                 f"{own}(labels_getter=…) must be 'default', a function of the batch, or None for images without "
                 f"labels, got {self.labels_getter!r}"
             )
-
-    @property
-    def late(self) -> bool:
-        return True
 
     def shares(self, uniforms: Uniforms, more: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The shares of the images themselves, (B,), and so many more uniform numbers."""
@@ -117,24 +114,3 @@ class CutMix(_Mixing):
         start, end = np.maximum(middle - half, 0), np.minimum(middle + half, sizes_hw)
         boxes = np.concatenate([start, end - start], axis=1)
         return Mix(1 - boxes[:, 2:].prod(axis=1) / sizes_hw.prod(axis=1), boxes)
-
-
-def drawn_mix(draws: Draws) -> Mix | None:
-    """How each image is mixed, out of all that was drawn for a batch; None where no transform mixes."""
-    for transform, params in zip(draws.transforms, draws.params, strict=True):
-        if transform.mixes:
-            return _spread(params, len(draws))
-    return None
-
-
-def _spread(params: Any, count: int) -> Mix:
-    """For each of `count` samples; those that no way leads to a mixing transform are not mixed."""
-    if isinstance(params, Mix):
-        return params
-    share, boxes = np.ones(count), np.zeros((count, 4), np.int64)
-    if isinstance(params, Branches):
-        for rows, draws in zip(params.rows, params.draws, strict=True):
-            found = drawn_mix(draws)
-            if found is not None:
-                share[rows], boxes[rows] = found.share, found.box_tlhw
-    return Mix(share, boxes)

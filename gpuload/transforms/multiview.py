@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -57,5 +57,5 @@ class MultiView(Transform):
     def children(self) -> tuple[Transform, ...]:
         return tuple(transform for chain in self.chains for transform in chain)  # pyright: ignore
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> NoReturn:
         raise NotImplementedError("a chain makes a line of transforms for each view")

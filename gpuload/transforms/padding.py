@@ -7,35 +7,20 @@ edge, or the image mirrored as often as it takes. Imported by workers; no torch 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from gpuload.transforms.arguments import fill_values, interval, probability
-from gpuload.transforms.base import DrawError, Transform, Uniforms
+from gpuload.transforms.base import DrawError, Padding, Uniforms
 from gpuload.transforms.geometry import PaddingMode, padding_mode_of, sides_of
-from gpuload.transforms.program.ops import Box, Params
-from gpuload.transforms.program.windows import padded_windows
+from gpuload.transforms.program.ops import Box
 
 __all__ = ["Pad", "RandomZoomOut"]
 
 
 @dataclass(frozen=True, repr=False)
-class _Padding(Transform):
-    """What both share."""
-
-    pads: ClassVar[bool] = True
-
-    def output_sizes(self, params: Box, sizes_hw: np.ndarray) -> np.ndarray:
-        return params.size_hw
-
-    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        mode: Any = self.padding_mode  # pyright: ignore[reportAttributeAccessIssue]
-        return padded_windows(params.box_tlhw, windows_tlhw, sizes_hw, mode)
-
-
-@dataclass(frozen=True, repr=False)
-class Pad(_Padding):
+class Pad(Padding):
     """Put a border around.
 
     Args:
@@ -65,11 +50,11 @@ class Pad(_Padding):
         padding_mode_of("Pad(padding_mode=…)", self.padding_mode)
 
     @property
-    def crops(self) -> bool:
+    def crops(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return min(self._sides) < 0
 
     @property
-    def may_refuse(self) -> bool:
+    def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.crops
 
     @property
@@ -81,7 +66,7 @@ class Pad(_Padding):
         left, top, right, bottom = self._sides
         return np.array([top + bottom, left + right], np.int64)
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         left, top, _, _ = self._sides
         sizes = sizes_hw + self._growth
         if (sizes < 1).any():
@@ -92,8 +77,7 @@ class Pad(_Padding):
                 "(height × width)",
                 row,
             )
-        starts = np.broadcast_to(np.array([-top, -left], np.int64), sizes.shape)
-        return Box(np.concatenate([starts, sizes], axis=1), sizes)
+        return self.box(np.broadcast_to(np.array([-top, -left], np.int64), sizes.shape), sizes)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         if size_hw is None:
@@ -103,7 +87,7 @@ class Pad(_Padding):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomZoomOut(_Padding):
+class RandomZoomOut(Padding):
     """Put the image at a random place on a larger canvas, with probability `p`.
 
     Args:
@@ -114,8 +98,6 @@ class RandomZoomOut(_Padding):
     Raises:
         TypeError, ValueError: an argument is not one of these.
     """
-
-    padding_mode: ClassVar[PaddingMode] = "constant"
 
     fill: Any = 0
     side_range: tuple[float, float] = (1.0, 4.0)
@@ -129,14 +111,14 @@ class RandomZoomOut(_Padding):
         object.__setattr__(self, "side_range", sides)
         object.__setattr__(self, "p", probability("RandomZoomOut(p=…)", self.p))
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(4)
         low, high = self.side_range
         factors = np.where(numbers[:, 0] < self.p, low + numbers[:, 1] * (high - low), 1.0)
         sizes = (sizes_hw * factors[:, None]).astype(np.int64)
         # torchvision draws left first.
         starts = ((sizes - sizes_hw) * numbers[:, [3, 2]]).astype(np.int64)
-        return Box(np.concatenate([-starts, sizes], axis=1), sizes)
+        return self.box(-starts, sizes)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return size_hw if self.p == 0 else None

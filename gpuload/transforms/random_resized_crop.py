@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, size_pair
-from gpuload.transforms.base import Transform, Uniforms, full_windows
-from gpuload.transforms.program.ops import Box, Params
-from gpuload.transforms.program.windows import random_filters, source_windows
+from gpuload.transforms.base import Resampling, Uniforms
+from gpuload.transforms.program.ops import Box
 
 __all__ = ["RandomResizedCrop"]
 
@@ -26,7 +25,7 @@ TRIES: Final = 10
 
 
 @dataclass(frozen=True, repr=False)
-class RandomResizedCrop(Transform):
+class RandomResizedCrop(Resampling):
     """Cut out a box of random area and aspect ratio, and resize it.
 
     The filter is cut at the box: what lies outside has no part in the result.
@@ -41,6 +40,8 @@ class RandomResizedCrop(Transform):
     Raises:
         TypeError, ValueError: an argument is not one of these.
     """
+
+    crops: ClassVar[bool] = True
 
     size: int | tuple[int, int]
     scale: tuple[float, float] = (0.08, 1.0)
@@ -57,13 +58,8 @@ class RandomResizedCrop(Transform):
         object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, random=True))
         object.__setattr__(self, "antialias", antialias_flag(f"{own}(antialias=…)", self.antialias))
 
-    @property
-    def crops(self) -> bool:
-        return True
-
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
-        random = self.interpolation == "random"
-        numbers = uniforms(2 + 2 * TRIES + random)
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        numbers = uniforms(2 + 2 * TRIES + (self.interpolation == "random"))
         low, high = self.scale
         area = (sizes_hw[:, :1] * sizes_hw[:, 1:]) * (low + numbers[:, 2 : 2 + TRIES] * (high - low))
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -79,8 +75,7 @@ class RandomResizedCrop(Transform):
             boxes_hw[failed] = self._central(sizes_hw[failed])
             starts[failed] = (sizes_hw[failed] - boxes_hw[failed]) // 2
         size_hw = np.broadcast_to(np.array(self.size, np.int64), sizes_hw.shape)
-        filters = random_filters(numbers[:, -1]) if random else None
-        return Box(np.concatenate([starts, boxes_hw], axis=1), size_hw, filters)
+        return Box(np.concatenate([starts, boxes_hw], axis=1), size_hw, self.filters(numbers[:, -1]))
 
     def _central(self, sizes_hw: np.ndarray) -> np.ndarray:
         """The sizes of the largest boxes with an allowed ratio."""
@@ -92,15 +87,5 @@ class RandomResizedCrop(Transform):
         boxes_hw[:, 1] = np.where(ratio > high, np.rint(height * high), width)
         return np.clip(boxes_hw, 1, sizes_hw)
 
-    def output_sizes(self, params: Box, sizes_hw: np.ndarray) -> np.ndarray:
-        return params.size_hw
-
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size  # pyright: ignore[reportReturnType]
-
-    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        if np.array_equal(windows_tlhw, full_windows(params.size_hw)):
-            return params.box_tlhw
-        inner = source_windows(windows_tlhw, params.size_hw, params.box_tlhw[:, 2:], self.interpolation)
-        inner[:, :2] += params.box_tlhw[:, :2]
-        return inner

@@ -13,37 +13,29 @@ from typing import Any
 import numpy as np
 
 from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, is_sequence, size_pair, whole
-from gpuload.transforms.base import Transform, Uniforms, full_windows
+from gpuload.transforms.base import Resampling, Uniforms
 from gpuload.transforms.geometry import sizes_by_shorter_side
-from gpuload.transforms.program.ops import Box, Params
-from gpuload.transforms.program.windows import random_filters, source_windows
+from gpuload.transforms.program.ops import Box
+from gpuload.transforms.program.windows import full_windows
 
 __all__ = ["RandomResize", "RandomShortestSize", "ScaleJitter"]
 
 
 @dataclass(frozen=True, repr=False)
-class _Resizing(Transform):
+class _Resizing(Resampling):
     """What they share: two numbers are drawn, one for the size and one for a random filter."""
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         """The sizes of the results, from a uniform number for each image."""
         raise NotImplementedError
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
-        own: Any = self
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(2)
-        filters = random_filters(numbers[:, 1]) if own.interpolation == "random" else None
-        return Box(full_windows(sizes_hw), np.maximum(self.sizes(numbers[:, 0], sizes_hw), 1), filters)
-
-    def output_sizes(self, params: Box, sizes_hw: np.ndarray) -> np.ndarray:
-        return params.size_hw
+        sizes = np.maximum(self.sizes(numbers[:, 0], sizes_hw), 1)
+        return Box(full_windows(sizes_hw), sizes, self.filters(numbers[:, 1]), cuts=False)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None
-
-    def input_windows(self, params: Box, sizes_hw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-        own: Any = self
-        return source_windows(windows_tlhw, params.size_hw, sizes_hw, own.interpolation)
 
     def _check(self) -> None:
         """Bring the arguments that all of them have to their plain form."""

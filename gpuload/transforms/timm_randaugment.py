@@ -19,7 +19,8 @@ from gpuload.rng.distributions import normal
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, is_sequence
 from gpuload.transforms.base import Transform, Uniforms
 from gpuload.transforms.policies import KINDS, affine
-from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, VALUES, Ops, code
+from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Ops, Outline, code
+from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["TimmRandAugment"]
 
@@ -170,6 +171,7 @@ class TimmRandAugment(Transform):
     """
 
     image_only: ClassVar[bool] = True
+    needs_whole: ClassVar[bool] = True
     fill_argument: ClassVar[str] = "hparams['img_mean']"
 
     config: str
@@ -187,13 +189,11 @@ class TimmRandAugment(Transform):
         return dict(self.hparams).get("img_mean", (128, 128, 128))
 
     @property
-    def needs_whole(self) -> bool:
-        return True
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        kinds = _recipe(self.config, self.hparams).kinds
-        return tuple(sorted({OPS[number] for number in CODES[kinds].tolist()}))
+    def outline(self) -> tuple[Outline, ...]:
+        recipe = _recipe(self.config, self.hparams)
+        operations = tuple(sorted({OPS[number] for number in CODES[recipe.kinds].tolist()}))
+        filters = tuple(FILTERS[number] for number in recipe.filters.tolist())
+        return (Outline(kind=Ops, name=type(self).__name__, operations=operations, filters=filters),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         recipe = _recipe(self.config, self.hparams)
@@ -212,7 +212,8 @@ class TimmRandAugment(Transform):
         magnitudes = _magnitudes(recipe, kinds.shape, spread)
         values = _values(recipe, kinds, magnitudes, signs, sizes_hw)
         codes = np.where(done <= recipe.probability, CODES[kinds], NOTHING)
-        return Ops(codes, values, recipe.filters[(filters * len(recipe.filters)).astype(np.int64)])
+        filters = recipe.filters[(filters * len(recipe.filters)).astype(np.int64)]
+        return Ops(codes, values, filters, self.outside(masks=False))
 
     def __repr__(self) -> str:
         return f"TimmRandAugment({self.config!r}{f', {dict(self.hparams)!r}' if self.hparams else ''})"

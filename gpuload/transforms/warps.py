@@ -9,28 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, interval, is_sequence, probability
 from gpuload.transforms.base import Transform, Uniforms
 from gpuload.transforms.matrices import IDENTITY, affine_coefficients, perspective_coefficients, rotation_coefficients
-from gpuload.transforms.program.ops import Params, Warp
+from gpuload.transforms.program.ops import Outline, Warp
 
 __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 
 
-@dataclass(frozen=True, repr=False)
 class _Warping(Transform):
-    """What warps share."""
+    """What warps share. No dataclass itself, so that each has its arguments where torchvision has them."""
+
+    interpolation: str
+    needs_whole: ClassVar[bool] = True
+    affine: ClassVar[bool] = True  # whether all its maps are
 
     @property
-    def needs_whole(self) -> bool:
-        return True
+    def outline(self) -> tuple[Outline, ...]:
+        name = type(self).__name__
+        return (Outline(kind=Warp, name=name, filters=(self.interpolation,), affine=self.affine),)
 
-    def output_sizes(self, params: Warp, sizes_hw: np.ndarray) -> np.ndarray:
-        return params.size_hw
+    def warp(self, coefficients: np.ndarray, size_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
+        """The record of these maps, for the images that are `warped`."""
+        moves = (coefficients != IDENTITY).any(axis=1)
+        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        return Warp(coefficients, size_hw, moves & warped, self.interpolation, fill, mask_fill)
 
     def _check(self) -> None:
         """Bring the arguments that all warps have to their plain form."""
@@ -38,11 +45,6 @@ class _Warping(Transform):
         name = type(self).__name__
         object.__setattr__(self, "interpolation", interpolation_name(f"{name}(interpolation=…)", own.interpolation))
         object.__setattr__(self, "fill", fill_values(f"{name}(fill=…)", own.fill))
-
-
-def _warp(coefficients: np.ndarray, sizes_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
-    moves = (coefficients != IDENTITY).any(axis=1)
-    return Warp(coefficients, sizes_hw, moves & warped)
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,10 +79,10 @@ class RandomRotation(_Warping):
         object.__setattr__(self, "center", _point("RandomRotation(center=…)", self.center))
         self._check()
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         angles = _between(self.degrees, uniforms(1)[:, 0])
         center = None if self.center is None else np.array(self.center)
-        return _warp(*rotation_coefficients(angles, center, sizes_hw, expand=self.expand))
+        return self.warp(*rotation_coefficients(angles, center, sizes_hw, expand=self.expand))
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None if self.expand else size_hw
@@ -127,7 +129,7 @@ class RandomAffine(_Warping):
         object.__setattr__(self, "center", _point("RandomAffine(center=…)", self.center))
         self._check()
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(6)
         angles = _between(self.degrees, numbers[:, 0])
         reach = np.array(self.translate or (0.0, 0.0)) * sizes_hw[:, ::-1]
@@ -138,7 +140,7 @@ class RandomAffine(_Warping):
         for axis in range(len(ranges) // 2):
             shear[:, axis] = _between(ranges[2 * axis : 2 * axis + 2], numbers[:, 4 + axis])
         center = None if self.center is None else np.array(self.center)
-        return _warp(affine_coefficients(angles, translate, scale, shear, center, sizes_hw), sizes_hw)
+        return self.warp(affine_coefficients(angles, translate, scale, shear, center, sizes_hw), sizes_hw)
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,6 +160,8 @@ class RandomPerspective(_Warping):
         TypeError, ValueError: an argument is not one of these.
     """
 
+    affine: ClassVar[bool] = False
+
     distortion_scale: float = 0.5
     p: float = 0.5
     interpolation: str = "bilinear"
@@ -171,14 +175,14 @@ class RandomPerspective(_Warping):
         object.__setattr__(self, "p", probability("RandomPerspective(p=…)", self.p))
         self._check()
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Params:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(9)
         reach_hw = (self.distortion_scale * (sizes_hw // 2)).astype(np.int64) + 1
         inward = (numbers[:, 1:].reshape(-1, 4, 2) * reach_hw[:, None, ::-1]).astype(np.int64)
         far = (sizes_hw - 1)[:, None, ::-1]
         corners = np.where([[False, False], [True, False], [True, True], [False, True]], far - inward, inward)
         coefficients, exist = perspective_coefficients(sizes_hw, corners)
-        return _warp(coefficients, sizes_hw, exist & (numbers[:, 0] < self.p))
+        return self.warp(coefficients, sizes_hw, exist & (numbers[:, 0] < self.p))
 
 
 def _between(bounds: Any, numbers: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import os
 import platform
@@ -27,6 +26,8 @@ from bits.samples import Samples
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.stage import compile_stage
+from gpuload.stage.masks import MaskStage
 
 __all__ = ["RECORDED", "difference", "environment", "hash_of", "recorded"]
 
@@ -42,8 +43,6 @@ PACKAGES = {
     "triton": ("triton",),
 }
 ALL = ("python", "machine", "cpu", "numpy", "torch", "pillow", "simplejpeg", "nvimgcodec")
-PRIVATE = ("compile_stage", "reference_runner", "BatchRunner")
-CHOOSES_BY = ["finish", "device", "masks"]  # the arguments of `reference_runner`, which are those of `BatchRunner`
 OF_BACKENDS = {"kornia": ("kornia",), "dali": ("dali",), "fused": ("triton", "interpreter")}
 
 
@@ -104,20 +103,12 @@ def _batches(case: Case, options: dict[str, Any], epochs: int) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def in_batches() -> Iterator[None]:
-    """Let the reference do on the CPU as on CUDA: whole batches at once. This alone knows of names that are not public,
-    wherever they are: `compile_stage` with ``runner="batched"``, or `reference_runner`, which chooses a runner by the
-    device."""
+    """Let the reference do on the CPU as on CUDA: whole batches at once, for all that a loader compiles meanwhile."""
     sample = np.zeros((4, 4, 3), np.uint8), gl.Mask(np.zeros((4, 4), np.uint8))
     with gl.Loader([sample], transforms=[T.CenterCrop(2)], num_workers=0, device="cpu", backend="torch") as loader:
         next(iter(loader))  # all modules that are needed are there now
     modules = [module for path, module in list(sys.modules.items()) if path.partition(".")[0] == "gpuload"]
-    by_name = {name: vars(module)[name] for name in PRIVATE for module in modules if name in vars(module)}
-    changes: list[tuple[Any, Any]] = []
-    if "runner" in inspect.signature(compiler := by_name["compile_stage"]).parameters:
-        changes.append((compiler, partial(compiler, runner="batched")))
-    if (choose := by_name.get("reference_runner")) and list(inspect.signature(choose).parameters) == CHOOSES_BY:
-        changes.append((choose, by_name["BatchRunner"]))
-    assert changes, "there is no way known to have the runner of batches on the CPU"
+    changes = [(made, partial(made, runner="batched")) for made in (compile_stage, MaskStage)]
     with contextlib.ExitStack() as stack:
         for old, new in changes:
             for module in modules:

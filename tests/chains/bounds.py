@@ -8,12 +8,12 @@ can be said: so chains are also tried step by step, from images that are the sam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from gpuload import transforms as T
-from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, Box, Branches, Mixture, Ops, Warp
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import NOTHING, OPS, Box, Mixture, Ops, Record, Warp, filter_codes
+from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["ANY", "STEPS", "bound"]
 
@@ -51,49 +51,43 @@ STEPS: dict[str, Mapping[str, float]] = {
 }
 
 
-def bound(own: Mapping[str, float], draws: T.Draws, row: int, apart: float = 0.0) -> float:
+def bound(own: Mapping[str, float], program: Program, row: int, apart: float = 0.0) -> float:
     """How far the results for an image may be from each other, of inputs that are `apart`.
 
     Args:
         own: what the backend does differently: one of `STEPS`.
-        draws: for transforms that work on levels.
+        program: of transforms that work on levels.
         row: of the image.
         apart: the greatest difference of the inputs.
     """
-    for transform, params, sizes in zip(draws.transforms, draws.params, draws.sizes_hw, strict=False):
-        apart = min(_step(own, transform, params, sizes, row, apart), ANY)
+    for record in program.records:
+        place = row if record.rows is None else next(iter(np.flatnonzero(record.rows == row).tolist()), None)
+        if place is not None:
+            apart = min(_step(own, record, place, apart), ANY)
     return apart
 
 
-def _step(own: Mapping[str, float], transform: Any, params: Any, sizes_hw: np.ndarray, row: int, apart: float) -> float:
-    match params:
-        case Box() if not transform.pads:
-            if np.array_equal(params.box_tlhw[row, 2:], params.size_hw[row]):
+def _step(own: Mapping[str, float], record: Record, row: int, apart: float) -> float:
+    match record:
+        case Box() if not record.pads:
+            if np.array_equal(record.box_tlhw[row, 2:], record.size_hw[row]):
                 return apart
-            return _resampled(own, "resize", _filter(transform, params, row), apart)
-        case Warp() if params.warped[row]:
-            return _resampled(own, "warp", _filter(transform, params, row), apart)
+            return _resampled(own, "resize", _filter(record, row), apart)
+        case Warp() if record.warped[row]:
+            return _resampled(own, "warp", _filter(record, row), apart)
         case Ops():
-            return _operations(own, transform, params.codes[row], params.values[row], _codes(params, row), apart)
+            return _operations(own, record, row, apart)
         case Mixture():
-            shares = params.weights[row].tolist()
+            shares = record.weights[row].tolist()
             total = shares[0] * apart
-            for codes, values, share in zip(params.codes[row], params.values[row], shares[1:], strict=True):
-                total += share * _operations(own, transform, codes, values, None, apart)
+            for number, share in enumerate(shares[1:]):
+                total += share * _operations(own, record.chain(number), row, apart)
             return total + own.get("mixture", 0.0) + (total > 0)
-        case Branches():
-            for rows, draws in zip(params.rows, params.draws, strict=True):
-                for place in np.flatnonzero(rows == row).tolist():
-                    return bound(own, draws, place, apart)
     return apart
 
 
-def _filter(transform: Any, params: Any, row: int) -> str:
-    return transform.interpolation if params.filters is None else FILTERS[params.filters[row]]
-
-
-def _codes(params: Ops, row: int) -> list[int] | None:
-    return None if params.filters is None else params.filters[row].tolist()
+def _filter(record: Box | Warp, row: int) -> str:
+    return FILTERS[filter_codes(record.filters, row + 1)[row]]
 
 
 def _resampled(own: Mapping[str, float], kind: str, name: str, apart: float) -> float:
@@ -102,16 +96,15 @@ def _resampled(own: Mapping[str, float], kind: str, name: str, apart: float) -> 
     return REACH[name] * apart + rounding + own.get(f"{kind} {name}", 0.0)
 
 
-def _operations(
-    own: Mapping[str, float], transform: Any, codes: np.ndarray, values: np.ndarray, filters: Any, apart: float
-) -> float:
+def _operations(own: Mapping[str, float], record: Ops, row: int, apart: float) -> float:
+    codes, values = record.codes[row], record.values[row]
+    filters = filter_codes(record.filters, record.codes.shape)[row]
     for number, code in enumerate(codes.tolist()):
         if code == NOTHING:
             continue
         name, first = OPS[code], float(values[number, 0])
         if name == "warp":
-            filter_ = transform.interpolation if filters is None else FILTERS[filters[number]]
-            apart = _resampled(own, "warp", filter_, apart)
+            apart = _resampled(own, "warp", FILTERS[filters[number]], apart)
         elif apart == 0:
             apart = own.get(name, 0.0)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,34 +14,20 @@ from chains.strategies import Tried
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import Finish
-from gpuload.stage.reference.batched import BatchRunner
-from gpuload.stage.reference.single import SingleRunner
+from gpuload.transforms.base import Transform
 
 __all__ = ["check"]
 
-CPU = torch.device("cpu")
 ULPS = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 FLOAT = 1e-5  # of the numbers of finished images: sums of float32 in another order
 
 
-def run(backend: str, chain: T.Chain, draws: T.Draws, images: RaggedImages, dtype: str | None = None) -> list[Any]:
+def run(backend: str, chain: T.Chain, draws: T.Program, images: RaggedImages, dtype: str | None = None) -> list[Any]:
     """The results of a backend, C×H×W each; "batches" is the reference's runner of batches."""
-    if backend == "batches":
-        finish = Finish.of(chain.lines[0].transforms, dtype)
-        channels = int(images.shapes[0, 2])
-        for transform in chain.lines[0].transforms:
-            channels = transform.output_channels(channels)
-        outputs = _empty(draws.sizes_hw[-1], channels, finish.dtype, dense=chain.mixing is not None)
-        BatchRunner(finish, CPU)(images, draws, outputs)
-        return list(outputs)
+    backend, runner = ("torch", "batched") if backend == "batches" else (backend, None)
     ragged = "list" if chain.mixing is None else "error"
-    return list(compile_stage(chain, device="cpu", backend=backend, dtype=dtype, ragged=ragged)(images, draws))
-
-
-def _empty(sizes_hw: np.ndarray, channels: int, dtype: torch.dtype, *, dense: bool) -> Any:
-    if dense:
-        return torch.empty((len(sizes_hw), channels, *sizes_hw[0].tolist()), dtype=dtype)
-    return [torch.empty((channels, *size), dtype=dtype) for size in sizes_hw.tolist()]
+    stage = compile_stage(chain, device="cpu", backend=backend, dtype=dtype, ragged=ragged, runner=runner)
+    return list(stage(images, draws))
 
 
 def check(example: Tried, backend: str) -> None:
@@ -51,8 +39,9 @@ def check(example: Tried, backend: str) -> None:
     expected = run("torch", example.chain, draws, given, example.dtype)
     found = run(backend, example.chain, draws, given, example.dtype)
     _compare(example, expected, found, allowed, late, "the whole chain")
-    if len(levels.transforms) > 1 and not any(transform.makes for transform in levels.transforms[:-1]):
-        _check_steps(example, backend, levels)
+    transforms = example.chain.lines[0].transforms[: levels.late_from]
+    if len(transforms) > 1 and not any(transform.makes for transform in transforms[:-1]):
+        _check_steps(example, backend, levels, transforms)
 
 
 def _cut(example: Tried) -> RaggedImages:
@@ -68,57 +57,42 @@ def _cut(example: Tried) -> RaggedImages:
     return images
 
 
-def _check_steps(example: Tried, backend: str, levels: T.Draws) -> None:
+def _check_steps(example: Tried, backend: str, levels: T.Program, transforms: Sequence[Transform]) -> None:
     """Each transform alone, from what the reference gives it; and all that stand behind one that was not exact."""
     own, images = STEPS[backend], example.images
     exact = True
-    for number, transform in enumerate(levels.transforms):
+    for number, transform in enumerate(transforms):
         if transform.makes:
             break
-        step = _part(levels, number, number + 1)
+        step, chain = _part(levels, transforms, number, number + 1)
         given = RaggedImages.from_arrays(images)
-        expected = _levels(step, given)
+        expected = run("torch", chain, step, given)
         allowed = [bound(own, step, row) for row in range(len(step))]
         place = f"transform {number + 1}, {transform!r}"
         if not exact:  # else the whole chain has said it
-            rest = _part(levels, number, len(levels.transforms))
+            rest, others = _part(levels, transforms, number, len(transforms))
             rest_allowed = [bound(own, rest, row) for row in range(len(rest))]
             if min(rest_allowed) < ANY:
-                _compare(example, _levels(rest, given), _run_part(backend, rest, given), rest_allowed, None, place)
-        _compare(example, expected, _run_part(backend, step, given), allowed, None, place)
+                whole = run("torch", others, rest, given)
+                _compare(example, whole, run(backend, others, rest, given), rest_allowed, None, place)
+        _compare(example, expected, run(backend, chain, step, given), allowed, None, place)
         exact = not any(allowed)
         images = [image.permute(1, 2, 0).contiguous().numpy() for image in expected]
 
 
-def _part(draws: T.Draws, start: int, end: int) -> T.Draws:
-    """Of the transforms between, without those that make numbers of levels."""
-    kept = [number for number in range(start, end) if not draws.transforms[number].makes]
-    return T.Draws(
-        tuple(draws.transforms[number] for number in kept),
-        tuple(draws.params[number] for number in kept),
-        (*(draws.sizes_hw[number] for number in kept), draws.sizes_hw[end]),
-    )
-
-
-def _levels(draws: T.Draws, images: RaggedImages) -> list[torch.Tensor]:
-    """What the reference makes of levels, which stay so."""
-    channels = int(images.shapes[0, 2])
-    for transform in draws.transforms:
-        channels = transform.output_channels(channels)
-    outputs = _empty(draws.sizes_hw[-1], channels, torch.uint8, dense=False)
-    SingleRunner(Finish.of((), None))(images, draws, outputs)
-    return outputs
-
-
-def _run_part(backend: str, draws: T.Draws, images: RaggedImages) -> list[torch.Tensor]:
-    return run(backend, T.Chain(draws.transforms), draws, images)
+def _part(program: T.Program, transforms: Sequence[Transform], start: int, end: int) -> tuple[T.Program, T.Chain]:
+    """Some of the transforms, without those that make numbers of levels: what was drawn, and a chain of them."""
+    kept = [number for number in range(start, end) if not transforms[number].makes]
+    part = program.part(program.place_of(start), program.place_of(end))
+    records = [replace(record, step=kept.index(record.step)) for record in part.records if record.step in kept]
+    return T.Program(tuple(records), part.sizes_hw, part.results_hw), T.Chain([transforms[number] for number in kept])
 
 
 def _compare(
-    example: Tried, expected: list[Any], found: list[Any], allowed: list[float], late: T.Draws | None, place: str
+    example: Tried, expected: list[Any], found: list[Any], allowed: list[float], late: T.Program | None, place: str
 ) -> None:
     scale = _units(example, expected[0])
-    mixed = late is not None and any(transform.mixes for transform in late.transforms)
+    mixed = late is not None and late.mix is not None
     if mixed:  # an image has its neighbour's differences too
         partners = [row ^ 1 if row ^ 1 < len(allowed) else row for row in range(len(allowed))]
         allowed = [max(allowed[row], allowed[partner]) for row, partner in enumerate(partners)]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dataloader.common import Made, Many, alike, gpuload_batches, torch_batches
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import default_collate
 
 import gpuload as gl
@@ -195,9 +196,17 @@ def test_pin_memory_is_called_for_it_where_there_is_cuda(monkeypatch, workers):
 
 def test_tensors_of_any_batch_are_page_locked_where_there_is_cuda(monkeypatch):
     locked = []
+
+    class Locking(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.pin_memory:  # which needs CUDA
+                locked.append(args[0].tolist())
+                return args[0]
+            return function(*args, **(kwargs or {}))
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *args: locked.append(self.tolist()) or self)
-    [batch] = gpuload_batches(Made(lambda i: {"a": i, "b": [(f"n{i}", i / 2)]}, 2), 2, pin_memory=True)
+    with Locking():
+        [batch] = gpuload_batches(Made(lambda i: {"a": i, "b": [(f"n{i}", i / 2)]}, 2), 2, pin_memory=True)
     assert locked == [[0, 1], [0.0, 0.5]]
     assert batch["b"][0][0] == ["n0", "n1"] or batch["b"][0][0] == ("n0", "n1")
 

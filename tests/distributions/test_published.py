@@ -28,7 +28,7 @@ class Definition(NamedTuple):
     """A transform; the numbers that it drew, by name; and the same ones simulated."""
 
     transform: Any
-    found: Callable[[T.Draws], dict[str, np.ndarray]]
+    found: Callable[[T.Program], dict[str, np.ndarray]]
     simulated: Callable[[np.random.Generator], dict[str, np.ndarray]]
 
 
@@ -36,29 +36,29 @@ def columns(names: tuple[str, ...], numbers: np.ndarray) -> dict[str, np.ndarray
     return dict(zip(names, np.asarray(numbers, np.float64).reshape(N, -1).T, strict=True))
 
 
-def box(draws: T.Draws) -> dict[str, np.ndarray]:
-    return columns(BOX, draws[0].box_tlhw)
+def box(draws: T.Program) -> dict[str, np.ndarray]:
+    return columns(BOX, draws.records[0].box_tlhw)
 
 
-def corner(draws: T.Draws) -> dict[str, np.ndarray]:
-    return columns(BOX[:2], draws[0].box_tlhw[:, :2])
+def corner(draws: T.Program) -> dict[str, np.ndarray]:
+    return columns(BOX[:2], draws.records[0].box_tlhw[:, :2])
 
 
-def size(draws: T.Draws) -> dict[str, np.ndarray]:
-    return columns(BOX[2:], draws.sizes_hw[-1])
+def size(draws: T.Program) -> dict[str, np.ndarray]:
+    return columns(BOX[2:], draws.results_hw)
 
 
-def coin(draws: T.Draws) -> dict[str, np.ndarray]:
-    return {"done": draws[0].flipped.astype(float)}
+def coin(draws: T.Program) -> dict[str, np.ndarray]:
+    return {"done": draws.records[0].flipped.astype(float)}
 
 
-def zoomed(draws: T.Draws) -> dict[str, np.ndarray]:
-    return columns(BOX, np.hstack([-draws[0].box_tlhw[:, :2], draws.sizes_hw[-1]]))
+def zoomed(draws: T.Program) -> dict[str, np.ndarray]:
+    return columns(BOX, np.hstack([-draws.records[0].box_tlhw[:, :2], draws.results_hw]))
 
 
-def coefficients(draws: T.Draws) -> dict[str, np.ndarray]:
+def coefficients(draws: T.Program) -> dict[str, np.ndarray]:
     """Where the corners of a result come from, which are of one size; coefficients are not."""
-    a, b, c, d, e, f = draws[0].coefficients[:, :6].T
+    a, b, c, d, e, f = draws.records[0].coefficients[:, :6].T
     return places(a, b, c, d, e, f)
 
 
@@ -82,11 +82,11 @@ def simulated_affine(rng: np.random.Generator, *arguments: Any) -> dict[str, np.
 CORNERS = tuple(f"{axis}{number}" for number in range(4) for axis in "xy")
 
 
-def corners(draws: T.Draws) -> dict[str, np.ndarray]:
+def corners(draws: T.Program) -> dict[str, np.ndarray]:
     """Where a perspective map brings the corners, found from its coefficients, which lead back. Pillow's maps are of
     pixels' upper left corners there."""
     height, width = SIZE
-    maps = np.concatenate([draws[0].coefficients, np.ones((N, 1))], axis=1).reshape(N, 3, 3)
+    maps = np.concatenate([draws.records[0].coefficients, np.ones((N, 1))], axis=1).reshape(N, 3, 3)
     starts = np.array([[0, 0, 1], [width - 1, 0, 1], [width - 1, height - 1, 1], [0, height - 1, 1.0]])
     ends = np.einsum("nij,kj->nki", np.linalg.inv(maps), starts)
     return columns(CORNERS, np.rint(ends[:, :, :2] / ends[:, :, 2:]))
@@ -96,14 +96,14 @@ ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 RANGES = [(0.6, 1.4), (0.2, 0.9), (0.0, 3.0), (-0.1, 0.1)]
 
 
-def jittered(draws: T.Draws) -> dict[str, np.ndarray]:
-    order = np.argsort(draws[0].codes, axis=1)  # OPS has them in this order
-    factors = np.take_along_axis(draws[0].values[:, :, 0], order, axis=1)
+def jittered(draws: T.Program) -> dict[str, np.ndarray]:
+    order = np.argsort(draws.records[0].codes, axis=1)  # OPS has them in this order
+    factors = np.take_along_axis(draws.records[0].values[:, :, 0], order, axis=1)
     return columns((*ADJUSTMENTS, *(f"place of {name}" for name in ADJUSTMENTS)), np.hstack([factors, order]))
 
 
-def distorted(draws: T.Draws) -> dict[str, np.ndarray]:
-    codes, values = draws[0].codes, draws[0].values
+def distorted(draws: T.Program) -> dict[str, np.ndarray]:
+    codes, values = draws.records[0].codes, draws.records[0].values
     found = np.full((N, 6), -9.0)
     found[:, 4], found[:, 5] = 0, -1
     for number in range(codes.shape[1]):
@@ -118,34 +118,33 @@ def distorted(draws: T.Draws) -> dict[str, np.ndarray]:
     return columns((*ADJUSTMENTS, "place of contrast", "first channel"), found)
 
 
-def erased(draws: T.Draws) -> dict[str, np.ndarray]:
+def erased(draws: T.Program) -> dict[str, np.ndarray]:
     """How many boxes there are, and the first of them, wherever it stands."""
-    boxes = draws[0].boxes_tlhw
+    boxes = draws.records[0].boxes_tlhw
     there = boxes[:, :, 2] > 0
     first = np.where(there.any(axis=1)[:, None], boxes[np.arange(N), there.argmax(axis=1)], -1)
     return columns(("count", *BOX), np.column_stack([there.sum(axis=1), first]))
 
 
-def mixed(draws: T.Draws) -> dict[str, np.ndarray]:
-    return columns((*BOX, "share"), np.column_stack([draws[1].box_tlhw, draws[1].share]))
+def mixed(draws: T.Program) -> dict[str, np.ndarray]:
+    return columns((*BOX, "share"), np.column_stack([draws.records[1].box_tlhw, draws.records[1].share]))
 
 
-def jittered_sometimes(draws: T.Draws) -> dict[str, np.ndarray]:
+def jittered_sometimes(draws: T.Program) -> dict[str, np.ndarray]:
     """The factor, 0 where it is not done."""
     found = np.zeros(N)
-    for rows, inner in zip(draws[0].rows, draws[0].draws, strict=True):
-        found[rows] = inner[0].values[:, 0, 0]
+    for record in draws.records:
+        found[record.rows] = record.values[:, 0, 0]
     return {"factor": found}
 
 
-def chosen(draws: T.Draws) -> dict[str, np.ndarray]:
+def chosen(draws: T.Program) -> dict[str, np.ndarray]:
     """Which way, and the number that was drawn on it."""
-    way, number = np.zeros(N), np.zeros(N)
-    for rows, inner in zip(draws[0].rows, draws[0].draws, strict=True):
-        kind = [T.ColorJitter, T.GaussianBlur, T.Identity].index(type(inner.transforms[0]))
-        way[rows] = kind
-        if kind < 2:
-            number[rows] = inner[0].values[:, 0, 2 * kind]
+    way, number = np.full(N, 2.0), np.zeros(N)  # Identity
+    for record in draws.records:
+        kind = ["ColorJitter", "GaussianBlur"].index(record.name)
+        way[record.rows] = kind
+        number[record.rows] = record.values[:, 0, 2 * kind]
     return {"way": way, "number": number}
 
 
@@ -155,13 +154,12 @@ def simulated_choice(rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {"way": way.astype(float), "number": np.where(way == 2, 0, numbers)}
 
 
-def ordered(draws: T.Draws) -> dict[str, np.ndarray]:
+def ordered(draws: T.Program) -> dict[str, np.ndarray]:
     """At which place each flip is done, and whether it is."""
     found = np.zeros((N, 4))
-    for rows, inner in zip(draws[0].rows, draws[0].draws, strict=True):
-        for place, params in enumerate(inner.params):
-            found[rows, params.axis] = place
-            found[rows, 2 + params.axis] = params.flipped
+    for number, record in enumerate(draws.records):  # two for each way
+        found[record.rows, record.axis] = number % 2
+        found[record.rows, 2 + record.axis] = record.flipped
     return columns(("place 0", "place 1", "flip 0", "flip 1"), found)
 
 
@@ -255,7 +253,7 @@ DEFINITIONS: dict[str, Definition] = {
     ),
     "GaussianBlur": Definition(
         T.GaussianBlur(5, (0.3, 1.7)),
-        lambda draws: columns(("x", "y"), draws[0].values[:, 0, 2:4]),
+        lambda draws: columns(("x", "y"), draws.records[0].values[:, 0, 2:4]),
         lambda rng: columns(("x", "y"), np.repeat(rng.uniform(0.3, 1.7, (N, 1)), 2, axis=1)),
     ),
     "RandomErasing": Definition(
@@ -270,7 +268,7 @@ DEFINITIONS: dict[str, Definition] = {
     ),
     "MixUp": Definition(
         [FLOAT, T.MixUp(alpha=0.3)],
-        lambda draws: {"share": draws[1].share},
+        lambda draws: {"share": draws.records[1].share},
         lambda rng: {"share": rng.beta(0.3, 0.3, N)},
     ),
     "CutMix": Definition([FLOAT, T.CutMix(alpha=0.7)], mixed, loop((*BOX, "share"), published.cutmix, SIZE, 0.7)),
@@ -307,7 +305,7 @@ ELSEWHERE = {
         *("RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize", "RandomGrayscale", "RandomInvert"),
         *("RandomPosterize", "RandomSolarize"),
     ),
-    "test_noise.py": ("GaussianNoise",),
+    "stage/test_noise.py": ("GaussianNoise",),
     "targets/test_boxes.py": ("RandomIoUCrop",),
 }
 NOTHING_DRAWN = {

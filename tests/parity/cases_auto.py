@@ -48,7 +48,7 @@ def chain(
 def operations(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """The operations that were drawn."""
     ((transform, params),) = drawn
-    filters = None if params.filters is None else params.filters[row].tolist()
+    filters = None if isinstance(params.filters, str) else params.filters[row].tolist()
     made = chain(as_pillow(image), transform, params.codes[row].tolist(), params.values[row].tolist(), filters)
     return as_levels(made)
 

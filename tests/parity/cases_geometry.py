@@ -32,7 +32,7 @@ def as_levels(image: Image.Image) -> np.ndarray:
 
 
 def filter_of(transform: Any, params: Any, row: int) -> str:
-    return transform.interpolation if params.filters is None else FILTERS[params.filters[row]]
+    return params.filters if isinstance(params.filters, str) else FILTERS[params.filters[row]]
 
 
 def color(transform: Any, image: Image.Image) -> Any:

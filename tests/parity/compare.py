@@ -24,8 +24,6 @@ from parity.images import SETS, image_set
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import Finish
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.base import Transform
 
 __all__ = ["Measured", "all_cases", "here", "measure", "named", "sets_of", "topics"]
@@ -74,7 +72,7 @@ class Batch:
     """What all runs of a case are given, and what the oracle says: in levels, H×W×C each."""
 
     ragged: RaggedImages
-    draws: T.Draws
+    draws: T.Program
     expected: list[np.ndarray]
 
 
@@ -93,7 +91,9 @@ def _batch(number: int, images: str, round_: int) -> Batch:
     )
     ragged.sizes_hw, ragged.regions_tlhw = sizes, regions
     draws = chain.draw(key, positions, sizes)
-    drawn = list(zip(draws.transforms, draws.params, strict=True))
+    # Each transform, and what it drew.
+    by_step = {record.step: record for record in draws.records}
+    drawn = [(transform, by_step.get(step)) for step, transform in enumerate(chain.lines[0].transforms)]
     expected = []
     for row, image in enumerate(given):
         partner = given[row ^ 1] if row ^ 1 < len(given) else image
@@ -104,7 +104,9 @@ def _batch(number: int, images: str, round_: int) -> Batch:
 @lru_cache(maxsize=2)
 def _stage(number: int, run: str) -> Any:
     case = all_cases()[number]
-    return compile_stage(T.Chain(case.transforms), device=CPU, backend=run, ragged="error" if case.pairs else "list")
+    backend, runner = ("torch", "batched") if run == BATCHES else (run, None)
+    ragged = "error" if case.pairs else "list"
+    return compile_stage(T.Chain(case.transforms), device=CPU, backend=backend, ragged=ragged, runner=runner)
 
 
 def named(case: Case, transform: Transform) -> bool:
@@ -127,13 +129,7 @@ def here(case: Case, run: str) -> bool:
 def _results(number: int, run: str, images: str, round_: int) -> list[np.ndarray]:
     """What a run makes of a batch, in levels, H×W×C each."""
     case, batch = all_cases()[number], _batch(number, images, round_)
-    if run == BATCHES:
-        finish = Finish.of(T.Chain(case.transforms).lines[0].transforms, None)
-        like = _stage(number, "torch")(batch.ragged, batch.draws)
-        made: Any = torch.empty_like(like) if case.pairs else [torch.empty_like(image) for image in like]
-        BatchRunner(finish, CPU)(batch.ragged, batch.draws, made)
-    else:
-        made = _stage(number, run)(batch.ragged, batch.draws)
+    made = _stage(number, run)(batch.ragged, batch.draws)
     return [_levels(case, image.permute(1, 2, 0).numpy()) for image in made]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,6 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import Finish
-from gpuload.stage.reference.batched import BatchRunner
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SEED = 7
@@ -52,7 +51,7 @@ def theirs(images: Sequence[Image.Image], transform: Any, batch_size: int, **opt
 
 def draws_of(
     transforms: Any, images: Sequence[Image.Image], *, view: int = 0, boxes: Any = None
-) -> tuple[T.Chain, T.Draws]:
+) -> tuple[T.Chain, T.Program]:
     """What the loader of `ours` draws for the first batch."""
     chain = T.Chain(transforms)
     sizes = np.array([(image.height, image.width) for image in images], np.int64)
@@ -76,11 +75,20 @@ def begun(
     """The images after the first so many transforms, on a backend."""
     if not count:
         return list(images)
-    _, draws = draws_of(transforms, images, view=view)
-    leading = T.Draws(draws.transforms[:count], draws.params[:count], draws.sizes_hw[: count + 1])
-    stage = compile_stage(T.Chain(leading.transforms), device="cpu", backend=backend, ragged="list")
+    chain, draws = draws_of(transforms, images, view=view)
+    leading = draws.part(0, draws.place_of(count))
+    before = T.Chain(chain.lines[view].transforms[:count])
+    stage = compile_stage(before, device="cpu", backend=backend, ragged="list")
     results = stage(RaggedImages.from_arrays([np.asarray(image) for image in images]), leading)
     return [Image.fromarray(levels.permute(1, 2, 0).numpy()) for levels in results]
+
+
+def behind(draws: T.Program, after: int) -> T.Program:
+    """What was drawn by all but the first so many transforms, counted from there."""
+    rest = draws.part(draws.place_of(after), len(draws.records))
+    late = None if draws.late_from is None else max(draws.late_from - after, 0)
+    records = tuple(replace(record, step=record.step - after) for record in rest.records)
+    return replace(rest, records=records, late_from=late)
 
 
 def check_runners(transforms: list[Any], images: Sequence[Image.Image], *, after: int = 0, view: int = 0) -> None:
@@ -88,15 +96,12 @@ def check_runners(transforms: list[Any], images: Sequence[Image.Image], *, after
 
     Both begin with the images after the first so many transforms: resamplings may differ by a level.
     """
-    _, draws = draws_of(transforms, images, view=view)
+    whole, draws = draws_of(transforms, images, view=view)
     arrays = [np.asarray(image) for image in begun(transforms, images, after, view)]
-    rest = T.Draws(draws.transforms[after:], draws.params[after:], draws.sizes_hw[after:])
-    chain = T.Chain(rest.transforms)
+    rest, chain = behind(draws, after), T.Chain(whole.lines[view].transforms[after:])
     batch = compile_stage(chain, device="cpu")(RaggedImages.from_arrays(arrays), rest)
     assert isinstance(batch, torch.Tensor)
-    other = torch.empty_like(batch)
-    runner = BatchRunner(Finish.of(chain.lines[0].transforms, None), torch.device("cpu"))
-    runner(RaggedImages.from_arrays(arrays), rest, other)
+    other = compile_stage(chain, device="cpu", runner="batched")(RaggedImages.from_arrays(arrays), rest)
     assert torch.equal(batch, other)
 
 
@@ -126,11 +131,10 @@ def check_replay(
     start = begun(transforms, images, after, view or 0, backend)
     batch = ours(images, transforms, len(images), backend=backend)[0]
     batch = batch if view is None else batch[view]
-    chain, draws = draws_of(transforms, images, view=view or 0)
-    line = chain.lines[view or 0].transforms
+    _, draws = draws_of(transforms, images, view=view or 0)
     means, maxima = [], []
     for row, image in enumerate(start):
-        [expected] = replayed(line[after:], draws.params[after:], row, image)
+        [expected] = replayed(behind(draws, after).records, row, image)
         assert batch[row].shape == expected.shape
         apart = levels_apart(batch[row], expected, std)
         means.append(float(apart.mean()))

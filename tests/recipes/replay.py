@@ -13,8 +13,8 @@ import originals
 import torch
 from PIL import Image, ImageFilter
 
-from gpuload import transforms as T
-from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, Box, Branches, Erase, Flip, Mixture, Ops, Warp
+from gpuload.transforms.program.ops import NOTHING, OPS, Box, Erase, Flip, Mixture, Numbers, Ops, Record, Warp
+from gpuload.transforms.program.windows import FILTERS
 
 vision = originals.torchvision()
 F = vision.transforms.v2.functional
@@ -23,13 +23,11 @@ tv_tensors = vision.tv_tensors
 __all__ = ["replayed"]
 
 
-def replayed(
-    transforms: Sequence[Any], params: Sequence[Any], row: int, image: Image.Image, *targets: Any
-) -> list[Any]:
-    """An image, and masks and boxes (TVTensors) with it, after all transforms: the image a float64 tensor C×H×W."""
+def replayed(records: Sequence[Record], row: int, image: Image.Image, *targets: Any) -> list[Any]:
+    """An image, and masks and boxes (TVTensors) with it, after all records: the image a float64 tensor C×H×W."""
     leaves = [image, *targets]
-    for transform, drawn in zip(transforms, params, strict=True):
-        leaves = step(transform, drawn, row, leaves)
+    for record in records:
+        leaves = step(record, row, leaves)
     return [as_tensor(leaves[0]), *leaves[1:]]
 
 
@@ -37,58 +35,57 @@ def as_tensor(image: Any) -> torch.Tensor:
     return image if isinstance(image, torch.Tensor) else F.pil_to_tensor(image).double()
 
 
-def step(transform: Any, params: Any, row: int, leaves: list[Any]) -> list[Any]:
-    match params:
-        case Branches():
-            for rows, draws in zip(params.rows, params.draws, strict=True):
-                for place in np.flatnonzero(rows == row).tolist():
-                    for inner, drawn in zip(draws.transforms, draws.params, strict=True):
-                        leaves = step(inner, drawn, place, leaves)
+def step(record: Record, row: int, leaves: list[Any]) -> list[Any]:
+    if record.rows is not None:
+        places = np.flatnonzero(record.rows == row).tolist()
+        if not places:
             return leaves
+        [row] = places
+    match record:
         case Box():
-            return [left_out(transform, params, row, boxed(transform, params, row, leaf), leaf) for leaf in leaves]
+            return [left_out(record, row, boxed(record, row, leaf), leaf) for leaf in leaves]
         case Flip():
-            if not params.flipped[row]:
+            if not record.flipped[row]:
                 return leaves
-            return [(F.horizontal_flip if params.axis == 1 else F.vertical_flip)(leaf) for leaf in leaves]
+            return [(F.horizontal_flip if record.axis == 1 else F.vertical_flip)(leaf) for leaf in leaves]
         case Warp():
-            return [warped(transform, params, row, leaf) for leaf in leaves] if params.warped[row] else leaves
+            return [warped(record, row, leaf) for leaf in leaves] if record.warped[row] else leaves
         case Ops():
-            return [operated(transform, params, row, leaves[0]), *leaves[1:]]
+            return [operated(record, row, leaves[0]), *leaves[1:]]
         case Mixture():
-            return [mixed(transform, params, row, leaves[0]), *leaves[1:]]
+            return [mixed(record, row, leaves[0]), *leaves[1:]]
         case Erase():
-            return [erased(transform, params, row, leaves[0]), *leaves[1:]]
-    if isinstance(transform, T.ToDtype) and transform.makes:
-        image = F.to_dtype(F.to_image(leaves[0]), torch.float64, scale=transform.scale)
-        return [image.as_subclass(torch.Tensor), *leaves[1:]]
-    if isinstance(transform, T.Normalize):
-        image = leaves[0]
-        if isinstance(image, Image.Image):
-            image = as_tensor(image) / 255
-        return [F.normalize(image, list(transform.mean), list(transform.std)), *leaves[1:]]
-    if isinstance(transform, T.ToDtype):
-        return leaves
-    assert params is None, f"no torchvision function is known for {transform!r}"
-    return leaves
+            return [erased(record, row, leaves[0]), *leaves[1:]]
+        case Numbers():
+            return [numbers(record, leaves[0]), *leaves[1:]]
+    raise AssertionError(f"no torchvision function is known for {record!r}")
 
 
-def filter_of(transform: Any, codes: np.ndarray | None, row: Any) -> Any:
-    name = transform.interpolation if codes is None else FILTERS[int(codes[row])]
+def numbers(record: Numbers, image: Any) -> Any:
+    if record.dtype not in (None, "uint8"):
+        return F.to_dtype(F.to_image(image), torch.float64, scale=record.scale).as_subclass(torch.Tensor)
+    if not record.mean:
+        return image
+    if isinstance(image, Image.Image):
+        image = as_tensor(image) / 255
+    return F.normalize(image, list(record.mean), list(record.std))
+
+
+def filter_of(record: Box | Ops | Warp, row: Any) -> Any:
+    name = record.filters if isinstance(record.filters, str) else FILTERS[int(record.filters[row])]
     return vision.transforms.InterpolationMode(name)
 
 
-def fill_of(transform: Any, leaf: Any) -> Any:
-    fill = transform.outside(masks=isinstance(leaf, tv_tensors.Mask))
+def fill_of(record: Any, leaf: Any) -> Any:
     if isinstance(leaf, tv_tensors.Mask):
-        return fill[0]
-    return list(fill) if len(fill) > 1 else fill[0]
+        return record.mask_fill
+    return list(record.fill) if len(record.fill) > 1 else record.fill[0]
 
 
-def boxed(transform: Any, params: Box, row: int, leaf: Any) -> Any:
-    top, left, height, width = params.box_tlhw[row].tolist()
-    if not transform.pads:
-        size, mode = params.size_hw[row].tolist(), filter_of(transform, params.filters, row)
+def boxed(record: Box, row: int, leaf: Any) -> Any:
+    top, left, height, width = record.box_tlhw[row].tolist()
+    if record.padding_mode is None:
+        size, mode = record.size_hw[row].tolist(), filter_of(record, row)
         return F.resized_crop(leaf, top, left, height, width, size, interpolation=mode)
     old_height, old_width = F.get_size(leaf)
     if (top, left, height, width) == (0, 0, old_height, old_width):
@@ -96,18 +93,18 @@ def boxed(transform: Any, params: Box, row: int, leaf: Any) -> Any:
     right, bottom = left + width - old_width, top + height - old_height
     around = [max(-left, 0), max(-top, 0), max(right, 0), max(bottom, 0)]
     if any(around):
-        fill = fill_of(transform, leaf)
+        fill = fill_of(record, leaf)
         if isinstance(leaf, Image.Image) and isinstance(fill, list):
             fill = tuple(fill)
-        leaf = F.pad(leaf, around, fill=fill, padding_mode=transform.padding_mode)
+        leaf = F.pad(leaf, around, fill=fill, padding_mode=record.padding_mode)
     return F.crop(leaf, top + around[1], left + around[0], height, width)
 
 
-def left_out(transform: Any, params: Box, row: int, leaf: Any, before: Any) -> Any:
+def left_out(record: Box, row: int, leaf: Any, before: Any) -> Any:
     """RandomIoUCrop brings boxes whose centres are outside to nothing; SanitizeBoundingBoxes then drops them."""
-    if not isinstance(transform, T.RandomIoUCrop) or not isinstance(leaf, tv_tensors.BoundingBoxes):
+    if record.kept is None or not isinstance(leaf, tv_tensors.BoundingBoxes):
         return leaf
-    top, left, height, width = params.box_tlhw[row].tolist()
+    top, left, height, width = record.box_tlhw[row].tolist()
     corners = F.convert_bounding_box_format(before, new_format="CXCYWH")
     inside = (corners[:, 0] > left) & (corners[:, 0] < left + width)
     inside &= (corners[:, 1] > top) & (corners[:, 1] < top + height)
@@ -115,13 +112,13 @@ def left_out(transform: Any, params: Box, row: int, leaf: Any, before: Any) -> A
     return leaf
 
 
-def warped(transform: Any, params: Warp, row: int, leaf: Any) -> Any:
-    coefficients, size_hw = params.coefficients[row].tolist(), params.size_hw[row].tolist()
-    mode = filter_of(transform, params.filters, row)
+def warped(record: Warp, row: int, leaf: Any) -> Any:
+    coefficients, size_hw = record.coefficients[row].tolist(), record.size_hw[row].tolist()
+    mode = filter_of(record, row)
     if isinstance(leaf, Image.Image):
-        return mapped(leaf, coefficients, mode, fill_of(transform, leaf), size_hw)
+        return mapped(leaf, coefficients, mode, fill_of(record, leaf), size_hw)
     assert size_hw == list(F.get_size(leaf)), "an expanded rotation is not a perspective map"
-    return F.perspective(leaf, None, None, mode, fill_of(transform, leaf), coefficients)
+    return F.perspective(leaf, None, None, mode, fill_of(record, leaf), coefficients)
 
 
 def mapped(image: Image.Image, coefficients: list[float], mode: Any, fill: Any, size_hw: Sequence[int]) -> Image.Image:
@@ -133,17 +130,17 @@ def mapped(image: Image.Image, coefficients: list[float], mode: Any, fill: Any, 
     return image.transform(size_hw[::-1], kind, coefficients[: 6 if affine else 8], filter_, fillcolor=color)
 
 
-def operated(transform: Any, params: Ops, row: int, image: Image.Image) -> Image.Image:
-    for number, code in enumerate(params.codes[row].tolist()):
+def operated(record: Ops, row: int, image: Image.Image) -> Image.Image:
+    for number, code in enumerate(record.codes[row].tolist()):
         if code != NOTHING:
             mode = None
             if OPS[code] == "warp":
-                mode = filter_of(transform, params.filters, (row, number))
-            image = operation(transform, OPS[code], params.values[row, number].tolist(), mode, image)
+                mode = filter_of(record, (row, number))
+            image = operation(record, OPS[code], record.values[row, number].tolist(), mode, image)
     return image
 
 
-def operation(transform: Any, name: str, values: list[float], mode: Any, image: Image.Image) -> Image.Image:
+def operation(record: Ops, name: str, values: list[float], mode: Any, image: Image.Image) -> Image.Image:
     match name:
         case "brightness":
             return F.adjust_brightness(image, values[0])
@@ -173,7 +170,7 @@ def operation(transform: Any, name: str, values: list[float], mode: Any, image: 
         case "permute":
             return Image.merge("RGB", [image.getchannel(int(channel)) for channel in values[:3]])
         case "warp":
-            return mapped(image, values, mode, fill_of(transform, image), image.size[::-1])
+            return mapped(image, values, mode, fill_of(record, image), image.size[::-1])
         case "solarize_add":
             table = [min(255, level + int(values[1])) if level < values[0] else level for level in range(256)]
             return image.point(table * len(image.getbands()))
@@ -184,20 +181,19 @@ def operation(transform: Any, name: str, values: list[float], mode: Any, image: 
     raise AssertionError(f"no torchvision function is known for {name}")
 
 
-def mixed(transform: Any, params: Mixture, row: int, image: Image.Image) -> Image.Image:
+def mixed(record: Mixture, row: int, image: Image.Image) -> Image.Image:
     """AugMix as torchvision computes it: sums of whole levels in float, cut off at the end."""
-    weights = params.weights[row]
+    weights = record.weights[row]
     total = weights[0] * np.asarray(image, np.float64)
-    for chain in range(params.codes.shape[1]):
-        drawn = Ops(params.codes[:, chain], params.values[:, chain])
-        total = total + weights[1 + chain] * np.asarray(operated(transform, drawn, row, image), np.float64)
+    for chain in range(record.codes.shape[1]):
+        total = total + weights[1 + chain] * np.asarray(operated(record.chain(chain), row, image), np.float64)
     return Image.fromarray(np.clip(total, 0, 255).astype(np.uint8))
 
 
-def erased(transform: Any, params: Erase, row: int, image: torch.Tensor) -> torch.Tensor:
-    assert transform.kind == "const", "random pixels are tested by themselves"
-    for top, left, height, width in params.boxes_tlhw[row].tolist():
+def erased(record: Erase, row: int, image: torch.Tensor) -> torch.Tensor:
+    assert record.kind == "const", "random pixels are tested by themselves"
+    for top, left, height, width in record.boxes_tlhw[row].tolist():
         if height:
-            value = torch.tensor(transform.numbers, dtype=image.dtype)[:, None, None]
+            value = torch.tensor(record.numbers, dtype=image.dtype)[:, None, None]
             image = F.erase(image, top, left, height, width, value)
     return image

@@ -127,12 +127,12 @@ def test_mixing(pictures, backend):
     chain = [*plain, own]
     assert T.from_torchvision([*their_plain.transforms, original]) == chain
     found, labels = ours(pictures, chain, len(pictures), backend=backend)
-    line, draws = draws_of(chain, pictures)
+    _, draws = draws_of(chain, pictures)
+    records = draws.part(draws.place_of(1), draws.place_of(len(plain))).records
     finished = [
-        replayed(line.transforms[1 : len(plain)], draws.params[1 : len(plain)], row, image)[0]
-        for row, image in enumerate(begun(chain, pictures, 1, backend=backend))
+        replayed(records, row, image)[0] for row, image in enumerate(begun(chain, pictures, 1, backend=backend))
     ]
-    _check_mixed(draws[len(plain)], finished, found, labels)
+    _check_mixed(draws.mix, finished, found, labels)
     loader = DataLoader(
         Pictures(pictures, their_plain), len(pictures), collate_fn=lambda rows: original(*default_collate(rows))
     )
@@ -140,27 +140,25 @@ def test_mixing(pictures, backend):
     assert shape_of([found, labels])[1] == shape_of(list(expected))[1]
 
 
-def _check_mixed(params, finished, found, labels) -> None:
+def _check_mixed(mix, finished, found, labels) -> None:
     """Both are formulas of a line: λ · image + (1 - λ) · neighbour's, and a box that is pasted."""
     seen = set()
-    for rows, drawn in zip(params.rows, params.draws, strict=True):
-        for place, row in enumerate(rows.tolist()):
-            mix, partner = drawn[0], row ^ 1
-            share = float(mix.share[place])
-            top, left, height, width = mix.box_tlhw[place].tolist()
-            expected = finished[row].clone()
-            if height:
-                box = (slice(None), slice(top, top + height), slice(left, left + width))
-                expected[box] = finished[partner][box]
-                seen.add("CutMix")
-            else:
-                expected = share * finished[row] + (1 - share) * finished[partner]
-                seen.add("MixUp")
-            assert levels_apart(found[row], expected).max() <= 1.1
-            soft = torch.zeros(CLASSES)
-            soft[row % 5] += share
-            soft[partner % 5] += 1 - share
-            torch.testing.assert_close(labels[row], soft)
+    for row, share in enumerate(mix.share.tolist()):
+        partner = row ^ 1
+        top, left, height, width = mix.box_tlhw[row].tolist()
+        expected = finished[row].clone()
+        if height:
+            box = (slice(None), slice(top, top + height), slice(left, left + width))
+            expected[box] = finished[partner][box]
+            seen.add("CutMix")
+        else:
+            expected = share * finished[row] + (1 - share) * finished[partner]
+            seen.add("MixUp")
+        assert levels_apart(found[row], expected).max() <= 1.1
+        soft = torch.zeros(CLASSES)
+        soft[row % 5] += share
+        soft[partner % 5] += 1 - share
+        torch.testing.assert_close(labels[row], soft)
     assert seen == {"CutMix", "MixUp"}
 
 

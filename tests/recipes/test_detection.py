@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
+from gpuload.transforms.program.ops import Reformat, Tidy
 
 vision = originals.torchvision()
 v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
@@ -108,13 +109,13 @@ def check_training(images, backend: str, format_name: str) -> int:
     for row, image in enumerate(images):
         _, target = scenes[row]
         leaves = [image, target["boxes"]]
-        for transform, params in zip(chain.lines[0].transforms, draws.params, strict=True):
-            if isinstance(transform, T.ConvertBoundingBoxFormat):
+        for record in draws.records:
+            if isinstance(record, Reformat):
                 leaves[1] = v2.functional.convert_bounding_box_format(leaves[1], new_format="XYXY")
-            elif isinstance(transform, T.SanitizeBoundingBoxes):
+            elif isinstance(record, Tidy):
                 leaves[0], tidied = v2.SanitizeBoundingBoxes()(leaves[0], {**target, "boxes": leaves[1]})
             else:
-                leaves = step(transform, params, row, leaves)
+                leaves = step(record, row, leaves)
         torch.testing.assert_close(targets[row]["boxes"], tidied["boxes"].as_subclass(torch.Tensor), atol=2e-3, rtol=0)
         assert torch.equal(targets[row]["labels"], tidied["labels"])
         dropped += len(target["labels"]) - len(tidied["labels"])

@@ -45,8 +45,6 @@ RECIPES: dict[str, list[Any]] = {
 
 def plain(value: Any) -> Any:
     """Draws as values that can be compared."""
-    if isinstance(value, T.Draws):
-        return [repr(value.transforms), plain(value.params), plain(value.sizes_hw)]
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, tuple):

@@ -32,7 +32,7 @@ def smooth_images(seed: int, count: int, channels: int = 3, low: int = 30, high:
 
 def batch(
     chain: T.Chain, images: Sequence[np.ndarray], *, whole: bool = False, key: Key = KEY, first: int = 0
-) -> tuple[RaggedImages, T.Draws]:
+) -> tuple[RaggedImages, T.Program]:
     """The images as workers would deliver them, or whole, and the draws for them."""
     sizes = np.array([image.shape[:2] for image in images], np.int64)
     positions = np.arange(first, first + len(images))
@@ -54,7 +54,7 @@ def make_images() -> Callable[..., list[np.ndarray]]:
 
 
 @pytest.fixture(scope="session")
-def make_batch() -> Callable[..., tuple[RaggedImages, T.Draws]]:
+def make_batch() -> Callable[..., tuple[RaggedImages, T.Program]]:
     return batch
 
 

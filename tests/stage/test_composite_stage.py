@@ -10,7 +10,6 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import Finish
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.stage.reference.single import SingleRunner
 
 KEY = epoch_key(3, 1)
@@ -35,8 +34,7 @@ def test_regions_and_batches_give_what_each_image_gives_alone(make_images, make_
     results = stage(ragged, draws)
     whole, whole_draws = make_batch(chain, images, whole=True, key=KEY)
     np.testing.assert_array_equal(results, stage(whole, whole_draws))
-    batched = results.clone().zero_()
-    BatchRunner(Finish.of(chain.lines[0].transforms, None), results.device)(ragged, draws, batched)
+    batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
     # A level of the two resize kernels is what colours, hue above all, make more of in a few places.
     off = (batched.int() - results.int()).abs()
     assert off.max() <= 8
@@ -72,8 +70,7 @@ def test_images_of_one_size_whose_sizes_differ_within_a_branch(transforms):
     draws = chain.draw(KEY, np.arange(8), ragged.sizes_hw)
     results = compile_stage(chain, device="cpu")(ragged, draws)
     assert isinstance(results, torch.Tensor)
-    batched = torch.zeros_like(results)
-    BatchRunner(Finish.of(chain.lines[0].transforms, None), results.device)(ragged, draws, batched)
+    batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
     assert (batched.int() - results.int()).abs().max() <= 2
 
 
@@ -82,7 +79,8 @@ def test_all_ways_of_a_branch_have_the_same_scratch_memory(make_images, make_bat
     chain = T.Chain([T.RandomOrder(five), T.Resize((16, 16))])
     runner = SingleRunner(Finish.of(chain.lines[0].transforms, None))
     images, draws = make_batch(chain, make_images(4, 30))
-    runner(images, draws, torch.empty(len(images), 3, 16, 16, dtype=torch.uint8))
+    outputs = torch.empty(len(images), 3, 16, 16, dtype=torch.uint8)
+    runner.levels(images, draws, draws.windows_tlhw, outputs)
     assert len(runner._steps._resamplers) == 6
 
 

@@ -14,12 +14,9 @@ from gpuload import transforms as T
 from gpuload.batches.mixing import Pairing, mixed_labels, partners_of
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import Finish
 from gpuload.stage.finished import _mix, _mix_at_once, boxes_within, random_numbers
+from gpuload.stage.masks import MaskStage
 from gpuload.stage.noise import batch_normals
-from gpuload.stage.reference.batched import BatchRunner
-from gpuload.stage.reference.single import SingleRunner
-from gpuload.transforms.mixing import drawn_mix
 from gpuload.transforms.program.ops import Erase
 
 KEY = epoch_key(3, 1)
@@ -27,12 +24,11 @@ NORMALIZE = T.Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.5))
 FLOAT = T.ToDtype("float32", scale=True)
 
 
-def both(chain: T.Chain, ragged: RaggedImages, draws: T.Draws, **options) -> torch.Tensor:
+def both(chain: T.Chain, ragged: RaggedImages, draws: T.Program, **options) -> torch.Tensor:
     """The result of the stage, which is that of both runners."""
     result = compile_stage(chain, device="cpu", **options)(ragged, draws)
     assert isinstance(result, torch.Tensor)
-    batched = torch.zeros_like(result)
-    BatchRunner(Finish.of(chain.lines[0].transforms, options.get("dtype")), torch.device("cpu"))(ragged, draws, batched)
+    batched = compile_stage(chain, device="cpu", runner="batched", **options)(ragged, draws)
     torch.testing.assert_close(batched, result, rtol=0, atol=0)
     return result
 
@@ -70,7 +66,7 @@ def test_flips_behind_it_move_what_was_erased():
     images = [np.zeros((20, 30, 3), np.uint8)] * 4
     draws = chain.draw(KEY, np.arange(4), np.tile([[20, 30]], (4, 1)))
     result = both(chain, RaggedImages.from_arrays(images), draws)
-    for row, (top, left, height, width) in enumerate(draws[1].boxes_tlhw[:, 0].tolist()):
+    for row, (top, left, height, width) in enumerate(draws.records[1].boxes_tlhw[:, 0].tolist()):
         expected = np.zeros((20, 30), bool)
         expected[top : top + height, left : left + width] = True
         np.testing.assert_array_equal((result[row] == 9).all(dim=0), expected[::-1, ::-1])
@@ -81,7 +77,7 @@ def test_random_pixels_are_normal_numbers_of_their_own():
     chain = T.Chain([NORMALIZE, T.RandomErasing(1, (0.3, 0.4), (1, 1), "random")])
     draws = chain.draw(KEY, np.arange(40), np.tile([[64, 64]], (40, 1)))
     result = both(chain, RaggedImages.from_arrays(images), draws)
-    boxes = draws[1].boxes_tlhw[:, 0].tolist()
+    boxes = draws.records[1].boxes_tlhw[:, 0].tolist()
     found = [result[row, :, t : t + h, left : left + w].numpy() for row, (t, left, h, w) in enumerate(boxes)]
     numbers = np.concatenate([some.ravel() for some in found])
     assert stats.kstest(numbers, "norm").pvalue > 0.01
@@ -135,11 +131,9 @@ def test_masks_are_flipped_behind_it_but_not_erased():
     chain = T.Chain([T.RandomErasing(1, value=9), NORMALIZE, T.RandomErasing(1, value=9), T.RandomHorizontalFlip(1)])
     mask = np.arange(30 * 20, dtype=np.int64).reshape(20, 30, 1).astype(np.uint8)
     draws = chain.draw(KEY, np.arange(1), np.array([[20, 30]]))
-    finish = Finish(torch.uint8, (1.0,), (0.0,), None)
-    for runner in (SingleRunner(finish, masks=True), BatchRunner(finish, torch.device("cpu"), masks=True)):
-        out = torch.zeros(1, 1, 20, 30, dtype=torch.uint8)
-        runner(RaggedImages.from_arrays([mask]), draws, out)
-        np.testing.assert_array_equal(out[0, 0], mask[:, ::-1, 0])
+    for runner in ("single", "batched"):
+        [moved], _ = MaskStage(torch.device("cpu"), runner)(RaggedImages.from_arrays([mask]), draws, [("uint8", 2)])
+        np.testing.assert_array_equal(moved, mask[:, ::-1, 0])
 
 
 def test_a_value_for_each_channel_must_fit_the_image():
@@ -155,7 +149,7 @@ def test_a_value_for_each_channel_must_fit_the_image():
 CHOICE = T.RandomChoice([T.MixUp(), T.CutMix(), T.Identity()])
 
 
-def unmixed(transforms: list, images: list[np.ndarray], **options) -> tuple[torch.Tensor, T.Draws]:
+def unmixed(transforms: list, images: list[np.ndarray], **options) -> tuple[torch.Tensor, T.Program]:
     """The results of a chain without its last transform, which mixes, and the draws of all."""
     sizes = np.array([image.shape[:2] for image in images])
     before, chain = T.Chain(transforms[:-1]), T.Chain(transforms)
@@ -165,9 +159,9 @@ def unmixed(transforms: list, images: list[np.ndarray], **options) -> tuple[torc
     return result, chain.draw(KEY, np.arange(len(images)), sizes)
 
 
-def formula(images: np.ndarray, draws: T.Draws, partners: np.ndarray) -> np.ndarray:
+def formula(images: np.ndarray, draws: T.Program, partners: np.ndarray) -> np.ndarray:
     """What mixing must give, in float64."""
-    mix, results = drawn_mix(draws), images.copy()
+    mix, results = draws.mix, images.copy()
     for row, partner in enumerate(partners.tolist()):
         top, left, height, width = mix.box_tlhw[row].tolist()
         if partner == row:
@@ -187,7 +181,7 @@ def test_mixing_is_what_its_formula_says(make_images, transform, options, end):
     images = make_images(3, 11)
     transforms = [T.Resize((24, 32)), end, T.RandomErasing(0.5, value=2), transform]
     before, draws = unmixed(transforms, images, **options)
-    assert (drawn_mix(draws).share < 1).sum() > 3
+    assert (draws.mix.share < 1).sum() > 3
     given = RaggedImages.from_arrays(images)
     for partners in (None, np.array([0, 10, 3, 2, 9, 5, 6, 8, 7, 4, 1])):
         result = compile_stage(T.Chain(transforms), device="cpu", **options)(given, draws, partners=partners)
@@ -203,7 +197,7 @@ def test_mixing_is_what_its_formula_says(make_images, transform, options, end):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_mixing_at_once_as_on_a_device_gives_the_same_bits(dtype, layout):
     draws = T.Chain([NORMALIZE, CHOICE]).draw(KEY, np.arange(64), np.tile([[24, 32]], (64, 1)))
-    mix, partners = drawn_mix(draws), partners_of(np.random.default_rng(0).permutation(70)[:64])
+    mix, partners = draws.mix, partners_of(np.random.default_rng(0).permutation(70)[:64])
     assert (partners == np.arange(64)).any()
     batch = torch.randn(64, 3, 24, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
     one, other = (batch.clone(memory_format=layout) for _ in range(2))
@@ -223,7 +217,7 @@ def test_mixing_is_what_torchvision_makes_of_the_same_numbers(name, make_images)
     result = compile_stage(T.Chain([T.Resize((24, 32)), NORMALIZE, getattr(T, name)()]), device="cpu")(
         RaggedImages.from_arrays(images), draws
     )
-    mix, labels = drawn_mix(draws), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    mix, labels = draws.mix, torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     for row in (0, 1):
         top, left, height, width = mix.box_tlhw[row].tolist()
         params = {
@@ -245,9 +239,9 @@ def test_what_stands_behind_mixing_is_done_to_mixed_images(make_images):
     behind = [T.RandomErasing(1, value=5), T.RandomVerticalFlip(1), torch.nn.Threshold(0, -9)]
     chain, given = T.Chain([*mixed, *behind]), RaggedImages.from_arrays(images)
     draws = chain.draw(KEY, np.arange(4), given.sizes_hw)
-    first = T.Draws(draws.transforms[:3], draws.params[:3], draws.sizes_hw[:4])
+    first = draws.part(0, 3)
     expected = compile_stage(T.Chain(mixed), device="cpu")(given, first)
-    for row, (top, left, height, width) in enumerate(draws[3].boxes_tlhw[:, 0].tolist()):
+    for row, (top, left, height, width) in enumerate(draws.records[3].boxes_tlhw[:, 0].tolist()):
         expected[row, :, top : top + height, left : left + width] = 5
     expected = torch.nn.functional.threshold(expected.flip(2), 0, -9)
     assert torch.equal(compile_stage(chain, device="cpu")(given, draws), expected)

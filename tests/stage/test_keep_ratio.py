@@ -42,7 +42,7 @@ def test_the_random_crop_is_timms(theirs, padding_mode, make_batch, make_images)
     ragged, draws = make_batch(chain, images)
     results = compile_stage(chain, device="cpu")(ragged, draws)
     for row, image in enumerate(images):
-        top, left, height, width = draws[0].box_tlhw[row].tolist()
+        top, left, height, width = draws.records[0].box_tlhw[row].tolist()
         expected = theirs.crop_or_pad(Image.fromarray(image), top, left, height, width, crop.fill, padding_mode)
         np.testing.assert_array_equal(results[row].permute(1, 2, 0).numpy(), np.asarray(expected))
 

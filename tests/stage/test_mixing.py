@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.errors import CollateError, SampleError
+from gpuload.rng.philox import epoch_key
 
 NORMALIZE = T.Normalize((0.5,) * 3, (0.25,) * 3)
 PLAIN = [T.RandomCrop(12), NORMALIZE, T.RandomErasing(0.5, value="random")]
@@ -60,8 +61,8 @@ def expected(dataset, seed: int = 0, epoch: int = 0, transforms=None, **options)
     images = by_position(plain)
     chain = T.Chain([*PLAIN, CHOICE] if transforms is None else transforms)
     positions = np.array(sorted(images))
-    draws = chain.draw(gl.rng.epoch_key(seed, epoch), positions, np.tile([[16, 20]], (len(positions), 1)))
-    mix = T.mixing.drawn_mix(draws)
+    draws = chain.draw(epoch_key(seed, epoch), positions, np.tile([[16, 20]], (len(positions), 1)))
+    mix = draws.mix
     results = {}
     for row, position in enumerate(positions.tolist()):
         (own, label), (other, its) = images[position], images.get(position ^ 1, images[position])

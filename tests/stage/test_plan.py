@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from gpuload import transforms as T
-from gpuload.stage.backend import Backend, kind_of
+from gpuload.rng.philox import epoch_key
+from gpuload.stage.backend import Backend
 from gpuload.stage.plan import make_plan
 from gpuload.transforms.base import Transform
-from gpuload.transforms.program.ops import Box, Branches, Erase, Flip, Mix, Mixture, Ops, Warp
+from gpuload.transforms.program.ops import (
+    CHANGES_PIXELS,
+    NOTHING,
+    OPS,
+    Box,
+    Clamp,
+    Erase,
+    Flip,
+    Mix,
+    Mixture,
+    Numbers,
+    Ops,
+    Warp,
+)
 
 
 class Picky(Backend):
@@ -17,11 +32,10 @@ class Picky(Backend):
 
     name = "picky"
 
-    def _lacks(self, transform, kind):
-        return "it moves pixels" if issubclass(kind, Box | Flip | Warp) else None
-
-    def _lacks_late(self, transform, kind):
-        return "it is late"
+    def lacks(self, outline, *, late=False):
+        if late and issubclass(outline.kind, CHANGES_PIXELS):
+            return "it is late"
+        return "it moves pixels" if issubclass(outline.kind, Box | Flip | Warp) else None
 
     def levels(self, finish):
         raise NotImplementedError
@@ -49,15 +63,14 @@ NORMALIZE = T.Normalize([0.5] * 3, [0.5] * 3)
         (T.AugMix(), Mixture),
         (T.RandomErasing(), Erase),
         (T.CutMix(num_classes=2), Mix),
-        (T.RandomOrder([T.RandomInvert()]), Branches),
-        (NORMALIZE, None),
+        (T.RandomOrder([T.RandomInvert()]), Ops),
+        (NORMALIZE, Numbers),
         (T.Identity(), None),
-        (T.ClampBoundingBoxes(), None),
+        (T.ClampBoundingBoxes(), Clamp),
     ],
 )
 def test_kinds(transform, kind):
-    found = kind_of(transform)
-    assert found is kind or issubclass(found, kind)
+    assert [outline.kind for outline in transform.outline] == ([] if kind is None else [kind])
 
 
 def test_each_transform_runs_where_it_can():
@@ -126,7 +139,10 @@ def test_an_empty_chain():
     assert str(plan()) == "backend picky on cpu"
 
 
-def test_every_transform_says_which_operations_it_draws():
+def test_every_transform_draws_what_its_outline_says():
+    sizes = np.array([[40, 50], [61, 33]] * 20)
+    boxes = [np.array([[1.0, 2.0, 30.0, 31.0]])] * len(sizes)
+    tried = 0
     for name in T.__all__:
         kind = getattr(T, name)
         if isinstance(kind, type) and issubclass(kind, Transform) and kind.draw is not Transform.draw:
@@ -134,5 +150,15 @@ def test_every_transform_says_which_operations_it_draws():
                 transform = kind()
             except TypeError:
                 continue  # it has arguments that it needs
-            drawn = kind_of(transform)
-            assert bool(transform.operations) == (drawn in (Ops, Mixture) and name != "ColorJitter"), name
+            before = [] if "uint8" in transform.works_on else [NORMALIZE]
+            program = T.Chain([*before, transform]).draw(epoch_key(0, 0), np.arange(len(sizes)), sizes, boxes)
+            records = program.records[len(before) :]
+            [outline] = transform.outline
+            assert [type(record) for record in records] == [outline.kind], name
+            for record in records:
+                codes = getattr(record, "codes", np.empty(0, np.int64))
+                assert {OPS[code] for code in codes[codes != NOTHING].tolist()} <= set(outline.operations), name
+                if isinstance(record, Ops | Mixture):
+                    assert outline.operations or name == "ColorJitter", name
+            tried += 1
+    assert tried > 20

@@ -13,6 +13,7 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.plan import plan_line
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.stage.segments import SegmentRunner
+from gpuload.transforms.program.ops import CHANGES_PIXELS
 
 CPU = torch.device("cpu")
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -28,15 +29,16 @@ class Every(TorchBackend):
         self.names = names
         self.seen: list[Any] = []
 
-    def _lacks(self, transform, kind):
-        return None if type(transform).__name__ in self.names else "not asked for"
+    def lacks(self, outline, *, late=False):
+        asked = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
+        return None if asked else "not asked for"
 
     def levels(self, finish):
         run = super().levels(finish)
 
-        def watched(images, draws, windows_tlhw, outputs, late):
-            self.seen.append((images, [type(transform).__name__ for transform in draws.transforms], late))
-            return run(images, draws, windows_tlhw, outputs, late)
+        def watched(images, program, windows_tlhw, outputs, late):
+            self.seen.append((images, [record.name for record in program.records], late))
+            return run(images, program, windows_tlhw, outputs, late)
 
         return watched
 
@@ -110,7 +112,7 @@ def test_what_is_left_of_late_is_done_by_whom_it_was_planned_for(make_images, ma
         expected, outputs, backend = run(chain, names, ragged, draws)
         assert torch.equal(outputs, expected)
         late = backend.seen[-1][2]
-        offered = [] if late is None else [type(transform).__name__ for transform in late.transforms]
+        offered = [] if late is None else [record.name for record in late.records]
         assert offered == [name for name in ("RandomErasing", "MixUp") if "RandomErasing" in names and name in names]
 
 

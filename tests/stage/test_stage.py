@@ -136,7 +136,7 @@ def test_ragged_list_and_pad(make_images, make_batch):
     padded, sizes = padding(ragged, draws)
     assert isinstance(each, list)
     assert sizes.dtype == torch.int64
-    assert sizes.tolist() == draws.sizes_hw[-1].tolist() == [list(image.shape[1:]) for image in each]
+    assert sizes.tolist() == draws.results_hw.tolist() == [list(image.shape[1:]) for image in each]
     assert padded.shape == (5, 3, *sizes.amax(0).tolist())
     for image, canvas, (height, width) in zip(each, padded, sizes.tolist(), strict=True):
         assert torch.equal(canvas[:, :height, :width], image)

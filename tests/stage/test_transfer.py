@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -100,18 +101,19 @@ def test_after_a_refused_lock_slots_are_copied_as_pageable_memory_and_still_give
     made.device = torch.device("cpu")
     event = types.SimpleNamespace(record=lambda stream: None, query=lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    asynchronous, copy = [], torch.Tensor.copy_
+    asynchronous = []
 
-    def watched(self, source, non_blocking=False):
-        asynchronous.append(non_blocking)
-        return copy(self, source)
-
-    monkeypatch.setattr(torch.Tensor, "copy_", watched)
+    class Watched(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.copy_:
+                asynchronous.append(kwargs["non_blocking"])
+            return function(*args, **(kwargs or {}))
 
     def load(slot, level):
         ring.view(slot)[:100] = level
         part = types.SimpleNamespace(slot=slot, data=ring.view(slot)[:100], used_bytes=100)
-        pixels, starts = made.load(types.SimpleNamespace(parts=[part]), lambda: ring.release(slot))
+        with Watched():
+            pixels, starts = made.load(types.SimpleNamespace(parts=[part]), lambda: ring.release(slot))
         return pixels[: part.used_bytes].tolist(), starts
 
     first = ring.acquire(100_000)

@@ -11,14 +11,14 @@ from originals import torchvision
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import Uniforms
-from gpuload.transforms.boxes import IoUCropBox
+from gpuload.transforms.program.ops import Box
 
 KEY = epoch_key(5, 0)
 SIZE = (90, 120)
 BOXES = np.array([[10.0, 10, 40, 50], [60, 30, 110, 80], [30, 60, 50, 85]])
 
 
-def draw(transform: T.RandomIoUCrop, count: int, boxes: np.ndarray = BOXES, first: int = 0) -> IoUCropBox:
+def draw(transform: T.RandomIoUCrop, count: int, boxes: np.ndarray = BOXES, first: int = 0) -> Box:
     positions = np.arange(first, first + count)
     return transform.draw(Uniforms(KEY, positions, 0, [boxes] * count), np.array([SIZE] * count))  # pyright: ignore
 

@@ -13,9 +13,7 @@ from targets.test_parity import CHAINS, SIZES, made
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages
-from gpuload.stage.finish import UNCHANGED
 from gpuload.stage.masks import MaskStage
-from gpuload.stage.reference.batched import BatchRunner
 
 FILL = {gl.Image: 3, gl.Mask: 100}
 MORE = {
@@ -34,9 +32,8 @@ def both(masks, draws):
     three = [mask if mask.ndim == 3 else mask[None] for mask in masks]
     arrays = [np.ascontiguousarray(mask.transpose(1, 2, 0)).view(np.uint8) for mask in three]
     kinds = [(mask.dtype.name, mask.ndim) for mask in masks]
-    single, batched = MaskStage(torch.device("cpu")), MaskStage(torch.device("cpu"))
-    batched._run = BatchRunner(UNCHANGED, torch.device("cpu"), masks=True)
-    return [stage(RaggedImages.from_arrays(arrays), draws, kinds) for stage in (single, batched)]
+    stages = [MaskStage(torch.device("cpu"), runner) for runner in ("single", "batched")]
+    return [stage(RaggedImages.from_arrays(arrays), draws, kinds) for stage in stages]
 
 
 @pytest.mark.parametrize("name", [*CHAINS, *MORE])
@@ -48,7 +45,7 @@ def test_both_runners_move_masks_alike(name, dtype):
     masks = [random.integers(0, 120, shape).astype(dtype) for shape in shapes]
     (single, _), (batched, _) = both(masks, draws)
     for row, (one, other) in enumerate(zip(single, batched, strict=True)):
-        assert one.shape == (*masks[row].shape[:-2], *draws.sizes_hw[-1][row])
+        assert one.shape == (*masks[row].shape[:-2], *draws.results_hw[row])
         assert one.dtype == getattr(torch, dtype)
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 

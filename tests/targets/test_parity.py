@@ -57,16 +57,16 @@ def boxes_of(row: int) -> np.ndarray:
 
 def original(target, draws, row: int):
     """What torchvision's kernels make of a target."""
-    for number, params in enumerate(draws.params):
-        if isinstance(params, Box):
-            (top, left, height, width), size = params.box_tlhw[row].tolist(), params.size_hw[row].tolist()
-            if [top, left, height, width] != [0, 0, *draws.sizes_hw[number][row].tolist()]:
+    for record in draws.records:
+        if isinstance(record, Box):
+            (top, left, height, width), size = record.box_tlhw[row].tolist(), record.size_hw[row].tolist()
+            if [top, left, height, width] != [0, 0, *record.sizes_hw[row].tolist()]:
                 target = F.crop(target, top, left, height, width)
             target = F.resize(target, size, interpolation=F.InterpolationMode.NEAREST)
-        elif isinstance(params, Flip) and params.flipped[row]:
-            target = F.horizontal_flip(target) if params.axis else F.vertical_flip(target)
-        elif isinstance(params, Warp) and params.warped[row]:
-            target = F.perspective(target, None, None, coefficients=params.coefficients[row].tolist())
+        elif isinstance(record, Flip) and record.flipped[row]:
+            target = F.horizontal_flip(target) if record.axis else F.vertical_flip(target)
+        elif isinstance(record, Warp) and record.warped[row]:
+            target = F.perspective(target, None, None, coefficients=record.coefficients[row].tolist())
     return target
 
 
@@ -80,7 +80,7 @@ def test_boxes(name, box_format, dtype, limit):
     draws = made(CHAINS[name])
     given = [as_format(boxes_of(row), box_format).astype(dtype) for row in range(len(SIZES))]
     trails = [Trail([to_xyxy(boxes, box_format)]) for boxes in given]
-    follow(draws.transforms, draws.params, draws.sizes_hw, trails)
+    follow(draws, trails)
     exact = 0
     for row, (boxes, trail) in enumerate(zip(given, trails, strict=True)):
         found = from_xyxy(trail.boxes[0], box_format, np.dtype(dtype))
@@ -98,7 +98,7 @@ def test_keypoints(name):
     draws = made(CHAINS[name])
     points = [boxes_of(row).reshape(-1, 2, 2).astype(np.float32) for row in range(len(SIZES))]
     trails = [Trail([], [own.astype(np.float64)]) for own in points]
-    follow(draws.transforms, draws.params, draws.sizes_hw, trails)
+    follow(draws, trails)
     for row, (own, trail) in enumerate(zip(points, trails, strict=True)):
         expected = original(tv_tensors.KeyPoints(own, canvas_size=tuple(SIZES[row])), draws, row).numpy()
         np.testing.assert_allclose(trail.points[0], expected, rtol=1e-5, atol=2e-3)
@@ -118,7 +118,7 @@ def test_keypoints(name):
 def test_warps_turn_the_way_torchvision_turns(ours, theirs):
     draws = made([ours])
     trails = [Trail([boxes_of(row)], [boxes_of(row).reshape(-1, 2)]) for row in range(len(SIZES))]
-    follow(draws.transforms, draws.params, draws.sizes_hw, trails)
+    follow(draws, trails)
     for row, trail in enumerate(trails):
         size = tuple(SIZES[row])
         boxes = tv_tensors.BoundingBoxes(torch.from_numpy(boxes_of(row)), format="XYXY", canvas_size=size)
@@ -130,7 +130,7 @@ def test_warps_turn_the_way_torchvision_turns(ours, theirs):
 def test_a_rotation_that_expands_is_torchvisions_but_for_the_rounding_of_its_canvas():
     draws = made([T.RandomRotation((30, 30), expand=True)])
     trails = [Trail([boxes_of(row)]) for row in range(len(SIZES))]
-    follow(draws.transforms, draws.params, draws.sizes_hw, trails)
+    follow(draws, trails)
     for row, trail in enumerate(trails):
         boxes = tv_tensors.BoundingBoxes(
             torch.from_numpy(boxes_of(row)).float(), format="XYXY", canvas_size=tuple(SIZES[row].tolist())
@@ -146,20 +146,20 @@ def test_masks(name, dtype):
     found, _ = move(masks, draws)
     for row, mask in enumerate(masks):
         expected = mask
-        for number, params in enumerate(draws.params):
-            if isinstance(params, Box):  # torchvision's nearest pixel is another one than Pillow's, which is ours
-                top, left, height, width = params.box_tlhw[row].tolist()
+        for record in draws.records:
+            if isinstance(record, Box):  # torchvision's nearest pixel is another one than Pillow's, which is ours
+                top, left, height, width = record.box_tlhw[row].tolist()
                 cropped = F.crop(tv_tensors.Mask(torch.from_numpy(expected)), top, left, height, width).numpy()
-                size = tuple(params.size_hw[row, ::-1].tolist())
+                size = tuple(record.size_hw[row, ::-1].tolist())
                 image = PILImage.fromarray(cropped.astype(np.int32))
                 expected = np.asarray(image.resize(size, PILImage.Resampling.NEAREST)).astype(dtype)
-            elif isinstance(params, Flip) and params.flipped[row]:
-                expected = np.flip(expected, params.axis).copy()
-            elif isinstance(params, Warp) and params.warped[row]:
+            elif isinstance(record, Flip) and record.flipped[row]:
+                expected = np.flip(expected, record.axis).copy()
+            elif isinstance(record, Warp) and record.warped[row]:
                 image = PILImage.fromarray(expected.astype(np.int32))
-                size = tuple(draws.sizes_hw[number + 1][row, ::-1].tolist())
+                size = tuple(record.after_hw[row, ::-1].tolist())
                 method = PILImage.Transform.PERSPECTIVE
-                coefficients = params.coefficients[row].tolist()
+                coefficients = record.coefficients[row].tolist()
                 if not any(coefficients[6:]):
                     method, coefficients = PILImage.Transform.AFFINE, coefficients[:6]
                 expected = np.asarray(image.transform(size, method, coefficients)).astype(dtype)
@@ -190,10 +190,10 @@ def test_sanitizing_and_clamping():
     tv = tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(60, 80))
     for least in ({}, {"min_size": 3}, {"min_area": 200}):
         _, expected = F.sanitize_bounding_boxes(tv, **least)
-        kept = T.SanitizeBoundingBoxes(**least).keeps(None, 0, boxes, np.array([60, 80]))
-        assert kept is not None
-        np.testing.assert_array_equal(kept, expected.numpy())
+        trail = Trail([boxes])
+        follow(T.Chain([T.SanitizeBoundingBoxes(**least)]).draw(KEY, np.arange(1), np.array([[60, 80]])), [trail])
+        np.testing.assert_array_equal(trail.boxes[0], boxes[expected.numpy()])
     draws = T.Chain([T.ClampBoundingBoxes()]).draw(KEY, np.arange(1), np.array([[60, 80]]))
     trail = Trail([boxes])
-    follow(draws.transforms, draws.params, draws.sizes_hw, [trail])
+    follow(draws, [trail])
     np.testing.assert_array_equal(trail.boxes[0], F.clamp_bounding_boxes(tv).numpy())

@@ -6,14 +6,13 @@ import numpy as np
 import originals
 import pytest
 import torch
-from drawn import alike, described
+from drawn import alike, described, program
 from PIL import Image
 from scipy import stats
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.policies import KINDS, operations
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops
 
@@ -22,7 +21,7 @@ HEIGHT, WIDTH = 60, 47
 
 
 def draw(transform: T.AugMix, n: int = N) -> Mixture:
-    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1)))[0]
+    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
 
 
 @pytest.fixture(scope="module")
@@ -122,12 +121,9 @@ def test_severity_1_moves_nothing():
 def run(params: Mixture, image: np.ndarray, transform: T.AugMix, *, batched: bool) -> np.ndarray:
     count = len(params.codes)
     sizes = np.tile([image.shape[:2]], (count, 1))
-    draws = T.Draws((transform,), (params,), (sizes, sizes))
-    stage, images = compile_stage(T.Chain([transform]), device="cpu"), RaggedImages.from_arrays([image] * count)
-    results = stage(images, draws)
-    if batched:
-        results = torch.empty_like(results)
-        BatchRunner(stage._finishes[0], torch.device("cpu"))(images, draws, results)
+    draws = program(transform, params, sizes)
+    stage = compile_stage(T.Chain([transform]), device="cpu", runner="batched" if batched else "single")
+    results = stage(RaggedImages.from_arrays([image] * count), draws)
     return results.permute(0, 2, 3, 1).numpy()
 
 

@@ -8,13 +8,12 @@ import numpy as np
 import originals
 import pytest
 import torch
-from drawn import alike, described
+from drawn import alike, described, program
 from PIL import Image
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.policies import AUTO, KINDS, MIX, POLICIES, RAND, WIDE, operations, policy_table
 from gpuload.transforms.program.ops import NOTHING, OPS, Ops
 
@@ -23,7 +22,7 @@ HEIGHT, WIDTH = 60, 47
 
 
 def draw(transform: T.Transform, n: int = N, size: tuple[int, int] = (HEIGHT, WIDTH), epoch: int = 0) -> Ops:
-    return T.Chain([transform]).draw(epoch_key(8, epoch), np.arange(n), np.tile([size], (n, 1)))[0]
+    return T.Chain([transform]).draw(epoch_key(8, epoch), np.arange(n), np.tile([size], (n, 1))).records[0]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +103,7 @@ def test_operations_are_torchvisions_on_pillow_images(v2, kind):
     count = len(magnitudes)
     sizes = np.tile([[HEIGHT, WIDTH]], (count, 1))
     params = Ops(*operations(np.full((count, 1), number), magnitudes, sizes))
-    draws = T.Draws((ours,), (params,), (sizes, sizes))
+    draws = program(ours, params, sizes)
     results = compile_stage(T.Chain([ours]), device="cpu")(
         RaggedImages.from_arrays([np.asarray(picture)] * count), draws
     )
@@ -159,14 +158,14 @@ def test_draws_hang_on_the_position_alone(transform):
     chain = T.Chain([transform])
     together, (height, width) = draw(transform, 64), (HEIGHT, WIDTH)
     for position in random.Random(2).sample(range(64), 8):
-        one = chain.draw(epoch_key(8, 0), np.array([position]), np.array([[height, width]]))[0]
+        one = chain.draw(epoch_key(8, 0), np.array([position]), np.array([[height, width]])).records[0]
         assert np.array_equal(one.codes[0], together.codes[position])
         assert np.array_equal(one.values[0], together.values[position])
 
 
 def test_shifts_follow_the_size_of_each_image():
     sizes = np.array([[331, 662], [662, 331]] * 400)
-    params = T.Chain([T.RandAugment(1, 30)]).draw(epoch_key(1, 0), np.arange(800), sizes)[0]
+    params = T.Chain([T.RandAugment(1, 30)]).draw(epoch_key(1, 0), np.arange(800), sizes).records[0]
     values = params.values[:, 0]
     shifts = (params.codes[:, 0] == OPS.index("warp")) & (values[:, [0, 1, 3, 4]] == [1, 0, 0, 1]).all(axis=1)
     moved, expected = np.abs(values[shifts][:, [5, 2]]), np.trunc(sizes[shifts] * 150 / 331)  # down, across
@@ -237,14 +236,10 @@ def test_some_images_in_the_middle_of_a_chain(transform, batched):
         T.Chain([T.RandomApply([transform], 0.7)]),
     ):
         draws = chain.draw(epoch_key(3, 0), np.arange(20), sizes)
-        images, stage = RaggedImages.from_arrays([image] * 20), compile_stage(chain, device="cpu")
-        result = stage(images, draws)
-        if batched:
-            result = torch.empty_like(result)
-            BatchRunner(stage._finishes[0], torch.device("cpu"))(images, draws, result)
-        results.append(result)
+        stage = compile_stage(chain, device="cpu", runner="batched" if batched else "single")
+        results.append(stage(RaggedImages.from_arrays([image] * 20), draws))
     cropped, whole = results
-    box = T.Chain([T.CenterCrop((17, 23))]).draw(epoch_key(3, 0), np.arange(1), sizes[:1])[0].box_tlhw[0]
+    box = T.Chain([T.CenterCrop((17, 23))]).draw(epoch_key(3, 0), np.arange(1), sizes[:1]).records[0].box_tlhw[0]
     top, left = box[:2].tolist()
     assert torch.equal(cropped, whole[:, :, top : top + 17, left : left + 23])
     unchanged = [bool((one.permute(1, 2, 0).numpy() == image).all()) for one in whole]

@@ -177,12 +177,12 @@ def test_a_sample_gets_the_same_draws_in_any_batch():
     together = chain.draw(KEY, positions, sizes)
     rows = np.array([31, 2, 17])
     alone = chain.draw(KEY, positions[rows], sizes[rows])
-    for some, one in zip(together.take(rows).params, alone.params, strict=True):
-        assert (some is None) == (one is None)
-        for name in [] if one is None else one.__dataclass_fields__:
+    for some, one in zip(together.take(rows).records, alone.records, strict=True):
+        assert type(some) is type(one)
+        for name in one.__dataclass_fields__:
             np.testing.assert_array_equal(getattr(some, name), getattr(one, name))
     np.testing.assert_array_equal(chain.regions(KEY, positions, sizes)[rows], alone.windows_tlhw[0])
-    np.testing.assert_array_equal(together.sizes_hw[-1], np.full((40, 2), 64))
+    np.testing.assert_array_equal(together.results_hw, np.full((40, 2), 64))
 
 
 def test_epochs_positions_and_places_in_the_chain_differ():
@@ -190,7 +190,7 @@ def test_epochs_positions_and_places_in_the_chain_differ():
     sizes, positions = sizes_of(8), np.arange(8)
     draws = chain.draw(KEY, positions, sizes)
     other = chain.draw(epoch_key(3, 2), positions, sizes)
-    factors = np.concatenate([draws[0].values[:, 0, :1], draws[1].values[:, 0, :1], other[0].values[:, 0, :1]])
+    factors = np.concatenate([record.values[:, 0, :1] for record in (*draws.records, other.records[0])])
     assert len(np.unique(factors)) == 24
 
 

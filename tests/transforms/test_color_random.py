@@ -16,7 +16,7 @@ N = 10_000
 
 
 def draw(transform, n: int = N, seed: int = 8):
-    return T.Chain([transform]).draw(epoch_key(seed, 0), np.arange(n), np.tile([[30, 40]], (n, 1)))[0]
+    return T.Chain([transform]).draw(epoch_key(seed, 0), np.arange(n), np.tile([[30, 40]], (n, 1))).records[0]
 
 
 @pytest.mark.parametrize(

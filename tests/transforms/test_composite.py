@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -21,32 +22,35 @@ def draw(transform, n: int = N, height: int = 40, width: int = 60, first: int = 
 
 
 def test_random_apply_applies_all_or_none_with_its_probability():
-    drawn = draw(T.RandomApply([T.RandomHorizontalFlip(1), T.RandomVerticalFlip(1)], p=0.3))[0]
-    assert len(drawn.rows) == 1
-    assert stats.binomtest(len(drawn.rows[0]), N, 0.3).pvalue > 0.01
-    assert [type(t).__name__ for t in drawn.draws[0].transforms] == ["RandomHorizontalFlip", "RandomVerticalFlip"]
-    assert len(draw(T.RandomApply([T.Identity()], p=0))[0].rows) == 0
-    assert len(draw(T.RandomApply([T.Identity()], p=1))[0].rows[0]) == N
+    first, second = draw(T.RandomApply([T.RandomHorizontalFlip(1), T.RandomVerticalFlip(1)], p=0.3)).records
+    assert first.rows.tolist() == second.rows.tolist() == sorted(set(first.rows.tolist()))
+    assert stats.binomtest(len(first.rows), N, 0.3).pvalue > 0.01
+    assert [first.name, second.name] == ["RandomHorizontalFlip", "RandomVerticalFlip"]
+    assert (first.step, second.step) == (0, 0)
+    assert len(draw(T.RandomApply([T.RandomInvert()], p=0)).records) == 0
+    assert len(draw(T.RandomApply([T.RandomInvert()], p=1)).records[0].rows) == N
 
 
 def test_random_choice_takes_one_as_often_as_its_share_says():
-    choices = [T.RandomCrop(8), T.CenterCrop(8), T.Identity()]
-    drawn = draw(T.RandomChoice(choices, p=[2, 1, 1]))[0]
-    assert sorted(np.concatenate(drawn.rows).tolist()) == list(range(N))
-    assert [draws.transforms for draws in drawn.draws] == [(choice,) for choice in choices]
-    assert stats.chisquare([len(rows) for rows in drawn.rows], np.array([0.5, 0.25, 0.25]) * N).pvalue > 0.01
-    even = draw(T.RandomChoice(choices))[0]
-    assert stats.chisquare([len(rows) for rows in even.rows]).pvalue > 0.01
-    assert [len(rows) for rows in draw(T.RandomChoice(choices, p=[0, 1, 0]))[0].rows] == [N]
+    choices = [T.RandomCrop(8), T.CenterCrop(8), T.TrimBorder(2)]
+    drawn = draw(T.RandomChoice(choices, p=[2, 1, 1])).records
+    assert sorted(np.concatenate([record.rows for record in drawn]).tolist()) == list(range(N))
+    assert [record.name for record in drawn] == ["RandomCrop", "CenterCrop", "TrimBorder"]
+    assert stats.chisquare([len(record.rows) for record in drawn], np.array([0.5, 0.25, 0.25]) * N).pvalue > 0.01
+    even = draw(T.RandomChoice(choices)).records
+    assert stats.chisquare([len(record.rows) for record in even]).pvalue > 0.01
+    assert [len(record.rows) for record in draw(T.RandomChoice(choices, p=[0, 1, 0])).records] == [N]
+    assert len(draw(T.RandomChoice([T.RandomInvert(), T.Identity()])).records) == 1
 
 
 def test_random_order_takes_every_order_equally_often():
     three = [T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.ColorJitter(0.4)]
-    drawn = draw(T.RandomOrder(three))[0]
-    assert {draws.transforms for draws in drawn.draws} == {
-        (three[a], three[b], three[c]) for a in range(3) for b in range(3) for c in range(3) if len({a, b, c}) == 3
-    }
-    assert stats.chisquare([len(rows) for rows in drawn.rows]).pvalue > 0.01
+    names = [type(transform).__name__ for transform in three]
+    drawn = draw(T.RandomOrder(three)).records
+    ways = [drawn[start : start + 3] for start in range(0, len(drawn), 3)]
+    assert {tuple(record.name for record in way) for way in ways} == set(itertools.permutations(names))
+    assert all(record.rows.tolist() == way[0].rows.tolist() for way in ways for record in way)
+    assert stats.chisquare([len(way[0].rows) for way in ways]).pvalue > 0.01
 
 
 def test_what_a_sample_draws_does_not_hang_on_its_batch_nor_on_its_way():
@@ -58,9 +62,12 @@ def test_what_a_sample_draws_does_not_hang_on_its_batch_nor_on_its_way():
     for row in (0, 7, 199):
         one = chain.draw(KEY, positions[row : row + 1], sizes[row : row + 1])
         taken = whole.take(np.array([row]))
-        for ours, theirs in zip(one.windows_tlhw, taken.windows_tlhw, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        np.testing.assert_array_equal(one.sizes_hw[-1], taken.sizes_hw[-1])
+        # Records of other ways keep their places, for no rows.
+        places = [place for place, own in enumerate(taken.records) if own.rows is None or len(own.rows)]
+        assert [record.name for record in one.records] == [taken.records[place].name for place in places]
+        for ours, place in zip(one.windows_tlhw, [*places, -1], strict=True):
+            np.testing.assert_array_equal(ours, taken.windows_tlhw[place])
+        np.testing.assert_array_equal(one.results_hw, taken.results_hw)
 
 
 def test_compose_is_the_same_as_writing_its_transforms_in_the_chain():
@@ -68,15 +75,15 @@ def test_compose_is_the_same_as_writing_its_transforms_in_the_chain():
     chain = T.Chain([T.Compose([T.Compose(plain[:1]), plain[1]]), NORMALIZE])
     assert chain == T.Chain(plain)
     assert chain.fingerprint() == T.Chain(plain).fingerprint()
-    assert chain.lines[0].streams == (0, 1, 2)
+    assert chain.lines[0].lanes == (0, 1, 2)
 
 
-def test_transforms_inside_draw_from_streams_of_their_own():
+def test_transforms_inside_draw_from_lanes_of_their_own():
     chain = T.Chain([T.RandomApply([T.RandomHorizontalFlip(), T.Compose([T.RandomVerticalFlip()])], p=1), NORMALIZE])
-    assert chain.lines[0].streams == (0, 4)
-    drawn = chain.draw(KEY, np.arange(N), np.tile([[8, 8]], (N, 1)))[0].draws[0]
+    assert chain.lines[0].lanes == (0, 4)
+    drawn = chain.draw(KEY, np.arange(N), np.tile([[8, 8]], (N, 1))).records
     assert abs(np.corrcoef(drawn[0].flipped, drawn[1].flipped)[0, 1]) < 0.05
-    assert not np.array_equal(drawn[0].flipped, draw(T.RandomHorizontalFlip())[0].flipped)
+    assert not np.array_equal(drawn[0].flipped, draw(T.RandomHorizontalFlip()).records[0].flipped)
 
 
 @pytest.mark.parametrize(
@@ -134,3 +141,40 @@ def test_an_image_that_a_transform_inside_refuses_is_named_by_its_row():
     with pytest.raises(T.base.DrawError, match="image is smaller than the crop, 40×60") as caught:
         chain.draw(KEY, np.arange(5), np.array([[60, 60], [70, 60], [60, 80], [40, 60], [60, 60]]))
     assert caught.value.row == 3
+
+
+INSIDE = [
+    T.RandomResizedCrop(24), T.CenterCrop(30), T.Pad(3), T.Resize((31, 25)), T.RandomResize(20, 40, "random"),
+    T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.ColorJitter(0.4), T.GaussianBlur(3),
+    T.RandomRotation(20, expand=True), T.Identity(),
+]  # fmt: skip
+
+
+def nested(random: np.random.Generator, depth: int) -> T.Transform:
+    if depth == 0 or random.random() < 0.4:
+        return INSIDE[random.integers(len(INSIDE))]
+    inside = [nested(random, depth - 1) for _ in range(random.integers(1, 4))]
+    return [T.RandomApply, T.RandomChoice, T.RandomOrder, T.Compose][random.integers(4)](inside)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_windows_and_sizes_are_those_of_each_sample_going_its_way_alone(seed):
+    random = np.random.default_rng(seed)
+    sizes = random.integers(40, 90, (9, 2))
+    program = T.Chain([nested(random, 3) for _ in range(4)]).draw(KEY, np.arange(9), sizes)
+    for row in range(9):
+        way, size = [], sizes[row : row + 1]
+        for place, record in enumerate(program.records):
+            at = np.flatnonzero(np.arange(9) == row if record.rows is None else record.rows == row)
+            if len(at):
+                one = record.take(at, None)
+                np.testing.assert_array_equal(one.sizes_hw, size)
+                size = one.after_hw
+                way.append((place, one))
+        np.testing.assert_array_equal(program.results_hw[row : row + 1], size)
+        window = np.concatenate([np.zeros((1, 2), np.int64), size], axis=1)
+        for place, one in reversed(way):
+            np.testing.assert_array_equal(program.windows_tlhw[place + 1][row : row + 1], window)
+            window = one.input_windows(window)
+            np.testing.assert_array_equal(program.windows_tlhw[place][row : row + 1], window)
+        np.testing.assert_array_equal(program.windows_tlhw[0][row : row + 1], window)

@@ -127,7 +127,7 @@ N = 8000
 )
 def test_boxes_are_distributed_as_published(size, p, scale, ratio, counts):
     transform = T.RandomErasing(p, scale, ratio, min_count=counts[0], max_count=counts[1])
-    boxes = T.Chain([transform]).draw(KEY, np.arange(N), np.tile([size], (N, 1)))[0].boxes_tlhw
+    boxes = T.Chain([transform]).draw(KEY, np.arange(N), np.tile([size], (N, 1))).records[0].boxes_tlhw
     assert boxes.shape == (N, counts[1], 4)
     there = boxes[:, :, 2] > 0
     assert ((boxes[:, :, 3] > 0) == there).all()
@@ -148,6 +148,6 @@ def test_boxes_are_distributed_as_published(size, p, scale, ratio, counts):
 
 
 def test_keys_differ_from_sample_to_sample():
-    drawn = T.Chain([T.RandomErasing()]).draw(KEY, np.arange(N), np.tile([[8, 8]], (N, 1)))[0]
+    drawn = T.Chain([T.RandomErasing()]).draw(KEY, np.arange(N), np.tile([[8, 8]], (N, 1))).records[0]
     assert len(np.unique(drawn.keys[:, 0] << np.uint64(32) | drawn.keys[:, 1])) == N
     assert stats.kstest(drawn.keys.ravel() / 2.0**32, "uniform").pvalue > 0.01

@@ -11,7 +11,6 @@ from scipy import stats
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.transforms.mixing import drawn_mix
 
 N = 8000
 KEY = epoch_key(3, 1)
@@ -20,7 +19,7 @@ FLOAT = T.ToDtype("float32", scale=True)
 
 
 def draw(transform, n: int = N, height: int = 40, width: int = 60):
-    return drawn_mix(T.Chain([NORMALIZE, transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1))))
+    return T.Chain([NORMALIZE, transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1))).mix
 
 
 @pytest.mark.parametrize("kind", [T.MixUp, T.CutMix])
@@ -156,8 +155,8 @@ def test_what_a_sample_draws_does_not_hang_on_its_batch():
     chain = T.Chain([NORMALIZE, T.RandomChoice([T.MixUp(alpha=0.3), T.CutMix(alpha=0.3)])])
     positions = np.random.default_rng(0).permutation(100)
     sizes = np.tile([[30, 40]], (100, 1))
-    whole = drawn_mix(chain.draw(KEY, positions, sizes))
+    whole = chain.draw(KEY, positions, sizes).mix
     for row in (0, 50, 99):
-        one = drawn_mix(chain.draw(KEY, positions[row : row + 1], sizes[:1]))
+        one = chain.draw(KEY, positions[row : row + 1], sizes[:1]).mix
         assert one.share[0] == whole.share[row]
         assert one.box_tlhw[0].tolist() == whole.box_tlhw[row].tolist()

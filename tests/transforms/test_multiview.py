@@ -61,17 +61,17 @@ def test_what_stands_before_is_drawn_once_and_what_stands_behind_for_each_view()
     chain = T.Chain([T.RandomCrop(20), T.MultiView([[T.Identity()], [T.Identity()]]), T.RandomHorizontalFlip()])
     sizes = np.tile([[60, 60]], (500, 1))
     first, second = (chain.draw(KEY, np.arange(500), sizes, view=view) for view in (0, 1))
-    np.testing.assert_array_equal(first[0].box_tlhw, second[0].box_tlhw)
-    assert 180 < (first[2].flipped != second[2].flipped).sum() < 320
-    assert chain.lines[0].streams == (0, 1, 2)
-    assert chain.lines[1].streams == (0, 3, 4)
+    np.testing.assert_array_equal(first.records[0].box_tlhw, second.records[0].box_tlhw)
+    assert 180 < (first.records[1].flipped != second.records[1].flipped).sum() < 320
+    assert chain.lines[0].lanes == (0, 1, 2)
+    assert chain.lines[1].lanes == (0, 3, 4)
 
 
 def test_the_region_is_what_any_view_needs_and_no_more():
     chain = T.Chain([T.MultiView([[T.RandomCrop(10)], [T.RandomCrop((6, 20))]])])
     sizes = np.random.default_rng(0).integers(30, 90, (50, 2))
     regions = chain.regions(KEY, np.arange(50), sizes)
-    boxes = [chain.draw(KEY, np.arange(50), sizes, view=view)[0].box_tlhw for view in (0, 1)]
+    boxes = [chain.draw(KEY, np.arange(50), sizes, view=view).records[0].box_tlhw for view in (0, 1)]
     for row, (top, left, height, width) in enumerate(regions.tolist()):
         assert top == min(box[row, 0] for box in boxes)
         assert left == min(box[row, 1] for box in boxes)

@@ -49,8 +49,8 @@ def test_sides_are_torchvisions():
     assert T.Pad(3) == T.Pad([3]) == T.Pad((3, 3, 3, 3))
     assert T.Pad((1, 2)) == T.Pad((1, 2, 1, 2))
     draws = draw(T.Pad((1, 2, 30, 400)), 50, 60, 1)
-    np.testing.assert_array_equal(draws[0].box_tlhw, [[-2, -1, 452, 91]])
-    np.testing.assert_array_equal(draws.sizes_hw[1], [[452, 91]])
+    np.testing.assert_array_equal(draws.records[0].box_tlhw, [[-2, -1, 452, 91]])
+    np.testing.assert_array_equal(draws.results_hw, [[452, 91]])
     assert T.Chain([T.Resize((8, 9)), T.Pad((1, 2, 30, 400))]).output_size_hw == (410, 40)
     assert T.Chain([T.Pad(1)]).output_size_hw is None
 
@@ -58,7 +58,7 @@ def test_sides_are_torchvisions():
 def test_negative_padding_cuts_off():
     chain = T.Chain([T.Pad((-3, 2, -4, -5))])
     draws = chain.draw(KEY, np.arange(1), np.array([[50, 60]]))
-    np.testing.assert_array_equal(draws.sizes_hw[1], [[47, 53]])
+    np.testing.assert_array_equal(draws.results_hw, [[47, 53]])
     np.testing.assert_array_equal(chain.regions(KEY, np.arange(1), np.array([[50, 60]])), [[0, 3, 45, 53]])
     text = "Pad((-3, 2, -4, -5)) with its negative padding leaves nothing of an image of 50×7 (height × width)"
     with pytest.raises(DrawError, match=re.escape(text)) as caught:
@@ -94,7 +94,7 @@ def test_a_crop_behind_padding_decodes_no_more_than_it_shows():
 def test_zooming_out_is_torchvisions():
     height, width, p, (low, high) = 50, 70, 0.6, (1.5, 4.0)
     draws = draw(T.RandomZoomOut(side_range=(low, high), p=p), height, width)
-    boxes, sizes = draws[0].box_tlhw, draws.sizes_hw[1]
+    boxes, sizes = draws.records[0].box_tlhw, draws.results_hw
     np.testing.assert_array_equal(boxes[:, 2:], sizes)
     zoomed = (sizes != (height, width)).any(axis=1)
     assert abs(zoomed.mean() - p) < 4 * np.sqrt(p * (1 - p) / N)

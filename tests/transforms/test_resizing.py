@@ -49,19 +49,19 @@ def test_refused(make, error, text):
 
 def test_scale_jitter_is_torchvisions():
     height, width, target, (low, high) = 90, 130, (100, 60), (0.2, 1.8)
-    sizes = draw(T.ScaleJitter(target, (low, high)), height, width).sizes_hw[1]
+    sizes = draw(T.ScaleJitter(target, (low, high)), height, width).results_hw
     rng = np.random.default_rng(0)
     factors = min(target[1] / height, target[0] / width) * rng.uniform(low, high, N)
     for axis, length in enumerate((height, width)):
         assert stats.ks_2samp(sizes[:, axis], (length * factors).astype(int)).pvalue > 0.01
     assert abs(sizes[:, 0] / height - sizes[:, 1] / width).max() <= 1 / height
     # Nothing becomes less than a pixel.
-    assert draw(T.ScaleJitter((2, 2), (0.1, 0.2)), 100, 90, 10).sizes_hw[1].min() == 1
+    assert draw(T.ScaleJitter((2, 2), (0.1, 0.2)), 100, 90, 10).results_hw.min() == 1
 
 
 def test_shortest_sizes_are_torchvisions():
     lengths, limit = [30, 40, 50, 65], 90
-    sizes = draw(T.RandomShortestSize(lengths, limit), 77, 128).sizes_hw[1]
+    sizes = draw(T.RandomShortestSize(lengths, limit), 77, 128).results_hw
     expected = []
     for length in lengths:
         factor = min(length / 77, limit / 128)
@@ -70,17 +70,17 @@ def test_shortest_sizes_are_torchvisions():
     assert len(set(expected)) == len(lengths)
     assert sum(counts) == N
     assert stats.chisquare(counts).pvalue > 0.01
-    one = draw(T.RandomShortestSize(lengths[1]), 77, 128, 50).sizes_hw[1]
+    one = draw(T.RandomShortestSize(lengths[1]), 77, 128, 50).results_hw
     np.testing.assert_array_equal(one, [[int(77 * (40 / 77)), int(128 * (40 / 77))]] * 50)
 
 
 def test_random_resize_is_torchvisions():
-    sizes = draw(T.RandomResize(20, 36), 77, 128).sizes_hw[1]
+    sizes = draw(T.RandomResize(20, 36), 77, 128).results_hw
     counts = [(sizes[:, 0] == length).sum() for length in range(20, 36)]  # the greatest is left out
     assert sum(counts) == N
     assert stats.chisquare(counts).pvalue > 0.01
     np.testing.assert_array_equal(sizes[:, 1], (sizes[:, 0] * 128 / 77).astype(int))
-    upright = draw(T.RandomResize(20, 21), 128, 77, 5).sizes_hw[1]
+    upright = draw(T.RandomResize(20, 21), 128, 77, 5).results_hw
     np.testing.assert_array_equal(upright, [[int(20 * 128 / 77), 20]] * 5)
 
 
@@ -88,7 +88,7 @@ def test_random_resize_is_torchvisions():
 def test_sizes_are_torchvisions(size, max_size):
     rule = originals.torchvision().transforms.functional._compute_resized_output_size
     sizes = np.random.default_rng(0).integers(1, 400, (2000, 2))
-    ours = T.Chain([T.Resize(size, max_size=max_size)]).draw(KEY, np.arange(2000), sizes).sizes_hw[1]
+    ours = T.Chain([T.Resize(size, max_size=max_size)]).draw(KEY, np.arange(2000), sizes).results_hw
     for before, after in zip(sizes.tolist(), ours.tolist(), strict=True):
         theirs = rule(tuple(before), None if size is None else [size], max_size, allow_size_none=True)
         assert after == [max(1, length) for length in theirs]
@@ -107,23 +107,26 @@ def test_sizes_are_torchvisions(size, max_size):
 )
 def test_a_random_filter_is_bilinear_or_bicubic(transform):
     draws = draw(transform, 60, 80)
-    bilinear, bicubic = ((draws[0].filters == FILTERS.index(name)).sum() for name in ("bilinear", "bicubic"))
+    bilinear, bicubic = ((draws.records[0].filters == FILTERS.index(name)).sum() for name in ("bilinear", "bicubic"))
     assert bilinear + bicubic == N
     assert stats.binomtest(int(bicubic), N).pvalue > 0.01
-    if np.ptp(draws.sizes_hw[1][:, 0]):  # which says nothing of the size
-        assert stats.spearmanr(draws[0].filters, draws.sizes_hw[1][:, 0]).pvalue > 0.01
+    if np.ptp(draws.results_hw[:, 0]):  # which says nothing of the size
+        assert stats.spearmanr(draws.records[0].filters, draws.results_hw[:, 0]).pvalue > 0.01
 
 
 def test_a_random_filter_changes_no_box():
-    fixed, random = (draw(T.RandomResizedCrop(40, interpolation=name), 60, 80)[0] for name in ("bilinear", "random"))
+    fixed, random = (
+        draw(T.RandomResizedCrop(40, interpolation=name), 60, 80).records[0] for name in ("bilinear", "random")
+    )
     np.testing.assert_array_equal(fixed.box_tlhw, random.box_tlhw)
-    assert fixed.filters is None
+    assert fixed.filters == "bilinear"
 
 
-def test_a_window_of_a_random_filter_is_as_wide_as_bicubic_needs():
-    regions = [
-        T.Chain([T.Resize((50, 50), name), T.CenterCrop(10)]).regions(KEY, np.arange(1), np.array([[500, 500]]))[0]
-        for name in ("bilinear", "bicubic", "random")
-    ]
-    np.testing.assert_array_equal(regions[1], regions[2])
-    assert regions[0][2] < regions[1][2] < math.ceil(500 / 50 * 15)
+def test_a_window_of_a_random_filter_is_as_wide_as_the_drawn_one_needs():
+    sizes = np.tile([[500, 500]], (40, 1))
+    chains = [T.Chain([T.Resize((50, 50), name), T.CenterCrop(10)]) for name in ("bilinear", "bicubic", "random")]
+    bilinear, bicubic, random = (chain.regions(KEY, np.arange(40), sizes) for chain in chains)
+    cubic = chains[2].draw(KEY, np.arange(40), sizes).records[0].filters == FILTERS.index("bicubic")
+    assert 0 < cubic.sum() < 40
+    np.testing.assert_array_equal(random, np.where(cubic[:, None], bicubic, bilinear))
+    assert bilinear[0, 2] < bicubic[0, 2] < math.ceil(500 / 50 * 15)

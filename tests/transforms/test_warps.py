@@ -20,7 +20,7 @@ KEY = epoch_key(8, 0)
 
 
 def draw(transform: T.Chain, height: int, width: int, n: int = N) -> Warp:
-    return T.Chain([transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1)))[0]
+    return T.Chain([transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1))).records[0]
 
 
 def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
@@ -144,8 +144,10 @@ def test_expanding_makes_room_for_the_whole_image():
     chain = T.Chain([T.RandomRotation(180, expand=True)])
     draws = chain.draw(KEY, np.arange(300), sizes)
     for row, (height, width) in enumerate(sizes.tolist()):
-        corners = forward(np.array([[0, 0], [width, 0], [width, height], [0, height]]), draws[0].coefficients[row])
-        grown = draws.sizes_hw[1][row][::-1]
+        corners = forward(
+            np.array([[0, 0], [width, 0], [width, height], [0, height]]), draws.records[0].coefficients[row]
+        )
+        grown = draws.results_hw[row][::-1]
         assert corners.min() > -1e-9
         assert (corners < grown + 1e-9).all()
         assert (grown - np.ptp(corners, axis=0) < 2).all()
@@ -251,9 +253,9 @@ def test_perspective_draws_are_torchvisions(height, width, scale):
 def test_a_sample_draws_the_same_to_the_last_bit_in_any_batch(transform):
     sizes = np.random.default_rng(1).integers(4, 300, (100, 2))
     chain = T.Chain([transform])
-    together = chain.draw(KEY, np.arange(100), sizes)[0]
+    together = chain.draw(KEY, np.arange(100), sizes).records[0]
     for row in range(100):
-        alone = chain.draw(KEY, np.array([row]), sizes[row : row + 1])[0]
+        alone = chain.draw(KEY, np.array([row]), sizes[row : row + 1]).records[0]
         np.testing.assert_array_equal(alone.coefficients[0], together.coefficients[row])
         np.testing.assert_array_equal(alone.size_hw[0], together.size_hw[row])
         assert alone.warped[0] == together.warped[row]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import torch
 
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish
-from gpuload.transforms import RandomPerspective
-from gpuload.transforms.base import Transform
-from gpuload.transforms.program.ops import Box, Erase, Flip, Mix, Mixture, Ops, Params, Warp
+from gpuload.transforms.program.ops import Box, Mix, Mixture, Outline, Warp
 
 if TYPE_CHECKING:
     from gpuload.stage.dali.engine import Engine
@@ -59,20 +57,22 @@ class DaliBackend(Backend):
     def missing(cls, device: torch.device) -> str | None:
         return None if _installed() else f"backend='dali' needs NVIDIA's DALI, which is not installed: {INSTALL}"
 
-    def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
-        described: Any = transform
-        if issubclass(kind, Mix):
+    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
+        if lacking := [f"{name}: {LACKING[name]}" for name in outline.operations if name in LACKING]:
+            return lacking[0]
+        if outline.kind is Mixture:
+            return "mixtures are not built from DALI's operators"
+        if outline.kind is Mix:
             return "DALI's operators see one image at a time"
-        if issubclass(kind, Ops | Mixture):
-            lacking = next((f"{name}: {LACKING[name]}" for name in transform.operations if name in LACKING), None)
-            return lacking or ("mixtures are not built from DALI's operators" if issubclass(kind, Mixture) else None)
-        if issubclass(kind, Warp):
-            return _lacks_warp(described)
-        if issubclass(kind, Box) and not transform.pads and getattr(described, "interpolation", None) == "nearest":
+        if outline.kind is Warp and not outline.affine:
+            return "DALI's warp is affine"
+        if outline.kind is Warp and "bicubic" in outline.filters:
+            return "DALI's warp has no bicubic filter"
+        if outline.kind is not Box:
+            return None
+        if outline.padding_mode is None and "nearest" in outline.filters:
             return "DALI takes the next pixel on a tie, which shifts an image that is doubled"
-        if issubclass(kind, Box) and transform.pads and described.padding_mode in ("reflect", "symmetric"):
-            return "DALI does not mirror what it pads with"
-        return None if issubclass(kind, Box | Flip | Erase) else f"{kind.__name__} is nothing that DALI knows"
+        return "DALI does not mirror what it pads with" if outline.padding_mode in ("reflect", "symmetric") else None
 
     def levels(self, finish: Finish) -> Levels:
         from gpuload.stage.dali.runner import DaliLevels
@@ -83,12 +83,6 @@ class DaliBackend(Backend):
         from gpuload.stage.dali.runner import DaliLate
 
         return DaliLate(self._engine)
-
-
-def _lacks_warp(transform: Any) -> str | None:
-    if isinstance(transform, RandomPerspective):
-        return "DALI's warp is affine"
-    return "DALI's warp has no bicubic filter" if transform.interpolation == "bicubic" else None
 
 
 def _installed() -> bool:

@@ -6,38 +6,32 @@ erased to 0 and its numbers are added, laid out to the size of the image.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from gpuload.stage.dali.engine import ndd
-from gpuload.stage.dali.images import Images, merged
-from gpuload.stage.finished import random_numbers
+from gpuload.stage.dali.images import Images, grouped
+from gpuload.stage.finished import boxes_within, random_numbers
+from gpuload.transforms.program.ops import Erase
 
 __all__ = ["erase"]
 
 
-def erase(images: Images, transform: Any, boxes_tlhw: np.ndarray, keys: np.ndarray) -> Images:
-    """Overwrite boxes of images that are levels or finished.
-
-    Args:
-        images: of any form, which stays.
-        transform: the `RandomErasing`.
-        boxes_tlhw: int64 (n, boxes, 4), within the images; of no height where there is none.
-        keys: as in `gpuload.transforms.program.ops.Erase`.
-    """
-    rows = np.flatnonzero(boxes_tlhw[:, :, 2:].min(axis=2).max(axis=1))
-    if not len(rows):
+def erase(images: Images, record: Erase, before: np.ndarray) -> Images:
+    """Overwrite boxes of windows of images that are levels or finished, of any form, which stays."""
+    boxes_tlhw = boxes_within(record, before)
+    there = boxes_tlhw[:, :, 2:].min(axis=2).max(axis=1) > 0
+    if not there.any():
         return images
-    images = Images(images.batch)
-    some = images.take(rows)
-    if transform.kind == "const":
-        erased = _filled(some, boxes_tlhw[rows], transform.numbers)
-    else:
-        erased = _random(some, boxes_tlhw[rows], keys[rows], per_pixel=transform.kind == "pixel")
-    rest = np.setdiff1d(np.arange(len(images)), rows)
-    return merged([(rows, erased), (rest, images.take(rest))]) if len(rest) else erased
+
+    def erased(some: Images, rows: np.ndarray, there: bool) -> Images:
+        if not there:
+            return some
+        if record.kind == "const":
+            return _filled(some, boxes_tlhw[rows], record.numbers)
+        return _random(some, boxes_tlhw[rows], record.keys[rows], per_pixel=record.kind == "pixel")
+
+    return grouped(images, there, erased)
 
 
 def _filled(images: Images, boxes_tlhw: np.ndarray, fill: tuple[float, ...]) -> Images:

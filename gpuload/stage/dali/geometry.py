@@ -22,10 +22,9 @@ import numpy as np
 
 from gpuload.stage.dali.color import to_levels
 from gpuload.stage.dali.engine import ndd, numbers, types
-from gpuload.stage.dali.images import Images, merged
-from gpuload.transforms.matrices import IDENTITY
-from gpuload.transforms.program.ops import FILTERS, Box, Warp
-from gpuload.transforms.program.windows import SUPPORT
+from gpuload.stage.dali.images import Images, grouped
+from gpuload.transforms.program.ops import Box, Warp, filter_codes
+from gpuload.transforms.program.windows import FILTERS, SUPPORT
 
 __all__ = ["crop", "resize", "warp"]
 
@@ -37,14 +36,14 @@ KERNELS: Final = {
 GUARD: Final = 1e-3  # what a blend of four equal levels may lose before it is cut off
 
 
-def crop(images: Images, transform: Any, params: Box, before: np.ndarray, after: np.ndarray) -> Images:
+def crop(images: Images, record: Box, before: np.ndarray, after: np.ndarray) -> Images:
     """Boxes that may reach beyond the image; windows as for `gpuload.stage.backend.Levels`."""
-    corners = params.box_tlhw[:, :2] + after[:, :2] - before[:, :2]
+    corners = record.box_tlhw[:, :2] + after[:, :2] - before[:, :2]
     boxes = np.hstack([corners, after[:, 2:]])
     if not corners.any() and np.array_equal(after[:, 2:], before[:, 2:]):
         return images
-    if transform.padding_mode == "constant":
-        return images.cut(boxes, transform.outside(masks=False))
+    if record.padding_mode == "constant":
+        return images.cut(boxes, record.fill)
     inside = (corners >= 0).all() and (corners + after[:, 2:] <= before[:, 2:]).all()
     if inside:
         return images.cut(boxes)
@@ -62,22 +61,17 @@ def crop(images: Images, transform: Any, params: Box, before: np.ndarray, after:
     )
 
 
-def resize(images: Images, transform: Any, params: Box, before: np.ndarray, after: np.ndarray) -> Images:
+def resize(images: Images, record: Box, before: np.ndarray, after: np.ndarray) -> Images:
     """Windows of resized boxes, each image with its filter."""
-    scale = params.box_tlhw[:, 2:] / params.size_hw
-    corners = before[:, :2] - params.box_tlhw[:, :2]
+    scale = record.box_tlhw[:, 2:] / record.size_hw
+    corners = before[:, :2] - record.box_tlhw[:, :2]
     starts = after[:, :2] * scale - corners
     ends = (after[:, :2] + after[:, 2:]) * scale - corners
-    filters = params.filters
-    if filters is None:
-        filters = np.full(len(images), FILTERS.index(transform.interpolation))
-    pixels, parts = Images(images.batch), []
-    for number in np.unique(filters).tolist():
-        rows = np.flatnonzero(filters == number)
-        some = pixels if len(rows) == len(filters) else pixels.take(rows)
-        regions = [values[rows] for values in (starts, ends, before[:, 2:], after[:, 2:])]
-        parts.append((rows, _resized(some, FILTERS[number], *regions)))
-    return merged(parts)
+
+    def resized(some: Images, rows: np.ndarray, number: int) -> Images:
+        return _resized(some, FILTERS[number], starts[rows], ends[rows], before[rows, 2:], after[rows, 2:])
+
+    return grouped(images, filter_codes(record.filters, len(images)), resized)
 
 
 def _resized(
@@ -97,22 +91,19 @@ def _resized(
 def _pass(batch: ndd.Batch, interpolation: str, starts: np.ndarray, ends: np.ndarray, size_hw: np.ndarray) -> ndd.Batch:
     """The same, for images that are zero beyond their borders; what that takes away at the borders is made up for.
 
-    Whether it does is asked of each image by itself, or its bits would hang on the others of its batch.
+    Whether it does is asked of each image by itself, or its bits would depend on the others of its batch.
     """
     images = Images(batch)
     shares = _shares(interpolation, starts, ends, size_hw, images.sizes_hw)
     short = np.array([any((share != 1).any() for share in pair) for pair in shares])
-    parts = []
-    for rows in (np.flatnonzero(~short), np.flatnonzero(short)):
-        if len(rows):
-            some = images if len(rows) == len(short) else images.take(rows)
-            regions = starts[rows], ends[rows], size_hw[rows]
-            if short[rows[0]]:
-                found = _made_up(some, interpolation, *regions, [shares[row] for row in rows.tolist()])
-            else:
-                found = _sampled(some.batch, interpolation, *regions)
-            parts.append((rows, Images(found)))
-    return merged(parts).batch
+
+    def sampled(some: Images, rows: np.ndarray, short: bool) -> Images:
+        regions = starts[rows], ends[rows], size_hw[rows]
+        if short:
+            return Images(_made_up(some, interpolation, *regions, [shares[row] for row in rows.tolist()]))
+        return Images(_sampled(some.batch, interpolation, *regions))
+
+    return grouped(images, short, sampled).batch
 
 
 def _made_up(
@@ -176,31 +167,31 @@ def _weights(distance: np.ndarray, interpolation: str) -> np.ndarray:
     return np.where(distance < 1, near, np.where(distance < 2, far, 0))
 
 
-def warp(images: Images, transform: Any, params: Warp, after: np.ndarray) -> Images:
+def warp(images: Images, record: Warp, after: np.ndarray) -> Images:
     """Affine maps; what lies outside is filled. `after` are the windows of the results.
 
     Raises:
         ValueError: a map is not affine.
     """
-    coefficients = np.where(params.warped[:, None], params.coefficients, IDENTITY)
+    coefficients = np.where(record.warped[:, None], record.coefficients, np.eye(3).ravel()[:8])
     if coefficients[:, 6:].any():
         row = int(coefficients[:, 6:].any(axis=1).argmax())
         raise ValueError(
-            f"DALI's warp is affine, but what {type(transform).__name__} drew for row {row} of the batch has the "
+            f"DALI's warp is affine, but what {record.name} drew for row {row} of the batch has the "
             f"coefficients g, h = {coefficients[row, 6:].tolist()}, which must be 0; use another backend"
         )
     maps = coefficients[:, :6].reshape(-1, 2, 3).copy()
     maps[:, :, 2] += maps[:, :, 0] * after[:, 1, None] + maps[:, :, 1] * after[:, 0, None]
     matrix = ndd.as_batch(maps.astype(np.float32))
     size = ndd.as_batch(after[:, 2:].astype(np.float32))
-    kernel = KERNELS[transform.interpolation]
+    kernel = KERNELS[str(record.filters)]
     pixels = images.batch
     warped = ndd.warp_affine(pixels, matrix, size=size, interp_type=kernel, dtype=ndd.float32)
     ones = [np.ones((height, width, 1), np.uint8) for height, width in images.sizes_hw.tolist()]
     there = ndd.as_batch(ones, layout="HWC").to_device(pixels.device)
     inside = ndd.warp_affine(there, matrix, size=size, interp_type=types.INTERP_NN, fill_value=0.0)
-    fill = np.array(transform.outside(masks=False), np.float32)
+    fill = np.array(record.fill, np.float32)
     outside = numbers(np.tile(fill, (len(images), 1, 1, 1)), pixels)
     # Pillow cuts filtered levels off behind the decimal point.
-    cut = GUARD - 0.5 if transform.interpolation == "bilinear" else 0.0
+    cut = GUARD - 0.5 if record.filters == "bilinear" else 0.0
     return Images(to_levels((warped + cut - outside) * inside + outside))

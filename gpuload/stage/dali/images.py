@@ -9,7 +9,7 @@ An `Images` is immutable and lives as long as a call of the stage; its first bat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from gpuload.stage.dali.engine import ndd, own, samples
 from gpuload.stage.ragged import RaggedImages
 
-__all__ = ["Images", "merged"]
+__all__ = ["Images", "grouped", "merged"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +117,15 @@ def merged(parts: Sequence[tuple[np.ndarray, Images]]) -> Images:
         for row, sample in zip(rows.tolist(), samples(images.batch), strict=True):
             found[row] = sample
     return Images(ndd.as_batch(found))
+
+
+def grouped(images: Images, keys: np.ndarray, change: Callable[[Images, np.ndarray, Any], Images]) -> Images:
+    """Change images, those of one key, (n,), together: `change` is given these, their rows and the key."""
+    images, parts = Images(images.batch), []
+    for key in np.unique(keys).tolist():
+        rows = np.flatnonzero(keys == key)
+        parts.append((rows, change(images if len(rows) == len(keys) else images.take(rows), rows, key)))
+    return merged(parts)
 
 
 def _flip(batch: ndd.Batch, *, horizontal: np.ndarray | None = None, vertical: np.ndarray | None = None) -> ndd.Batch:

@@ -1,12 +1,10 @@
-"""What each kind of parameters does to the images of a batch in DALI, from window to window.
+"""What each kind of record does to the images of a batch in DALI, from window to window.
 
-The same for images that are levels and for those that are finished: of the latter, only `Flip`, `Erase` and what holds
-these are asked for.
+The same for images that are levels and for those that are finished: of the latter, only `Flip` and `Erase` are asked
+for.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -14,48 +12,55 @@ from gpuload.stage.dali.erasing import erase
 from gpuload.stage.dali.geometry import crop, resize, warp
 from gpuload.stage.dali.images import Images, merged
 from gpuload.stage.dali.operations import operate
-from gpuload.stage.finished import boxes_within
-from gpuload.transforms import Draws
-from gpuload.transforms.program.ops import Box, Branches, Erase, Flip, Ops, Warp
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Box, Erase, Flip, Ops, Record, Warp
 
-__all__ = ["apply_line"]
-
-
-def apply_line(images: Images, draws: Draws, windows_tlhw: tuple[np.ndarray, ...]) -> Images:
-    """Take images through transforms; windows as for `gpuload.stage.backend.Levels`."""
-    for number, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
-        images = _apply(images, transform, params, windows_tlhw[number], windows_tlhw[number + 1])
-    return images
+__all__ = ["apply_program"]
 
 
-def _apply(images: Images, transform: Any, params: Any, before: np.ndarray, after: np.ndarray) -> Images:
-    match params:
+def apply_program(images: Images, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> Images:
+    """Take images through records; windows as for `gpuload.stage.backend.Levels`.
+
+    Images are taken out of the batch for records of some rows, and come back when a record wants them in another
+    company: each way of a branch is taken out once, however many records it has.
+    """
+    out: dict[bytes, tuple[np.ndarray, Images]] = {}
+    for record, before, after in zip(program.records, windows_tlhw, windows_tlhw[1:], strict=False):
+        rows = record.rows
+        if rows is None:
+            images, out = _apply(_joined(images, out), record, before, after), {}
+        elif len(rows):
+            key = rows.tobytes()
+            if key not in out:
+                if any(np.isin(rows, others).any() for others, _ in out.values()):
+                    images, out = _joined(images, out), {}
+                out[key] = rows, images.take(rows)
+            out[key] = rows, _apply(out[key][1], record, before[rows], after[rows])
+    return _joined(images, out)
+
+
+def _joined(images: Images, out: dict[bytes, tuple[np.ndarray, Images]]) -> Images:
+    """Images of which some were taken out and changed."""
+    if not out:
+        return images
+    rest = np.setdiff1d(np.arange(len(images)), np.concatenate([rows for rows, _ in out.values()]))
+    return merged([*out.values(), (rest, images.take(rest))] if len(rest) else [*out.values()])
+
+
+def _apply(images: Images, record: Record, before: np.ndarray, after: np.ndarray) -> Images:
+    match record:
         case Flip():
-            return images.flip(params.flipped, params.axis)
-        case Box() if transform.pads:
-            return crop(images, transform, params, before, after)
+            return images.flip(record.flipped, record.axis)
+        case Box(padding_mode=None):
+            return resize(images, record, before, after)
         case Box():
-            return resize(images, transform, params, before, after)
+            return crop(images, record, before, after)
         case Warp():
-            return warp(images, transform, params, after)
+            return warp(images, record, after)
         case Ops():
-            images = operate(images, transform, params)
+            images = operate(images, record)
             return images if np.array_equal(before, after) else images.cut(after)
         case Erase():
-            return erase(images, transform, boxes_within(params, before), params.keys)
-        case Branches():
-            return _branch(images, params, after)
-    return images
-
-
-def _branch(images: Images, params: Branches, after: np.ndarray) -> Images:
-    """Each way for the images that take it."""
-    parts = []
-    for rows, draws in zip(params.rows, params.draws, strict=True):
-        if len(rows):
-            parts.append((rows, apply_line(images.take(rows), draws, draws.windows_for(after[rows]))))
-    taken = np.concatenate([rows for rows, _ in parts]) if parts else np.empty(0, np.int64)
-    rest = np.setdiff1d(np.arange(params.count), taken)
-    if len(rest):
-        parts.append((rest, images.take(rest)))
-    return merged(parts)
+            return erase(images, record, before)
+        case _:
+            return images

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from gpuload.stage.dali import color, neighbourhood
 from gpuload.stage.dali.engine import ndd
-from gpuload.stage.dali.images import Images, merged
-from gpuload.transforms.program.ops import NOTHING, OPS, Ops
+from gpuload.stage.dali.images import Images, grouped
+from gpuload.transforms.program.ops import NOTHING, OPS, Ops, code
 
 __all__ = ["OPERATIONS", "operate"]
 
@@ -35,33 +35,25 @@ OPERATIONS: Final[dict[str, Operation | None]] = {
 }
 
 
-def operate(images: Images, transform: Any, params: Ops) -> Images:
+def operate(images: Images, record: Ops) -> Images:
     """Do the operations, the first of all images first; images with the same one go together.
 
     Raises:
         TypeError: one of them is not made of DALI's.
     """
-    for turn in range(params.codes.shape[1]):
-        images = _turn(images, params.codes[:, turn], params.values[:, turn])
-    channels = transform.output_channels(images.channels)
-    return images if channels == images.channels else Images(color.in_channels(images.batch, channels))
+    codes = np.where(record.codes == NOTHING, code("identity"), record.codes)
+    for turn in range(codes.shape[1]):
+        images = _turn(images, codes[:, turn], record.values[:, turn])
+    if record.channels in (None, images.channels):
+        return images
+    return Images(color.in_channels(images.batch, record.channels))
 
 
 def _turn(images: Images, codes: np.ndarray, values: np.ndarray) -> Images:
-    operations = [None if code == NOTHING else _operation(OPS[code]) for code in codes.tolist()]
-    wanted = dict.fromkeys(operations)
-    if set(wanted) == {None}:
-        return images
-    images, parts = Images(images.batch), []
-    for operation in wanted:
-        rows = np.array([row for row, found in enumerate(operations) if found is operation], np.int64)
-        some = images if len(wanted) == 1 else images.take(rows)
-        parts.append((rows, some if operation is None else Images(operation(some.batch, values[rows]))))
-    return merged(parts)
+    def operated(some: Images, rows: np.ndarray, number: int) -> Images:
+        if OPS[number] not in OPERATIONS:
+            raise TypeError(f"{OPS[number]} is no operation that is made of DALI's")
+        operation = OPERATIONS[OPS[number]]
+        return some if operation is None else Images(operation(some.batch, values[rows]))
 
-
-def _operation(name: str) -> Operation | None:
-    try:
-        return OPERATIONS[name]
-    except KeyError:
-        raise TypeError(f"{name} is no operation that is made of DALI's") from None
+    return images if (codes == code("identity")).all() else grouped(images, codes, operated)

@@ -9,20 +9,19 @@ engine, whose operators hold no images.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 
 from gpuload.stage.dali.engine import Engine, ndd, samples
 from gpuload.stage.dali.images import Images
-from gpuload.stage.dali.line import apply_line
+from gpuload.stage.dali.line import apply_program
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.ragged import RaggedImages
-from gpuload.transforms import Draws
-from gpuload.transforms.base import full_windows
-from gpuload.transforms.program.ops import Branches, Erase, Flip
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Erase, Flip
 
 __all__ = ["DaliLate", "DaliLevels"]
 
@@ -44,22 +43,23 @@ class DaliLevels:
     def __call__(
         self,
         images: RaggedImages,
-        draws: Draws,
+        program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Draws | None,
-    ) -> Draws | None:
+        late: Program | None,
+    ) -> Program | None:
         with self._engine.running():
             step = PIECE if self._engine.on_cpu else len(images)
             for start in range(0, len(images), step):
                 rows = np.arange(start, min(start + step, len(images)))
                 windows = tuple(window[rows] for window in windows_tlhw)
-                some = apply_line(Images.of_ragged(_taken(images, rows), windows[0]), draws.take(rows), windows)
+                drawn = program if len(rows) == len(program) else program.take(rows)
+                some = apply_program(Images.of_ragged(_taken(images, rows), windows[0]), drawn, windows)
                 behind = None if late is None else late.take(rows)
                 self._write(some, outputs[start : start + len(rows)], behind)
         return None
 
-    def _write(self, images: Images, outputs: Outputs, late: Draws | None) -> None:
+    def _write(self, images: Images, outputs: Outputs, late: Program | None) -> None:
         layout = _layout(outputs)
         finish = self._finish
         if finish.dtype == torch.uint8:
@@ -70,7 +70,7 @@ class DaliLevels:
             std = tuple(1 / a for a in finish.scale)
             finished = images.finished(layout, ndd.float16 if direct else ndd.float32, mean, std)
         if late is not None:
-            finished = apply_line(Images(finished), late, _frames(late)).batch
+            finished = apply_program(Images(finished), late, late.windows_tlhw).batch
         _copy(finished, outputs)
 
 
@@ -84,7 +84,7 @@ class DaliLate:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def __call__(self, outputs: Outputs, late: Draws, partners: np.ndarray | None) -> None:
+    def __call__(self, outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
         rows = np.flatnonzero(_changed(late))
         step = PIECE if self._engine.on_cpu else max(len(rows), 1)
         with self._engine.running():
@@ -92,11 +92,11 @@ class DaliLate:
                 some = rows[start : start + step]
                 self._change([outputs[row] for row in some.tolist()], late.take(some))
 
-    def _change(self, outputs: Sequence[torch.Tensor], draws: Draws) -> None:
+    def _change(self, outputs: Sequence[torch.Tensor], late: Program) -> None:
         layout = _layout(outputs)
         views = [output if layout == "CHW" else output.permute(1, 2, 0) for output in outputs]
         given = ndd.as_batch([view.to(_worked(view.dtype)).contiguous() for view in views], layout=layout)
-        _copy(apply_line(Images(given), draws, _frames(draws)).batch, outputs)
+        _copy(apply_program(Images(given), late, late.windows_tlhw).batch, outputs)
 
 
 def _taken(images: RaggedImages, rows: np.ndarray) -> RaggedImages:
@@ -116,11 +116,6 @@ def _layout(outputs: Outputs) -> str:
     return "HWC" if not outputs[0].is_contiguous() and outputs[0].permute(1, 2, 0).is_contiguous() else "CHW"
 
 
-def _frames(draws: Draws) -> tuple[np.ndarray, ...]:
-    """The windows of transforms that see whole images."""
-    return tuple(full_windows(sizes) for sizes in draws.sizes_hw)
-
-
 def _worked(dtype: torch.dtype) -> torch.dtype:
     """What numbers are worked on as: floats as float32, levels as they are."""
     return torch.float32 if dtype.is_floating_point else dtype
@@ -137,23 +132,16 @@ def _copy(batch: ndd.Batch, outputs: Outputs) -> None:
         output.copy_(sample.torch().permute(order))
 
 
-def _changed(draws: Draws) -> np.ndarray:
+def _changed(late: Program) -> np.ndarray:
     """Which images anything is done to, bool (n,)."""
-    found = np.zeros(len(draws), np.bool_)
-    for params in draws.params:
-        found |= _changes(params, len(draws))
+    found = np.zeros(len(late), np.bool_)
+    for record in late.records:
+        match record:
+            case Flip():
+                changed = record.flipped
+            case Erase():
+                changed = record.boxes_tlhw[:, :, 2].max(axis=1) > 0
+            case _:
+                continue
+        found[slice(None) if record.rows is None else record.rows] |= changed
     return found
-
-
-def _changes(params: Any, count: int) -> np.ndarray:
-    match params:
-        case Flip():
-            return params.flipped
-        case Erase():
-            return params.boxes_tlhw[:, :, 2].max(axis=1) > 0
-        case Branches():
-            found = np.zeros(count, np.bool_)
-            for rows, draws in zip(params.rows, params.draws, strict=True):
-                found[rows[_changed(draws)]] = True
-            return found
-    return np.zeros(count, np.bool_)

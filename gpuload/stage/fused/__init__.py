@@ -1,4 +1,4 @@
-"""Fused Triton kernels; see `gpuload.stage.fused.kernel` for the kernel, `passes` for what is brought to it."""
+"""Fused Triton kernels; see `gpuload.stage.fused.kernel` for the kernel, `passes` for how a program becomes passes."""
 
 from gpuload.stage.fused.backend import FusedBackend
 

@@ -1,7 +1,7 @@
 """The backend ``"fused"``: Triton kernels that take each image through a whole chain in one pass, or in a few.
 
-On a GPU. Without one, and with ``TRITON_INTERPRET=1`` in the environment from the start, they run in Triton's
-interpreter on the CPU, thousands of times as slow: what tests do.
+They run on a GPU. If ``TRITON_INTERPRET=1`` was set before Python started, they run on the CPU in Triton's interpreter,
+thousands of times as slow, which is what tests do.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
-from gpuload.transforms import Draws, Normalize
-from gpuload.transforms.base import Transform
-from gpuload.transforms.program.ops import Box, Erase, Flip, Mix, Ops, Params, Warp
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Erase, Flip, Mixture, Outline
 
 __all__ = ["FusedBackend"]
 
-# What is not a map of single pixels, a neighbourhood of some pixels, or a statistic.
+# Operations that are not a map of single pixels, of a small neighbourhood, or of a statistic.
 LACKING: Final = {
     "noise": "a normal number for each pixel and channel is drawn by torch",
     "pillow_blur": "three box blurs along each axis are six passes",
@@ -35,7 +34,7 @@ CHANNELS: Final = (1, 3)
 
 
 class FusedBackend(Backend):
-    """Fused kernels, for images of 1 or 3 channels: all transforms but noise, Pillow's blur and AugMix."""
+    """Fused kernels, for images of 1 or 3 channels: all transforms except noise, Pillow's blur and AugMix."""
 
     name: ClassVar[str] = "fused"
 
@@ -50,7 +49,7 @@ class FusedBackend(Backend):
             return "the backend 'fused' needs Triton, which is not installed; use `pip install triton`"
         try:
             interpreted = _interpreted()
-        except Exception as error:  # whatever a broken installation may say
+        except Exception as error:  # whatever a broken installation raises
             return f"the backend 'fused' needs Triton, which cannot be imported: {type(error).__name__}: {error}"
         if device.type == "cpu" and not interpreted:
             return (
@@ -59,23 +58,19 @@ class FusedBackend(Backend):
             )
         return None
 
-    def lacks(self, transform: Transform, *, late: bool = False) -> str | None:
-        if isinstance(transform, Normalize) and len(transform.mean) not in CHANNELS:
-            return f"images of {len(transform.mean)} channels are left to torch"
-        return super().lacks(transform, late=late)
-
-    def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
-        if issubclass(kind, Box | Flip | Warp | Erase | Mix):
+    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
+        if late and outline.kind is Flip:
+            return "finished images are moved by torch"
+        if outline.kind is Mixture:
+            return "several results of an image are mixed by torch"
+        if outline.numbers is not None and len(outline.numbers.mean) not in (0, *CHANNELS):
+            return f"images of {len(outline.numbers.mean)} channels are left to torch"
+        if not outline.operations:
             return None
-        if issubclass(kind, Ops):
-            from gpuload.stage.fused.passes import OPERATIONS  # it imports Triton
+        from gpuload.stage.fused.passes import OPERATIONS  # it imports Triton
 
-            lacking = (name for name in transform.operations if name not in OPERATIONS)
-            return next((LACKING.get(name, f"the kernels do not know {name}") for name in lacking), None)
-        return "several results of an image are mixed by torch"
-
-    def _lacks_late(self, transform: Transform, kind: type[Params]) -> str | None:
-        return "finished images are moved by torch" if issubclass(kind, Flip) else None
+        lacking = (name for name in outline.operations if name not in OPERATIONS)
+        return next((LACKING.get(name, f"the kernels do not know {name}") for name in lacking), None)
 
     def levels(self, finish: Finish) -> Levels:
         from gpuload.stage.fused.runner import FusedRunner  # Triton is imported where it is used
@@ -87,23 +82,25 @@ class FusedBackend(Backend):
 
         def run(
             images: RaggedImages,
-            draws: Draws,
+            program: Program,
             windows_tlhw: tuple[np.ndarray, ...],
             outputs: Outputs,
-            late: Draws | None,
-        ) -> Draws | None:
+            late: Program | None,
+        ) -> Program | None:
             if int(images.shapes[0, 2]) not in CHANNELS:
-                return others(images, draws, windows_tlhw, outputs, late)
-            erasing, rest = _leading_erasing(late)
-            runner.launch(runner.prepare(images, draws, windows_tlhw, outputs, erasing), images.pixels, outputs)
-            return rest
+                return others(images, program, windows_tlhw, outputs, late)
+            erasing = _leading_erasing(late)
+            runner.launch(runner.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
+            if late is None or len(erasing) == len(late.records):
+                return None
+            return late.part(len(erasing), len(late.records))
 
         return run
 
     def late(self) -> Late:
         from gpuload.stage.fused.late import apply
 
-        def run(outputs: Outputs, late: Draws, partners: np.ndarray | None) -> None:
+        def run(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
             if outputs[0].shape[0] not in CHANNELS:
                 apply_late(outputs, late, partners=partners)
             else:
@@ -113,7 +110,7 @@ class FusedBackend(Backend):
 
     @staticmethod
     def _cannot_compile(device: torch.device) -> str | None:
-        """Why kernels cannot be made here: one is made for a trial."""
+        """Why kernels cannot be compiled here, found by trying it."""
         try:
             if not _interpreted() and not (os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))):
                 return (
@@ -122,9 +119,9 @@ class FusedBackend(Backend):
             from gpuload.stage.fused.late import trial
 
             trial(device)
-        except torch.cuda.OutOfMemoryError:  # it says nothing of compilers, and is the user's to know
+        except torch.cuda.OutOfMemoryError:  # not the compiler's fault; the user has to know
             raise
-        except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation may say
+        except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation raises
             return f"Triton cannot compile a kernel for {device}: {type(error).__name__}: {error}"
         return None
 
@@ -135,14 +132,11 @@ def _interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def _leading_erasing(late: Draws | None) -> tuple[Draws | None, Draws | None]:
-    """What is erased before anything else is done to finished images, and the rest."""
-    if late is None:
-        return None, None
-    count = next((n for n, params in enumerate(late.params) if not isinstance(params, Erase)), len(late.params))
-    if not count:
-        return None, late
-    first = Draws(late.transforms[:count], late.params[:count], late.sizes_hw[: count + 1])
-    if count == len(late.params):
-        return first, None
-    return first, Draws(late.transforms[count:], late.params[count:], late.sizes_hw[count:])
+def _leading_erasing(late: Program | None) -> list[Erase]:
+    """What is erased of all images before anything else is done to finished images: the last pass does that."""
+    erasing = []
+    for record in () if late is None else late.records:
+        if not isinstance(record, Erase) or record.rows is not None:
+            break
+        erasing.append(record)
+    return erasing

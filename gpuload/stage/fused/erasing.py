@@ -1,14 +1,14 @@
 """Random erasing of finished images: boxes become a constant, a random colour, or normal numbers.
 
-The fused kernel erases a tile before it writes it (`erase`); images that are already written, as behind MixUp, are
-erased where they lie (`erase_images`).
+The fused kernel erases a tile before it writes it (`erase`); images that are already written, as after MixUp, are
+erased in place (`erase_images`).
 
 The numbers are those of `gpuload.stage.noise`, to the last bit where the kernel is launched with
-``enable_fp_fusion=False``: number i of a key comes from block i // 8 of Philox, so each pixel makes its own, wherever
-its tile is worked on.
+``enable_fp_fusion=False``: number i of a key comes from block i // 8 of Philox, so each pixel makes its own, in
+whichever tile it is.
 
 Runs in the process of the stage, on the current stream; `erase` is a device function of Triton. The table of
-quantiles, 256 KB, is kept once for each device, and lies in the cache of a GPU.
+quantiles, 256 KB, is kept once for each device, and fits into the cache of a GPU.
 """
 
 # Type checkers know neither how a kernel is launched nor that calls in kernels return.
@@ -29,13 +29,12 @@ from gpuload.stage.fused.grid import portions
 from gpuload.stage.fused.rounding import round_to
 from gpuload.stage.noise import PER_BLOCK, ROTATION, quantiles
 from gpuload.stage.upload import upload
-from gpuload.transforms.erasing import RandomErasing
 from gpuload.transforms.program.ops import Erase
 
 __all__ = ["RECORD", "erase", "erase_images", "quantile_table", "records"]
 
-# Numbers of a box: top, left, height, width, kind; then of a constant the bits of three float32, of random numbers the
-# place of the first one and the two words of the key.
+# Numbers of a box: top, left, height, width, kind; then for a constant the bits of three float32, for random numbers
+# the index of the first one and the two words of the key.
 RECORD: Final = 8
 
 KINDS: Final = ("const", "rand", "pixel")
@@ -51,45 +50,42 @@ _COSINE: Final = tl.constexpr(ROTATION[0])
 _SINE: Final = tl.constexpr(ROTATION[1])
 
 
-def records(params: Erase, transform: RandomErasing, channels: int) -> np.ndarray:
-    """What `erase` is told: int64 (B, n, `RECORD`), boxes of no height where there is none.
+def records(erase: Erase, channels: int) -> np.ndarray:
+    """The boxes as the function `erase` reads them: int64 (B, n, `RECORD`), of no height where there is none.
 
-    Records of several transforms stand one behind the other along the second axis, in the order of the transforms.
+    Those of several `Erase` are joined along the second axis, in their order.
 
     Args:
-        params: what was drawn.
-        transform: its declaration; what it writes are numbers of finished images.
+        erase: what was drawn; it writes numbers of finished images.
         channels: of the images, 1 or 3.
     """
-    boxes = params.boxes_tlhw
+    boxes = erase.boxes_tlhw
     found = np.zeros((*boxes.shape[:2], RECORD), np.int64)
     found[:, :, :4] = boxes
-    found[:, :, 4] = KINDS.index(transform.kind)
-    if transform.kind == "const":
-        found[:, :, 5:8] = np.array(transform.numbers, np.float32).view(np.int32)
+    found[:, :, 4] = KINDS.index(erase.kind)
+    if erase.kind == "const":
+        found[:, :, 5:8] = np.array(erase.numbers, np.float32).view(np.int32)
         return found
     areas = boxes[:, :, 2:].prod(axis=2)
-    counts = channels * (areas if transform.kind == "pixel" else areas > 0)
+    counts = channels * (areas if erase.kind == "pixel" else areas > 0)
     found[:, :, 5] = np.cumsum(counts, axis=1) - counts
-    found[:, :, 6:8] = params.keys[:, None]
+    found[:, :, 6:8] = erase.keys[:, None]
     return found
 
 
-def erase_images(outputs: Outputs, rows: np.ndarray, params: Erase, transform: RandomErasing) -> None:
-    """Erase boxes of finished images, in place; only what lies around the boxes of an image is read.
+def erase_images(outputs: Outputs, erase: Erase) -> None:
+    """Erase boxes of finished images, in place; reads only the smallest box around those of an image.
 
     Args:
         outputs: N×C×H×W in any memory format, or a list of C×H×W; of 1 or 3 channels.
-        rows: int64 (B,), which images.
-        params: what was drawn for these.
-        transform: its declaration.
+        erase: what was drawn for its rows.
     """
+    boxes = erase.boxes_tlhw
+    rows = np.arange(len(boxes)) if erase.rows is None else erase.rows
     if not isinstance(outputs, torch.Tensor):
-        for place, row in enumerate(rows.tolist()):
-            own = Erase(params.boxes_tlhw[place : place + 1], params.keys[place : place + 1])
-            erase_images(outputs[row][None], np.zeros(1, np.int64), own, transform)
+        for number, row in enumerate(rows.tolist()):
+            erase_images(outputs[row][None], erase.take(np.array([number]), None))
         return
-    boxes = params.boxes_tlhw
     there = boxes[:, :, 2] > 0
     some = np.flatnonzero(there.any(axis=1))
     if not len(some):
@@ -99,7 +95,7 @@ def erase_images(outputs: Outputs, rows: np.ndarray, params: Erase, transform: R
     ends = (boxes[some, :, :2] + boxes[some, :, 2:]).max(axis=1)
     around = np.concatenate([rows[some, None], starts, ends], axis=1)
     channels, device = outputs.shape[1], outputs.device
-    told = records(params, transform, channels)[some]
+    told = records(erase, channels)[some]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with torch.cuda.device_of(outputs):
         for own in portions(len(some)):
@@ -124,8 +120,8 @@ def quantile_table(device: torch.device) -> torch.Tensor:
     return torch.from_numpy(quantiles()).to(device)
 
 
-# These hang on draws and sizes: where one is 1 or divisible by 16 a kernel of its own would be compiled, in
-# the middle of an epoch, and gain nothing.
+# These depend on draws and sizes: where one is 1 or divisible by 16, Triton would compile another kernel, in the middle
+# of an epoch, and gain nothing.
 @triton.jit(do_not_specialize=["count", "across", "image_stride", "channel_stride", "row_stride"])
 def _erase_images(
     images_ptr,
@@ -142,7 +138,7 @@ def _erase_images(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One tile of what lies around an image's boxes: its row, then top, left, bottom and right. Grid: tiles, images."""
+    """One tile of the area around an image's boxes: its row, then top, left, bottom and right. Grid: tiles, images."""
     around_ptr += tl.program_id(1) * 5
     ys = tl.load(around_ptr + 1).to(tl.int32) + tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
     xs = tl.load(around_ptr + 2).to(tl.int32) + tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
@@ -169,9 +165,9 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
 
     Args:
         red, green, blue: float32 blocks rows × columns; of one channel, the same block three times.
-        ys, xs: int32 (rows,) and (columns,), ascending, where in the image the tile lies.
-        records_ptr: to the image's records, int64.
-        count: how many.
+        ys, xs: int32 (rows,) and (columns,), ascending, the coordinates of the tile in the image.
+        records_ptr: to the numbers of the image's boxes, int64.
+        count: how many boxes.
         quantiles_ptr: to the table of normal quantiles, float32.
         CHANNELS: 1 or 3.
 
@@ -189,7 +185,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
         across = tl.load(record_ptr + 1).to(tl.int32)
         height = tl.load(record_ptr + 2).to(tl.int32)
         width = tl.load(record_ptr + 3).to(tl.int32)
-        # Nearly all tiles lie outside.
+        # Nearly all tiles are outside.
         if (down <= bottom) & (down + height > top) & (across <= right) & (across + width > left) & (height > 0):
             y = ys - down
             x = xs - across
@@ -202,11 +198,11 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
             else:
                 first = tl.load(record_ptr + 5).to(tl.int32)
                 key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
-                # Numbers are counted channel by channel, within it row by row; a colour has one for each channel.
+                # Numbers are counted channel by channel, within one row by row; a colour has one for each channel.
                 place = tl.where(kind == _PIXEL, y[:, None] * width + x[None, :], 0) + first
                 plane = tl.where(kind == _PIXEL, height * width, 1)
-                # A number of rounds that the compiler does not know, so that it takes one channel after the other: all
-                # at once need 181 registers in the fused kernel (sm_90, 8 pixels a thread), this way it stays at 128.
+                # The compiler does not know the number of rounds, so that it does one channel after the other: all at
+                # once need 181 registers in the fused kernel (sm_90, 8 pixels a thread), this way it stays at 128.
                 channel = 0
                 while channel < tl.where(height > 0, CHANNELS, 0):
                     numbers = _normal(place, key, quantiles_ptr, inside)
@@ -230,7 +226,7 @@ def _number(bits_ptr):
 
 @triton.jit
 def _normal(place, key, quantiles_ptr, wanted):
-    """The normal numbers at these places, as `gpuload.stage.noise.normals` makes them."""
+    """The normal numbers of these indices, as `gpuload.stage.noise.normals` makes them."""
     zero = place * 0
     word0, word1, word2, word3 = tl.philox(key, place // _PER_BLOCK, zero, zero, zero)
     which = (place % _PER_BLOCK) // 2

@@ -1,15 +1,15 @@
 """Where the pixels of a tile come from: the first half of the fused kernels.
 
-`geometry` does one kind of it, which a kernel is made for: one that knows all kinds needs the registers of the most
-demanding for each. What else is to be known stands in a job's records (see `gpuload.stage.fused.record`). It gives
-three float32 blocks rows × columns, red, green and blue, of whole levels 0 … 255 (of one channel the same block three
-times). The tile's rows and columns may run up or down, and lie inside the result. No byte outside the source is read,
-whatever the records ask for. Nothing is kept.
+`geometry` does one kind of it, for which a kernel is compiled: one for all kinds would need the registers of the most
+demanding kind. All else is in the job's numbers (see `gpuload.stage.fused.record`). It gives three float32 blocks rows
+× columns, red, green and blue, of whole levels 0 … 255 (for one channel the same block three times). The tile's rows
+and columns may go up or down, and are inside the result. No byte outside the source is read, whatever a job asks for.
+Nothing is kept.
 
-A thread of a GPU holds whole columns of a tile that has at least 32 columns for each warp. By itself the compiler sees
-to that only where it knows numbers of a row to be next to each other in memory; else it gives neighbouring threads the
-rows of a column, which read and write small pieces, and exchange what they have. So it is told that pairs of a row are,
-by `tl.max_contiguous`. They need not be: as it knows of no alignment of them, it takes no pair at once.
+A thread of a GPU holds whole columns of a tile that has at least 32 columns for each warp. The compiler arranges that
+only where it knows that the numbers of a row are next to each other in memory; otherwise it gives the rows of a column
+to neighbouring threads, which read and write small pieces, and exchange them. So `tl.max_contiguous` tells it that
+pairs of a row are. They need not be: it knows nothing of their alignment, so it never reads a pair at once.
 """
 
 # Type checkers do not know that calls in kernels return.
@@ -63,14 +63,14 @@ def geometry(
     """The pixels of a tile.
 
     Args:
-        source_ptr: uint8, what a record's BASE counts from.
-        table_ptr: int32, what a record's TABLE_AT counts from.
-        weights_ptr: int32, what a record's WEIGHTS_X and WEIGHTS_Y count from.
-        ints_ptr, floats_ptr: the job's records, int64 and float64.
+        source_ptr: uint8, from which a job's BASE counts.
+        table_ptr: int32, from which a job's TABLE_AT counts.
+        weights_ptr: int32, from which a job's WEIGHTS_X and WEIGHTS_Y count.
+        ints_ptr, floats_ptr: the job's numbers, int64 and float64.
         tile, columns: which rows of the pass's result, in units of a tile's, and which columns, int32 (columns,).
         ys, xs: int32 (rows,) and (columns,), the same in the frame of the geometry's result.
         CHANNELS: 1 or 3.
-        GEOMETRY: the record's KIND; COPY for TABLE, too.
+        GEOMETRY: the job's KIND; COPY for TABLE, too.
 
     Returns:
         red, green, blue.
@@ -92,7 +92,7 @@ def geometry(
 
 @triton.jit
 def at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
-    """The kinds that look at several pixels for each."""
+    """The kinds that read several pixels for each."""
     if GEOMETRY == WARP:
         red, green, blue = warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
     else:
@@ -103,8 +103,8 @@ def at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl
 
 @triton.jit
 def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
-    """The same, one row of the tile after the other: a map's bicubic filter on 8 rows at once has more numbers on their
-    way than a thread has registers (255, and 56 bytes of memory)."""
+    """The same, one row of the tile after the other: a map's bicubic filter on 8 rows at once needs more registers than
+    a thread has (255, and 56 bytes of memory)."""
     places = tl.arange(0, ys.shape[0])[:, None]
     red = tl.zeros([ys.shape[0], xs.shape[0]], tl.float32)
     green, blue = red, red
@@ -124,7 +124,7 @@ def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS:
 
 @triton.jit
 def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
-    """Copies of pixels: those at the same place, or those that a table names."""
+    """Copies of pixels: those at the same coordinates, or those that a table lists."""
     if tl.load(ints_ptr + KIND) == TABLE:
         table_ptr += tl.load(ints_ptr + TABLE_AT)
         ys = tl.load(table_ptr + ys)

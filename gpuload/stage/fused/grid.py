@@ -1,4 +1,4 @@
-"""How work is cut for a GPU: tiles of results, and portions of a batch that one launch takes."""
+"""How work is divided for a GPU: tiles of results, and portions of a batch that one launch takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuload.stage.fused.rounding import INTERPRETED
 __all__ = ["Tile", "portions", "tile_of"]
 
 SECOND_AXIS: Final = 65_535  # programs along a grid's second axis; along the first there are up to 2**31
-# GPUs whose multiprocessors hold but 16 programs (compute capability): of one warp each they would be half empty.
+# GPUs (compute capability) whose multiprocessors hold only 16 programs: with one warp each they would be half empty.
 FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
 
 
@@ -20,7 +20,7 @@ class Tile(NamedTuple):
     """The part of a result that a program makes.
 
     Attributes:
-        rows, columns: how many; 32 columns for each warp, so that a thread has whole columns.
+        rows, columns: its size; 32 columns for each warp, so that a thread has whole columns.
         warps: of the program.
     """
 
@@ -39,5 +39,5 @@ def tile_of(device: torch.device) -> Tile:
 
 
 def portions(count: int) -> Iterator[slice]:
-    """Of so many images, those that one launch takes, whose programs along the second axis they are."""
+    """The images of each launch, one program along the second axis of the grid for each, of so many."""
     return (slice(first, first + SECOND_AXIS) for first in range(0, count, SECOND_AXIS))

@@ -1,9 +1,9 @@
 """The fused kernel: one pass over the images of a batch.
 
-A program works on a tile of one image's result: it gets the tile's pixels from where the job's record says
-(`geometry`), does the job's operations on them in the order in which they stand in memory (`operate`), and, in the last
-pass, makes finished numbers of them and erases boxes (`erase`). So each byte of a source is read about once, each
-number of a result is written once, and nothing lies in memory in between. Device functions of Triton; nothing is kept.
+A program works on a tile of one image's result: it reads the tile's pixels as the job says (`geometry`), does the job's
+operations on them in their order in memory (`operate`), and, in the last pass, makes finished numbers of them and
+erases boxes (`erase`). So each byte of a source is read about once, each number of a result is written once, and
+nothing in between is written to memory. Device functions of Triton; nothing is kept.
 """
 
 # Type checkers know neither how a kernel is launched nor that calls in kernels return.
@@ -73,12 +73,12 @@ def one_pass(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One tile of one job. Grid: tiles of the largest result (of 48 megapixels 187,500, which only the first axis can
-    have), jobs.
+    """One tile of one job. Grid: tiles of the largest result (187,500 for 48 megapixels, more than other axes than the
+    first allow), jobs.
 
-    All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES; their results' columns
-    are OUT_COLUMN numbers apart in memory. `constants_ptr` points to three factors and three summands, float32, of
-    finished numbers; without FINISHED results are levels. With ERASES boxes of finished images are erased.
+    All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES; the columns of their
+    results are OUT_COLUMN numbers apart in memory. With FINISHED levels are multiplied by three factors, to which three
+    summands are added, float32, at `constants_ptr`; without it results are levels. With ERASES boxes are erased then.
     """
     ints_ptr += tl.program_id(1) * _JOB
     floats_ptr += tl.program_id(1) * _FLOATS
@@ -91,7 +91,7 @@ def one_pass(
     if top < height:
         rows = top + tl.arange(0, ROWS)
         columns = left + tl.arange(0, COLUMNS)
-        # What lies beyond the result is worked on as its last row or column, and not written.
+        # Rows and columns beyond the result are treated as its last ones, and not written.
         own = tl.minimum(columns, width - 1)
         ys, xs = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)), _places(ints_ptr, X, STEP_X, own)
         red, green, blue = geometry(
@@ -118,7 +118,7 @@ def one_pass(
         there = (rows < height)[:, None] & (columns < width)[None, :]
         row_step = tl.load(ints_ptr + OUT_ROW)
         output_ptr += tl.load(ints_ptr + OUT_AT) + top * row_step + left * OUT_COLUMN
-        # Within a tile they are small.
+        # Small enough for int32 within a tile.
         offsets = tl.arange(0, ROWS)[:, None] * row_step.to(tl.int32)
         offsets += tl.arange(0, COLUMNS)[None, :] * OUT_COLUMN
         if OUT_COLUMN != 1:
@@ -132,7 +132,7 @@ def one_pass(
 
 @triton.jit
 def _places(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
-    """Where in the geometry's result a result's rows or columns lie."""
+    """The rows or columns of the geometry's result that are those of a result."""
     return (tl.load(ints_ptr + FIRST) + tl.load(ints_ptr + STEP) * numbers).to(tl.int32)
 
 

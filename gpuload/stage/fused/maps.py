@@ -1,7 +1,7 @@
-"""Projective maps of images inside a kernel: `gpuload.stage.reference.warp`, that is Pillow's `Image.transform`.
+"""Projective maps of images inside a kernel, as in `gpuload.stage.reference.warp`: Pillow's `Image.transform`.
 
-Positions and filters are float64 and in that order, since filtered levels are cut off, not rounded: kernels launched
-with ``enable_fp_fusion=False`` give the same levels. Device functions; nothing is kept.
+Coordinates and filters are computed in float64, in the reference's order, since filtered levels are truncated, not
+rounded: kernels launched with ``enable_fp_fusion=False`` give the same levels. Device functions; nothing is kept.
 """
 
 # Type checkers do not know that calls in kernels return.
@@ -20,7 +20,7 @@ __all__ = ["warp"]
 
 @triton.jit
 def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
-    """Pixels of the result, each shown from where its centre is mapped to; what lies outside is filled."""
+    """Pixels of the result, each read where its centre is mapped to; what is outside is filled."""
     row_step = tl.load(ints_ptr + ROW_STEP).to(tl.int32)
     column_step = tl.load(ints_ptr + COLUMN_STEP).to(tl.int32)
     height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
@@ -60,7 +60,7 @@ def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.co
 
 @triton.jit
 def _mapped(floats_ptr, ys, xs, height, width):
-    """Where pixels are shown from, y and x, float64, some place inside where that is none; and whether it is one."""
+    """Where pixels are read, y and x, float64, somewhere inside where that is outside; and whether it is inside."""
     y = ys.to(tl.float64)[:, None] + 0.5
     x = xs.to(tl.float64)[None, :] + 0.5
     across = tl.load(floats_ptr) * x + tl.load(floats_ptr + 1) * y + tl.load(floats_ptr + 2)
@@ -78,7 +78,7 @@ def _mapped(floats_ptr, ys, xs, height, width):
 
 @triton.jit
 def _fixed(floats_ptr, ys, xs, height, width):
-    """Which pixels are shown, found in 16.16 fixed point."""
+    """The pixels that are read, found in 16.16 fixed point."""
     y, y_inside = _places(floats_ptr + 3, ys, xs, height)
     x, x_inside = _places(floats_ptr, ys, xs, width)
     inside = y_inside & x_inside
@@ -101,7 +101,7 @@ def _units(number):
 
 @triton.jit
 def _split(place):
-    """The pixel whose centre is before a place, and how far behind it that is."""
+    """The pixel whose centre is before a coordinate, and the distance from it."""
     place -= 0.5
     before = tl.floor(place)
     return before.to(tl.int32), place - before

@@ -1,7 +1,7 @@
 """MixUp and CutMix of finished images, in place: one kernel for all pairs of a batch.
 
-Each of a pair needs the other as it was, so a program reads a piece of both before it writes any. What is drawn for
-either is data: blended, pasted, or left as it is. Where images are pasted, only the boxes are read.
+Each of a pair needs the other as it was, so a program reads a piece of both before it writes either. What is done to
+each is data: it is blended, pasted into, or left as it is. For pasting, only the boxes are read.
 
 Runs in the process of the stage, on the current stream. Batches are N×C×H×W in any memory format.
 """
@@ -27,8 +27,7 @@ from gpuload.transforms.program.ops import Mix
 __all__ = ["mix"]
 
 # Numbers of a pair: the two rows; then for each of them top, left, height and width of what is pasted, and the bits of
-# two float32, the shares of the image itself and of the other. It is blended where the height is `BLENDED`, and stays
-# as it is where that is 0.
+# two float32, the shares of the image itself and of the other. Height `BLENDED`: it is blended; 0: it is left as it is.
 SIDE: Final = 6
 PAIR: Final = 2 + 2 * SIDE
 BLENDED: Final = -1
@@ -71,7 +70,7 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
 
 
 def _pairs(mix: Mix, partners: np.ndarray) -> np.ndarray:
-    """int64 (pairs, `PAIR`), without those of which neither changes."""
+    """int64 (pairs, `PAIR`), without those in which neither image changes."""
     shares = np.stack([mix.share, 1 - mix.share], axis=1).astype(np.float32).view(np.int32)
     sides = np.concatenate([mix.box_tlhw, shares], axis=1)
     pasted = mix.box_tlhw[:, 2] > 0
@@ -97,7 +96,7 @@ def _mix(
     CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One piece of one pair. Grid: pieces, pairs. Numbers are counted as they lie in memory, if `DENSE`."""
+    """One piece of one pair. Grid: pieces, pairs. If `DENSE`, numbers are counted in their order in memory."""
     pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
     one_ptr = pair_ptr + 2
     two_ptr = one_ptr + _SIDE

@@ -1,10 +1,10 @@
-"""From draws to passes: what the fused kernels do to each image of a batch, one pass after the other.
+"""From a program to passes: what the fused kernels do to each image of a batch, one pass after the other.
 
-A pass reads pixels at places that a geometry says (copied, named by a table, resized, warped, blurred or sharpened),
-does any number of operations on single pixels, and writes a part of the result, perhaps mirrored. As many transforms go
-into a pass as can: crops and flips before a resize only move where it reads, those behind it where it writes, and
-everything that maps single pixels is done on the way. A new pass begins where an image has to be whole: before a second
-resampling, a neighbourhood, and a statistic of the image. So images of one batch have different numbers of passes.
+A pass reads pixels as a geometry says (copied, listed in a table, resized, warped, blurred or sharpened), does any
+number of operations on single pixels, and writes a part of the result, perhaps mirrored. A pass takes in as many
+records of the program as it can: crops and flips before a resize only change where it reads, those after it where it
+writes, and whatever maps single pixels is done on the way. A new pass begins where an image has to be whole: before a
+second resampling, a neighbourhood, and a statistic of the image. So the number of passes differs between images.
 
 All of it is arithmetic on arrays of the host, for all images of a batch at once. Nothing is kept from batch to batch.
 """
@@ -15,14 +15,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload import transforms as T
 from gpuload.stage.finished import boxes_within
 from gpuload.stage.fused import record as R
 from gpuload.stage.fused.pointwise import ERASE_BOX, POINTWISE
 from gpuload.stage.fused.statistics import STATISTICS
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.warp import nearest_ways, scaled_places
-from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, VALUES, Box, Branches, Erase, Flip, Ops, Warp, code
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import (
+    CHANGES_PIXELS,
+    NOTHING,
+    OPS,
+    VALUES,
+    Box,
+    Erase,
+    Flip,
+    Ops,
+    Warp,
+    code,
+    filter_codes,
+)
 from gpuload.transforms.program.windows import nearest_indices, padded_places
 
 __all__ = ["OPERATIONS", "Passes"]
@@ -38,16 +50,16 @@ KNOWN: Final = np.array([name in OPERATIONS for name in OPS])
 
 
 class Passes:
-    """The passes of a batch, made by walking through the transforms.
+    """The passes of a batch, made by going through its program.
 
     Args:
         images: as they were decoded.
         windows_tlhw: int64 (B, 4), the part of each that matters.
-        channels: of all pixels on their way, 1 or 3; images of one channel are read as three where it is 3.
+        channels: of all pixels between passes, 1 or 3; images of one channel are read as three where it is 3.
 
     Attributes:
-        ints, floats: int64 (passes, B, `JOB`) and float64 (passes, B, `FLOATS`), the records; where a pass reads and
-            writes is filled in by whoever runs it, but for the first one's source.
+        ints, floats: int64 (passes, B, `JOB`) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
+            a pass reads and writes, except where the first one reads.
         last: int64 (B,), the number of each image's last pass.
     """
 
@@ -71,32 +83,28 @@ class Passes:
         self._whole(rows)
         self._cut(rows, windows_tlhw[:, :2] - images.regions_tlhw[:, :2], windows_tlhw[:, 2:])
 
-    def apply(self, draws: T.Draws, windows_tlhw: tuple[np.ndarray, ...], rows: np.ndarray | None = None) -> None:
-        """Add what was drawn for some of the images (all, if None), from window to window."""
-        rows = np.arange(len(self.last)) if rows is None else rows
-        for number, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
-            before, after = windows_tlhw[number], windows_tlhw[number + 1]
-            match params:
+    def apply(self, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> None:
+        """Add the records of a program, from window to window."""
+        everything = np.arange(len(self.last))
+        for number, record in enumerate(program.records):
+            rows = everything if record.rows is None else record.rows
+            before, after = (windows_tlhw[at][rows] for at in (number, number + 1))
+            match record:
                 case Flip():
-                    self._flip(rows[params.flipped], params.axis)
-                case Box() if transform.pads:
-                    self._crop(rows, transform, params, draws.sizes_hw[number], before, after)
-                case Box():
-                    self._resize(rows, transform, params, before, after)
+                    self._flip(rows[record.flipped], record.axis)
+                case Box(padding_mode=None):
+                    self._resize(rows, record, before, after)
+                case Box(padding_mode=str(mode)):
+                    self._crop(rows, record, mode, before, after)
                 case Warp():
-                    self._warp(rows, transform, params, before, after)
+                    self._warp(rows, record, before, after)
                 case Ops():
-                    self._operate(rows, transform, params)
+                    self._operate(rows, record)
                     self._cut(rows, after[:, :2] - before[:, :2], after[:, 2:])
                 case Erase():
-                    self._erase(rows, transform, boxes_within(params, before))
-                case Branches():
-                    for own, inner in zip(params.rows, params.draws, strict=True):
-                        self.apply(inner, inner.windows_for(after[own]), rows[own])
-                case None:
-                    pass
-                case _:
-                    raise TypeError(f"{type(params).__name__} are no parameters that the fused kernels know")
+                    self._erase(rows, record, boxes_within(record, before))
+                case _ if isinstance(record, CHANGES_PIXELS):
+                    raise TypeError(f"the fused kernels do not know the record {type(record).__name__}")
 
     @property
     def count(self) -> int:
@@ -105,7 +113,7 @@ class Passes:
 
     def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
         """All operations, those of a pass of an image next to each other: codes int64 (n,) and values float64
-        (n, `VALUES`), at least one of each; the records are told where theirs are."""
+        (n, `VALUES`), at least one of each; each job is told where its own begin."""
         if not self._operations:
             return np.zeros(1, np.int64), np.zeros((1, VALUES))
         passes, rows, codes, values = (np.concatenate(parts) for parts in zip(*self._operations, strict=True))
@@ -116,10 +124,10 @@ class Passes:
         return codes[order], values[order]
 
     def packed_tables(self) -> np.ndarray:
-        """All tables of places, int32."""
+        """All tables of rows and columns, int32."""
         return np.concatenate(self._tables) if self._tables else np.zeros(1, np.int32)
 
-    # -- transforms --------------------------------------------------------------------------------------------------
+    # -- records of the program ----------------------------------------------------------------------------------------
 
     def _flip(self, rows: np.ndarray, axis: int) -> None:
         step, length = (R.ROW_STEP, R.HEIGHT) if axis == 0 else (R.COLUMN_STEP, R.WIDTH)
@@ -131,7 +139,7 @@ class Passes:
             self.ints[(*at, by)] *= -1
 
     def _cut(self, rows: np.ndarray, corners: np.ndarray, sizes_hw: np.ndarray) -> None:
-        """Keep a box of the result, which lies inside it."""
+        """Keep a box of the result, which is inside it."""
         open_ = self._is_open(rows)
         for axis, step, length, place, sign, size in (
             (0, R.ROW_STEP, R.HEIGHT, R.Y, R.STEP_Y, R.OUT_HEIGHT),
@@ -143,16 +151,8 @@ class Passes:
             self.ints[(*at, place)] += np.where(open_, 0, corners[:, axis] * self.ints[(*at, sign)])
             self.ints[(*at, size)] = sizes_hw[:, axis]
 
-    def _crop(
-        self,
-        rows: np.ndarray,
-        transform: Any,
-        params: Box,
-        frames_hw: np.ndarray,
-        before: np.ndarray,
-        after: np.ndarray,
-    ) -> None:
-        starts = params.box_tlhw[:, :2] + after[:, :2]
+    def _crop(self, rows: np.ndarray, box: Box, mode: str, before: np.ndarray, after: np.ndarray) -> None:
+        starts = box.box_tlhw[:, :2] + after[:, :2]
         there_start, there_end = before[:, :2], before[:, :2] + before[:, 2:]
         inside = ((starts >= there_start) & (starts + after[:, 2:] <= there_end)).all(axis=1)
         self._cut(rows[inside], (starts - there_start)[inside], after[inside, 2:])
@@ -160,20 +160,19 @@ class Passes:
         if not len(outside):
             return
         at = self._opened(rows[outside])
-        constant = transform.padding_mode == "constant"
         for some in _of_one_size(after[outside, 2:]):
             here, places = outside[some], []
             for axis in (0, 1):
                 wanted = starts[here, axis, None] + np.arange(after[here[0], axis + 2])
-                length = frames_hw[here, axis, None]
-                found = padded_places(wanted, length, transform.padding_mode) - before[here, axis, None]
-                places.append(np.where((wanted >= 0) & (wanted < length) | (not constant), found, -1))
+                length = box.sizes_hw[here, axis, None]
+                found = padded_places(wanted, length, mode) - before[here, axis, None]
+                places.append(np.where((wanted >= 0) & (wanted < length) | (mode != "constant"), found, -1))
             self._table(rows[here], places)
-        self._fill(at, rows[outside], transform)
+        self._fill(at, rows[outside], box.fill)
 
-    def _resize(self, rows: np.ndarray, transform: Any, params: Box, before: np.ndarray, after: np.ndarray) -> None:
-        filters = _filters(transform, params, len(rows))
-        corners, boxes, sizes = before[:, :2] - params.box_tlhw[:, :2], params.box_tlhw[:, 2:], params.size_hw
+    def _resize(self, rows: np.ndarray, box: Box, before: np.ndarray, after: np.ndarray) -> None:
+        filters = filter_codes(box.filters, len(rows))
+        corners, boxes, sizes = before[:, :2] - box.box_tlhw[:, :2], box.box_tlhw[:, 2:], box.size_hw
         same = (boxes == sizes).all(axis=1)
         self._cut(rows[same], (after[:, :2] - corners)[same], after[same, 2:])
         nearest = np.flatnonzero(~same & (filters == R.NEAREST.value))
@@ -202,17 +201,17 @@ class Passes:
                 for axis, column in enumerate(columns):
                     self.ints[at, here, column] = numbers[filtered, axis]
 
-    def _warp(self, rows: np.ndarray, transform: Any, params: Warp, before: np.ndarray, after: np.ndarray) -> None:
-        still = np.flatnonzero(~params.warped)
+    def _warp(self, rows: np.ndarray, warp: Warp, before: np.ndarray, after: np.ndarray) -> None:
+        still = np.flatnonzero(~warp.warped)
         self._cut(rows[still], (after[:, :2] - before[:, :2])[still], after[still, 2:])
-        moved = np.flatnonzero(params.warped)
-        filters = _filters(transform, params, len(rows))[moved]
-        self._map(rows[moved], transform, params.coefficients[moved], filters, after[moved])
+        moved = np.flatnonzero(warp.warped)
+        filters = filter_codes(warp.filters, len(rows))[moved]
+        self._map(rows[moved], warp, warp.coefficients[moved], filters, after[moved])
 
     def _map(
-        self, rows: np.ndarray, transform: Any, coefficients: np.ndarray, filters: np.ndarray, windows: np.ndarray
+        self, rows: np.ndarray, record: Warp | Ops, coefficients: np.ndarray, filters: np.ndarray, windows: np.ndarray
     ) -> None:
-        """Warp images, of whose results windows are wanted."""
+        """Warp some images of a record, and make windows of the results."""
         if not len(rows):
             return
         at = self._opened(rows)
@@ -234,11 +233,12 @@ class Passes:
         for axis, (place, size) in enumerate(((R.Y, R.OUT_HEIGHT), (R.X, R.OUT_WIDTH))):
             self.ints[at_found, here, place] = windows[found, axis]
             self.ints[at_found, here, size] = windows[found, axis + 2]
-        self._fill(at, rows, transform)
+        self._fill(at, rows, record.fill)
 
-    def _operate(self, rows: np.ndarray, transform: Any, params: Ops) -> None:
-        for turn in range(params.codes.shape[1]):
-            codes, values = params.codes[:, turn], params.values[:, turn]
+    def _operate(self, rows: np.ndarray, ops: Ops) -> None:
+        filters = filter_codes(ops.filters, ops.codes.shape)
+        for turn, codes in enumerate(ops.codes.T):
+            values = ops.values[:, turn]
             done = (codes != NOTHING) & (codes != IDENTITY)
             if unknown := codes[done & ~KNOWN[codes]].tolist():
                 raise TypeError(f"{OPS[unknown[0]]} is no operation that the fused kernels know")
@@ -251,10 +251,9 @@ class Passes:
                 self._single(rows[counted], codes[counted], values[counted])
             warped = np.flatnonzero(codes == WARPED)
             if len(warped):
-                filters = _filters(transform, params, len(rows)) if params.filters is None else params.filters[:, turn]
                 sizes = self._sizes(rows[warped])
                 windows = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-                self._map(rows[warped], transform, values[warped], filters[warped], windows)
+                self._map(rows[warped], ops, values[warped], filters[warped, turn], windows)
             for number, kind in KERNELS.items():
                 here = np.flatnonzero(codes == number)
                 if len(here):
@@ -270,14 +269,14 @@ class Passes:
         else:
             self.floats[at, rows, R.FACTOR] = values[:, 0]
 
-    def _erase(self, rows: np.ndarray, transform: Any, boxes_tlhw: np.ndarray) -> None:
-        levels = np.broadcast_to(np.array(transform.numbers, np.float64), self.channels)
+    def _erase(self, rows: np.ndarray, erase: Erase, boxes_tlhw: np.ndarray) -> None:
+        levels = np.broadcast_to(np.array(erase.numbers, np.float64), self.channels)
         for boxes in boxes_tlhw.transpose(1, 0, 2):
             there = np.flatnonzero(boxes[:, 2:].all(axis=1))
             here, at = rows[there], self.last[rows[there]]
             values = np.zeros((len(there), VALUES))
             for axis, (place, sign) in enumerate(((R.Y, R.STEP_Y), (R.X, R.STEP_X))):
-                # Operations see places of the geometry's result, which may be mirrored and cut afterwards.
+                # Operations see coordinates of the geometry's result, which may be mirrored and cut afterwards.
                 start, length = boxes[there, axis], boxes[there, axis + 2]
                 steps = self.ints[at, here, sign]
                 values[:, axis] = self.ints[at, here, place] + np.where(steps > 0, start, -(start + length - 1))
@@ -285,7 +284,7 @@ class Passes:
             values[:, 4 : 4 + self.channels] = levels
             self._single(here, np.full(len(here), ERASE_BOX, np.int64), values)
 
-    # -- records -----------------------------------------------------------------------------------------------------
+    # -- jobs ----------------------------------------------------------------------------------------------------------
 
     def _single(self, rows: np.ndarray, codes: np.ndarray, values: np.ndarray) -> None:
         """One more operation on single pixels for each of some images."""
@@ -294,18 +293,18 @@ class Passes:
             self.ints[self.last[rows], rows, R.OPERATIONS] += 1
 
     def _is_open(self, rows: np.ndarray) -> np.ndarray:
-        """Whether nothing is done yet in the passes of some images, but pixels chosen."""
+        """Whether the passes of some images only choose pixels so far."""
         at = self.last[rows], rows
         return (self.ints[(*at, R.KIND)] == R.COPY.value) & (self.ints[(*at, R.OPERATIONS)] == 0)
 
     def _is_dense(self, rows: np.ndarray) -> np.ndarray:
-        """Whether, moreover, their sources lie in memory without gaps, so that their pixels can be counted."""
+        """Whether their sources also lie in memory without gaps, so that their pixels can be counted."""
         own = self.ints[self.last[rows], rows]
         plain = (own[:, R.CHANNEL_STEP] == 1) & (own[:, R.COLUMN_STEP] == self.channels)
         return self._is_open(rows) & plain & (own[:, R.ROW_STEP] == own[:, R.WIDTH] * self.channels)
 
     def _opened(self, rows: np.ndarray) -> np.ndarray:
-        """The numbers of passes of some images in which nothing is done yet, begun where need be."""
+        """The numbers of passes of some images in which nothing is done yet; new ones where needed."""
         self._begin(rows[~self._is_open(rows)])
         return self.last[rows]
 
@@ -330,7 +329,7 @@ class Passes:
         self._whole(rows)
 
     def _whole(self, rows: np.ndarray) -> None:
-        """Write all that is read, as it lies."""
+        """Write all that is read, as it is."""
         at = self.last[rows], rows
         self.ints[(*at, R.OUT_HEIGHT)], self.ints[(*at, R.OUT_WIDTH)] = (
             self.ints[(*at, R.HEIGHT)],
@@ -343,7 +342,7 @@ class Passes:
         return own[:, [R.OUT_HEIGHT.value, R.OUT_WIDTH.value]]
 
     def _table(self, rows: np.ndarray, places: list[np.ndarray]) -> None:
-        """Let passes read the pixels whose rows and columns are named, (n, rows) and (n, columns)."""
+        """Let passes read the pixels of these rows and columns, (n, rows) and (n, columns)."""
         at = self.last[rows], rows
         both = np.concatenate(places, axis=1).astype(np.int32)
         self.ints[(*at, R.KIND)] = R.TABLE
@@ -353,18 +352,11 @@ class Passes:
         self._tables.append(both.ravel())
         self._table_length += both.size
 
-    def _fill(self, at: np.ndarray, rows: np.ndarray, transform: Any) -> None:
-        fill = np.array(transform.outside(masks=False), np.float64)
-        self.floats[at, rows, R.FILL : R.FILL + 3] = np.broadcast_to(fill, 3)
-
-
-def _filters(transform: Any, params: Any, count: int) -> np.ndarray:
-    if params.filters is None:
-        return np.full(count, FILTERS.index(transform.interpolation))
-    return params.filters
+    def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
+        self.floats[at, rows, R.FILL : R.FILL + 3] = np.broadcast_to(np.array(fill, np.float64), 3)
 
 
 def _of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:
-    """Which of them are equal, for each that there is."""
+    """The indices of equal sizes, for each size that occurs."""
     _, which = np.unique(sizes_hw, axis=0, return_inverse=True)
     return [np.flatnonzero(which == number) for number in range(int(which.max()) + 1)] if len(which) else []

@@ -1,9 +1,9 @@
 """Operations on single pixels inside a kernel: which one, and with what values, is data.
 
 A tile's pixels are three float32 blocks rows × columns, red, green and blue, of whole levels in 0 … 255; so are
-results. The arithmetic, step by step, is that of `color` and `points` in `gpuload.stage.reference`. What needs a
-statistic of the whole image (contrast, equalize, autocontrast) comes as a table, see `statistics`. Device functions of
-Triton; nothing is kept.
+results. The arithmetic is, step by step, that of `color` and `points` in `gpuload.stage.reference`. Operations that
+need a statistic of the whole image (contrast, equalize, autocontrast) use a table, see `statistics`. Device functions
+of Triton; nothing is kept.
 """
 
 # A call of a kernel's function raises outside of kernels, and type checkers take it for that.
@@ -22,7 +22,7 @@ from gpuload.transforms.program.ops import code as code_of
 
 __all__ = ["ERASE_BOX", "POINTWISE", "operate"]
 
-# What `operate` does; contrast, equalize and autocontrast with their table.
+# The operations that `operate` does; contrast, equalize and autocontrast with their table.
 POINTWISE: Final = (
     "brightness",
     "contrast",
@@ -39,8 +39,8 @@ POINTWISE: Final = (
     "solarize_add",
 )
 
-# The code of an operation that is none of `OPS`: a box of levels is overwritten. Values: top, left, height, width in
-# the frame of the coordinates that `operate` is given, then the level of each channel.
+# The code of an operation that is not in `OPS`: a box of levels is overwritten. Values: top, left, height and width in
+# the coordinates that `operate` is given, then the level of each channel.
 ERASE_BOX: Final = 64
 
 _BRIGHTNESS: Final = tl.constexpr(code_of("brightness"))
@@ -73,8 +73,8 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
 
     Args:
         red, green, blue: the tile's levels; of one channel, the same block three times.
-        ys, xs: int32 (rows,) and (columns,), where the tile lies.
-        code: a scalar, one of `params.OPS` that are in `POINTWISE`, or `ERASE_BOX`; with others nothing is done.
+        ys, xs: int32 (rows,) and (columns,), the coordinates of the tile.
+        code: a scalar, that of one of `POINTWISE`, or `ERASE_BOX`; others do nothing.
         values_ptr: to the operation's `VALUES` float64 numbers.
         table_ptr: to its uint8 3 × 256 table, if it has one.
         CHANNELS: 1 or 3.
@@ -130,7 +130,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         red = tl.where(inside, tl.load(values_ptr + 4).to(tl.float32), red)
         green = tl.where(inside, tl.load(values_ptr + 5).to(tl.float32), green)
         blue = tl.where(inside, tl.load(values_ptr + 6).to(tl.float32), blue)
-    if CHANNELS == 1:  # what was done to the other two is dead code then
+    if CHANNELS == 1:  # what was done to the other two is dead code
         green = red
         blue = red
     return red, green, blue
@@ -138,7 +138,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
 
 @triton.jit
 def _to_levels(numbers):
-    """Cut off what is outside 0 … 255 and behind the decimal point."""
+    """Clamp to 0 … 255, and truncate."""
     return tl.floor(tl.minimum(tl.maximum(numbers, 0.0), 255.0))
 
 
@@ -168,13 +168,13 @@ def _saturation(red, green, blue, factor):
 
 @triton.jit
 def _hue(red, green, blue, factor):
-    """Turn the hue by a fraction of the circle; `color.hue` has the formulas."""
+    """Turn the hue by a fraction of the circle; for the formulas see `color.hue`."""
     value = tl.maximum(tl.maximum(red, green), blue)
     least = tl.minimum(tl.minimum(red, green), blue)
     chroma = value - least
     distance = 2.0 - tl.div_rn(green + blue - red - least, chroma + _TINY)  # never negative
     turns = tl.floor(tl.where(green < blue, -distance, distance) * _SIXTH + _HALF)
-    turns += ((factor * 255.0).to(tl.int32) & 255).to(tl.float32)  # cut off towards 0, then the remainder by 256
+    turns += ((factor * 255.0).to(tl.int32) & 255).to(tl.float32)  # truncated, then modulo 256
     turns = tl.where(turns < 256.0, turns, turns - 256.0)
     sixths = turns * _SIXTHS
     lack = tl.floor(tl.div_rn(chroma * 255.0, value + _TINY)) * value * _UNIT
@@ -205,7 +205,7 @@ def _pick(red, green, blue, channel):
 
 @triton.jit
 def _inside(ys, xs, box_ptr):
-    """Which pixels of a tile lie in a box of four float64 numbers."""
+    """Which pixels of a tile are in a box of four float64 numbers."""
     down = ys - tl.load(box_ptr).to(tl.int32)
     across = xs - tl.load(box_ptr + 1).to(tl.int32)
     rows = (down >= 0) & (down < tl.load(box_ptr + 2).to(tl.int32))

@@ -1,8 +1,8 @@
-"""What a job of the fused kernels says: where each number stands in its records. A job is one pass over one image.
+"""The layout of a job of the fused kernels: the index of each of its numbers. A job is one pass over one image.
 
-A job has `INTS` int64 and `FLOATS` float64 numbers for its geometry, next to each other in device memory, made on the
-host for a whole batch at once; in the same int64 record stand behind them those of what else the pass does. These are
-constants for both sides: kernels read them as `tl.constexpr`, and numpy takes them as indices and as numbers.
+A job is `JOB` int64 and `FLOATS` float64 numbers in device memory, made on the host for a whole batch at once. The
+first `INTS` of the int64, and all float64, are for its geometry; the other int64 say what else the pass does. Both
+sides use these constants: kernels read them as `tl.constexpr`, and numpy takes them as indices and as numbers.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ __all__ = [
 INTS: Final = 24
 FLOATS: Final = 16
 
-# Every kind: which it is; pixel (y, x) of channel c of the source is at BASE + y · ROW_STEP + x · COLUMN_STEP
-# + c · CHANNEL_STEP, bytes, of which all but BASE together stay below 2³¹; the size of the source. CHANNEL_STEP is
-# 1, or 0 for an image of one channel that is read as three; the other steps may be negative.
+# All kinds: the kind itself; pixel (y, x) of channel c of the source is at byte BASE + y · ROW_STEP + x · COLUMN_STEP
+# + c · CHANNEL_STEP, where the sum without BASE stays below 2³¹; the size of the source. CHANNEL_STEP is 1, or 0 for an
+# image of one channel that is read as three; the other steps may be negative.
 KIND: Final = tl.constexpr(0)
 BASE: Final = tl.constexpr(1)
 ROW_STEP: Final = tl.constexpr(2)
@@ -83,11 +83,11 @@ CHANNEL_STEP: Final = tl.constexpr(4)
 HEIGHT: Final = tl.constexpr(5)
 WIDTH: Final = tl.constexpr(6)
 
-# TABLE: in the int32 table, TABLE_ROWS rows of the source from TABLE_AT on, then its columns; -1 is filled.
+# TABLE: the int32 table has TABLE_ROWS rows of the source from index TABLE_AT on, then its columns; -1 is filled.
 TABLE_AT: Final = tl.constexpr(7)
 TABLE_ROWS: Final = tl.constexpr(8)
 
-# RESIZE: from which box to which size, and where in the box the source begins. RESIZE and WARP: the filter.
+# RESIZE: the sizes of the box and of the result, and where in the box the source begins. RESIZE and WARP: the filter.
 FILTER: Final = tl.constexpr(7)
 BOX_H: Final = tl.constexpr(8)
 BOX_W: Final = tl.constexpr(9)
@@ -96,19 +96,19 @@ SIZE_W: Final = tl.constexpr(11)
 CORNER_Y: Final = tl.constexpr(12)
 CORNER_X: Final = tl.constexpr(13)
 
-# BLUR: the sizes of its kernel, odd.
+# BLUR: the size of its kernel, odd.
 KERNEL_H: Final = tl.constexpr(8)
 KERNEL_W: Final = tl.constexpr(9)
 
-# RESIZE and BLUR: where their weights begin among all, those of columns and those of rows; how many taps each column
-# has, and how many rows of the source there are weights for in a tile (see `gpuload.stage.fused.weights`).
+# RESIZE and BLUR: the index of the first weight of the columns, and of the rows, among all; how many taps each column
+# has, and for how many rows of the source a tile has weights (see `gpuload.stage.fused.weights`).
 WEIGHTS_X: Final = tl.constexpr(14)
 WEIGHTS_Y: Final = tl.constexpr(15)
 TAPS: Final = tl.constexpr(16)
 LINES: Final = tl.constexpr(17)
 
 # float64. WARP: its eight coefficients from 0 on. BLUR: the sigmas, in pixels. SHARPNESS: its factor. TABLE and WARP:
-# the levels, one for each channel, of what lies outside.
+# the level of each channel outside the source.
 SIGMA_Y: Final = tl.constexpr(0)
 SIGMA_X: Final = tl.constexpr(1)
 FACTOR: Final = tl.constexpr(0)
@@ -122,29 +122,28 @@ WARP: Final = tl.constexpr(3)
 BLUR: Final = tl.constexpr(4)
 SHARPNESS: Final = tl.constexpr(5)
 
-# Filters; the nearest pixel of an affine map is found in fixed point where `gpuload.stage.reference.warp` does that.
+# Filters; FIXED_POINT is the nearest pixel of an affine map where `gpuload.stage.reference.warp` uses fixed point.
 NEAREST: Final = tl.constexpr(FILTERS.index("nearest"))
 BILINEAR: Final = tl.constexpr(FILTERS.index("bilinear"))
 BICUBIC: Final = tl.constexpr(FILTERS.index("bicubic"))
 FIXED_POINT: Final = tl.constexpr(len(FILTERS))
 
-
-# The result: its size; row r of it is row Y + r · STEP_Y of the geometry's, column c is X + c · STEP_X.
+# The result: its size; its row r is row Y + r · STEP_Y of the geometry's result, its column c is X + c · STEP_X.
 OUT_HEIGHT: Final = tl.constexpr(INTS)
 OUT_WIDTH: Final = tl.constexpr(INTS + 1)
 Y: Final = tl.constexpr(INTS + 2)
 STEP_Y: Final = tl.constexpr(INTS + 3)
 X: Final = tl.constexpr(INTS + 4)
 STEP_X: Final = tl.constexpr(INTS + 5)
-# Where it goes, in elements: its first one, and the steps between channels and rows.
+# Where it is written, in elements: the first one, and the steps between channels and rows.
 OUT_AT: Final = tl.constexpr(INTS + 6)
 OUT_CHANNEL: Final = tl.constexpr(INTS + 7)
 OUT_ROW: Final = tl.constexpr(INTS + 8)
-# Its operations: the first one's place among all, and how many; the table of its source's statistics.
+# Its operations: the index of the first one among all, and how many; the number of the table of its statistics.
 OPERATIONS_AT: Final = tl.constexpr(INTS + 9)
 OPERATIONS: Final = tl.constexpr(INTS + 10)
 STATISTICS_AT: Final = tl.constexpr(INTS + 11)
-# Its boxes that are erased in the end: the first one's place among all, and how many.
+# The boxes that are erased in the end: the index of the first one among all, and how many.
 BOXES_AT: Final = tl.constexpr(INTS + 12)
 BOXES: Final = tl.constexpr(INTS + 13)
 

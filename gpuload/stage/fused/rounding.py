@@ -1,8 +1,8 @@
-"""Arithmetic in kernels that is to round as it does elsewhere, on a GPU and in Triton's interpreter.
+"""Arithmetic in kernels that rounds as the reference does, on a GPU and in Triton's interpreter.
 
 Kernels are launched with ``enable_fp_fusion=False``, so that a product and a sum round twice, as in the reference;
-where the reference rounds once, `multiply_add` says so. The interpreter rounds a fused one twice and cuts bfloat16 off,
-so there both are spelt out. Device functions; nothing is kept.
+where the reference rounds once, kernels call `multiply_add`. The interpreter rounds a fused multiply-add twice and
+truncates bfloat16, so both are written out for it. Device functions; nothing is kept.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ INTERPRETED: Final = tl.constexpr(knobs.runtime.interpret)
 
 @triton.jit
 def multiply_add(factor, numbers, added):
-    """factor · numbers + added on float32, rounded once. Numbers are to be levels or their differences."""
+    """factor · numbers + added on float32, rounded once. Numbers must be levels or differences of levels."""
     if INTERPRETED:
-        # 24 and 9 bits: the product is exact in float64, and so is the sum but for factors next to 0.
+        # 24 and 9 bits: the product is exact in float64, and so is the sum, except for factors next to 0.
         result = (factor.to(tl.float64) * numbers.to(tl.float64) + added.to(tl.float64)).to(tl.float32)
     else:
         result = tl.fma(factor + tl.zeros_like(numbers), numbers, added)
@@ -31,7 +31,7 @@ def multiply_add(factor, numbers, added):
 
 @triton.jit
 def round_to(numbers, dtype: tl.constexpr):
-    """float32 in another dtype, rounded to the nearest, ties to even; for uint8 cut off behind the decimal point."""
+    """float32 in another dtype, rounded to the nearest, ties to even; truncated for uint8."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = numbers.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

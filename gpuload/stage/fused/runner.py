@@ -1,9 +1,9 @@
-"""Runs the fused kernels over batches: a batch's passes are made ready on the host, then launched.
+"""Runs the fused kernels over batches: a batch's passes are prepared on the host, then launched.
 
-`prepare` takes no look at pixels and brings all records to the device; `launch` only launches: for each pass one kernel
-for each kind of geometry that images have in it, and what makes tables of weights or statistics for it. Between passes
-images lie as levels H×W×C in scratch memory of the device's allocator. Runs in the process of the stage, on the current
-stream.
+`prepare` does not look at pixels and copies all jobs to the device; `launch` only launches: for each pass one kernel
+for each kind of geometry that images have in it, and the kernels that make its tables of weights or statistics. Between
+passes images are levels H×W×C in scratch memory of the device's allocator. Runs in the process of the stage, on the
+current stream.
 """
 
 # Type checkers do not know how a kernel is launched.
@@ -11,6 +11,7 @@ stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,19 +29,18 @@ from gpuload.stage.fused.statistics import tables
 from gpuload.stage.fused.weights import Tables, make_tables, place_tables
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.upload import upload_together
-from gpuload.transforms import Draws, RandomErasing
-from gpuload.transforms.base import Transform
-from gpuload.transforms.program.ops import Erase
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Erase, Ops
 
 __all__ = ["FusedRunner", "Prepared", "options_of"]
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """The `number`-th pass over some images, whose geometries are of one kind: its jobs among all, the tiles of the
-    largest, whether it is their last, and what is needed before it: statistics of some (jobs and factors), and weights.
+    """Pass `number` over some images whose geometries are of one kind: the range of its jobs, the tiles of the largest,
+    whether it is their last, and what is needed before it: statistics of some (jobs and factors), and weights.
 
-    A kernel that knows one kind only needs half the registers of one that knows all.
+    A kernel for one kind needs half the registers of one for all kinds.
     """
 
     first: int
@@ -54,7 +54,7 @@ class _Launch:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tiles first, of which there may be more than a grid's second axis takes."""
+        """Tiles come first: there may be more than the second axis of a grid takes."""
         return self.tiles, self.count
 
 
@@ -77,7 +77,7 @@ class Prepared:
 
 
 class FusedRunner:
-    """Applies transforms that work on levels, and erasing right behind them.
+    """Applies records that work on levels, and the erasing right after them.
 
     Args:
         finish: the end of the chain, for 1 or 3 channels.
@@ -93,41 +93,39 @@ class FusedRunner:
     def prepare(
         self,
         images: RaggedImages,
-        draws: Draws,
+        program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Draws | None = None,
+        late: Sequence[Erase] = (),
     ) -> Prepared:
         """Make the passes for a batch.
 
         Args:
-            images, draws, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
-            late: of erasing alone.
+            images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
+            late: what is erased of all finished images.
         """
-        channels = out_channels = int(images.shapes[0, 2])
-        for transform in draws.transforms:
-            out_channels = transform.output_channels(out_channels)
-            channels = max(channels, out_channels)
-        passes = Passes(images, windows_tlhw[0], channels)
-        passes.apply(draws, windows_tlhw)
+        channels = [int(images.shapes[0, 2])]
+        channels += [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
+        passes = Passes(images, windows_tlhw[0], max(channels))
+        passes.apply(program, windows_tlhw)
         codes, values = passes.packed_operations()
         scratch = _place_scratch(passes)
         _place_outputs(passes, outputs)
-        boxes = _place_boxes(passes, late, out_channels)
+        boxes = _place_boxes(passes, late, channels[-1])
         launches, ints, floats = _launches(passes, codes, values, self._tile)
         return Prepared(
             launches,
             *upload_together((ints, floats, codes, values, passes.packed_tables(), boxes), self._device),
-            channels=channels,
-            out_channels=out_channels,
-            operates=any(map(_operates, draws.transforms)),
-            erases=late is not None,
+            channels=max(channels),
+            out_channels=channels[-1],
+            operates=any(isinstance(record, Ops | Erase) for record in program.records),
+            erases=bool(late),
             scratch_bytes=scratch,
         )
 
     def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
-        """Make a batch of decoded pixels, as `prepare` was told."""
-        # A pass reads what the one before it wrote, so there are two pieces in turn; pixels are the first one's source.
+        """Make a batch of decoded pixels, as it was prepared."""
+        # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
         pieces = [torch.empty(max(1, size), dtype=torch.uint8, device=self._device) for size in prepared.scratch_bytes]
         quantiles = quantile_table(pixels.device) if prepared.erases else self._constants
         with torch.cuda.device_of(pixels):
@@ -167,9 +165,9 @@ class FusedRunner:
 
 
 def options_of(geometry: int, warps: int) -> dict[str, Any]:
-    """What the compiler is told of a kernel for a kind of geometry.
+    """The compiler's options for the kernel of a kind of geometry.
 
-    Without a limit it takes so many registers that few programs fit beside each other; within these nothing is spilled.
+    Without a limit it takes so many registers that few programs run at once; with these limits none is spilled.
     """
     options = {"num_warps": warps, "enable_fp_fusion": False}
     if torch.version.hip is None:
@@ -178,7 +176,7 @@ def options_of(geometry: int, warps: int) -> dict[str, Any]:
 
 
 def _place_scratch(passes: Passes) -> tuple[int, int]:
-    """Say where passes that are not an image's last write, and the next ones read; how many bytes both pieces have."""
+    """Set where all passes but an image's last write, and where the next ones read; the sizes of both pieces, bytes."""
     sizes = [0, 0]
     for number in range(passes.count - 1):
         rows = np.flatnonzero(passes.last > number)
@@ -194,7 +192,7 @@ def _place_scratch(passes: Passes) -> tuple[int, int]:
 
 
 def _place_outputs(passes: Passes, outputs: Outputs) -> None:
-    """Say where an image's last pass writes."""
+    """Set where an image's last pass writes."""
     rows = np.arange(len(passes.last))
     if isinstance(outputs, torch.Tensor):
         step, *steps = outputs.stride()
@@ -207,16 +205,11 @@ def _place_outputs(passes: Passes, outputs: Outputs) -> None:
         passes.ints[passes.last, rows, column] = numbers
 
 
-def _place_boxes(passes: Passes, late: Draws | None, channels: int) -> np.ndarray:
-    """Say what an image's last pass erases: the records of all boxes, int64 (n, `RECORD`), at least one."""
-    found = []
-    if late is not None:
-        for transform, params in zip(late.transforms, late.params, strict=True):
-            assert isinstance(params, Erase)
-            found.append(records(params, transform, channels))  # pyright: ignore[reportArgumentType]
-    if not found:
+def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.ndarray:
+    """Set what an image's last pass erases; the numbers of all boxes, int64 (n, `RECORD`), at least one."""
+    if not late:
         return np.zeros((1, RECORD), np.int64)
-    boxes = np.concatenate(found, axis=1)
+    boxes = np.concatenate([records(erase, channels) for erase in late], axis=1)
     rows = np.arange(len(boxes))
     passes.ints[passes.last, rows, R.BOXES_AT] = rows * boxes.shape[1]
     passes.ints[passes.last, rows, R.BOXES] = boxes.shape[1]
@@ -226,7 +219,7 @@ def _place_boxes(passes: Passes, late: Draws | None, channels: int) -> np.ndarra
 def _launches(
     passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
 ) -> tuple[tuple[_Launch, ...], np.ndarray, np.ndarray]:
-    """The launches, in order, and the records of their jobs, one behind the other."""
+    """The launches, in order, and the numbers of their jobs, in the same order."""
     launches, ints, floats, first = [], [], [], 0
     for number in range(passes.count):
         kinds = passes.ints[number, :, R.KIND]
@@ -248,14 +241,8 @@ def _launches(
     return tuple(launches), np.concatenate(ints), np.concatenate(floats)
 
 
-def _operates(transform: Transform) -> bool:
-    """Whether a transform may ask for operations on pixels."""
-    own = bool(transform.operations) or isinstance(transform, RandomErasing)
-    return own or any(map(_operates, transform.children))
-
-
 def _statistics(own: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """The jobs and factors of those that need a table, which are told which one is theirs."""
+    """The jobs and factors of those that need a table; each is told which table is its own."""
     counted = np.flatnonzero(own[:, R.STATISTICS_AT])
     if not len(counted):
         return None

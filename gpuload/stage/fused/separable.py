@@ -1,9 +1,9 @@
 """Filters that go along the rows, then along the columns, inside a kernel: Pillow's resampling, and Gaussian blur.
 
-A tile of the result needs some rows of the source, each of which is filtered along itself once, and added to all rows
-of the tile with its weight for each. Weights stand in the tables of `gpuload.stage.fused.weights`. Those of a
-resampling are whole numbers, and so are the sums, rounded to levels between the axes: the levels are Pillow's. Device
-functions; nothing is kept.
+A tile of the result needs some rows of the source. Each is filtered along itself once, and added to all rows of the
+tile with its weight for each; the weights are in the tables of `gpuload.stage.fused.weights`. Those of a resampling are
+whole numbers, and so are the sums, rounded to levels between the axes: the levels are Pillow's. Device functions;
+nothing is kept.
 """
 
 # Type checkers do not know that calls in kernels return.
@@ -43,7 +43,7 @@ HALF: Final = tl.constexpr(1 << (PRECISION_BITS - 1))
 
 @triton.jit
 def resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS: tl.constexpr, ROWS: tl.constexpr):
-    """Pillow's resampling of a box, bilinear or bicubic, rounded to levels between the axes as there."""
+    """Pillow's resampling of a box, bilinear or bicubic, rounded to levels between the axes."""
     if tl.load(ints_ptr + FILTER) == BILINEAR:
         red, green, blue = _filtered(
             source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ROWS, BILINEAR
@@ -73,7 +73,7 @@ def _filtered(
     ROWS: tl.constexpr,
     CURVE: tl.constexpr,
 ):
-    # Steps that are known save instructions where pixels are read, which is what takes longest.
+    # Constant steps save instructions where pixels are read, which takes longest.
     column_step = tl.load(ints_ptr + COLUMN_STEP).to(tl.int32)
     fits = tl.load(ints_ptr + TAPS) <= tl.load(ints_ptr + WIDTH)
     if (channel_step == 1) & (column_step == CHANNELS) & fits:
@@ -111,7 +111,7 @@ def _separable(
     CURVE: tl.constexpr,
     FORWARD: tl.constexpr,
 ):
-    """FORWARD: pixels lie next to each other, and there are as many as weights."""
+    """FORWARD: pixels are next to each other in memory, and no fewer than weights."""
     tl.static_assert(TAPS_AT_ONCE == 2)
     tl.static_assert(LINES_AT_ONCE == 4)
     last_row, last_column = tl.load(ints_ptr + HEIGHT).to(tl.int32) - 1, tl.load(ints_ptr + WIDTH).to(tl.int32) - 1
@@ -135,8 +135,8 @@ def _separable(
     green, blue = red, red
     row = top
     while row < bottom:
-        # Four rows, so that many reads are under way together, each a vector along the columns: so threads keep whole
-        # columns of the tile, and nothing goes from one to another.
+        # Four rows, so that many reads are under way at once, each a vector along the columns: so threads keep whole
+        # columns of the tile, and exchange nothing.
         row0 = source_ptr + tl.minimum(row, last_row) * row_step
         row1 = source_ptr + tl.minimum(row + 1, last_row) * row_step
         row2 = source_ptr + tl.minimum(row + 2, last_row) * row_step
@@ -181,7 +181,7 @@ def _separable(
 
 @triton.jit
 def _read_weight(weights_ptr, CURVE: tl.constexpr):
-    """Pillow's units; of a Gaussian float32."""
+    """A weight in Pillow's units; float32 for a Gaussian."""
     weight = tl.load(weights_ptr)
     if CURVE == GAUSSIAN:
         weight = weight.to(tl.float32, bitcast=True)
@@ -190,7 +190,7 @@ def _read_weight(weights_ptr, CURVE: tl.constexpr):
 
 @triton.jit
 def _add(red, green, blue, row_ptr, at, channel_step, weight, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
-    """One more pixel of a row. Sums fit, which the interpreter would take ten times as long to make sure of."""
+    """Add one more pixel of a row. Sums fit; the interpreter would take ten times as long to check that."""
     one, two, three = read(row_ptr, at, channel_step, CHANNELS)
     if CURVE == GAUSSIAN:
         red = tl.fma(one.to(tl.float32), weight, red)
@@ -206,7 +206,7 @@ def _add(red, green, blue, row_ptr, at, channel_step, weight, CHANNELS: tl.const
 
 @triton.jit
 def _spread(red, green, blue, one, two, three, weight, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
-    """One more row, filtered along itself, for all rows of the result."""
+    """Add one more row, filtered along itself, to all rows of the result."""
     weight = weight[:, None]
     if CURVE == GAUSSIAN:
         red = tl.fma(one[None, :], weight, red)
@@ -226,7 +226,7 @@ def _spread(red, green, blue, one, two, three, weight, CHANNELS: tl.constexpr, C
 def _level(total, CURVE: tl.constexpr):
     """A sum of levels in Pillow's units as a level."""
     level = total >> BITS
-    if CURVE == BICUBIC:  # the other stays between the levels that it is made of
+    if CURVE == BICUBIC:  # the bilinear one stays between the levels that it is made of
         level = tl.minimum(tl.maximum(level, 0), 255)
     return level
 

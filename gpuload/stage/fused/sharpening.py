@@ -1,4 +1,4 @@
-"""Sharpness inside a kernel: a blend with an image that was smoothed, `gpuload.stage.reference.blur.sharpness`.
+"""Sharpness inside a kernel: a blend with a smoothed image, as in `gpuload.stage.reference.blur.sharpness`.
 
 Device functions; nothing is kept.
 """
@@ -16,7 +16,7 @@ __all__ = ["sharpness"]
 
 @triton.jit
 def sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
-    """A blend with a smoothed image, as `gpuload.stage.reference.blur` has it."""
+    """Pixels of the result."""
     factor = tl.load(floats_ptr + FACTOR).to(tl.float32)
     height, width = tl.load(ints_ptr + HEIGHT), tl.load(ints_ptr + WIDTH)
     inner = ((ys > 0) & (ys < height - 1))[:, None] & ((xs > 0) & (xs < width - 1))[None, :]
@@ -43,6 +43,6 @@ def sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: 
 @triton.jit
 def _sharpened(levels, total, inner, factor):
     levels = levels.to(tl.float32)
-    # The middle pixel counts five times. A thirteenth of a whole number and a half is not near a whole one.
+    # The middle pixel counts five times. A thirteenth of a whole number plus a half is never close to a whole number.
     smoothed = tl.where(inner, tl.floor((total.to(tl.float32) + 4 * levels + 6.5) * (1 / 13)), levels)
     return tl.floor(tl.minimum(tl.maximum((levels - smoothed) * factor + smoothed, 0.0), 255.0))

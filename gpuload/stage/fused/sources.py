@@ -1,4 +1,4 @@
-"""Pixels inside a kernel: read from memory, and filled in where there are none. Device functions; nothing is kept."""
+"""Pixels inside a kernel: read from memory, and filled in outside the source. Device functions; nothing is kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["filled", "offsets", "read"]
 
 @triton.jit
 def read(source_ptr, at, channel_step, CHANNELS: tl.constexpr):
-    """The levels of pixels, int32, whose bytes are `at` behind a pointer: red, green and blue, or one three times."""
+    """The levels of pixels, int32, at byte offsets `at` from a pointer: red, green and blue, or one three times."""
     red = tl.load(source_ptr + at).to(tl.int32)
     if CHANNELS == 3:
         green = tl.load(source_ptr + channel_step + at).to(tl.int32)
@@ -24,7 +24,7 @@ def read(source_ptr, at, channel_step, CHANNELS: tl.constexpr):
 
 @triton.jit
 def filled(red, green, blue, inside, floats_ptr, CHANNELS: tl.constexpr):
-    """Levels, float32: pixels where they are inside, elsewhere the record's fill."""
+    """Levels, float32: pixels where they are inside, elsewhere the job's fill."""
     red = tl.where(inside, red.to(tl.float32), tl.load(floats_ptr + FILL).to(tl.float32))
     if CHANNELS == 3:
         green = tl.where(inside, green.to(tl.float32), tl.load(floats_ptr + FILL + 1).to(tl.float32))
@@ -36,6 +36,6 @@ def filled(red, green, blue, inside, floats_ptr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, places):
-    """How many bytes from the first row or column others are, those beyond the source as its nearest."""
+    """The byte offsets of rows or columns from the first one; those beyond the source count as its nearest."""
     last = tl.load(ints_ptr + LENGTH).to(tl.int32) - 1
     return tl.minimum(tl.maximum(places, 0), last) * tl.load(ints_ptr + STEP).to(tl.int32)

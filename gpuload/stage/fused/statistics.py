@@ -1,8 +1,8 @@
 """What contrast, equalize and autocontrast need to know of a whole image, made into tables of levels.
 
-Two kernels, whatever the number of images: one counts how many pixels of each channel have each level, one makes of
-these counts, which contrast's mean and autocontrast's ends can be had from too, what becomes of each level. Counts are
-whole numbers, so they are the same in any order of summation, and the tables those of the reference, to the level.
+Two kernels, whatever the number of images: one counts how many pixels of each channel have each level; the other turns
+these counts into the new level of each level (contrast's mean and autocontrast's ends come from them, too). Counts are
+whole numbers, so they do not depend on the order of summation, and the tables are exactly those of the reference.
 
 Runs in the process of the stage, on the current stream. The counts, 3 KB an image, live as long as the call.
 """
@@ -37,17 +37,17 @@ _BLUE: Final = tl.constexpr(LUMA[2])
 _GUARD: Final = tl.constexpr(GUARD)
 
 BLOCK: Final = 2048  # pixels that a program counts at once
-ROUNDS: Final = 4  # and how often, in the largest image: its 256 sums go to memory once
+ROUNDS: Final = 4  # how often it does so in the largest image, before it adds its 256 sums to memory
 
 
 def tables(pixels: torch.Tensor, jobs: np.ndarray, factors: np.ndarray, channels: int) -> torch.Tensor:
-    """What becomes of each level of each channel.
+    """The new level of each level of each channel.
 
     Args:
-        pixels: uint8, one-dimensional, where the images lie, each H×W×C without gaps.
+        pixels: uint8, one-dimensional, all images, each H×W×C without gaps.
         jobs: int64 (n, `JOB`): an image's first byte in `pixels`, its height and width, neither 0, and the code of its
             operation, one of `STATISTICS`.
-        factors: float64 (n,), of contrast; others have none.
+        factors: float64 (n,), of contrast; not read for others.
         channels: of all images, 1 or 3.
 
     Returns:
@@ -70,7 +70,7 @@ def tables(pixels: torch.Tensor, jobs: np.ndarray, factors: np.ndarray, channels
 
 @triton.jit
 def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
-    """Add the counts of one part in so many of an image to those of the image. Grid: jobs, parts."""
+    """Add the counts of one part of an image to those of the image. Grid: jobs, parts."""
     job_ptr = jobs_ptr + tl.program_id(0) * _JOB
     image_ptr = pixels_ptr + tl.load(job_ptr)
     size = (tl.load(job_ptr + 1) * tl.load(job_ptr + 2)).to(tl.int32)
@@ -125,7 +125,7 @@ def _contrast(counts_ptr, levels, size, factor, CHANNELS: tl.constexpr):
     mean = tl.floor(total / size.to(tl.float64) + 0.5)
     factor = factor.to(tl.float32)
     rest = 1.0 - factor.to(tl.float64)
-    added = (mean * rest + tl.full((), _GUARD, tl.float64)).to(tl.float32)  # a number as such would be a float32
+    added = (mean * rest + tl.full((), _GUARD, tl.float64)).to(tl.float32)  # a plain constant would be a float32
     blend = levels.to(tl.float32) * factor + added
     return tl.minimum(tl.maximum(blend, 0.0), 255.0).to(tl.int32)
 
@@ -154,5 +154,5 @@ def _stretch(counts, levels):
     span = tl.max(tl.where(counts > 0, levels, 0)).to(tl.float64) - least
     scale = tl.full((), 255.0, tl.float64) / tl.maximum(span, 1.0)
     stretched = levels.to(tl.float64) * scale + -least * scale
-    table = tl.minimum(tl.maximum(stretched, 0.0), 255.0).to(tl.int32)  # it cuts off behind the decimal point
+    table = tl.minimum(tl.maximum(stretched, 0.0), 255.0).to(tl.int32)  # truncated
     return tl.where(span > 0, table, levels)

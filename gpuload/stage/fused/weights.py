@@ -1,13 +1,13 @@
-"""Tables of weights for filters that go along the rows, then along the columns: of resizing, and of Gaussian blur.
+"""Tables of weights for filters that go along the rows, then along the columns: for resizing, and for Gaussian blur.
 
-A kernel of its own makes them before the one that filters: of each column of a result the first pixel of the source
-that it is made from, and what this and the next ones weigh; of each tile of rows what the rows of the source that it
-needs weigh in each of its own. Weights of resizing are Pillow's whole numbers, made in float64 as the reference makes
-them, but with products by inverses, which are faster than quotients (of 150 million weights none was another). Those of
-a blur are float32, and what a border mirrors is added to the pixel that it mirrors: so whoever filters reads pixels
+A separate kernel makes them before the one that filters: for each column of a result the first pixel of the source that
+it is made from, and the weights of this and the next ones; for each tile of rows the weights of the rows of the source
+that it needs in each of its own. Weights of resizing are Pillow's whole numbers, made in float64 as in the reference,
+but with products by inverses, which are faster than quotients (none of 150 million weights differed). Those of a blur
+are float32, and a pixel beyond the border adds its weight to the pixel that it mirrors, so that the filter reads pixels
 next to each other, inside the source.
 
-Tables are made anew for each launch, in memory of the device's allocator.
+Each launch makes its tables anew, in memory of the device's allocator.
 """
 
 # Type checkers know neither how a kernel is launched nor that calls in kernels return.
@@ -59,9 +59,9 @@ from gpuload.transforms.program.windows import PRECISION_BITS, SUPPORT
 
 __all__ = ["GAUSSIAN", "LINES_AT_ONCE", "TAPS_AT_ONCE", "Tables", "make_tables", "place_tables"]
 
-GAUSSIAN: Final = tl.constexpr(100)  # beside the filters of resampling
+GAUSSIAN: Final = tl.constexpr(100)  # unlike any filter of resampling
 
-# Who filters takes so many taps, and so many rows of the source, at once: tables are filled up with weights of 0.
+# The filter takes so many taps, and so many rows of the source, at once: tables are padded with weights of 0.
 TAPS_AT_ONCE: Final = tl.constexpr(2)
 LINES_AT_ONCE: Final = tl.constexpr(4)
 
@@ -76,15 +76,15 @@ _CHUNK: Final = tl.constexpr(16)  # rows of the source at a time
 
 @dataclass(frozen=True)
 class Tables:
-    """Of the jobs of a launch.
+    """The tables of the jobs of a launch.
 
-    The columns' of a job: the first pixel of each, then pairs of weights, the first two of all columns, the next two of
-    all columns, … The rows': for each tile the first row of the source and how many there are, and for each of these
-    what it weighs in each row of the tile.
+    A job has one for columns: the first pixel of each, then pairs of weights, the first two of all columns, the next
+    two of all columns, … And one for rows: for each tile the first row of the source and how many there are, and for
+    each of these its weight in each row of the tile.
 
     Attributes:
         size: how many int32 numbers all have.
-        programs: how many make those of the job that has most.
+        programs: how many programs make those of the largest job.
     """
 
     size: int
@@ -92,10 +92,10 @@ class Tables:
 
 
 def place_tables(ints: np.ndarray, kind: int, rows: int) -> Tables | None:
-    """Say where the tables of jobs are and how large they are; None for kinds of geometry that have none.
+    """Set where the tables of jobs are and how large they are; None for kinds of geometry that have none.
 
     Args:
-        ints: the records of jobs, int64 (n, `JOB`), in which it is said.
+        ints: the jobs, int64 (n, `JOB`), which are changed.
         kind: of all their geometries.
         rows: of a tile, a power of two, at least 2.
     """
@@ -114,7 +114,7 @@ def place_tables(ints: np.ndarray, kind: int, rows: int) -> Tables | None:
         lines = ints[:, KERNEL_H] + rows - 1
     taps = -(-taps_x // TAPS_AT_ONCE.value) * TAPS_AT_ONCE.value
     lines = -(-np.minimum(lines, heights) // LINES_AT_ONCE.value) * LINES_AT_ONCE.value
-    # The tables of rows begin at multiples of `rows`, so that a row's weights are read at once.
+    # The tables of rows begin at multiples of `rows`, so that the weights of a row are read at once.
     tiles = -(-ints[:, OUT_HEIGHT] // rows)
     across = -(-(1 + taps) * ints[:, OUT_WIDTH] // rows) * rows
     down = tiles * (1 + lines) * rows
@@ -137,8 +137,8 @@ def make_tables(
 
 @triton.jit
 def _weigh(ints_ptr, floats_ptr, weights_ptr, GEOMETRY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The weights of a tile of rows, or else of some columns. Grid: of the result that has most, tiles of rows and,
-    behind them, blocks of columns; jobs."""
+    """The weights of a tile of rows, or of a block of columns. Grid: the largest result's tiles of rows, then its
+    blocks of columns; jobs."""
     ints_ptr += tl.program_id(1) * _JOB
     floats_ptr += tl.program_id(1) * _FLOATS
     if GEOMETRY == BLUR:
@@ -211,7 +211,7 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_wi
         corner = tl.load(ints_ptr + CORNER_X).to(tl.int32)
         first, end, start, squeeze = _reach(xs, tl.load(ints_ptr + BOX_W), tl.load(ints_ptr + SIZE_W), CURVE)
         norm = _norm(first, end, start, squeeze, CURVE)
-    # Where there are as many pixels, all that are read are inside.
+    # If the source has as many pixels as taps, all that are read are inside.
     place = tl.maximum(tl.minimum(first - corner, width - taps), 0)
     tl.store(weights_ptr + columns, place, there)
     weights_ptr += out_width + TAPS_AT_ONCE * columns
@@ -229,11 +229,11 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_wi
 
 @triton.jit
 def _reach(places, box, size, CURVE: tl.constexpr):
-    """Of places of a resized axis: the first pixel of the box that the filter takes and the one behind the last, int32,
-    and how far the first is from the centre; and what turns pixels into the filter's units. The latter are float64."""
+    """For pixels of a resized axis: the first pixel of the box that the filter takes and the one after the last, int32;
+    how far the first is from the centre, and the factor from pixels to the filter's units, float64."""
     scale = box.to(tl.float64) / size.to(tl.float64)
     stretch = tl.maximum(scale, 1.0)
-    # What is not resized takes but one pixel.
+    # An axis that is not resized takes one pixel.
     reach = tl.where(box == size, 0.5, stretch if CURVE == BILINEAR else 2.0 * stretch)
     centre = (places.to(tl.float64) + 0.5) * scale
     first = tl.maximum((centre - reach + 0.5).to(tl.int32), 0)
@@ -243,7 +243,7 @@ def _reach(places, box, size, CURVE: tl.constexpr):
 
 @triton.jit
 def _norm(first, end, start, squeeze, CURVE: tl.constexpr):
-    """What the filter's values are to be multiplied with, so that those of all pixels sum up to Pillow's one."""
+    """The factor that makes the sum of the filter's values Pillow's one."""
     total = tl.zeros_like(start)
     taps = tl.max(end - first)
     tap = 0
@@ -268,16 +268,16 @@ def _curve(distance, CURVE: tl.constexpr):
 
 @triton.jit
 def _weight(pixels, first, end, start, squeeze, norm, CURVE: tl.constexpr):
-    """What pixels of the box weigh, in Pillow's units, rounded."""
+    """The weights of pixels of the box, in Pillow's units, rounded."""
     taken = (pixels >= first) & (pixels < end)
     weight = tl.where(taken, _curve(((pixels - first).to(tl.float64) + start) * squeeze, CURVE), 0.0) * norm
     half = 0.5 if CURVE == BILINEAR else tl.where(weight < 0.0, -0.5, 0.5)
-    return (weight + half).to(tl.int32)  # it cuts off behind the decimal point
+    return (weight + half).to(tl.int32)  # truncated
 
 
 @triton.jit
 def _reach_of_blur(places, kernel, length):
-    """The first pixel that is taken, and the one behind the last: those of mirror images, too."""
+    """The first pixel that is taken, and the one after the last, mirrored ones included."""
     before = kernel // 2
     first = tl.where(before < length, tl.maximum(places - before, 0), 0)
     return first, tl.where(before < length, tl.minimum(places + before + 1, length), length)
@@ -285,7 +285,7 @@ def _reach_of_blur(places, kernel, length):
 
 @triton.jit
 def _gaussian(kernel, sigma):
-    """A Gaussian's scale, and what its values are to be multiplied with, so that those of the kernel sum up to one."""
+    """A Gaussian's scale, and the factor that makes the sum of the kernel's values one."""
     scale = _ROOT / sigma.to(tl.float32)
     total = tl.zeros_like(scale)
     tap = -(kernel // 2)
@@ -303,11 +303,11 @@ def _bell(distance, scale):
 
 @triton.jit
 def _weight_of_blur(pixels, places, kernel, length, scale, norm):
-    """What pixels weigh, and all their mirror images that the kernel takes, beyond either border and as often as a
-    small image is mirrored."""
+    """The weights of pixels, with those of all their mirror images that the kernel takes, beyond either border and as
+    often as a small image is mirrored."""
     before, last = kernel // 2, length - 1
     period = tl.maximum(2 * last, 1)
-    inside = (pixels > 0) & (pixels < last)  # the first and the last one are their own mirror images
+    inside = (pixels > 0) & (pixels < last)  # the first and the last are their own mirror images
     weight = tl.zeros_like((pixels - places).to(tl.float32))
     turn = -(before // period + 1)
     while turn <= before // period + 1:

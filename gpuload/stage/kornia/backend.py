@@ -5,9 +5,8 @@ Kornia is imported when the backend is made, never before: it takes half a secon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 
@@ -15,9 +14,7 @@ from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish
 from gpuload.stage.reference.backend import levels_of
-from gpuload.transforms import TimmRandAugment
-from gpuload.transforms.base import Transform
-from gpuload.transforms.program.ops import Box, Params, Warp
+from gpuload.transforms.program.ops import Box, Outline, Warp
 
 __all__ = ["KorniaBackend"]
 
@@ -54,24 +51,17 @@ class KorniaBackend(Backend):
     def missing(cls, device: torch.device) -> str | None:
         return None if find_spec("kornia") else MISSING
 
-    def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
-        if kind is Box and not transform.pads:
-            return NEAREST if "nearest" in _filters(transform) else RESIZE
-        for operation in transform.operations:
+    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
+        if outline.kind is Box and outline.padding_mode is None:
+            return NEAREST if "nearest" in outline.filters else RESIZE
+        for operation in outline.operations:
             if operation in LACKING:
                 return LACKING[operation]
-        warps = kind is Warp or "warp" in transform.operations
-        return BICUBIC if warps and "bicubic" in _filters(transform) else None
+        warps = outline.kind is Warp or "warp" in outline.operations
+        return BICUBIC if warps and "bicubic" in outline.filters else None
 
     def levels(self, finish: Finish) -> Levels:
         return levels_of(self._runner(finish, self.device))
 
     def late(self) -> Late:
         return self._late
-
-
-def _filters(transform: Any) -> Sequence[str]:
-    """The filters that a transform's maps may be sampled with."""
-    if isinstance(transform, TimmRandAugment):
-        return dict(transform.hparams).get("interpolation", ("bilinear", "bicubic"))
-    return (transform.interpolation,)

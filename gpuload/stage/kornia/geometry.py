@@ -22,6 +22,7 @@ from gpuload.stage.reference.batched import dense
 from gpuload.stage.reference.gather import Source, crop
 from gpuload.stage.reference.warp import mapped_places, nearest_places
 from gpuload.stage.upload import upload
+from gpuload.transforms.program.ops import Box
 
 __all__ = ["cropped", "flipped", "sampled", "warped"]
 
@@ -41,19 +42,13 @@ def flipped(levels: torch.Tensor, which: np.ndarray, axis: int) -> torch.Tensor:
     return result
 
 
-def cropped(
-    source: Source,
-    corners: np.ndarray,
-    size_hw: tuple[int, int],
-    frames_hw: np.ndarray,
-    mode: str,
-    fill: Sequence[float],
-) -> torch.Tensor:
-    """Boxes of one size that may reach beyond the image, N×C×H×W; arguments as for the reference's `gather.crop`.
+def cropped(source: Source, record: Box, corners: np.ndarray, size_hw: tuple[int, int]) -> torch.Tensor:
+    """Boxes of one size that may reach beyond the image, N×C×H×W; `corners` as for the reference's `gather.crop`.
 
     Images that come in one size are padded and cropped together. What torch has no padding for is gathered as the
     reference does it: symmetric, and reflections that begin anew within the padding.
     """
+    frames_hw, mode, fill = record.sizes_hw, record.padding_mode or "constant", record.fill
     given, size = np.stack([source.heights, source.widths], axis=1), np.array(size_hw)
     starts = corners[:, :2] - corners[:, 2:]
     before, behind = np.maximum(-starts, 0), np.maximum(starts + size - given, 0)
@@ -61,7 +56,7 @@ def cropped(
     ends = ((before == 0) | (corners[:, 2:] == 0)) & ((behind == 0) | (corners[:, 2:] + given == frames_hw))
     once = mode != "reflect" or (np.maximum(before, behind).max(axis=0) < given.min(axis=0)).all()
     if (before.any() or behind.any()) and not (mode in MODES and once and ends.all()):
-        return crop(source, corners, size_hw, frames_hw, mode, tuple(int(number) for number in fill))
+        return crop(source, corners, size_hw, frames_hw, mode, fill)
     sizes, which = np.unique(given, axis=0, return_inverse=True)
     results = None
     for number in range(len(sizes)):

@@ -7,54 +7,44 @@ the batch's dtype once. Nothing is kept.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 
-from gpuload import transforms as T
 from gpuload.stage.finished import Outputs, neighbours, random_numbers
 from gpuload.stage.kornia.finished import blended, erased, inside
 from gpuload.stage.kornia.geometry import FLIPS
 from gpuload.stage.upload import upload
-from gpuload.transforms.mixing import drawn_mix
-from gpuload.transforms.program.ops import Branches, Erase, Flip, Mix
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Erase, Flip, Mix, Record
 
 __all__ = ["run_late"]
 
 PIECE: Final = 16  # images at once: random pixels take some 100 numbers of 64 bits for each
 
-# What becomes of some images N×C×H×W; where they stand in what was drawn, int64 (N,).
+# What becomes of some images N×C×H×W; where they stand in the record, int64 (N,).
 Change = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
 
-def run_late(outputs: Outputs, late: T.Draws, partners: np.ndarray | None) -> None:
+def run_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
     """Apply what was drawn to finished images; arguments as for `gpuload.stage.finished.apply_late`."""
-    _line(outputs, late, np.arange(len(late), dtype=np.int64), partners)
-
-
-def _line(outputs: Outputs, draws: T.Draws, rows: np.ndarray, partners: np.ndarray | None) -> None:
-    for number, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
-        if transform.mixes:
-            mix = drawn_mix(T.Draws((transform,), (params,), draws.sizes_hw[number : number + 2]))
-            if mix is not None:
-                _mix(outputs, mix, neighbours(len(rows)) if partners is None else partners)
-            continue
-        match params:
+    for record in late.records:
+        match record:
             case Flip():
-                mirrored = FLIPS[params.axis]
-                _change(outputs, rows, np.flatnonzero(params.flipped), lambda images, _, flip=mirrored: flip(images))
+                mirrored = FLIPS[record.axis]
+                _change(outputs, record, record.flipped, lambda images, _, flip=mirrored: flip(images))
             case Erase():
-                _change(
-                    outputs, rows, np.flatnonzero(params.boxes_tlhw[:, :, 2].any(axis=1)), _eraser(transform, params)
-                )
-            case Branches():
-                for own, inner in zip(params.rows, params.draws, strict=True):
-                    _line(outputs, inner, rows[own], partners)
+                _change(outputs, record, record.boxes_tlhw[:, :, 2].max(axis=1) > 0, _eraser(record))
+            case Mix():
+                _mix(outputs, record, neighbours(len(late)) if partners is None else partners)
+            case _:
+                pass  # it does nothing to pixels
 
 
-def _change(outputs: Outputs, rows: np.ndarray, places: np.ndarray, change: Change) -> None:
-    """Change some of the rows, those at these places: of a list one by one, for their sizes may differ."""
+def _change(outputs: Outputs, record: Record, which: np.ndarray, change: Change) -> None:
+    """Change some of a record's images, bool (n,): of a list one by one, for their sizes may differ."""
+    rows, places = np.arange(len(which)) if record.rows is None else record.rows, np.flatnonzero(which)
     if not isinstance(outputs, torch.Tensor):
         for place in places.tolist():
             output = outputs[int(rows[place])]
@@ -66,16 +56,16 @@ def _change(outputs: Outputs, rows: np.ndarray, places: np.ndarray, change: Chan
         outputs[index] = change(outputs[index], some)
 
 
-def _eraser(transform: Any, params: Erase) -> Change:
+def _eraser(record: Erase) -> Change:
     """What erases the boxes of images, one box of all images after the other."""
 
     def erase(images: torch.Tensor, places: np.ndarray) -> torch.Tensor:
-        boxes = params.boxes_tlhw[places]
-        if transform.kind == "const":
-            constant = upload(np.array(transform.numbers, np.float32)[:, None, None], images.device)
+        boxes = record.boxes_tlhw[places]
+        if record.kind == "const":
+            constant = upload(np.array(record.numbers, np.float32)[:, None, None], images.device)
             numbers = [constant] * boxes.shape[1]
         else:
-            numbers = _random(params.keys[places], boxes, images, pixels=transform.kind == "pixel")
+            numbers = _random(record.keys[places], boxes, images, pixels=record.kind == "pixel")
         for number, written in enumerate(numbers):
             images = erased(images, boxes[:, number], written)
         return images

@@ -67,12 +67,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }
 
 
-def mix(levels: torch.Tensor, params: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]) -> torch.Tensor:
+def mix(levels: torch.Tensor, record: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]) -> torch.Tensor:
     """The mixture of images with what chains of operations make of them: AugMix, as
     `gpuload.stage.reference.mixture.mix_batch` has it; `operate` may work in place."""
-    shares = upload(params.weights.astype(np.float32), levels.device)[:, :, None, None, None]
+    shares = upload(record.weights.astype(np.float32), levels.device)[:, :, None, None, None]
     total = levels * shares[:, 0]
-    for chain in range(params.codes.shape[1]):
-        made = operate(levels.clone(), Ops(params.codes[:, chain], params.values[:, chain]))
+    for chain in range(record.codes.shape[1]):
+        made = operate(levels.clone(), record.chain(chain))
         total = weighted(total, 1.0, made, shares[:, 1 + chain])
     return torch.floor(total + GUARD)

@@ -7,7 +7,7 @@ sizes differ between two transforms, images are taken one by one. Nothing is kep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from gpuload.stage.reference.batched import BatchRunner, dense
 from gpuload.stage.reference.gather import Source
 from gpuload.stage.reference.operations import Operation
 from gpuload.stage.upload import upload
-from gpuload.transforms.program.ops import Erase, Flip, Mixture
+from gpuload.transforms.program.ops import Box, Erase, Flip, Mixture
 
 __all__ = ["KorniaRunner"]
 
@@ -53,23 +53,20 @@ class KorniaRunner(BatchRunner):
         numbers = levels.to(torch.float32)
         return numbers if self._finish.is_identity else normalized(numbers, self._mean, self._std)
 
-    def _flip(self, source: Source, params: Flip) -> Source:
-        if not params.flipped.any():
+    def _flip(self, source: Source, record: Flip) -> Source:
+        if not record.flipped.any():
             return source
-        return Source.of_dense(flipped(dense(source), params.flipped, params.axis))
+        return Source.of_dense(flipped(dense(source), record.flipped, record.axis))
 
-    def _crop(
-        self, source: Source, transform: Any, corners: np.ndarray, size: tuple[int, int], sizes_hw: np.ndarray
-    ) -> Source:
-        fill = transform.outside(masks=False)
-        return Source.of_dense(cropped(source, corners, size, sizes_hw, transform.padding_mode, fill))
+    def _crop(self, source: Source, record: Box, corners: np.ndarray, size: tuple[int, int]) -> Source:
+        return Source.of_dense(cropped(source, record, corners, size))
 
-    def _mix(self, levels: torch.Tensor, params: Mixture, transform: Any) -> torch.Tensor:
-        return operations.mix(levels, params, lambda some, chain: self._operate(some, chain, transform))
+    def _mix(self, levels: torch.Tensor, record: Mixture) -> torch.Tensor:
+        return operations.mix(levels, record, self._operate)
 
-    def _erase(self, levels: torch.Tensor, params: Erase, transform: Any, windows_tlhw: np.ndarray) -> torch.Tensor:
-        boxes = boxes_within(params, windows_tlhw)
-        constant = upload(np.array(transform.numbers, np.uint8)[:, None, None], levels.device)
+    def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
+        boxes = boxes_within(record, windows_tlhw)
+        constant = upload(np.array(record.numbers, np.uint8)[:, None, None], levels.device)
         for number in range(boxes.shape[1]):
             levels = erased(levels, boxes[:, number], constant)
         return levels
@@ -80,7 +77,7 @@ class KorniaRunner(BatchRunner):
         coefficients: np.ndarray,
         size: tuple[int, int],
         interpolation: str,
-        fill: Sequence[int],
+        fill: Sequence[float],
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
         return warped(levels, coefficients, size, interpolation, fill, corners)

@@ -1,9 +1,9 @@
-"""The backend ``"torch"``: all transforms, on the CPU image by image, on CUDA batch by batch. What the others are held
+"""The backend ``"torch"``: all records, on the CPU image by image, on CUDA batch by batch. What the others are held
 against, and what runs in their place."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,49 +13,58 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.batched import BatchRunner
-from gpuload.stage.reference.line import LineRunner
 from gpuload.stage.reference.single import SingleRunner
-from gpuload.transforms import Draws
-from gpuload.transforms.base import Transform
-from gpuload.transforms.program.ops import Params
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Outline
 
-__all__ = ["TorchBackend", "levels_of", "reference_runner"]
+__all__ = ["Runner", "TorchBackend", "levels_of", "reference_runner"]
+
+Runner = Literal["single", "batched"]
 
 
 class TorchBackend(Backend):
-    """The reference."""
+    """The reference.
+
+    Args:
+        device: where the images are.
+        runner: ``"single"`` or ``"batched"``; None: the one that is for the device.
+    """
 
     name: ClassVar[str] = "torch"
 
-    def _lacks(self, transform: Transform, kind: type[Params]) -> str | None:
+    def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
+        super().__init__(device)
+        self._runner: Runner | None = runner
+
+    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
         return None
 
     def levels(self, finish: Finish) -> Levels:
-        return levels_of(reference_runner(finish, self.device))
+        return levels_of(reference_runner(finish, self.device, self._runner))
 
     def late(self) -> Late:
-        def run(outputs: Outputs, late: Draws, partners: np.ndarray | None) -> None:
-            apply_late(outputs, late, partners=partners)
-
-        return run
+        return apply_late
 
 
-def reference_runner(finish: Finish, device: torch.device, *, masks: bool = False) -> LineRunner:
-    """The one of both that is for a device."""
-    return SingleRunner(finish, masks=masks) if device.type == "cpu" else BatchRunner(finish, device, masks=masks)
+def reference_runner(
+    finish: Finish, device: torch.device, runner: Runner | None = None
+) -> SingleRunner | BatchRunner:
+    """The one that is named, or that is for a device."""
+    single = device.type == "cpu" if runner is None else runner == "single"
+    return SingleRunner(finish) if single else BatchRunner(finish, device)
 
 
-def levels_of(runner: LineRunner) -> Levels:
-    """A runner of whole lines as one of transforms on levels, which leaves all that is late."""
+def levels_of(runner: SingleRunner | BatchRunner) -> Levels:
+    """A runner of the reference as one of a backend, which leaves all that is late."""
 
     def run(
         images: RaggedImages,
-        draws: Draws,
+        program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Draws | None,
-    ) -> Draws | None:
-        runner.levels(images, draws, windows_tlhw, outputs)
+        late: Program | None,
+    ) -> Program | None:
+        runner.levels(images, program, windows_tlhw, outputs)
         return late
 
     return run

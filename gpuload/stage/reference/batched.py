@@ -1,36 +1,51 @@
-"""The reference on CUDA: a chain applied to many images at once, with batched tensor operations.
+"""The reference on CUDA: a program applied to many images at once, with batched tensor operations.
 
-Where the images of a batch differ in size somewhere between two transforms, they are taken one by one. Everything is
-issued on the current stream; parameters go to the device as small arrays. Nothing is kept from call to call.
+The images of a batch lie in *parts*, each with the rows that it holds: a record picks its rows out of them, and what it
+makes is a new part. Where images that go together differ in size, they are taken one by one. Everything is issued on
+the current stream; numbers go to the device as small arrays. Nothing is kept from call to call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
 
-from gpuload import transforms as T
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.gather import Source, crop, resize
-from gpuload.stage.reference.line import LineRunner
 from gpuload.stage.reference.mixture import mix_batch
 from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels
 from gpuload.stage.reference.warp import warp_batch
 from gpuload.stage.upload import upload
-from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, Box, Branches, Erase, Flip, Mixture, Ops, Warp
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import (
+    CHANGES_PIXELS,
+    NOTHING,
+    OPS,
+    Box,
+    Erase,
+    Flip,
+    Mixture,
+    Ops,
+    Record,
+    Warp,
+    filter_codes,
+)
+from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["BatchRunner", "dense"]
 
 PIECE: Final = 64  # images at once: what a resize needs in between is some 3 MB for each
 
+Part = tuple[np.ndarray, Source]  # rows of a batch, ascending, and where their pixels lie
 
-class BatchRunner(LineRunner):
-    """Applies a chain to batches.
+
+class BatchRunner:
+    """Applies programs to batches.
 
     What it does to pixels stands in methods of its own, which another backend may have its own way of; levels N×C×H×W
     are uint8 where they are moved, and float32 where operations work on them.
@@ -38,26 +53,26 @@ class BatchRunner(LineRunner):
     Args:
         finish: the end of the chain.
         device: where.
-        masks: what is given are masks: they are moved as images are, by the nearest pixel, and keep their values.
     """
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
     piece: int = PIECE  # images at once
 
-    def __init__(self, finish: Finish, device: torch.device, *, masks: bool = False) -> None:
-        super().__init__(masks=masks)
+    def __init__(self, finish: Finish, device: torch.device) -> None:
         self._finish = finish
         self._constants = finish.constants(device)
 
     def levels(
-        self, images: RaggedImages, draws: T.Draws, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
+        self, images: RaggedImages, program: Program, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
     ) -> None:
-        uniform = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _of_one_size(draws, windows_tlhw)
-        step = self.piece if uniform else 1
+        """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
+        together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
+        step = self.piece if together else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
             windows = tuple(window[rows] for window in windows_tlhw)
-            results = self._run(images, draws.take(rows), rows, windows)
+            some = program if len(rows) == len(program) else program.take(rows)
+            results = self._run(images, some, rows, windows)
             if isinstance(outputs, torch.Tensor):
                 outputs[start : start + len(rows)].copy_(results)
             else:
@@ -65,13 +80,22 @@ class BatchRunner(LineRunner):
                     output.copy_(result)
 
     def _run(
-        self, images: RaggedImages, draws: T.Draws, rows: np.ndarray, windows: tuple[np.ndarray, ...]
+        self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
     ) -> torch.Tensor:
-        source = Source.of_ragged(images, rows, windows[0])
-        levels = dense(self._line(source, draws, windows))
-        if self._finish.dtype == torch.uint8:
-            return levels
-        return self._finished(levels)
+        everyone = np.arange(len(rows))
+        parts: list[Part] = [(everyone, Source.of_ragged(images, rows, windows[0]))]
+        for number, record in enumerate(program.records):
+            if not isinstance(record, CHANGES_PIXELS):
+                continue
+            before, after = windows[number : number + 2]
+            own = everyone
+            if record.rows is not None:
+                own, before, after = record.rows, before[record.rows], after[record.rows]
+            if len(own):
+                source, parts = _picked(parts, own)
+                parts.append((own, self._apply(source, record, before, after)))
+        levels = dense(_picked(parts, everyone)[0])
+        return levels if self._finish.dtype == torch.uint8 else self._finished(levels)
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
         """The numbers that levels become, float32."""
@@ -80,74 +104,41 @@ class BatchRunner(LineRunner):
             result.mul_(self._constants[0]).add_(self._constants[1])
         return result
 
-    def _line(self, source: Source, draws: T.Draws, windows: tuple[np.ndarray, ...]) -> Source:
-        for index, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
-            sizes = draws.sizes_hw[index]
-            source = self._apply(source, transform, params, sizes, windows[index], windows[index + 1])
-        return source
-
-    def _apply(
-        self, source: Source, transform: Any, params: Any, sizes_hw: np.ndarray, before: np.ndarray, after: np.ndarray
-    ) -> Source:
-        match params:
+    def _apply(self, source: Source, record: Record, before: np.ndarray, after: np.ndarray) -> Source:
+        match record:
             case Flip():
-                return self._flip(source, params)
-            case Box() if transform.pads:
-                corners = params.box_tlhw[:, :2] + after[:, :2]
+                return self._flip(source, record)
+            case Box() if record.pads:
+                corners = record.box_tlhw[:, :2] + after[:, :2]
                 if np.array_equal(after[:, 2:], before[:, 2:]) and np.array_equal(corners, before[:, :2]):
                     return source
-                size = int(after[0, 2]), int(after[0, 3])
-                return self._crop(source, transform, np.hstack([corners, before[:, :2]]), size, sizes_hw)
+                return self._crop(source, record, np.hstack([corners, before[:, :2]]), _size(after))
             case Box():
-                corners = before[:, :2] - params.box_tlhw[:, :2]
-                boxes, sizes = params.box_tlhw[:, 2:], params.size_hw
-                filters = self._filters(transform, params, len(before))
-                results = None
-                for name in np.unique(filters).tolist():
-                    rows = np.flatnonzero(filters == name)
-                    some = source if len(rows) == len(filters) else source.take(rows)
-                    found = resize(some, corners[rows], boxes[rows], sizes[rows], after[rows], name)
-                    if len(rows) == len(filters):
-                        return Source.of_dense(found)
-                    if results is None:
-                        results = found.new_empty((len(filters), *found.shape[1:]))
-                    results[upload(rows, found.device)] = found
-                assert results is not None
-                return Source.of_dense(results)
+                return _resized(source, record, before, after)
             case Warp():
-                return self._warp(source, transform, params, after)
-            case Ops() | Mixture() | Erase() if self._masks:
-                inside = np.concatenate([after[:, :2] - before[:, :2], after[:, 2:]], axis=1)
-                return source if np.array_equal(before, after) else source.cut(inside)
-            case Ops():
+                return self._warp(source, record, after)
+            case Ops() | Mixture():
                 levels = dense(source).to(torch.float32)
-                operated = Source.of_dense(self._operate(levels, params, transform).to(torch.uint8))
+                levels = self._operate(levels, record) if isinstance(record, Ops) else self._mix(levels, record)
+                operated = Source.of_dense(levels.to(torch.uint8))
                 return operated if np.array_equal(before, after) else operated.cut(after)
-            case Mixture():
-                levels = dense(source).to(torch.float32)
-                mixed = Source.of_dense(self._mix(levels, params, transform).to(torch.uint8))
-                return mixed if np.array_equal(before, after) else mixed.cut(after)
             case Erase():
-                return Source.of_dense(self._erase(dense(source), params, transform, before))
-            case Branches():
-                return self._branch(source, params, after)
+                return Source.of_dense(self._erase(dense(source), record, before))
         return source
 
-    def _flip(self, source: Source, params: Flip) -> Source:
-        return source.flip(params.flipped, horizontally=params.axis == 1)
+    def _flip(self, source: Source, record: Flip) -> Source:
+        return source.flip(record.flipped, horizontally=record.axis == 1)
 
-    def _crop(
-        self, source: Source, transform: Any, corners: np.ndarray, size: tuple[int, int], sizes_hw: np.ndarray
-    ) -> Source:
+    def _crop(self, source: Source, record: Box, corners: np.ndarray, size: tuple[int, int]) -> Source:
         """Boxes of one size that may reach beyond the image; `corners` as for `gather.crop`."""
-        fill = transform.outside(masks=self._masks)
-        return Source.of_dense(crop(source, corners, size, sizes_hw, transform.padding_mode, fill))
+        assert record.padding_mode is not None
+        return Source.of_dense(crop(source, corners, size, record.sizes_hw, record.padding_mode, record.fill))
 
-    def _mix(self, levels: torch.Tensor, params: Mixture, transform: Any) -> torch.Tensor:
-        return mix_batch(levels, params, lambda some, chain: self._operate(some, chain, transform))
+    def _mix(self, levels: torch.Tensor, record: Mixture) -> torch.Tensor:
+        return mix_batch(levels, record, self._operate)
 
-    def _erase(self, levels: torch.Tensor, params: Erase, transform: Any, windows_tlhw: np.ndarray) -> torch.Tensor:
-        return erase_levels(levels, params, transform, windows_tlhw)
+    def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
+        return erase_levels(levels, record, windows_tlhw)
 
     def _warped(
         self,
@@ -155,87 +146,55 @@ class BatchRunner(LineRunner):
         coefficients: np.ndarray,
         size: tuple[int, int],
         interpolation: str,
-        fill: Sequence[int],
+        fill: Sequence[float],
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
         """Images through a map; arguments as for `warp_batch`."""
         return warp_batch(levels, coefficients, size, interpolation, fill, corners=corners)
 
-    def _filters(self, transform: Any, params: Any, count: int) -> np.ndarray:
-        if self._masks:
-            return np.full(count, "nearest")
-        if params.filters is None:
-            return np.full(count, transform.interpolation)
-        return np.array(FILTERS)[params.filters]
-
-    def _warp(self, source: Source, transform: Any, params: Warp, after: np.ndarray) -> Source:
+    def _warp(self, source: Source, record: Warp, after: np.ndarray) -> Source:
         levels = dense(source)
-        size = int(after[0, 2]), int(after[0, 3])
-        filters = self._filters(transform, params, len(levels))
-        fill = transform.outside(masks=self._masks)
+        size, filters = _size(after), filter_codes(record.filters, len(levels))
         results = levels.new_empty(*levels.shape[:2], *size)
-        still = np.flatnonzero(~params.warped)
+        still = np.flatnonzero(~record.warped)
         if len(still):
             index = upload(still, levels.device)
             results[index] = source.take(still).cut(after[still]).dense()
-        for name in np.unique(filters).tolist():
-            rows = np.flatnonzero((filters == name) & params.warped)
+        for number in np.unique(filters).tolist():
+            rows = np.flatnonzero((filters == number) & record.warped)
             if len(rows):
                 index = upload(rows, levels.device)
                 results[index] = self._warped(
-                    levels[index], params.coefficients[rows], size, name, fill, after[rows, :2]
+                    levels[index], record.coefficients[rows], size, FILTERS[number], record.fill, after[rows, :2]
                 )
         return Source.of_dense(results)
 
-    def _branch(self, source: Source, params: Branches, after: np.ndarray) -> Source:
-        """Each way for the images that take it. All results are of one size, or there is but one image."""
-        if len(params.rows) == 1 and len(params.rows[0]) == params.count:
-            return self._line(source, params.draws[0], params.draws[0].windows_for(after))
-        results: torch.Tensor | None = None
-        ways = list(zip(params.rows, params.draws, strict=True))
-        taken = np.concatenate([rows for rows, _ in ways]) if ways else np.empty(0, np.int64)
-        rest = np.setdiff1d(np.arange(params.count), taken)
-        for rows, draws in [*ways, (rest, None)]:
-            if not len(rows):
-                continue
-            some = source.take(rows)
-            if draws is not None:
-                some = self._line(some, draws, draws.windows_for(after[rows]))
-            found = dense(some)
-            if results is None:
-                results = found.new_empty((params.count, *found.shape[1:]))
-            results[upload(rows, found.device)] = found
-        assert results is not None
-        return Source.of_dense(results)
-
-    def _operate(self, levels: torch.Tensor, params: Ops, transform: Any) -> torch.Tensor:
+    def _operate(self, levels: torch.Tensor, record: Ops) -> torch.Tensor:
         """Do the operations, the first of all images first; images with the same one go together."""
-        for turn in range(params.codes.shape[1]):
-            for code in np.unique(params.codes[:, turn]).tolist():
+        filters = filter_codes(record.filters, record.codes.shape)
+        for turn in range(record.codes.shape[1]):
+            for code in np.unique(record.codes[:, turn]).tolist():
                 if code == NOTHING:
                     continue
-                rows = np.flatnonzero(params.codes[:, turn] == code)
-                index = upload(rows, levels.device)
-                values = params.values[rows, turn]
+                rows = np.flatnonzero(record.codes[:, turn] == code)
+                values = record.values[rows, turn]
                 if OPS[code] == "warp":
-                    filters = None if params.filters is None else params.filters[rows, turn]
-                    self._warp_levels(levels, rows, values, filters, transform)
+                    self._warp_levels(levels, rows, values, filters[rows, turn], record.fill)
                 elif OPS[code] != "identity":
+                    index = upload(rows, levels.device)
                     levels[index] = self.operations[OPS[code]](levels[index], values)
-        return in_channels(levels, transform.output_channels(levels.shape[1]))
+        return levels if record.channels is None else in_channels(levels, record.channels)
 
     def _warp_levels(
         self,
         levels: torch.Tensor,
         rows: np.ndarray,
         coefficients: np.ndarray,
-        filters: np.ndarray | None,
-        transform: Any,
+        filters: np.ndarray,
+        fill: Sequence[float],
     ) -> None:
         """Warp these images in place, those of one filter together."""
-        fill, size = transform.outside(masks=False), (levels.shape[2], levels.shape[3])
-        if filters is None:
-            filters = np.full(len(rows), FILTERS.index(transform.interpolation))
+        size = levels.shape[2], levels.shape[3]
         for number in np.unique(filters).tolist():
             some = np.flatnonzero(filters == number)
             index = upload(rows[some], levels.device)
@@ -243,20 +202,70 @@ class BatchRunner(LineRunner):
             levels[index] = warped.to(torch.float32)
 
 
-def _of_one_size(draws: T.Draws, windows: tuple[np.ndarray, ...]) -> bool:
-    """Whether the images of a batch can go together: they are of one size all the way, within branches too.
+def _resized(source: Source, record: Box, before: np.ndarray, after: np.ndarray) -> Source:
+    """Windows of resized boxes, those of one filter together."""
+    corners = before[:, :2] - record.box_tlhw[:, :2]
+    boxes, sizes = record.box_tlhw[:, 2:], record.size_hw
+    filters = filter_codes(record.filters, len(before))
+    parts: list[Part] = []
+    for number in np.unique(filters).tolist():
+        rows = np.flatnonzero(filters == number)
+        some = source if len(rows) == len(filters) else source.take(rows)
+        found = resize(some, corners[rows], boxes[rows], sizes[rows], after[rows], FILTERS[number])
+        parts.append((rows, Source.of_dense(found)))
+    return _picked(parts, np.arange(len(filters)))[0]
 
-    Sources may differ, unless something comes first that takes pixels as they are.
+
+def _picked(parts: Sequence[Part], rows: np.ndarray) -> tuple[Source, list[Part]]:
+    """The images of some rows, in their order, and the parts that are left."""
+    picked: list[Part] = []
+    left: list[Part] = []
+    for own, source in parts:
+        inside = np.isin(own, rows, assume_unique=True)
+        if inside.all():
+            picked.append((own, source))
+        elif inside.any():
+            picked.append((own[inside], source.take(np.flatnonzero(inside))))
+            left.append((own[~inside], source.take(np.flatnonzero(~inside))))
+        else:
+            left.append((own, source))
+    if len(picked) == 1:
+        return picked[0][1], left
+    source = Source.joined([source for _, source in picked])
+    if source is not None:
+        return source.take(np.argsort(np.concatenate([own for own, _ in picked]))), left
+    results: torch.Tensor | None = None
+    for own, source in picked:
+        found = dense(source)
+        if results is None:
+            results = found.new_empty((len(rows), *found.shape[1:]))
+        results[upload(np.searchsorted(rows, own), found.device)] = found
+    assert results is not None
+    return Source.of_dense(results), left
+
+
+def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
+    """Whether the images that go through a record together are of one size there, and all results are.
+
+    Images may come in any size to what takes pixels where they lie: a box, or a flip.
     """
-    gathers_first = bool(draws.params) and isinstance(draws.params[0], Box | Flip)
-    if any((window[:, 2:] != window[0, 2:]).any() for window in windows[1 if gathers_first else 0 :]):
-        return False
-    for params, after in zip(draws.params, windows[1:], strict=True):
-        if isinstance(params, Branches):
-            for rows, inner in zip(params.rows, params.draws, strict=True):
-                if len(rows) and not _of_one_size(inner, inner.windows_for(after[rows])):
-                    return False
-    return True
+    loose = np.ones(len(program), np.bool_)  # nothing was made of them yet: only their pixels are named
+    for number, record in enumerate(program.records):
+        rows = slice(None) if record.rows is None else record.rows
+        before, after = windows[number][rows, 2:], windows[number + 1][rows, 2:]
+        if not len(after) or not isinstance(record, CHANGES_PIXELS):
+            continue
+        gathers = isinstance(record, Box | Flip) and loose[rows].all()
+        if (not gathers and (before != before[0]).any()) or (after != after[0]).any():
+            return False
+        loose[rows] = False
+    results = windows[-1][:, 2:]
+    return not (results != results[0]).any()
+
+
+def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
+    """The size that all of them have."""
+    return int(windows_tlhw[0, 2]), int(windows_tlhw[0, 3])
 
 
 def dense(source: Source) -> torch.Tensor:

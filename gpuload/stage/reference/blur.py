@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -112,7 +112,7 @@ PASSES: Final = 3
 UNIT: Final = 1 << 24
 
 
-def box_blur_image(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+def box_blur_image(canvas: Canvas, values: Sequence[float]) -> None:
     """Blur the image on a canvas; `values` begins with the radius of Pillow's filter, in pixels."""
     image = canvas.image()
     blur = ImageFilter.GaussianBlur(values[0])

@@ -11,6 +11,7 @@ Works on any device. Nothing here is kept from call to call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -60,6 +61,15 @@ class Source:
         base = self.base + tlhw[:, 0] * self.row_step + tlhw[:, 1] * self.column_step
         return replace(self, base=base, heights=tlhw[:, 2], widths=tlhw[:, 3])
 
+    @classmethod
+    def joined(cls, sources: Sequence[Source]) -> Source | None:
+        """The images of several sources, one after the other; None where they do not lie in one tensor alike."""
+        first = sources[0]
+        if any(one.pixels is not first.pixels or one.channel_step != first.channel_step for one in sources):
+            return None
+        names = ("base", "row_step", "column_step", "heights", "widths")
+        return replace(first, **{name: np.concatenate([getattr(one, name) for one in sources]) for name in names})
+
     def take(self, rows: np.ndarray) -> Source:
         """Some of the images."""
         return replace(
@@ -104,7 +114,7 @@ def crop(
     size_hw: tuple[int, int],
     frames_hw: np.ndarray,
     mode: str,
-    fill: int | tuple[int, ...],
+    fill: float | Sequence[float],
 ) -> torch.Tensor:
     """Boxes that may reach beyond the image, N×C×H×W.
 

@@ -77,7 +77,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }
 
 
-ImageOperation = Callable[[Canvas, Sequence[float], Any], None]
+ImageOperation = Callable[[Canvas, Sequence[float]], None]
 
 
 class SingleOperations:
@@ -87,29 +87,28 @@ class SingleOperations:
         color = SingleColor()
         tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in color.adjust.items()}
         tuned.update(POINTS)
-        tuned["grayscale"] = lambda canvas, values, transform: color.grayscale(canvas.floats())
+        tuned["grayscale"] = lambda canvas, values: color.grayscale(canvas.floats())
         tuned["blur"] = _blur
         tuned["noise"] = _noise
         tuned["pillow_blur"] = box_blur_image
-        tuned["warp"] = _warp
-        tuned["identity"] = lambda canvas, values, transform: None
+        tuned["identity"] = lambda canvas, values: None
         self._by_code = [tuned.get(name) or (_batched(name) if name in OPERATIONS else None) for name in OPS]
 
-    def apply(self, canvas: Canvas, code: int, values: Sequence[float], transform: Any) -> None:
-        """Do the operation with this code; `transform` has the interpolation and the fill of a warp."""
+    def apply(self, canvas: Canvas, code: int, values: Sequence[float]) -> None:
+        """Do the operation with this code."""
         operation = self._by_code[code]
         assert operation is not None, f"there is no {OPS[code]} on the CPU"
-        operation(canvas, values, transform)
+        operation(canvas, values)
 
 
 def _image_factor(adjust: Callable[[Any, float], None]) -> ImageOperation:
-    return lambda canvas, values, transform: adjust(canvas.floats(), values[0])
+    return lambda canvas, values: adjust(canvas.floats(), values[0])
 
 
 def _batched(name: str) -> ImageOperation:
     operation = OPERATIONS[name]
 
-    def apply(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+    def apply(canvas: Canvas, values: Sequence[float]) -> None:
         floats = canvas.floats()
         result = operation(floats.tensor[None], np.array([values]))
         if result.data_ptr() != floats.tensor.data_ptr():
@@ -118,32 +117,27 @@ def _batched(name: str) -> ImageOperation:
     return apply
 
 
-def canvas_in_channels(canvas: Canvas, transform: Any) -> None:
-    """Bring grey levels to as many channels as the transform gives."""
+def canvas_in_channels(canvas: Canvas, count: int) -> None:
+    """Bring grey levels to so many channels."""
     channels = canvas.floats().array.shape[0] if canvas.is_float else canvas.image().shape[2]
-    count = transform.output_channels(channels)
     if count != channels:
         canvas.set(np.repeat(canvas.image()[:, :, :1], count, axis=2))
 
 
-def _blur(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+def _blur(canvas: Canvas, values: Sequence[float]) -> None:
     width, height, sigma_x, sigma_y = values[:4]
     blur_image(canvas.floats(), int(width), int(height), sigma_x, sigma_y)
 
 
-def _noise(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+def _noise(canvas: Canvas, values: Sequence[float]) -> None:
     levels = canvas.floats()
     added = torch.from_numpy(normals((int(values[2]), int(values[3])), levels.array.size)).view(levels.tensor.shape)
     added.mul_(float(np.float32(values[1]))).add_(float(np.float32(values[0]))).trunc_()
     levels.tensor.add_(added).clamp_(0, 255)
 
 
-def _warp(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
-    warp_canvas(canvas, values, transform.interpolation, transform)
-
-
-def warp_canvas(canvas: Canvas, values: Sequence[float], interpolation: str, transform: Any) -> None:
-    """Do a warp by this filter, with the transform's fill."""
+def warp_canvas(canvas: Canvas, values: Sequence[float], interpolation: str, fill: Sequence[float]) -> None:
+    """Do a warp by this filter, with this fill."""
     image = canvas.image()
     height, width = image.shape[:2]
-    canvas.set(warp_image(image, values, (height, width), interpolation, transform.outside(masks=False)))
+    canvas.set(warp_image(image, values, (height, width), interpolation, fill))

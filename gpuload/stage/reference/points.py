@@ -14,7 +14,7 @@ Runs in the process of the stage, one thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -130,15 +130,15 @@ def _constant(numbers: np.ndarray, levels: torch.Tensor) -> torch.Tensor:
     return upload(numbers.astype(np.float32)[:, None, None, None], levels.device)
 
 
-def _invert(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+def _invert(canvas: Canvas, values: Sequence[float]) -> None:
     canvas.set(np.bitwise_not(canvas.image()))
 
 
-def _posterize(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+def _posterize(canvas: Canvas, values: Sequence[float]) -> None:
     canvas.set(np.bitwise_and(canvas.image(), np.uint8(LEVELS - posterize_step(values[0]) & 255)))
 
 
-def _solarize(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+def _solarize(canvas: Canvas, values: Sequence[float]) -> None:
     image = canvas.image()
     least = int(np.ceil(values[0]))  # the first level that is inverted
     if least > 255:
@@ -147,20 +147,20 @@ def _solarize(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
     canvas.set(np.bitwise_xor(image, np.negative(above, out=above)))  # 255 where it was 1
 
 
-def _autocontrast(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+def _autocontrast(canvas: Canvas, values: Sequence[float]) -> None:
     planes = _planes(canvas)
     flat = planes.reshape(len(planes), -1)
     ends = np.array([flat.min(axis=1), flat.max(axis=1)], np.float64)
     canvas.set(_look_up_planes(planes, stretch_table(*torch.from_numpy(ends))))
 
 
-def _equalize(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+def _equalize(canvas: Canvas, values: Sequence[float]) -> None:
     planes = _planes(canvas)
     counts = [torch.bincount(torch.from_numpy(plane.reshape(-1)), minlength=LEVELS) for plane in planes]
     canvas.set(_look_up_planes(planes, equalize_table(torch.stack(counts))))
 
 
-def _permute(canvas: Canvas, values: Sequence[float], transform: Any) -> None:
+def _permute(canvas: Canvas, values: Sequence[float]) -> None:
     levels = canvas.floats()
     if len(levels.array) > 1:
         levels.tensor.copy_(levels.tensor[[int(value) for value in values[:3]]])
@@ -180,7 +180,7 @@ def _look_up_planes(planes: np.ndarray, tables: torch.Tensor) -> np.ndarray:
     return planes.transpose(1, 2, 0)
 
 
-POINTS: Final[dict[str, Callable[[Canvas, Sequence[float], Any], None]]] = {
+POINTS: Final[dict[str, Callable[[Canvas, Sequence[float]], None]]] = {
     "invert": _invert,
     "posterize": _posterize,
     "solarize": _solarize,

@@ -12,41 +12,39 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gpuload import transforms as T
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.reference.line import LineRunner
 from gpuload.stage.reference.resample import contiguous
 from gpuload.stage.reference.steps import Step, Steps
+from gpuload.transforms.program.draws import Program
 
 __all__ = ["SingleRunner"]
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-class SingleRunner(LineRunner):
-    """Applies a chain to batches, image by image.
+class SingleRunner:
+    """Applies programs to batches, image by image.
 
     Args:
         finish: the end of the chain.
-        masks: what is given are masks: they are moved as images are, by the nearest pixel, and keep their values.
     """
 
-    def __init__(self, finish: Finish, *, masks: bool = False) -> None:
-        super().__init__(masks=masks)
+    def __init__(self, finish: Finish) -> None:
         self._finish = finish
         self._scale, self._bias = (constant.numpy() for constant in finish.constants(torch.device("cpu")))
-        self._steps = Steps(masks=masks)
+        self._steps = Steps()
         self._canvas = Canvas()
 
     def levels(
-        self, images: RaggedImages, draws: T.Draws, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
+        self, images: RaggedImages, program: Program, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
     ) -> None:
+        """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
         canvas = self._canvas
         canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
-        steps = self._steps.of(draws, windows_tlhw)
+        ways = self._steps.of(program, windows_tlhw)
         write = self._writer(outputs)
         windows = windows_tlhw[0].copy()
         windows[:, :2] -= images.regions_tlhw[:, :2]
@@ -55,8 +53,8 @@ class SingleRunner(LineRunner):
                 zip(images.offsets.tolist(), images.shapes.tolist(), windows.tolist(), strict=True)
             ):
                 canvas.begin(offset, shape, *window)
-                for step in steps:
-                    step(row, canvas)
+                for place, step in ways[row]:
+                    step(place, canvas)
                 write(row, canvas)
         finally:
             canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # the ring is not held on to

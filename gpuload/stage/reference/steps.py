@@ -1,7 +1,8 @@
-"""What each kind of parameters does to one image on the CPU.
+"""What each kind of record does to one image on the CPU.
 
-A `Steps` turns what was drawn for a batch into a list of steps, functions of (row, canvas), made once for a batch; each
-image is then taken through them. Keeps scratch memory between batches; used by one thread of the stage's process.
+A `Steps` turns the program of a batch into steps, functions of (place among the record's rows, canvas), made once for a
+batch; each image is then taken through its own. Keeps scratch memory between batches; used by one thread of the
+stage's process.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload import transforms as T
 from gpuload.stage.finished import boxes_within
 from gpuload.stage.reference.canvas import Canvas
 from gpuload.stage.reference.mixture import mix_image
 from gpuload.stage.reference.operations import SingleOperations, canvas_in_channels, warp_canvas
 from gpuload.stage.reference.resample import Resampler
 from gpuload.stage.reference.warp import warp_image
-from gpuload.transforms.program.ops import FILTERS, NOTHING, Box, Branches, Erase, Flip, Mixture, Ops, Warp
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import NOTHING, Box, Erase, Flip, Mixture, Ops, Record, Warp, filter_codes
 from gpuload.transforms.program.ops import code as code_of
-from gpuload.transforms.program.windows import padded_places
+from gpuload.transforms.program.windows import FILTERS, padded_places
 
 __all__ = ["Step", "Steps"]
 
-# What is done to the canvas for the image of a row.
+# What is done to the canvas for the image at a place among a record's rows.
 Step = Callable[[int, Canvas], None]
 
 WARP: Final = code_of("warp")
@@ -33,125 +34,89 @@ MIRROR = {0: (slice(None, None, -1),), 1: (slice(None), slice(None, None, -1))}
 
 
 class Steps:
-    """Makes steps.
+    """Makes steps."""
 
-    Args:
-        masks: for masks, which are only moved, and by the nearest pixel.
-    """
-
-    def __init__(self, *, masks: bool = False) -> None:
-        self._masks = masks
+    def __init__(self) -> None:
         self._operations = SingleOperations()
         self._resamplers: list[Resampler] = []
-        self._used = 0
 
-    def of(self, draws: T.Draws, windows_tlhw: tuple[np.ndarray, ...]) -> list[Step]:
-        """The steps for a batch, from window to window."""
-        self._used = 0
-        return self._line(draws, windows_tlhw)
-
-    def _line(self, draws: T.Draws, windows: tuple[np.ndarray, ...]) -> list[Step]:
-        steps = []
-        for index, (transform, params) in enumerate(zip(draws.transforms, draws.params, strict=True)):
-            step = self._step(transform, params, draws.sizes_hw[index], windows[index], windows[index + 1])
+    def of(self, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> list[list[tuple[int, Step]]]:
+        """For each image of a batch its steps, from window to window, and its place among the rows of each."""
+        ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
+        everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
+        for number, record in enumerate(program.records):
+            before, after = windows_tlhw[number : number + 2]
+            rows = everyone
+            if record.rows is not None:
+                rows, before, after = record.rows, before[record.rows], after[record.rows]
+            resampler = None
+            if isinstance(record, Box) and not record.pads and len(rows):
+                resampler = self._resampler(most := int(resized[rows].max()))
+                resized[rows] = most + 1
+            step = self._step(record, before, after, resampler)
             if step is not None:
-                steps.append(step)
-        return steps
+                for place, row in enumerate(rows.tolist()):
+                    ways[row].append((place, step))
+        return ways
 
-    def _step(
-        self, transform: Any, params: Any, sizes_hw: np.ndarray, before: np.ndarray, after: np.ndarray
-    ) -> Step | None:
-        """What a transform does, from window to window; None where it is part of the chain's end."""
-        match params:
+    def _step(self, record: Record, before: np.ndarray, after: np.ndarray, resampler: Resampler | None) -> Step | None:
+        """What a record does, from window to window; None where it is part of the chain's end."""
+        match record:
             case Flip():
-                return _flip(params)
-            case Box() if transform.pads:
-                fill = transform.outside(masks=self._masks)
-                return _crop(params, transform.padding_mode, fill, sizes_hw, before, after)
-            case Box():
-                filters = self._filters(transform, params, len(before))
-                return _resize(params, before, after, filters, self._resampler())
+                return _flip(record)
+            case Box() if record.pads:
+                return _crop(record, before, after)
+            case Box() if resampler is not None:
+                return _resize(record, before, after, resampler)
             case Warp():
-                fill = transform.outside(masks=self._masks)
-                return _warp(params, self._filters(transform, params, len(before)), fill, before, after)
-            case Ops() | Mixture() | Erase() if self._masks:
-                return _narrow(before, after)
+                return _warp(record, before, after)
             case Ops():
-                return self._operate(transform, params, before, after)
+                return self._operate(record, before, after)
             case Mixture():
-                return self._mix(transform, params, before, after)
+                return self._mix(record, before, after)
             case Erase():
-                return _erase(transform, params, before)
-            case Branches():
-                return self._branch(params, after)
+                return _erase(record, before)
         return None
 
-    def _resampler(self) -> Resampler:
-        """One for each resize of a chain: a result is valid until the next call."""
-        if self._used == len(self._resamplers):
+    def _resampler(self, number: int) -> Resampler:
+        """One for each resize that an image goes through: a result is valid until the next call."""
+        while number >= len(self._resamplers):
             self._resamplers.append(Resampler())
-        self._used += 1
-        return self._resamplers[self._used - 1]
+        return self._resamplers[number]
 
-    def _filters(self, transform: Any, params: Any, count: int) -> list[str]:
-        if self._masks:
-            return ["nearest"] * count
-        if params.filters is None:
-            return [transform.interpolation] * count
-        return [FILTERS[number] for number in params.filters.tolist()]
-
-    def _operate(self, transform: Any, params: Ops, before: np.ndarray, after: np.ndarray) -> Step:
-        codes, values = params.codes.tolist(), params.values.tolist()
-        filters = None if params.filters is None else params.filters.tolist()
+    def _operate(self, record: Ops, before: np.ndarray, after: np.ndarray) -> Step:
+        codes, values = record.codes.tolist(), record.values.tolist()
+        filters, fill, channels = (
+            filter_codes(record.filters, record.codes.shape).tolist(),
+            record.fill,
+            record.channels,
+        )
         apply = self._operations.apply
         windows = None if np.array_equal(before, after) else after.tolist()
 
         def step(row: int, canvas: Canvas) -> None:
             for number, code in enumerate(codes[row]):
-                if filters is not None and code == WARP:
-                    warp_canvas(canvas, values[row][number], FILTERS[filters[row][number]], transform)
+                if code == WARP:
+                    warp_canvas(canvas, values[row][number], FILTERS[filters[row][number]], fill)
                 elif code != NOTHING:
-                    apply(canvas, code, values[row][number], transform)
+                    apply(canvas, code, values[row][number])
             if windows is not None:
                 _cut(canvas, windows[row])
-            canvas_in_channels(canvas, transform)
+            if channels is not None:
+                canvas_in_channels(canvas, channels)
 
         return step
 
-    def _mix(self, transform: Any, params: Mixture, before: np.ndarray, after: np.ndarray) -> Step:
-        codes, values = params.codes.tolist(), params.values.tolist()
-        shares = params.weights.astype(np.float32)
-        apply = self._operations.apply
+    def _mix(self, record: Mixture, before: np.ndarray, after: np.ndarray) -> Step:
+        width = record.codes.shape[1]
+        chains = [self._operate(record.chain(number), before, before) for number in range(width)]
+        shares = record.weights.astype(np.float32)
         windows = None if np.array_equal(before, after) else after.tolist()
 
         def step(row: int, canvas: Canvas) -> None:
-            def chain(number: int) -> None:
-                for code, numbers in zip(codes[row][number], values[row][number], strict=True):
-                    if code != NOTHING:
-                        apply(canvas, code, numbers, transform)
-
-            mix_image(canvas, shares[row], [partial(chain, number) for number in range(len(codes[row]))])
+            mix_image(canvas, shares[row], [partial(chain, row, canvas) for chain in chains])
             if windows is not None:
                 _cut(canvas, windows[row])
-
-        return step
-
-    def _branch(self, params: Branches, after: np.ndarray) -> Step:
-        ways: list[tuple[list[Step], int] | None] = [None] * params.count
-        start = most = self._used
-        for rows, draws in zip(params.rows, params.draws, strict=True):
-            self._used = start  # an image goes one way, so all ways have the same scratch memory
-            steps = self._line(draws, draws.windows_for(after[rows]))
-            most = max(most, self._used)
-            for place, row in enumerate(rows.tolist()):
-                ways[row] = steps, place
-        self._used = most
-
-        def step(row: int, canvas: Canvas) -> None:
-            way = ways[row]
-            if way is not None:
-                for inner in way[0]:
-                    inner(way[1], canvas)
 
         return step
 
@@ -161,16 +126,8 @@ def _cut(canvas: Canvas, window: list[int]) -> None:
     canvas.set(canvas.image()[top : top + height, left : left + width])
 
 
-def _narrow(before: np.ndarray, after: np.ndarray) -> Step | None:
-    """From window to window, with nothing done."""
-    if np.array_equal(before, after):
-        return None
-    windows = np.concatenate([after[:, :2] - before[:, :2], after[:, 2:]], axis=1).tolist()
-    return lambda row, canvas: _cut(canvas, windows[row])
-
-
-def _flip(params: Flip) -> Step:
-    flags, view = params.flipped.tolist(), MIRROR[params.axis]
+def _flip(record: Flip) -> Step:
+    flags, view = record.flipped.tolist(), MIRROR[record.axis]
 
     def step(row: int, canvas: Canvas) -> None:
         if flags[row]:
@@ -179,15 +136,13 @@ def _flip(params: Flip) -> Step:
     return step
 
 
-def _crop(
-    params: Box, padding_mode: str, fill: Any, sizes_hw: np.ndarray, before: np.ndarray, after: np.ndarray
-) -> Step | None:
-    starts = params.box_tlhw[:, :2] + after[:, :2]
+def _crop(record: Box, before: np.ndarray, after: np.ndarray) -> Step | None:
+    starts, sizes_hw, mode = record.box_tlhw[:, :2] + after[:, :2], record.sizes_hw, record.padding_mode
     outside = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
-    if not outside.any():
+    if mode is None or not outside.any():
         return None  # the window that was decoded, or resampled, is the crop
-    if padding_mode == "constant":
-        return _crop_filled(starts, outside.tolist(), fill, sizes_hw, before, after[:, 2:])
+    if mode == "constant":
+        return _crop_filled(starts, outside.tolist(), record.fill, sizes_hw, before, after[:, 2:])
 
     def step(row: int, canvas: Canvas) -> None:
         if not outside[row]:
@@ -195,7 +150,7 @@ def _crop(
         at = []
         for axis in (0, 1):
             wanted = starts[row, axis] + np.arange(after[row, axis + 2])
-            at.append(padded_places(wanted, int(sizes_hw[row, axis]), padding_mode) - before[row, axis])
+            at.append(padded_places(wanted, int(sizes_hw[row, axis]), mode) - before[row, axis])
         canvas.set(canvas.image()[at[0][:, None], at[1]])
 
     return step
@@ -231,9 +186,10 @@ def _crop_filled(
     return step
 
 
-def _resize(params: Box, before: np.ndarray, after: np.ndarray, filters: list[str], resampler: Resampler) -> Step:
-    corners = (before[:, :2] - params.box_tlhw[:, :2]).tolist()
-    boxes, sizes, windows = params.box_tlhw[:, 2:].tolist(), params.size_hw.tolist(), after.tolist()
+def _resize(record: Box, before: np.ndarray, after: np.ndarray, resampler: Resampler) -> Step:
+    corners = (before[:, :2] - record.box_tlhw[:, :2]).tolist()
+    boxes, sizes, windows = record.box_tlhw[:, 2:].tolist(), record.size_hw.tolist(), after.tolist()
+    filters = _names(record.filters, len(before))
 
     def step(row: int, canvas: Canvas) -> None:
         box, size, window, interpolation = boxes[row], sizes[row], windows[row], filters[row]
@@ -248,9 +204,9 @@ def _resize(params: Box, before: np.ndarray, after: np.ndarray, filters: list[st
     return step
 
 
-def _warp(params: Warp, filters: list[str], fill: Any, before: np.ndarray, after: np.ndarray) -> Step:
-    coefficients, sizes = params.coefficients.tolist(), params.size_hw.tolist()
-    warped, windows = params.warped.tolist(), after.tolist()
+def _warp(record: Warp, before: np.ndarray, after: np.ndarray) -> Step:
+    coefficients, sizes, fill = record.coefficients.tolist(), record.size_hw.tolist(), record.fill
+    warped, windows, filters = record.warped.tolist(), after.tolist(), _names(record.filters, len(before))
 
     def step(row: int, canvas: Canvas) -> None:
         top, left, height, width = windows[row]
@@ -263,12 +219,17 @@ def _warp(params: Warp, filters: list[str], fill: Any, before: np.ndarray, after
     return step
 
 
-def _erase(transform: Any, params: Erase, before: np.ndarray) -> Step | None:
-    boxes = boxes_within(params, before)
+def _names(filters: np.ndarray | str, count: int) -> list[str]:
+    """The name of each image's filter."""
+    return [FILTERS[number] for number in filter_codes(filters, count).tolist()]
+
+
+def _erase(record: Erase, before: np.ndarray) -> Step | None:
+    boxes = boxes_within(record, before)
     rows = set(np.nonzero(boxes[:, :, 2:].all(axis=2))[0].tolist())
     if not rows:
         return None
-    places, levels = boxes.tolist(), np.array(transform.numbers, np.uint8)
+    places, levels = boxes.tolist(), np.array(record.numbers, np.uint8)
 
     def step(row: int, canvas: Canvas) -> None:
         if row not in rows:

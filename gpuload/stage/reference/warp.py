@@ -38,7 +38,7 @@ def warp_image(
     coefficients: Sequence[float],
     size_hw: tuple[int, int],
     interpolation: str,
-    fill: int | Sequence[int],
+    fill: float | Sequence[float],
 ) -> np.ndarray:
     """One image through a map.
 
@@ -81,7 +81,7 @@ def _transform(
     coefficients: Sequence[float],
     size_hw: tuple[int, int],
     interpolation: str,
-    fill: int | tuple[int, ...],
+    fill: float | Sequence[float],
 ) -> np.ndarray:
     affine = coefficients[6] == coefficients[7] == 0
     result = image.transform(
@@ -99,7 +99,7 @@ def warp_batch(
     coefficients: np.ndarray,
     size_hw: tuple[int, int],
     interpolation: str,
-    fill: int | Sequence[int],
+    fill: float | Sequence[float],
     *,
     corners: np.ndarray | None = None,
 ) -> torch.Tensor:

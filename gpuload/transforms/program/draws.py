@@ -1,111 +1,101 @@
-"""What was drawn for the images of a batch by transforms that stand one behind the other, and what it needs of them.
+"""The program of a batch: a flat sequence of records, and what of the images it needs.
 
-**The decode plan.** Going backwards from the whole result, every transform says which part (*window*) of its input it
+**The decode plan.** Going backwards from the whole result, every record says which part (*window*) of its input it
 needs; what comes out at the front is the region that a worker decodes. A crop narrows the window, a flip mirrors it, a
-resize widens it by the support of its filter, and a transform that looks at the whole image (contrast) resets it. A
-backend runs each transform from window to window, so the result is that of the whole chain on the whole image.
+resize widens it by the support of its filter, and what looks at the whole image (contrast) resets it. A backend runs
+each record from window to window, so the result is that of the whole chain on the whole image.
 
 Made in workers and in the main process; imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, reduce
 
 import numpy as np
 
-from gpuload.rng.philox import Key
-from gpuload.transforms.base import Transform, Uniforms, full_windows
-from gpuload.transforms.program.ops import Branches, Params, take
-from gpuload.transforms.program.targets import move_boxes
+from gpuload.transforms.program.ops import Mix, Record
+from gpuload.transforms.program.windows import full_windows
 
-__all__ = ["Draws", "draw_line"]
+__all__ = ["Program"]
 
 
 @dataclass(frozen=True)
-class Draws:
-    """What was drawn for the images of a batch.
+class Program:
+    """What was drawn for the images of a batch by a line of transforms.
 
-    `params[i]` (also ``draws[i]``) are the parameters of transform i, or None; `sizes_hw[i]` int64 (B, 2) are the
-    sizes of its inputs, and ``sizes_hw[-1]`` those of the results.
+    Attributes:
+        records: in the order in which they are applied.
+        sizes_hw: int64 (B, 2), the sizes of the images.
+        results_hw: int64 (B, 2), the sizes of the results.
+        late_from: the first step that works on finished images; None: there is none.
     """
 
-    transforms: tuple[Transform, ...]
-    params: tuple[Params | None, ...]
-    sizes_hw: tuple[np.ndarray, ...]
+    records: tuple[Record, ...]
+    sizes_hw: np.ndarray
+    results_hw: np.ndarray
+    late_from: int | None = None
 
     def __len__(self) -> int:
         """How many images."""
-        return len(self.sizes_hw[0])
-
-    def __getitem__(self, transform: int) -> Any:
-        return self.params[transform]
+        return len(self.sizes_hw)
 
     @cached_property
     def windows_tlhw(self) -> tuple[np.ndarray, ...]:
-        """The part of the input of each transform that matters, int64 (B, 4); one more, the whole, for the result."""
-        return self.windows_for(full_windows(self.sizes_hw[-1]))
-
-    def windows_for(self, results_tlhw: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The same, where only windows of the results are wanted."""
-        windows = [results_tlhw]
-        for transform, params, sizes in zip(
-            reversed(self.transforms), reversed(self.params), reversed(self.sizes_hw[:-1]), strict=True
-        ):
-            if transform.needs_whole and not isinstance(params, Branches):  # there each sample's own way says it
-                windows.append(full_windows(sizes))
-            else:
-                windows.append(transform.input_windows(params, sizes, windows[-1]))
+        """The part of each image that matters before each record, int64 (B, 4); one more, the whole, of the results."""
+        windows = [full_windows(self.results_hw)]
+        for record in reversed(self.records):
+            after = windows[-1]
+            if record.rows is None:
+                windows.append(record.input_windows(after))
+                continue
+            before = after.copy()
+            before[record.rows] = record.input_windows(after[record.rows])
+            windows.append(before)
         return tuple(reversed(windows))
 
-    def split(self) -> tuple[Draws, Draws | None]:
-        """What is drawn for transforms that work on levels, and for those behind them, if any, that work on finished
-        images."""
-        at = next((number for number, transform in enumerate(self.transforms) if transform.late), None)
-        if at is None:
+    @property
+    def mix(self) -> Mix | None:
+        """How each image is mixed; None where no transform mixes."""
+        return next((record for record in self.records if isinstance(record, Mix)), None)
+
+    def part(self, start: int, end: int) -> Program:
+        """The records `start` … `end` - 1 as a program."""
+        if start == 0 and end == len(self.records):
+            return self
+        return Program(self.records[start:end], self._sizes_before(start), self._sizes_before(end), self.late_from)
+
+    def place_of(self, step: int) -> int:
+        """The number of the first record of a step of the line, or of what comes after it."""
+        return next((place for place, record in enumerate(self.records) if record.step >= step), len(self.records))
+
+    def split(self) -> tuple[Program, Program | None]:
+        """What works on levels, and what is behind it, if anything, that works on finished images."""
+        if self.late_from is None:
             return self, None
-        return (
-            Draws(self.transforms[:at], self.params[:at], self.sizes_hw[: at + 1]),
-            Draws(self.transforms[at:], self.params[at:], self.sizes_hw[at:]),
-        )
+        place = self.place_of(self.late_from)
+        return self.part(0, place), self.part(place, len(self.records))
 
-    def take(self, rows: np.ndarray) -> Draws:
-        """The draws of some of the images."""
-        return Draws(
-            self.transforms,
-            tuple(take(params, rows) for params in self.params),
-            tuple(sizes[rows] for sizes in self.sizes_hw),
-        )
+    def take(self, rows: np.ndarray) -> Program:
+        """The program of some of the images; a record of none of them stays, so that windows keep their places."""
+        records = []
+        for record in self.records:
+            if record.rows is None:
+                records.append(record.take(rows, None))
+                continue
+            places = np.full(len(self), -1, np.int64)
+            places[record.rows] = np.arange(len(record.rows))
+            there = places[rows]
+            here = np.flatnonzero(there >= 0)
+            records.append(record.take(there[here], here))
+        return Program(tuple(records), self.sizes_hw[rows], self.results_hw[rows], self.late_from)
+
+    def _sizes_before(self, place: int) -> np.ndarray:
+        """The sizes of the images before the record at a place."""
+        if place == len(self.records):
+            return self.results_hw
+        return reduce(lambda sizes, record: record.resized(sizes), self.records[:place], self.sizes_hw)
 
 
-def draw_line(
-    transforms: Sequence[Transform],
-    streams: Sequence[int],
-    key: Key,
-    positions: np.ndarray,
-    sizes_hw: np.ndarray,
-    boxes: Sequence[np.ndarray] | None = None,
-) -> Draws:
-    """Draw the parameters of transforms that stand one behind the other.
-
-    Args:
-        transforms: the declarations.
-        streams: the counter stream of each.
-        key: of the epoch.
-        positions: int64 (B,), the places of the samples in the epoch's order.
-        sizes_hw: int64 (B, 2), the sizes of their images.
-        boxes: of each sample, float64 (n, 4) left, top, right, bottom; needed where a transform reads them.
-    """
-    sizes, params = [sizes_hw], []
-    last = max((n for n, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
-    for number, (stream, transform) in enumerate(zip(streams, transforms, strict=True)):
-        drawn = transform.draw(Uniforms(key, positions, stream, boxes if number <= last else None), sizes[-1])
-        after = transform.output_sizes(drawn, sizes[-1])
-        if boxes is not None and number < last:
-            boxes = move_boxes(transform, drawn, boxes, sizes[-1], after)
-        params.append(drawn)
-        sizes.append(after)
-    return Draws(tuple(transforms), tuple(params), tuple(sizes))
+Draws = Program

@@ -11,27 +11,37 @@ from typing import Final
 
 import numpy as np
 
-from gpuload.transforms.program.ops import FILTERS
-
 __all__ = [
+    "FILTERS",
     "PRECISION_BITS",
+    "RANDOM_FILTERS",
     "SUPPORT",
+    "filter_names",
     "filter_weights",
+    "full_windows",
     "nearest_indices",
     "padded_places",
     "padded_windows",
-    "random_filters",
     "source_windows",
 ]
 
-# "random" is one of the others for each image: what it needs is what the widest needs.
-SUPPORT: Final = {"nearest": 0.5, "bilinear": 1.0, "bicubic": 2.0, "random": 2.0}
+# Codes of filters in arrays are their places here.
+FILTERS: Final = ("nearest", "bilinear", "bicubic")
+SUPPORT: Final = {"nearest": 0.5, "bilinear": 1.0, "bicubic": 2.0}
+_SUPPORTS: Final = np.array([SUPPORT[name] for name in FILTERS])
 RANDOM_FILTERS: Final = np.array([FILTERS.index("bilinear"), FILTERS.index("bicubic")])  # timm's choice
 PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits less 8 of a level and 2 for overflow
 
 
+def full_windows(sizes_hw: np.ndarray) -> np.ndarray:
+    """The windows that are the whole images."""
+    windows = np.zeros((len(sizes_hw), 4), np.int64)
+    windows[:, 2:] = sizes_hw
+    return windows
+
+
 def source_windows(
-    windows_tlhw: np.ndarray, outputs_hw: np.ndarray, inputs_hw: np.ndarray, interpolation: str
+    windows_tlhw: np.ndarray, outputs_hw: np.ndarray, inputs_hw: np.ndarray, filters: np.ndarray
 ) -> np.ndarray:
     """Which part of each image a part of its resized version is made from, the support of the filter included.
 
@@ -39,13 +49,13 @@ def source_windows(
         windows_tlhw: int64 (B, 4), in the resized images.
         outputs_hw: int64 (B, 2), the sizes of the resized images.
         inputs_hw: int64 (B, 2), the sizes of the images.
-        interpolation: the filter.
+        filters: int64 (B,), codes of `FILTERS`.
 
     Returns:
         int64 (B, 4), within the images; at most a pixel more on each side than has any weight.
     """
     scale = inputs_hw / outputs_hw
-    reach = np.where(scale == 1, 0.5, SUPPORT[interpolation] * np.maximum(scale, 1)) + 0.5
+    reach = np.where(scale == 1, 0.5, _SUPPORTS[filters][:, None] * np.maximum(scale, 1)) + 0.5
     first, last = windows_tlhw[:, :2], windows_tlhw[:, :2] + windows_tlhw[:, 2:] - 1
     start = np.clip(np.floor((first + 0.5) * scale - reach).astype(np.int64), 0, inputs_hw - 1)
     end = np.clip(np.ceil((last + 0.5) * scale + reach).astype(np.int64), start + 1, inputs_hw)
@@ -102,9 +112,9 @@ def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
     return np.where(distance < 1, near, np.where(distance < 2, far, 0))
 
 
-def random_filters(uniforms: np.ndarray) -> np.ndarray:
-    """The filters of ``interpolation="random"``, codes of `FILTERS`, from a uniform number for each image."""
-    return RANDOM_FILTERS[(uniforms * len(RANDOM_FILTERS)).astype(np.int64)]
+def filter_names(interpolation: str) -> tuple[str, ...]:
+    """The filters that may be meant: ``"random"`` stands for two."""
+    return tuple(FILTERS[code] for code in RANDOM_FILTERS) if interpolation == "random" else (interpolation,)
 
 
 def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:

@@ -52,10 +52,10 @@ def compare(make_batch) -> Callable[..., Comparison]:
 
     def run(transforms: Sequence[Any], images: Sequence[np.ndarray], *, whole: bool = False, **options) -> Comparison:
         chain = T.Chain(list(transforms))
-        ragged, draws = make_batch(chain, images, whole=whole)
+        ragged, program = make_batch(chain, images, whole=whole)
         options.setdefault("ragged", "list")
         stages = [compile_stage(chain, device="cpu", backend=name, **options) for name in ("dali", "torch")]
-        ours, reference = (stage(ragged, draws) for stage in stages)
+        ours, reference = (stage(ragged, program) for stage in stages)
         return Comparison(list(ours), list(reference), stages[0].plan)
 
     return run

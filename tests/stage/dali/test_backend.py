@@ -12,6 +12,7 @@ import gpuload
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 from gpuload.stage.dali import DaliBackend, backend
+from gpuload.stage.plan import plan_line
 
 CPU = torch.device("cpu")
 
@@ -47,7 +48,7 @@ def dali() -> DaliBackend:
     ids=repr,
 )
 def test_it_has(transform, dali):
-    assert dali.lacks(transform) is None
+    assert plan_line([transform], dali)[0].reason is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_it_has(transform, dali):
     ids=lambda value: value if isinstance(value, str) else repr(value),
 )
 def test_it_lacks(transform, reason, dali):
-    found = dali.lacks(transform)
+    found = plan_line([transform], dali)[0].reason
     assert found is not None
     assert reason in found
 
@@ -80,7 +81,8 @@ class Tilted(T.RandomPerspective):
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_a_perspective_of_another_name_runs_on_the_reference(interpolation, dali):
-    assert dali.lacks(Tilted(0.5, 1.0, interpolation=interpolation)) == "DALI's warp is affine"
+    (step,) = plan_line([Tilted(0.5, 1.0, interpolation=interpolation)], dali)
+    assert step.reason == "DALI's warp is affine"
 
 
 def test_dali_is_not_installed(monkeypatch):

@@ -1,4 +1,4 @@
-"""Each kind of parameters on DALI against the reference, on real photographs and made-up pictures of many sizes."""
+"""Each kind of record on DALI against the reference, on real photographs and made-up pictures of many sizes."""
 
 from __future__ import annotations
 

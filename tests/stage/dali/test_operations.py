@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from gpuload import transforms as T
 from gpuload.stage.dali.backend import LACKING
 from gpuload.stage.dali.engine import Engine, ndd
 from gpuload.stage.dali.images import Images
@@ -20,7 +19,7 @@ def operated(codes: list[int]) -> list[np.ndarray]:
     """What is made of the images, of which each has one operation."""
     with Engine(torch.device("cpu")).running():
         given = Images(ndd.as_batch(list(IMAGES), layout="HWC"))
-        found = operate(given, T.RandomInvert(), Ops(np.array(codes)[:, None], np.zeros((3, 1, VALUES))))
+        found = operate(given, Ops(np.array(codes)[:, None], np.zeros((3, 1, VALUES))))
         return [sample.torch().numpy().copy() for sample in found.batch]
 
 

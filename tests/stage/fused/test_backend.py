@@ -17,27 +17,35 @@ from gpuload.stage import compile_stage
 from gpuload.stage.compile import _chosen
 from gpuload.stage.fused import passes
 from gpuload.stage.fused.backend import FusedBackend
+from gpuload.stage.plan import make_plan
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.ops import code
 
 CPU = torch.device("cpu")
 
 
+def reasons(*transforms):
+    """Why the reference runs transforms of a chain in place of the kernels, by their names."""
+    plan = make_plan(T.Chain(transforms), FusedBackend(CPU))
+    return {type(step.transform).__name__: step.reason for step in plan.steps}
+
+
 def test_what_it_lacks():
-    backend = FusedBackend(CPU)
-    reasons = {
-        type(transform).__name__: backend.lacks(transform)
-        for transform in (T.GaussianNoise(), T.AugMix(), T.TimmRandAugment("rand-t3a"), T.RandomApply([T.AugMix()]))
-    }
-    assert reasons == {
+    assert reasons(T.GaussianNoise(), T.AugMix(), T.TimmRandAugment("rand-t3a"), T.RandomApply([T.AugMix()])) == {
         "GaussianNoise": "a normal number for each pixel and channel is drawn by torch",
         "AugMix": "several results of an image are mixed by torch",
         "TimmRandAugment": "three box blurs along each axis are six passes",
         "RandomApply": "AugMix: several results of an image are mixed by torch",
     }
-    assert backend.lacks(T.RandomHorizontalFlip()) is None
-    assert backend.lacks(T.RandomHorizontalFlip(), late=True) == "finished images are moved by torch"
-    assert backend.lacks(T.RandomChoice([T.MixUp(num_classes=2), T.CutMix(num_classes=2)]), late=True) is None
+    levels = [T.RandomVerticalFlip(), T.Normalize([0.5], [0.5])]
+    mixing = T.RandomChoice([T.MixUp(num_classes=2), T.CutMix(num_classes=2)])
+    assert reasons(*levels, T.RandomErasing(), T.RandomHorizontalFlip(), mixing) == {
+        "RandomVerticalFlip": None,
+        "Normalize": None,
+        "RandomErasing": None,
+        "RandomHorizontalFlip": "finished images are moved by torch",
+        "RandomChoice": None,
+    }
 
 
 def test_images_of_four_channels_are_left_to_torch():

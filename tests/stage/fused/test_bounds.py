@@ -52,9 +52,9 @@ for height, width, channels in ((37, 41, 3), (4, 3, 3), (9, 3, 1), (3, 30, 3)):
     images = RaggedImages(pixels, offsets, shapes, sizes, regions, ["first", "last"])
     for transforms in CHAINS:
         chain = T.Chain(transforms)
-        draws = chain.draw(epoch_key(0, 0), np.arange(2), sizes)
+        program = chain.draw(epoch_key(0, 0), np.arange(2), sizes)
         made, wanted = (
-            compile_stage(chain, device="cpu", backend=backend)(images, draws) for backend in ("fused", "torch")
+            compile_stage(chain, device="cpu", backend=backend)(images, program) for backend in ("fused", "torch")
         )
         assert made.shape == wanted.shape
         assert (made.int() - wanted.int()).abs().float().mean() < 1

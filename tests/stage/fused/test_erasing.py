@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from gpuload import transforms as T
 from gpuload.rng.philox import Key
 from gpuload.stage.finished import apply_late
-from gpuload.transforms.program.ops import Erase
+from gpuload.transforms.program.draws import Program
 
 # Type checkers do not know that calls in kernels return.
 # pyright: reportGeneralTypeIssues=false
@@ -43,7 +45,7 @@ def tile(image_ptr, records_ptr, count, quantiles_ptr, height, width, CHANNELS: 
         tl.store(places + 2 * plane, blue, there)
 
 
-def drawn(erasings, channels: int, size: tuple[int, int], n: int, seed: int = 0) -> T.Draws:
+def drawn(erasings, channels: int, size: tuple[int, int], n: int, seed: int = 0) -> Program:
     chain = T.Chain([T.Normalize([0.5] * channels, [0.25] * channels), *erasings])
     sizes = np.tile(np.array(size, np.int64), (n, 1))
     _, late = chain.draw(Key(seed, 3), np.arange(n), sizes).split()
@@ -56,13 +58,12 @@ def both(erasings, channels: int, size: tuple[int, int], n: int = 3, seed: int =
     return erased(drawn(erasings, channels, size, n, seed), channels, size, seed)
 
 
-def erased(late: T.Draws, channels: int, size: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
+def erased(late: Program, channels: int, size: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
     n = len(late)
     images = torch.from_numpy(np.random.default_rng(seed).normal(size=(n, channels, *size)).astype(np.float32))
     expected = images.clone()
     apply_late(expected, late, partners=None)
-    told = [records(params, made, channels) for made, params in zip(late.transforms, late.params, strict=True)]
-    told = np.concatenate(told, axis=1)
+    told = np.concatenate([records(erasing, channels) for erasing in late.records], axis=1)
     assert told.shape[2] == RECORD
     found = images.to(DEVICE).clone()
     grid = triton.cdiv(size[0], SIDE), triton.cdiv(size[1], SIDE), n
@@ -120,7 +121,8 @@ def test_boxes_at_the_edges_of_tiles():
     corners = [(69, 64, 1, 1), (32, 32, 1, 1), (31, 32, 2, 32), (0, 0, 32, 32)], [(31, 31, 1, 1), (63, 0, 1, 64)]
     boxes = np.zeros((2, 4, 4), np.int64)
     boxes[0], boxes[1, 1:3] = corners
-    late = T.Draws(late.transforms, (Erase(boxes, np.zeros((2, 2), np.uint64)),), tuple(s[:2] for s in late.sizes_hw))
+    late = late.take(np.arange(2))
+    late = replace(late, records=(replace(late.records[0], boxes_tlhw=boxes),))
     expected, found, _ = erased(late, 3, (70, 65))
     np.testing.assert_array_equal(found, expected)
     assert [(image[0] == 5.0).sum() for image in found] == [1 + 2 * 32 + 32 * 32, 1 + 64]
@@ -148,7 +150,7 @@ def test_images_are_erased_where_they_lie(kind, layout, dtype):
     wanted, images = (all_[:, :, -41:, -70:] for all_ in (expected, found))
     rows = np.array([0, 2, 3, 5])
     apply_late([wanted[row] for row in rows], late, partners=None)
-    erase_images(list(images) if layout == "list" else images, rows, late.params[0], late.transforms[0])
+    erase_images(list(images) if layout == "list" else images, replace(late.records[0], rows=rows))
     assert torch.equal(found.cpu(), expected)
     assert not torch.equal(expected, before)
 
@@ -156,5 +158,5 @@ def test_images_are_erased_where_they_lie(kind, layout, dtype):
 def test_no_image_is_erased():
     images = torch.ones(2, 3, 16, 16, device=DEVICE)
     late = drawn([T.RandomErasing(0.0)], 3, (16, 16), 2)
-    erase_images(images, np.arange(2), late.params[0], late.transforms[0])
+    erase_images(images, late.records[0])
     assert (images == 1).all()

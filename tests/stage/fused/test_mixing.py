@@ -9,7 +9,6 @@ import torch
 from gpuload import transforms as T
 from gpuload.rng.philox import Key
 from gpuload.stage.finished import apply_late, neighbours
-from gpuload.transforms.mixing import drawn_mix
 from gpuload.transforms.program.ops import Mix
 
 pytest.importorskip("triton")
@@ -41,13 +40,12 @@ def both(images: torch.Tensor, transform, partners: np.ndarray | None, position:
     drawn = chain.draw(Key(1, 2), np.arange(position, position + n), np.tile(np.array(size, np.int64), (n, 1)))
     _, late = drawn.split()
     assert late is not None
+    assert late.mix is not None
     expected = images.clone()
     apply_late(expected, late, partners=partners)
     # Not `to` alone: it would keep the strides of a batch, but not of a slice of one.
     found = torch.empty_strided(images.shape, images.stride(), dtype=images.dtype, device=DEVICE).copy_(images)
-    drawn = drawn_mix(late)
-    assert drawn is not None
-    mix(found, drawn, neighbours(n) if partners is None else partners)
+    mix(found, late.mix, neighbours(n) if partners is None else partners)
     assert found.stride() == images.stride()
     return expected, found.cpu()
 

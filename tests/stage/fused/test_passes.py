@@ -18,8 +18,7 @@ from gpuload.transforms.program.ops import code
 def passes(transforms, count=8, channels=3, given=3) -> Passes:
     chain = T.Chain(transforms)
     images = RaggedImages.from_arrays([np.zeros((40, 50, given), np.uint8)] * count)
-    draws = chain.draw(epoch_key(0, 0), np.arange(count), images.sizes_hw)
-    levels, _ = draws.split()
+    levels, _ = chain.draw(epoch_key(0, 0), np.arange(count), images.sizes_hw).split()
     made = Passes(images, levels.windows_tlhw[0], channels)
     made.apply(levels, levels.windows_tlhw)
     return made
@@ -86,6 +85,20 @@ def test_an_image_of_one_channel_is_read_as_three_where_it_is_to_have_three():
     assert (made.last == 1).all()  # its bytes are not three of a pixel, which a statistic would count
 
 
-def test_parameters_of_a_kind_that_it_does_not_know():
-    with pytest.raises(TypeError, match="Mixture are no parameters that the fused kernels know"):
+def test_a_record_of_no_images_changes_nothing():
+    inside = [CROP, T.Pad(3), T.RandomRotation(9), T.RandomVerticalFlip(1.0), T.ColorJitter(0.4), T.GaussianBlur(3)]
+    chain = T.Chain([T.RandomApply([*inside, T.RandomErasing(1.0)], 0.5)])
+    program = chain.draw(epoch_key(0, 0), np.arange(8), np.full((8, 2), 40))
+    others = program.take(np.setdiff1d(np.arange(8), program.records[0].rows))
+    assert len(others) > 1
+    assert [len(record.rows) for record in others.records] == [0] * 7
+    images = RaggedImages.from_arrays([np.zeros((40, 40, 3), np.uint8)] * len(others))
+    made, expected = Passes(images, others.windows_tlhw[0], 3), Passes(images, others.windows_tlhw[0], 3)
+    made.apply(others, others.windows_tlhw)
+    np.testing.assert_array_equal(made.ints, expected.ints)
+    assert (made.last == 0).all()
+
+
+def test_a_record_of_a_kind_that_it_does_not_know():
+    with pytest.raises(TypeError, match="the fused kernels do not know the record Mixture"):
         passes([T.AugMix()])

@@ -24,18 +24,18 @@ STEP = 1 / 255 / 0.224  # a level, in finished numbers
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def fused(chain, images, draws, **options):
+def fused(chain, images, program, **options):
     """What the fused backend makes of a batch, on the CPU."""
     stage = compile_stage(chain, device=DEVICE, backend="fused", **options)
-    made = stage(replace(images, pixels=images.pixels.to(DEVICE)), draws)
+    made = stage(replace(images, pixels=images.pixels.to(DEVICE)), program)
     return made.cpu() if isinstance(made, torch.Tensor) else type(made)(image.cpu() for image in made)
 
 
 def both(make_batch, transforms, images, *, whole=False, **options):
     chain = T.Chain(transforms)
-    given, draws = make_batch(chain, images, whole=whole)
-    ours = fused(chain, given, draws, **options)
-    theirs = compile_stage(chain, device="cpu", backend="torch", **options)(given, draws)
+    given, program = make_batch(chain, images, whole=whole)
+    ours = fused(chain, given, program, **options)
+    theirs = compile_stage(chain, device="cpu", backend="torch", **options)(given, program)
     assert type(ours) is type(theirs)
     return ours, theirs
 
@@ -113,10 +113,10 @@ def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(mo
         np.array([[0, 0, 6000, 8000]]),
         ["large"],
     )
-    draws = chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw)
+    program = chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw)
     runner = FusedRunner(UNCHANGED, torch.device("cpu"))
     outputs = torch.empty(1, device="meta", dtype=torch.uint8).expand(1, 3, 6000, 8000)
-    [launch] = runner.prepare(ragged, draws, draws.windows_tlhw, outputs).launches
+    [launch] = runner.prepare(ragged, program, program.windows_tlhw, outputs).launches
     assert launch.tiles == 750 * 250
     assert launch.grid[0] == launch.tiles  # only the first axis of a grid goes beyond 65,535
 
@@ -192,11 +192,11 @@ def test_thin_images(make_batch):
 
 def test_a_batch_reads_what_lies_in_its_memory_and_nothing_else(make_batch, images):
     chain = T.Chain([T.RandomResizedCrop(20), NORMALIZE])
-    ragged, draws = make_batch(chain, images)
-    expected = fused(chain, ragged, draws)
+    ragged, program = make_batch(chain, images)
+    expected = fused(chain, ragged, program)
     around = torch.full((len(ragged.pixels) + 200,), 255, dtype=torch.uint8)
     around[100:-100] = ragged.pixels
     ragged = RaggedImages(
         around, ragged.offsets + 100, ragged.shapes, ragged.sizes_hw, ragged.regions_tlhw, ragged.labels
     )
-    assert torch.equal(fused(chain, ragged, draws), expected)
+    assert torch.equal(fused(chain, ragged, program), expected)

@@ -10,9 +10,9 @@ from gpuload.stage.kornia.geometry import cropped, flipped, sampled, warped
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.gather import Source, crop
 from gpuload.stage.reference.warp import warp_batch
-from gpuload.transforms import CenterCrop, Pad
 from gpuload.transforms.matrices import rotation_coefficients
 from gpuload.transforms.program.ops import Box
+from gpuload.transforms.program.windows import full_windows
 
 
 def noise(rng: np.random.Generator, *shape: int) -> torch.Tensor:
@@ -42,13 +42,10 @@ def test_crops_of_windows_of_any_size(mode, fill, trial):
     reach = 3 if trial % 3 else 40  # how far they go beyond
     low, high = np.minimum(-reach, frames - size), np.maximum(frames - size + reach, 0)
     starts = rng.integers(low, high + 1)
-    transform = Pad(0, padding_mode=mode) if trial % 4 else CenterCrop(1)
     boxes = np.concatenate([starts, np.tile(size, (5, 1))], axis=1)
-    params, whole = Box(boxes, boxes[:, 2:]), np.concatenate([np.zeros_like(starts), boxes[:, 2:]], axis=1)
-    if mode == "constant" or trial % 4:
-        windows = transform.input_windows(params, frames, whole)
-    else:  # CenterCrop pads with a constant, and asks for less than other modes need
-        windows = np.concatenate([np.zeros_like(frames), frames], axis=1)
+    record = Box(boxes, boxes[:, 2:], padding_mode=mode, fill=fill, sizes_hw=frames)
+    whole = mode != "constant" and trial % 4 == 0
+    windows = full_windows(frames) if whole else record.input_windows(full_windows(record.size_hw))
     images = [rng.integers(0, 256, (*frame, 3), np.uint8) for frame in frames]
     cut = [
         image[top : top + height, left : left + width]
@@ -58,7 +55,7 @@ def test_crops_of_windows_of_any_size(mode, fill, trial):
     ragged.sizes_hw, ragged.regions_tlhw = frames, windows
     source = Source.of_ragged(ragged, np.arange(5), windows)
     corners = np.concatenate([starts, windows[:, :2]], axis=1)
-    found = cropped(source, corners, size, frames, mode, fill)
+    found = cropped(source, record, corners, size)
     assert found.is_contiguous()
     assert torch.equal(found, crop(source, corners, size, frames, mode, fill))
 

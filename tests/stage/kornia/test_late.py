@@ -10,6 +10,7 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage.finished import apply_late
 from gpuload.stage.kornia.late import run_late
+from gpuload.transforms.program.draws import Program
 
 NORMALIZE = T.Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.5))
 ERASING = [
@@ -32,7 +33,7 @@ MIXING = [
 ]
 
 
-def late_of(transforms: list[T.Transform], count: int) -> T.Draws:
+def late_of(transforms: list[T.Transform], count: int) -> Program:
     late = T.Chain(transforms).draw(epoch_key(1, 2), np.arange(count), np.tile([17, 23], (count, 1))).split()[1]
     assert late is not None
     return late

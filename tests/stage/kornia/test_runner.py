@@ -43,10 +43,10 @@ def test_levels_are_those_of_the_reference(transforms, most, mean, same_size, ma
     images = make_images(3, 2 * CPU_PIECE + 3, low=50)
     if same_size:
         images = [np.ascontiguousarray(image[:50, :50]) for image in images]
-    ragged, draws = make_batch(chain, images)
+    ragged, program = make_batch(chain, images)
     before = ragged.pixels.clone()
-    expected = compile_stage(chain, device="cpu")(ragged, draws)
-    found = compile_stage(chain, device="cpu", backend="kornia")(ragged, draws)
+    expected = compile_stage(chain, device="cpu")(ragged, program)
+    found = compile_stage(chain, device="cpu", backend="kornia")(ragged, program)
     assert torch.equal(ragged.pixels, before)
     difference = (found.int() - expected.int()).abs()
     assert difference.max() <= most
@@ -65,9 +65,9 @@ AUTOMATIC = [
 def test_automatic_augmentation(transform, make_images, make_batch):
     """A level less of a contrast may be many levels behind it; so most images are the same, and all are in the mean."""
     chain = T.Chain([T.RandomCrop(40), transform])
-    ragged, draws = make_batch(chain, make_images(8, 60, low=45))
-    expected = compile_stage(chain, device="cpu")(ragged, draws)
-    found = compile_stage(chain, device="cpu", backend="kornia")(ragged, draws)
+    ragged, program = make_batch(chain, make_images(8, 60, low=45))
+    expected = compile_stage(chain, device="cpu")(ragged, program)
+    found = compile_stage(chain, device="cpu", backend="kornia")(ragged, program)
     difference = (found.int() - expected.int()).abs().double().mean(dim=(1, 2, 3))
     assert (difference == 0).double().mean() > 0.9
     assert difference.mean() < 0.01
@@ -78,10 +78,10 @@ def test_automatic_augmentation(transform, make_images, make_batch):
 @pytest.mark.parametrize("end", [[NORMALIZE], [T.ToDtype("float32", scale=True)], [T.ToDtype("float32")]], ids=str)
 def test_floats(end, memory_format, dtype, make_images, make_batch):
     chain = T.Chain([T.RandomCrop(20), *end, T.RandomErasing(0.5, value="random"), T.MixUp(num_classes=3)])
-    ragged, draws = make_batch(chain, make_images(1, 6))
+    ragged, program = make_batch(chain, make_images(1, 6))
     options = {"dtype": dtype, "memory_format": memory_format}
-    expected = compile_stage(chain, device="cpu", **options)(ragged, draws)
-    found = compile_stage(chain, device="cpu", backend="kornia", **options)(ragged, draws)
+    expected = compile_stage(chain, device="cpu", **options)(ragged, program)
+    found = compile_stage(chain, device="cpu", backend="kornia", **options)(ragged, program)
     assert found.dtype == expected.dtype
     assert found.is_contiguous(memory_format=getattr(torch, memory_format))
     # One unit in the last place, of a float32 and behind it of the dtype.
@@ -91,9 +91,9 @@ def test_floats(end, memory_format, dtype, make_images, make_batch):
 @pytest.mark.parametrize("option", ["list", "pad"])
 def test_results_of_different_sizes(option, make_images, make_batch):
     chain = T.Chain([T.RandomRotation(30, expand=True), T.Pad(2), NORMALIZE, T.RandomErasing(0.8)])
-    ragged, draws = make_batch(chain, make_images(2, 7))
-    expected = compile_stage(chain, device="cpu", ragged=option)(ragged, draws)
-    found = compile_stage(chain, device="cpu", backend="kornia", ragged=option)(ragged, draws)
+    ragged, program = make_batch(chain, make_images(2, 7))
+    expected = compile_stage(chain, device="cpu", ragged=option)(ragged, program)
+    found = compile_stage(chain, device="cpu", backend="kornia", ragged=option)(ragged, program)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
 

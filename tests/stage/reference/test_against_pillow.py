@@ -10,7 +10,6 @@ from PIL import Image, ImageEnhance
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import compile_stage
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.transforms.program.ops import OPS
 
 FILTERS = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
@@ -73,12 +72,12 @@ def apply(transform, params, row: int, image):
     return resize(image, params.size_hw[row], transform.interpolation)
 
 
-def one_by_one(chain: T.Chain, draws: T.Draws, images) -> list[np.ndarray]:
+def one_by_one(chain: T.Chain, draws: T.Program, images) -> list[np.ndarray]:
     results = []
     for row, array in enumerate(images):
         image = Image.fromarray(array)
         for index, transform in enumerate(chain):
-            image = apply(transform, draws[index], row, image)
+            image = apply(transform, draws.records[index], row, image)
         results.append(np.asarray(image, np.float64))
     return results
 
@@ -92,7 +91,7 @@ def test_the_evaluation_recipe_on_all_photographs(photo_arrays, make_batch):
     ragged, draws = make_batch(chain, photo_arrays)
     result = compile_stage(chain, device="cpu")(ragged, draws)
     for row, array in enumerate(photo_arrays):
-        height, width = draws.sizes_hw[1][row].tolist()
+        height, width = draws.records[0].after_hw[row].tolist()
         top, left = round((height - 224) / 2), round((width - 224) / 2)
         whole = Image.fromarray(array).resize((width, height), Image.BILINEAR)
         expected = np.asarray(whole)[top : top + 224, left : left + 224].astype(int)
@@ -153,8 +152,7 @@ def test_random_chains(seed, make_images, make_batch):
     assert all(torch.equal(one, other) for one, other in zip(result, from_whole, strict=True))
 
     # And so it is with batched operations, which run on CUDA.
-    batched = [torch.empty_like(image) for image in result]
-    BatchRunner(stage._finishes[0], torch.device("cpu"))(ragged, draws, batched)
+    batched = compile_stage(chain, device="cpu", ragged="list", runner="batched")(ragged, draws)
     for image, expected in zip(batched, one_by_one(chain, draws, images), strict=True):
         assert abs(levels(image) - expected).max() / scale <= limit
 

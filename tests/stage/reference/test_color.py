@@ -9,8 +9,6 @@ from PIL import Image, ImageEnhance
 
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import Finish
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.stage.reference.color import ADJUST, Floats, SingleColor
 from gpuload.transforms.program.ops import VALUES, Ops, code
 
@@ -105,11 +103,10 @@ def test_contrast_at_the_edge_of_a_level_is_the_same_on_both_runners():
     values = np.zeros((len(factors), 1, VALUES))
     values[:, 0, 0] = factors
     sizes = np.broadcast_to(np.array(image.shape[:2], np.int64), (len(factors), 2))
-    params = Ops(np.full((len(factors), 1), code("contrast"), np.int64), values)
-    draws = T.Draws((transform,), (params,), (sizes, sizes))
+    record = Ops(np.full((len(factors), 1), code("contrast"), np.int64), values, sizes_hw=sizes)
+    draws = T.Program((record,), sizes, sizes)
     images = RaggedImages.from_arrays([image] * len(factors))
-    one = compile_stage(T.Chain([transform]), device="cpu")(images, draws)
-    other = torch.empty_like(one)
-    BatchRunner(Finish.of([transform], None), torch.device("cpu"))(images, draws, other)
+    chain = T.Chain([transform])
+    one, other = (compile_stage(chain, device="cpu", runner=runner)(images, draws) for runner in ("single", "batched"))
     assert set(one[:, 0, 0, 0].tolist()) == {79, 80}
     assert torch.equal(one, other)

@@ -14,23 +14,19 @@ from scipy import stats
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import Finish
-from gpuload.stage.reference.batched import BatchRunner
 from gpuload.stage.reference.blur import WEIGHT_UNIT, blur_weights, mirrored
 from gpuload.stage.reference.points import equalize_table, stretch_table
 
+RUNNERS = ("single", "batched")
 SCALED = T.ToDtype("float32", scale=True)
 
 
 def both(transforms, images, make_batch, **options) -> list[list[np.ndarray]]:
     """What both runners make of images, each C×H×W."""
     chain = T.Chain(transforms)
-    stage = compile_stage(chain, device="cpu", ragged="list", **options)
     ragged, draws = make_batch(chain, images)
-    single = stage(ragged, draws)
-    batched = [torch.empty_like(image) for image in single]
-    BatchRunner(stage._finishes[0], torch.device("cpu"))(ragged, draws, batched)
-    return [[image.numpy() for image in images] for images in (single, batched)]
+    stages = [compile_stage(chain, device="cpu", ragged="list", runner=runner, **options) for runner in RUNNERS]
+    return [[image.numpy() for image in stage(ragged, draws)] for stage in stages]
 
 
 @pytest.mark.parametrize("runner", [0, 1], ids=["single", "batched"])
@@ -221,8 +217,6 @@ def test_a_turn_next_to_a_whole_step_is_the_same_in_both_runners(turns):
     chain = T.Chain([T.ColorJitter(hue=(turns, turns))])
     ragged = RaggedImages.from_arrays([image, image])
     draws = chain.draw(epoch_key(0, 0), np.arange(2), ragged.sizes_hw)
-    draws[0].values[:, 0, 0] = turns  # low + u (high - low) may round
-    single = compile_stage(chain, device="cpu")(ragged, draws)
-    batched = torch.empty_like(single)
-    BatchRunner(Finish.of([], None), torch.device("cpu"))(ragged, draws, batched)
+    draws.records[0].values[:, 0, 0] = turns  # low + u (high - low) may round
+    single, batched = (compile_stage(chain, device="cpu", runner=runner)(ragged, draws) for runner in RUNNERS)
     assert torch.equal(single, batched)

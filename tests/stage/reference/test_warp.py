@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,7 @@ from PIL import Image
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import Finish
-from gpuload.stage.reference.batched import BatchRunner
-from gpuload.stage.reference.single import SingleRunner
+from gpuload.stage.masks import MaskStage
 from gpuload.stage.reference.warp import warp_batch, warp_image
 from gpuload.transforms.matrices import rotation_coefficients
 
@@ -142,15 +141,14 @@ def test_a_window_of_a_warp_is_that_of_the_whole(number, same_size, make_images,
         images = [np.ascontiguousarray(image[:50, :50]) for image in images]
     ragged, draws = make_batch(chain, images, key=KEY)
     results = compile_stage(chain, device="cpu")(ragged, draws)
-    batched = torch.zeros_like(results)
-    BatchRunner(Finish.of(chain.lines[0].transforms, None), CPU)(ragged, draws, batched)
+    batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
     np.testing.assert_array_equal(batched, results)
     # One transform after the other, each on the whole of what the one before made.
     for row, image in enumerate(images):
         for place, transform in enumerate(chain.transforms):
-            line = T.Draws((transform,), (draws[place],), draws.sizes_hw[place : place + 2]).take(np.array([row]))
-            result = torch.empty((1, 3, *line.sizes_hw[1][0].tolist()), dtype=torch.uint8)
-            SingleRunner(Finish.of([], None))(RaggedImages.from_arrays([image]), line, result)
+            line = draws.part(draws.place_of(place), draws.place_of(place + 1)).take(np.array([row]))
+            line = replace(line, records=tuple(replace(record, step=0) for record in line.records))
+            result = compile_stage(T.Chain([transform]), device="cpu")(RaggedImages.from_arrays([image]), line)
             image = result[0].permute(1, 2, 0).contiguous().numpy()
         np.testing.assert_array_equal(results[row].permute(1, 2, 0), image)
 
@@ -174,17 +172,13 @@ def test_masks_of_many_channels_move_by_the_nearest_pixel(number, channels):
     masks = [rng.integers(100, 130, (rng.integers(40, 60), 50, channels), np.uint8) for _ in range(4)]
     sizes = np.array([mask.shape[:2] for mask in masks])
     draws = chain.draw(KEY, np.arange(4), sizes)
-    finish = Finish.of([], None)
-    shape = (4, channels, *draws.sizes_hw[-1][0].tolist())
-    results = [torch.zeros(shape, dtype=torch.uint8) for _ in range(2)]
-    runners = SingleRunner(finish, masks=True), BatchRunner(finish, CPU, masks=True)
-    for runner, result in zip(runners, results, strict=True):
-        runner(RaggedImages.from_arrays(masks), draws, result)
+    single, batched = (MaskStage(CPU, runner) for runner in ("single", "batched"))
+    kinds = [("uint8", 3)] * 4
+    results = [torch.stack(stage(RaggedImages.from_arrays(masks), draws, kinds)[0]) for stage in (single, batched)]
     np.testing.assert_array_equal(results[0], results[1])
     allowed = {transform.outside(masks=True)[0] for transform in chain.transforms} | set(range(100, 130))
     assert set(results[0].unique().tolist()) <= allowed
     for channel in {0, channels // 2, channels - 1}:
-        alone = torch.zeros((4, 1, *shape[2:]), dtype=torch.uint8)
         one = [np.ascontiguousarray(mask[:, :, [channel]]) for mask in masks]
-        runners[0](RaggedImages.from_arrays(one), draws, alone)
+        alone = torch.stack(single(RaggedImages.from_arrays(one), draws, kinds)[0])
         np.testing.assert_array_equal(alone[:, 0], results[0][:, channel])

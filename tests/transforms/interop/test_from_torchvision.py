@@ -258,7 +258,7 @@ def test_dtypes_by_type():
 def test_a_threshold_behind_the_conversion_is_in_its_units():
     chain = T.from_torchvision([v1.ToTensor(), v1.RandomSolarize(0.5, p=1)])
     assert chain[1] == T.RandomSolarize(0.5, p=1)
-    values = T.Chain(chain).draw(epoch_key(0, 0), np.arange(1), np.array([[8, 8]]))[1].values
+    values = T.Chain(chain).draw(epoch_key(0, 0), np.arange(1), np.array([[8, 8]])).records[1].values
     assert values[0, 0, 0] == 127.5
 
 

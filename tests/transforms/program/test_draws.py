@@ -15,7 +15,7 @@ N = 10_000
 
 
 def draw(transform: T.Chain, height: int, width: int, n: int = N):
-    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[height, width]], (n, 1)))[0]
+    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[height, width]], (n, 1))).records[0]
 
 
 def simulate_random_resized_crop(height, width, scale, ratio, rng):
@@ -137,6 +137,6 @@ def test_resize_rounds_as_torchvision(resize, size, expected):
 
 def test_center_crop_rounds_and_pads_as_torchvision():
     sizes = np.array([[10, 11], [11, 12], [12, 13], [7, 6], [6, 20]])
-    boxes = T.Chain([T.CenterCrop(8)]).draw(epoch_key(0, 0), np.arange(5), sizes)[0].box_tlhw
+    boxes = T.Chain([T.CenterCrop(8)]).draw(epoch_key(0, 0), np.arange(5), sizes).records[0].box_tlhw
     # ⌊½ + 1½⌉ to even; missing pixels are split with the smaller half on the top and left.
     assert boxes[:, :2].tolist() == [[1, 2], [2, 2], [2, 2], [0, -1], [-1, 6]]

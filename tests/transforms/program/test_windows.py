@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpuload.transforms.program.windows import filter_weights, nearest_indices, padded_places, source_windows
+from gpuload.transforms.program.windows import FILTERS, filter_weights, nearest_indices, padded_places, source_windows
 
 CASES = [(1, 1), (1, 9), (9, 1), (50, 77), (77, 50), (200, 7), (60, 90), (60, 60)]
 
@@ -38,8 +38,9 @@ def test_a_window_holds_every_pixel_that_has_weight(interpolation):
     for length, output in [*CASES, *rng.integers(1, 300, (200, 2)).tolist()]:
         count = int(rng.integers(1, output + 1))
         start = int(rng.integers(0, output - count + 1))
+        code = np.array([FILTERS.index(interpolation)])
         size = (np.array([[length, length]]), np.array([[output, output]]))
-        top, _, height, _ = source_windows(np.array([[start, start, count, count]]), size[1], size[0], interpolation)[0]
+        top, _, height, _ = source_windows(np.array([[start, start, count, count]]), size[1], size[0], code)[0]
         firsts, weights = filter_weights(
             np.array([length]), np.array([output]), np.array([start]), count, interpolation
         )

@@ -1,0 +1,110 @@
+"""A line of transforms, drawn for a batch: a program.
+
+The transforms of a line stand one behind the other. Each draws from a counter lane of its own, and sees the sizes, and
+perhaps the boxes, that those before it left. Imported by workers; no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from gpuload.rng.philox import Key
+from gpuload.transforms.base import DrawError, Transform, Uniforms
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Record
+from gpuload.transforms.program.targets import move_boxes
+
+__all__ = ["Line", "draw_some"]
+
+# Of a record that nobody else has seen yet; `replace` takes ten times as long.
+_put: Final = object.__setattr__
+
+
+@dataclass(frozen=True)
+class Line:
+    """Transforms that stand one behind the other, each with the number of its first counter lane."""
+
+    transforms: tuple[Transform, ...]
+    lanes: tuple[int, ...]
+
+    @cached_property
+    def lead(self) -> int:
+        """How many transforms a worker draws: up to the last crop before one that needs the whole image, which decide
+        the region to decode, or the last that may refuse an image."""
+        lead = 0
+        for number, transform in enumerate(self.transforms):
+            if transform.needs_whole:
+                break
+            if transform.crops:
+                lead = number + 1
+        return max([lead, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
+
+    @cached_property
+    def late_from(self) -> int | None:
+        """The number of the first transform that works on finished images."""
+        return next((number for number, transform in enumerate(self.transforms) if transform.late), None)
+
+    def draw(
+        self,
+        key: Key,
+        positions: np.ndarray,
+        sizes_hw: np.ndarray,
+        boxes: Sequence[np.ndarray] | None = None,
+        *,
+        lead: bool = False,
+    ) -> Program:
+        """Draw the records of all transforms, or of the leading ones."""
+        end = self.lead if lead else len(self.transforms)
+        positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
+        if sizes.shape != (len(positions), 2):
+            raise ValueError(f"sizes_hw must be of shape (B, 2) beside {len(positions)} positions, got {sizes.shape}")
+        uniforms = Uniforms(key, positions, 0, boxes)
+        records, results = _draw(self.transforms[:end], self.lanes[:end], uniforms, sizes)
+        return Program(tuple(records), sizes, results, self.late_from)
+
+
+def draw_some(
+    transforms: Sequence[Transform],
+    lanes: Sequence[int],
+    uniforms: Uniforms,
+    sizes_hw: np.ndarray,
+    rows: np.ndarray,
+) -> list[Record]:
+    """The records of transforms that stand one behind the other, and work on these rows of a batch alone."""
+    try:
+        records, _ = _draw(transforms, lanes, uniforms.take(rows), sizes_hw[rows])
+    except DrawError as error:
+        raise DrawError(error.message, int(rows[error.row])) from None
+    for record in records:
+        _put(record, "rows", rows if record.rows is None else rows[record.rows])
+    return records
+
+
+def _draw(
+    transforms: Sequence[Transform], lanes: Sequence[int], uniforms: Uniforms, sizes_hw: np.ndarray
+) -> tuple[list[Record], np.ndarray]:
+    """The records of transforms that stand one behind the other, and the sizes of the results."""
+    records: list[Record] = []
+    boxes = uniforms.boxes
+    last = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
+    for step, (lane, transform) in enumerate(zip(lanes, transforms, strict=True)):
+        own = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last else None)
+        drawn = transform.draw(own, sizes_hw)
+        if drawn is None:
+            continue
+        if isinstance(drawn, Record):
+            _put(drawn, "sizes_hw", sizes_hw)
+            _put(drawn, "name", type(transform).__name__)
+            drawn = [drawn]
+        for record in drawn:
+            _put(record, "step", step)
+            sizes_hw = record.resized(sizes_hw)
+        if boxes is not None and step < last:
+            boxes = move_boxes(drawn, boxes)
+        records += drawn
+    return records, sizes_hw
