@@ -23,7 +23,7 @@ from gpuload.datasets.tree import mapping_like, unflatten
 from gpuload.errors import CollateError, one_line
 from gpuload.loader.options import Options
 from gpuload.ring.chunk import Block, ImageColumn
-from gpuload.rng import philox
+from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.transforms import Chain, Draws
 from gpuload.workers.batch import Batch, Part
@@ -31,7 +31,6 @@ from gpuload.workers.batch import Batch, Part
 __all__ = ["Assembly", "BatchInfo"]
 
 LEND_BYTES = 1 << 20  # a smaller batch is copied
-MODULE_STREAM = 2**31 + 16  # of the counter, and those behind it, one for each view; transforms have the small numbers
 DEPTH = 3  # so deep tensors are looked for in objects of a user's own class
 
 
@@ -164,7 +163,7 @@ class Assembly:
         if self._options.chain.module is None:
             return None
         key = philox.epoch_key(self._options.seed, epoch)
-        return int(philox.uniforms(key, rows.positions[:1], MODULE_STREAM + view, 2)[0, 0] * 2.0**32)
+        return int(philox.uniforms(key, rows.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
     def _pair(self, draws: Draws, rows: Harvest, which: np.ndarray, pairing: Pairing) -> None:
         """Tell who is mixed with whom, and how much."""

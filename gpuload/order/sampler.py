@@ -14,15 +14,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils.data import BatchSampler
 
 from gpuload.order.place import Place
 from gpuload.rng import generators
+from gpuload.rng.streams import SAMPLER_POSITION
 from gpuload.workers.batch import Batch
 
 __all__ = ["SamplerSchedule"]
-
-SAMPLER_POSITION = 2**62 + 2**61  # where no sample is: what a sampler draws from the global generators hangs on it
 
 
 class SamplerSchedule:
@@ -166,6 +164,8 @@ class _Pull:
     def state(self) -> dict[str, Any] | None:
         """The sampler's own state, where it has one."""
         owners: dict[str, Any] = {"iterator": self._iterator, "sampler": self._sampler}
+        from torch.utils.data import BatchSampler  # here: the room imports no torch
+
         if type(self._sampler) is BatchSampler:  # which takes no more from its sampler than it gives
             owners["inner"] = self._sampler.sampler
         for whose, owner in owners.items():
@@ -178,7 +178,7 @@ class _Pull:
         return {"batches": batches, "own": state, "generator": self._begun_at}
 
     def last_entry(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """For a state at the epoch's end: what the next epoch hangs on."""
+        """For a state at the epoch's end: what the next epoch depends on."""
         if state is None and self._generator is None:
             return None
         now = None if self._generator is None else _get_state(self._generator)
