@@ -37,7 +37,7 @@ def main() -> None:
         count = 0
         feed.begin(loader._agenda.schedule().batches(Place(number, 0)))
         while (batch := feed.take()) is not None:
-            count += len(batch.positions)
+            count += len(batch.spec.positions)
             feed.release(batch)
         return count
 

@@ -153,8 +153,8 @@ class Assembly:
             return None
         numbers = rows.positions
         if self._options.sampled or self._options.iterable:  # the rows of the batch as it was asked for
-            planned = np.argsort(batch.positions, kind="stable")
-            numbers = planned[np.searchsorted(batch.positions[planned], numbers)]
+            planned = np.argsort(batch.spec.positions, kind="stable")
+            numbers = planned[np.searchsorted(batch.spec.positions[planned], numbers)]
         return Pairing(mixing, partners_of(numbers))
 
     def _module_seed(self, epoch: int, rows: Harvest, view: int) -> int | None:
@@ -188,8 +188,8 @@ class Assembly:
                 f"{counts[row]}; let all samples of a batch have as many"
             )
         pixels, starts = self._transfer.load(batch, release)
-        drawn = self.drawn(batch.epoch, rows, 0, starts)  # of all leaves: the images of such a sample are of one size
-        images = [self.images(batch.epoch, rows, leaf, pixels, starts, drawn=drawn) for leaf in range(counts[0])]
+        drawn = self.drawn(batch.spec.epoch, rows, 0, starts)  # of all leaves: such images are of one size
+        images = [self.images(batch.spec.epoch, rows, leaf, pixels, starts, drawn=drawn) for leaf in range(counts[0])]
         finished, whole = self.targets(rows, pixels, starts, drawn)
         chain, ragged = self._options.chain, self._options.ragged
         with torch.device("cpu"):
@@ -208,7 +208,7 @@ class Assembly:
             pixels, starts = self._transfer.load(batch, release)
         pairing = self.pairing(batch, rows)
         for leaf, place in enumerate(places):
-            ready[place] = self.images(batch.epoch, rows, leaf, pixels, starts, pairing)
+            ready[place] = self.images(batch.spec.epoch, rows, leaf, pixels, starts, pairing)
         count = len(places) + len(rows.values[0])
         others = [leaf for leaf in range(count) if leaf not in ready]
         if loads or not self._lent(blocks, others, ready):
@@ -283,10 +283,10 @@ class Assembly:
         pairing = self.pairing(batch, rows)
         if most:
             pixels, starts = self._transfer.load(batch, release)
-            first = self.drawn(batch.epoch, rows, 0, starts)
+            first = self.drawn(batch.spec.epoch, rows, 0, starts)
             for leaf in range(max(rows.count(row) for row in range(len(rows)))):
                 drawn = first if leaf == 0 else None  # fewer samples may have the next one, of another size
-                finished = self.images(batch.epoch, rows, leaf, pixels, starts, pairing, drawn)
+                finished = self.images(batch.spec.epoch, rows, leaf, pixels, starts, pairing, drawn)
                 for row, image in zip(rows.images(leaf).tolist(), finished, strict=True):
                     made[row][rows.places[row][leaf]] = image
             if rows.has_targets:
@@ -336,8 +336,8 @@ class Assembly:
         plain = all(isinstance(index, int | np.integer) for index in rows.indices)
         place = self._placed
         return BatchInfo(
-            batch.epoch,
-            batch.step,
+            batch.spec.epoch,
+            batch.spec.step,
             place(torch.from_numpy(rows.positions.copy())),
             place(torch.from_numpy(np.array(rows.indices, np.int64))) if plain else list(rows.indices),
             place(torch.from_numpy(rows.valid)),

@@ -339,7 +339,7 @@ class Loader:
         if self._progress is None or place != Place(place.epoch, 0):
             return place
         end = self._progress.place
-        is_end = (end.sampler or {}).get("over") or (end.stream or {}).get("step") == 0
+        is_end = (end.sampler or {}).get("over") or (end.iterable or {}).get("step") == 0
         return end if is_end and end.epoch == place.epoch else place
 
     def _state(self, place: Place) -> State:
@@ -353,7 +353,7 @@ class Loader:
             # Turned images have other sizes, so other draws.
             transforms=options.chain.fingerprint() + ("-exif" if options.decode.exif else ""),
             sampler=place.sampler,
-            stream=place.stream,
+            stream=place.iterable,
         )
 
     def plan(self) -> Plan:

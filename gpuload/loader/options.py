@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpuload.datasets.kinds import is_iterable
 from gpuload.decode import Decode
 from gpuload.loader.cpus import default_workers, usable_cpus
 from gpuload.order.options import check_pairs
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.process import check_platform
-from gpuload.workers.source import is_iterable
 
 __all__ = ["Options", "check_device", "check_integer", "check_options"]
 

@@ -27,6 +27,7 @@ from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
 from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
 from gpuload.loader.options import Options
 from gpuload.order.place import Place
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage import Stage, check_stage, compile_stage
 from gpuload.stage.transfer import make_transfer
@@ -36,7 +37,7 @@ from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.interrupts import held
 from gpuload.workers.job import Job
-from gpuload.workers.pool import IterablePool, WorkerPool
+from gpuload.workers.pool import WorkerPool
 
 __all__ = ["OVER", "Session", "compile_for"]
 
@@ -84,15 +85,15 @@ class Session:
         self.ring = Ring(options.ring_bytes, memory_left=memory_left_bytes)
         try:
             self.transfer = make_transfer(self.ring, device)
-            pool = IterablePool if options.iterable else WorkerPool
             self.assembly = Assembly(options, self.stage, self.transfer)
             self.engine = (
-                pool(
+                WorkerPool(
                     job,
                     options.num_workers,
                     self.ring,
                     timeout_s=options.timeout_s,
                     max_restarts=options.faults.max_restarts,
+                    own_queues=options.iterable,
                 )
                 if options.num_workers
                 else HomeEngine(job, self.ring)
@@ -126,7 +127,7 @@ class Session:
         """Whether another epoch can begin here."""
         return not self._closed and not self._torn and self.engine.broken is None
 
-    def begin(self, batches: Iterator[Batch], told_epoch: int = -1) -> object:
+    def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
         """Start an epoch; what an earlier one left in work is dropped. Returns what `drop_epoch` is to be given.
 
         `told_epoch` is what workers tell the dataset by its own ``set_epoch()``; -1: nothing.
@@ -284,7 +285,8 @@ class Session:
             raise SampleError(min(batch.errors, key=lambda record: record.position))
         if batch.lost is not None and (self.options.faults.on_error == "replace" or batch.is_empty):
             raise TooManyErrors(
-                f"nothing could take the place of the sample at position {batch.lost.position} of epoch {batch.epoch}: "
+                f"nothing could take the place of the sample at position {batch.lost.position} of epoch "
+                f"{batch.spec.epoch}: "
                 f"all that was tried failed, the last of it {batch.lost.describe()}. Look whether the files can still "
                 "be reached; loader.errors lists the failures"
             )
@@ -298,7 +300,7 @@ class Session:
             ticket = self.transfer.finish()
         for part in batch.parts:  # a batch and its parts know each other, and the collector may be long in coming
             part.content = None
-        return _Launched(value, tensors, ticket, failed=batch.errors, after=batch.after, warning=batch.warning)
+        return _Launched(value, tensors, ticket, failed=batch.errors, after=batch.spec.after, warning=batch.warning)
 
 
 def _end(session_of: weakref.ref[Session], pid: int, pool: Any, transfer: Any, ring: Ring, buried: list[bool]) -> None:
@@ -333,9 +335,9 @@ def _close_all() -> None:
 def _candidates(options: Options, batch: Batch, position: int, index: Any) -> Iterator[Any]:
     """What may stand in for a sample: any of the dataset, or where a sampler chose the keys, others of its batch."""
     if not options.sampled:
-        return substitutes(options.seed, batch.epoch, position, index, len(options.dataset))
-    keys = list(batch.indices)
-    places = substitutes(options.seed, batch.epoch, position, None, len(keys))
+        return substitutes(options.seed, batch.spec.epoch, position, index, len(options.dataset))
+    keys = list(batch.spec.indices)
+    places = substitutes(options.seed, batch.spec.epoch, position, None, len(keys))
     return (keys[place] for place in places if keys[place] != index)
 
 

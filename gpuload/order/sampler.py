@@ -1,8 +1,4 @@
-"""What is in which batch: of a map dataset by its plan, by a user's sampler, or as an iterable dataset's streams come.
-
-A schedule gives the batches of an epoch from a `Place` on, and with each batch the place that follows it, which is what
-a state is made from. Runs in the main process, in the thread that iterates.
-"""
+"""The batches that a user's sampler says, and what a state holds of it. Main process, in the thread that iterates."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from gpuload.order.place import Place
+from gpuload.order.spec import BatchSpec
 from gpuload.rng import generators
 from gpuload.rng.streams import SAMPLER_POSITION
-from gpuload.workers.batch import Batch
 
 __all__ = ["SamplerSchedule"]
 
@@ -66,7 +62,7 @@ class SamplerSchedule:
         left = max(0, length - place.position // self._world_size)
         return left // self._batch_size if self._drop_last else -(-left // self._batch_size)
 
-    def batches(self, place: Place) -> Iterator[Batch]:
+    def batches(self, place: Place) -> Iterator[BatchSpec]:
         entry = place.sampler or {}
         pull = _Pull(self._sampler, self._seed, place.epoch, entry)
         size = None if self._batched else self._batch_size
@@ -86,7 +82,7 @@ class SamplerSchedule:
                 after = Place(place.epoch, number * self._world_size, sampler=pull.entry(step, state))
             else:
                 after = Place(place.epoch + 1, 0, sampler=pull.last_entry(pull.state()))
-            yield Batch(
+            yield BatchSpec(
                 step - 1,
                 place.epoch,
                 positions,

@@ -15,7 +15,7 @@ from gpuload.order.place import Place
 from gpuload.order.ranks import check_rank, find_rank
 from gpuload.order.sampler import SamplerSchedule
 from gpuload.order.shares import Plan, Uneven
-from gpuload.workers.batch import Batch
+from gpuload.order.spec import BatchSpec
 
 __all__ = ["Agenda", "PlanSchedule", "Schedule"]
 
@@ -27,7 +27,7 @@ class Schedule(Protocol):
         """How many there are from a place on; None where nobody knows."""
         ...
 
-    def batches(self, place: Place) -> Iterator[Batch]:
+    def batches(self, place: Place) -> Iterator[BatchSpec]:
         """They themselves."""
         ...
 
@@ -45,12 +45,12 @@ class PlanSchedule:
     def steps(self, place: Place) -> int:
         return self._plan.steps(place.position)
 
-    def batches(self, place: Place) -> Iterator[Batch]:
+    def batches(self, place: Place) -> Iterator[BatchSpec]:
         plan, start = self._plan, place.position
         last = plan.steps(start) - 1
         for number, rows in enumerate(plan.batches(place.epoch, start)):
             after = Place(place.epoch, start + (number + 1) * plan.global_batch)
-            yield Batch(
+            yield BatchSpec(
                 start // plan.global_batch + number,
                 place.epoch,
                 rows.positions,

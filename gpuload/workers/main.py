@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuload.datasets.kinds import is_iterable
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
 from gpuload.workers.job import Job, receive
 from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, MAX_INLINE_BYTES, STACK_SIGNAL, Board, Reply, Request
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.source import is_iterable
 from gpuload.workers.workerinfo import install_worker_info
 
 __all__ = ["run"]
@@ -54,7 +54,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         try:
             job: Job = receive(job_fd)
             runner = ChunkRunner(job, guard_generators=False)
-            _introduce(worker + settings["first_worker"], settings["all_workers"], runner)
+            _introduce(worker, settings["workers"], runner)
         except BaseException:
             replies.send(HELLO_FAILED + traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:])
             return

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuload.datasets.tree import LEAF
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import ChunkContent, ImageColumn
 from gpuload.ring.packing import write_content
 from gpuload.ring.ring import GRANULE_BYTES, Ring
@@ -76,7 +77,7 @@ class Engine:
 def batches(n: int, size: int, epoch: int = 0):
     for step, start in enumerate(range(0, n, size)):
         positions = np.arange(start, min(start + size, n))
-        yield Batch(step, epoch, positions, positions * 7)
+        yield BatchSpec(step, epoch, positions, positions * 7)
 
 
 def read(feed: Feed, batch: Batch) -> list[int]:
