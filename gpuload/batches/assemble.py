@@ -17,11 +17,11 @@ from torch.utils.data import default_convert
 
 from gpuload.batches.collate import collate, common_structure
 from gpuload.batches.mixing import Pairing, partners_of, soften
+from gpuload.batches.options import BatchOptions
 from gpuload.batches.rows import Harvest
 from gpuload.batches.targets import TargetStage, collate_targets, others, unwrapped
 from gpuload.datasets.tree import mapping_like, unflatten
 from gpuload.errors import CollateError, one_line
-from gpuload.loader.options import Options
 from gpuload.ring.chunk import Block, ImageColumn
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
@@ -62,7 +62,7 @@ class Assembly:
         transfer: brings what is in the slots, and all else, to the device.
     """
 
-    def __init__(self, options: Options, stage: Any, transfer: Any) -> None:
+    def __init__(self, options: BatchOptions, stage: Any, transfer: Any) -> None:
         self._options = options
         self._stage = stage
         self._transfer = transfer
@@ -152,7 +152,7 @@ class Assembly:
         if mixing is None:
             return None
         numbers = rows.positions
-        if self._options.sampled or self._options.iterable:  # the rows of the batch as it was asked for
+        if not self._options.planned:  # the rows of the batch as it was asked for
             planned = np.argsort(batch.spec.positions, kind="stable")
             numbers = planned[np.searchsorted(batch.spec.positions[planned], numbers)]
         return Pairing(mixing, partners_of(numbers))

@@ -18,6 +18,7 @@ from gpuload.datasets.tree import unflatten
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
+from gpuload.order.options import OrderOptions
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import TensorBits
 from gpuload.transforms import Draws
@@ -63,16 +64,15 @@ def replay(
         SampleError: it cannot be loaded.
     """
     # A neighbour that was replaced is so again.
-    faults = Faults(on_error=options.faults.on_error, max_error_rate=1.0) if len(positions) > 1 else Faults()
+    faults = Faults(on_error=options.workers.faults.on_error, max_error_rate=1.0) if len(positions) > 1 else Faults()
+    order = options.order
+    sampler = indices if order.sampled else None  # which says it
     session = Session(
         replace(
             options,
-            num_workers=0,
-            batch_size=len(positions),
-            chunk_size=1,
-            faults=faults,
-            collate_fn=None,
-            single=False,
+            order=OrderOptions(dataset=order.dataset, batch_size=len(positions), sampler=sampler, seed=order.seed),
+            batches=replace(options.batches, collate_fn=None, single=False),
+            workers=replace(options.workers, num_workers=0, chunk_size=1, faults=faults),
         ),
         ErrorLog(),
     )

@@ -41,6 +41,26 @@ class Part:
     used_bytes: int = 0
     content: ChunkContent | None = None
 
+    def piece(self, rows: slice) -> Part:
+        """Some of its samples, to be done by themselves."""
+        positions, indices = self.positions[rows], self.indices[rows]
+        return Part(self.batch, positions, indices, attempt=self.attempt, substitutes=self.substitutes)
+
+    def failure(self, cause: str, stack: str) -> ChunkContent:
+        """What has come of it where all of its samples failed."""
+        errors = []
+        for row, (position, index) in enumerate(zip(self.positions.tolist(), self.indices, strict=True)):
+            record = ErrorRecord(
+                epoch=self.batch.spec.epoch,
+                position=position,
+                index=int(index) if isinstance(index, np.integer) else index,
+                source=None,
+                cause=cause,
+                traceback=stack,
+            )
+            errors.append((row, record))
+        return ChunkContent(errors=errors)
+
 
 @dataclass(slots=True, eq=False)
 class Batch:

@@ -1,4 +1,4 @@
-"""What becomes of samples that cannot be had: the options, what takes their place, the count, and the record.
+"""What becomes of samples that fail: the options, what takes their place, the count, and the record.
 
 Runs in the main process, and imports no torch. `Tally` belongs to an epoch, `ErrorLog` to a `Loader`.
 """

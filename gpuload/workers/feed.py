@@ -78,7 +78,6 @@ class Feed:
         self.ahead = self._ahead_now = ahead
         self._workers = workers
         self.faults = faults or Faults()
-        self.spilled_chunks = 0
         self._candidates = candidates
         self._tally = Tally(self.faults.max_error_rate)
         self._reclaim = reclaim
@@ -270,7 +269,6 @@ class Feed:
                     continue
                 try:
                     part.data, part.slot = self.ring.move_out(part.slot, part.used_bytes), None
-                    self.spilled_chunks += 1
                 except LimitError:
                     if batch is self._batches[0]:
                         raise  # it is waited for
@@ -375,18 +373,9 @@ class Feed:
                 self._fail(part, f"WorkerError: {deaths}: {lost.cause}", lost.stack)
 
     def _split(self, part: Part, slices: list[slice]) -> None:
-        pieces = [
-            Part(
-                part.batch,
-                part.positions[rows],
-                part.indices[rows],
-                attempt=part.attempt,
-                substitutes=part.substitutes,
-            )
-            for rows in slices
-        ]
-        place = part.batch.parts.index(part)
-        part.batch.parts[place : place + 1] = pieces
+        pieces = [part.piece(rows) for rows in slices]
+        at = part.batch.parts.index(part)
+        part.batch.parts[at : at + 1] = pieces
         part.batch.open_parts += len(pieces) - 1
         self._requeue(part, pieces)
 
@@ -397,18 +386,7 @@ class Feed:
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:
         """End a chunk as errors of its samples."""
-        errors = []
-        for row, (position, index) in enumerate(zip(part.positions.tolist(), part.indices, strict=True)):
-            record = ErrorRecord(
-                epoch=part.batch.spec.epoch,
-                position=position,
-                index=int(index) if isinstance(index, np.integer) else index,
-                source=None,
-                cause=cause,
-                traceback=stack,
-            )
-            errors.append((row, record))
-        part.content = ChunkContent(errors=errors)
+        part.content = part.failure(cause, stack)
         self._settle(part, part.content)
 
     def _settle(self, part: Part, content: ChunkContent) -> None:

@@ -108,7 +108,6 @@ class WorkerPool:
         own_queues: bool = False,
     ) -> None:
         check_platform()
-        self.workers = workers
         self.timeout_s = timeout_s
         self.max_restarts = max_restarts
         self.restarts = 0
