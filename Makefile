@@ -4,6 +4,7 @@
 #   make demo      see it run
 #   make test      the tests;           ARGS="-k ring" passes arguments on to pytest
 #   make lint      ruff and pyright
+#   make format    ruff mends what it can, and formats
 #   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
 #   make notebooks run the notebooks and write their outputs into them
 #   make soak      ten minutes in which a worker is killed every second and files are damaged; ARGS as for bench
@@ -19,7 +20,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 COMPILE := $(BIN)/python -m compileall -q gpuload
 EVERYTHING := --editable '.[cu12,dali,fused,cli,demo]'
 
-.PHONY: install demo test lint bench notebooks soak clean
+.PHONY: install demo test lint format bench notebooks soak clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -34,6 +35,10 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.installed-lint
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.loading $(ARGS)

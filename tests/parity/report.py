@@ -22,18 +22,18 @@ from parity.usable import why_not
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 HEADER = """# Parity
 
-What each transform does on each backend, held against an oracle that is not ours: Pillow wherever it has the operation,
+What each transform does on each backend, compared with an oracle that is not ours: Pillow where it has the operation,
 else Kornia. All get the same draws and the same images on the CPU: {photographs} real photographs, and {random} random
-ones in {rounds} rounds of draws. The kernels of `fused` are run by Triton's interpreter, which takes its time: they,
-and all others once more, get {small} images of at most 64×64, photographs among them.
+ones in {rounds} rounds of draws. The kernels of `fused` run in Triton's interpreter, which is slow: they get {small}
+images of at most 64×64, photographs among them, and so does every other backend once more.
 
 Figures are in levels, of 255: *mean* is the greatest mean difference of any one image, *max* the greatest difference of
-any one number. *torch* is the reference, which takes images one by one on the CPU; *batches* its other runner, which
-CUDA devices have; a dash (–) says that a backend leaves the transform to torch. *Apart* is the greatest difference
-between any two of them. The bounds (mean / max / apart) hold for each backend that has none of its own in its column,
-and of the differences between two, for their sum. The tests hold all of them; letters
-lead to the reasons. Where a number may lie far off, a percentage says how many do: the greatest part of an image's
-numbers that lie more than a level from the oracle's, and behind it its bound.
+any one number. *torch* is the reference, which takes images one by one on the CPU; *batches* is its other runner,
+which CUDA devices use; a dash (–): the backend leaves the transform to torch. *Apart* is the greatest difference
+between any two of them. The bounds (mean / max / apart) hold for each backend that has none of its own in its column;
+the difference between two is bounded by the sum of theirs. The tests hold all of them; letters lead to the reasons.
+Where single numbers may be far off, a percentage says how many: the greatest share of an image's numbers that are more
+than a level from the oracle's, followed by its bound.
 
 This page is written by `python tests/parity/report.py`; it was run with {versions}.
 """
