@@ -16,6 +16,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.cli.processes import cpu_seconds
 from gpuload.order.place import Place
+from gpuload.order.schedule import schedule_of
 
 
 def main() -> None:
@@ -35,9 +36,9 @@ def main() -> None:
 
     def epoch(number: int) -> int:
         count = 0
-        feed.begin(loader._agenda.schedule().batches(Place(number, 0)))
+        feed.begin(schedule_of(loader._options.order, loader.num_workers).batches(Place(number, 0)))
         while (batch := feed.take()) is not None:
-            count += len(batch.positions)
+            count += len(batch.spec.positions)
             feed.release(batch)
         return count
 

@@ -17,13 +17,13 @@ from torch.utils.data import default_convert
 
 from gpuload.batches.collate import collate, common_structure
 from gpuload.batches.mixing import Pairing, partners_of, soften
+from gpuload.batches.options import BatchOptions
 from gpuload.batches.rows import Harvest
 from gpuload.batches.targets import TargetStage, collate_targets, others, unwrapped
 from gpuload.datasets.tree import mapping_like, unflatten
 from gpuload.errors import CollateError, one_line
-from gpuload.loader.options import Options
 from gpuload.ring.chunk import Block, ImageColumn
-from gpuload.rng import philox
+from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.transforms import Chain, Program
 from gpuload.workers.batch import Batch, Part
@@ -31,7 +31,6 @@ from gpuload.workers.batch import Batch, Part
 __all__ = ["Assembly", "BatchInfo"]
 
 LEND_BYTES = 1 << 20  # a smaller batch is copied
-MODULE_STREAM = 2**31 + 16  # of the counter, and those behind it, one for each view; transforms have the small numbers
 DEPTH = 3  # so deep tensors are looked for in objects of a user's own class
 
 
@@ -63,7 +62,7 @@ class Assembly:
         transfer: brings what is in the slots, and all else, to the device.
     """
 
-    def __init__(self, options: Options, stage: Any, transfer: Any) -> None:
+    def __init__(self, options: BatchOptions, stage: Any, transfer: Any) -> None:
         self._options = options
         self._stage = stage
         self._transfer = transfer
@@ -153,9 +152,9 @@ class Assembly:
         if mixing is None:
             return None
         numbers = rows.positions
-        if self._options.sampled or self._options.iterable:  # the rows of the batch as it was asked for
-            planned = np.argsort(batch.positions, kind="stable")
-            numbers = planned[np.searchsorted(batch.positions[planned], numbers)]
+        if not self._options.planned:  # the rows of the batch as it was asked for
+            planned = np.argsort(batch.spec.positions, kind="stable")
+            numbers = planned[np.searchsorted(batch.spec.positions[planned], numbers)]
         return Pairing(mixing, partners_of(numbers))
 
     def _module_seed(self, epoch: int, rows: Harvest, view: int) -> int | None:
@@ -164,7 +163,7 @@ class Assembly:
         if self._options.chain.module is None:
             return None
         key = philox.epoch_key(self._options.seed, epoch)
-        return int(philox.uniforms(key, rows.positions[:1], MODULE_STREAM + view, 2)[0, 0] * 2.0**32)
+        return int(philox.uniforms(key, rows.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
     def _pair(self, draws: Program, rows: Harvest, which: np.ndarray, pairing: Pairing) -> None:
         """Tell who is mixed with whom, and how much."""
@@ -189,8 +188,8 @@ class Assembly:
                 f"{counts[row]}; let all samples of a batch have as many"
             )
         pixels, starts = self._transfer.load(batch, release)
-        drawn = self.drawn(batch.epoch, rows, 0, starts)  # of all leaves: the images of such a sample are of one size
-        images = [self.images(batch.epoch, rows, leaf, pixels, starts, drawn=drawn) for leaf in range(counts[0])]
+        drawn = self.drawn(batch.spec.epoch, rows, 0, starts)  # of all leaves: such images are of one size
+        images = [self.images(batch.spec.epoch, rows, leaf, pixels, starts, drawn=drawn) for leaf in range(counts[0])]
         finished, whole = self.targets(rows, pixels, starts, drawn)
         chain, ragged = self._options.chain, self._options.ragged
         with torch.device("cpu"):
@@ -209,7 +208,7 @@ class Assembly:
             pixels, starts = self._transfer.load(batch, release)
         pairing = self.pairing(batch, rows)
         for leaf, place in enumerate(places):
-            ready[place] = self.images(batch.epoch, rows, leaf, pixels, starts, pairing)
+            ready[place] = self.images(batch.spec.epoch, rows, leaf, pixels, starts, pairing)
         count = len(places) + len(rows.values[0])
         others = [leaf for leaf in range(count) if leaf not in ready]
         if loads or not self._lent(blocks, others, ready):
@@ -284,10 +283,10 @@ class Assembly:
         pairing = self.pairing(batch, rows)
         if most:
             pixels, starts = self._transfer.load(batch, release)
-            first = self.drawn(batch.epoch, rows, 0, starts)
+            first = self.drawn(batch.spec.epoch, rows, 0, starts)
             for leaf in range(max(rows.count(row) for row in range(len(rows)))):
                 drawn = first if leaf == 0 else None  # fewer samples may have the next one, of another size
-                finished = self.images(batch.epoch, rows, leaf, pixels, starts, pairing, drawn)
+                finished = self.images(batch.spec.epoch, rows, leaf, pixels, starts, pairing, drawn)
                 for row, image in zip(rows.images(leaf).tolist(), finished, strict=True):
                     made[row][rows.places[row][leaf]] = image
             if rows.has_targets:
@@ -337,8 +336,8 @@ class Assembly:
         plain = all(isinstance(index, int | np.integer) for index in rows.indices)
         place = self._placed
         return BatchInfo(
-            batch.epoch,
-            batch.step,
+            batch.spec.epoch,
+            batch.spec.step,
             place(torch.from_numpy(rows.positions.copy())),
             place(torch.from_numpy(np.array(rows.indices, np.int64))) if plain else list(rows.indices),
             place(torch.from_numpy(rows.valid)),

@@ -50,17 +50,17 @@ class Harvest:
             positions = np.concatenate([part.positions[content.rows] for _, part, content in self._parts])
             indices: Any = [part.indices[row] for _, part, content in self._parts for row in content.rows]
             # Their places in the batch as it was planned; a batch that is wrapped round is not ascending.
-            planned = np.argsort(batch.positions, kind="stable")
-            order = np.argsort(planned[np.searchsorted(batch.positions[planned], positions)], kind="stable")
+            planned = np.argsort(batch.spec.positions, kind="stable")
+            order = np.argsort(planned[np.searchsorted(batch.spec.positions[planned], positions)], kind="stable")
             self._order = order.tolist()
             self.positions = positions[order]
             self.indices = [indices[row] for row in order]
         else:
-            self.positions, self.indices = batch.positions, batch.indices
+            self.positions, self.indices = batch.spec.positions, batch.spec.indices
         self.valid = np.ones(len(self.positions), np.bool_)
-        if batch.valid is not None:
+        if batch.spec.valid is not None:
             # Rows that fill up repeat a position, and stand behind the one that counts, where this batch has that.
-            counts = np.isin(self.positions, batch.positions[batch.valid])
+            counts = np.isin(self.positions, batch.spec.positions[batch.spec.valid])
             self.valid[1:] = self.positions[1:] != self.positions[:-1]
             self.valid &= counts
         contents = [content for _, _, content in self._parts]

@@ -25,7 +25,7 @@ from gpuload.cli.sheet import ContactSheet, to_uint8
 from gpuload.cli.torch_way import CroppedPictures
 from gpuload.cli.training import Trainer
 from gpuload.loader.cpus import usable_cpus
-from gpuload.loader.options import check_device
+from gpuload.stage.options import check_device
 
 __all__ = ["Settings", "compared", "run", "sparkline"]
 

@@ -1,42 +1,19 @@
-"""One pass over a dataset, and how far it has come.
-
-Runs in the thread that iterates. A `Progress` outlives its iterator: after a ``break`` it is what a state is made from.
-"""
+"""One pass over a dataset: the iterator that a loop takes its batches from. Runs in the thread that iterates."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpuload.loader.session import OVER, Session
-from gpuload.order.place import Place
+from gpuload.loader.cursor import Progress
+from gpuload.loader.life import OVER
+from gpuload.loader.session import Session
 from gpuload.order.schedule import Schedule
 from gpuload.workers.interrupts import finalizing
 
-__all__ = ["Epoch", "Progress"]
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where an epoch stands.
-
-    It began at the place `start`; `left` batches are still to come, None where nobody knows. Up to `place` all is done
-    with: a batch that was raised as an error counts when another follows.
-    """
-
-    start: Place
-    left: int | None
-    place: Place
-    begun: bool = False  # whether anything was taken
-
-    @classmethod
-    def at(cls, schedule: Schedule, start: Place) -> Progress:
-        """At a place from which nothing was given yet."""
-        left = schedule.steps(start)
-        return cls(start, left, start if left != 0 else Place(start.epoch + 1, 0))
+__all__ = ["Epoch"]
 
 
 class Epoch(Iterator[Any]):

@@ -19,14 +19,15 @@ import torch
 
 from gpuload.batches.assemble import BatchInfo
 from gpuload.decode import Decode
-from gpuload.loader.epoch import Epoch, Progress
-from gpuload.loader.options import check_integer, check_options
+from gpuload.loader.cursor import Cursor
+from gpuload.loader.epoch import Epoch
+from gpuload.loader.options import Options
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.session import Session, check_for, compile_for, resolve_device
 from gpuload.loader.state import State
-from gpuload.order.options import check_batches
+from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import Agenda
+from gpuload.order.schedule import check_begin, order_name, schedule_of, shares_of, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.stage import Plan
 from gpuload.workers.faults import ErrorLog, Faults, OnError
@@ -35,14 +36,6 @@ from gpuload.workers.interrupts import finalizing, held
 __all__ = ["BatchInfo", "Loader"]
 
 DEFAULT_RING_BYTES = 2 << 30
-# The public attributes that say how the Loader was made.
-OPTIONS = frozenset(
-    {
-        *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn", "pin_memory", "drop_last"),
-        *("num_workers", "prefetch_factor", "persistent_workers", "generator", "timeout", "worker_init_fn"),
-        *("multiprocessing_context", "in_order", "info"),
-    }
-)
 
 
 class Loader:
@@ -95,7 +88,7 @@ class Loader:
             augmentation"); an epoch stays as long as it is, with fewer samples.
         decode: a `Decode` with options of decoding.
         timeout: seconds after which a worker that is still at one sample is killed and restarted; 0: never.
-        on_error: what becomes of a sample that cannot be had: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
+        on_error: what becomes of a sample that fails: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
             ``"replace"`` it by another one; short for ``faults=Faults(on_error=…)``.
         faults: a `Faults` with all options of this kind.
         backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for what
@@ -125,6 +118,25 @@ class Loader:
         >>> [tuple(images.shape) for images, labels in loader]
         [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
     """
+
+    # How the Loader was made; none of these can be set later.
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool
+    sampler: Any
+    batch_sampler: Any
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    num_workers: int
+    prefetch_factor: int
+    persistent_workers: bool
+    generator: torch.Generator | None
+    timeout: float
+    worker_init_fn: Callable[[int], Any] | None
+    multiprocessing_context: Any
+    in_order: bool
+    info: bool
 
     def __init__(
         self,
@@ -164,85 +176,15 @@ class Loader:
         chunk_size: int | None = None,
         ring_bytes: int = DEFAULT_RING_BYTES,
     ) -> None:
-        options = self._options = check_options(
-            dataset=dataset,
-            batch_size=batch_size,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            transforms=transforms,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            device=device,
-            dtype=dtype,
-            memory_format=memory_format,
-            ragged=ragged,
-            seed=seed,
-            generator=generator,
-            decode=decode,
-            timeout=timeout,
-            on_error=on_error,
-            faults=faults,
-            backend=backend,
-            chunk_size=chunk_size,
-            ring_bytes=ring_bytes,
-            collate_fn=collate_fn,
-            worker_init_fn=worker_init_fn,
-            pin_memory=pin_memory,
-            multiprocessing_context=multiprocessing_context,
-        )
-        repeats = check_integer("repeats", repeats, 1)
-        check_batches(
-            iterable=options.iterable,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            drop_last=bool(drop_last),
-            uneven=uneven,
-            weights=weights,
-            repeats=repeats,
-            info=bool(info),
-        )
-        self.dataset = dataset
-        self.batch_size = batch_size if batch_sampler is None else None
-        self.shuffle = bool(shuffle)
-        self.sampler = sampler
-        self.batch_sampler = batch_sampler
-        self.collate_fn = options.collate_fn
-        self.pin_memory = options.pin_memory
-        self.drop_last = bool(drop_last)
-        self.num_workers = options.num_workers
-        self.prefetch_factor = options.prefetch_factor
-        self.persistent_workers = bool(persistent_workers)
-        self.generator = generator
-        self.timeout = options.timeout_s
-        self.worker_init_fn = worker_init_fn
-        self.multiprocessing_context = multiprocessing_context
-        self.in_order = bool(in_order)
-        self.info = bool(info)
+        options = self._options = Options.of(locals())
+        for name in OPTIONS:
+            setattr(self, name, options.argument(name))
         self.errors = ErrorLog()
-        self._agenda = Agenda(
-            options,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            rank=rank,
-            world_size=world_size,
-            uneven=uneven,
-            weights=weights,
-            repeats=repeats,
-        )
-        self._next = Place(0, 0)  # where the next iter() begins
-        self._epoch = 0
-        self._progress: Progress | None = None  # of the epoch that was begun last
-        self._told = False  # what follows it was set by hand
-        self._told_epoch = -1  # by set_epoch(), last
+        self._cursor = Cursor(Place(0, 0))
         self._session: Session | None = None
-        self._open_epoch: weakref.ref[Epoch] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        check_for(self._options)
-        self._agenda.check()
+        check_for(options)
+        check_begin(options.order)
         self._made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -258,12 +200,12 @@ class Loader:
         Raises:
             TypeError: an iterable dataset, or a sampler, without a length.
         """
-        return len(self._agenda)
+        return steps_of(self._options.order)
 
     @property
     def epoch(self) -> int:
         """The number of the epoch that the last `iter()` began; before the first one, the number it will have."""
-        return self._epoch
+        return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the number of the epoch that the next `iter()` begins, and tell it to the dataset, here and in the
@@ -280,17 +222,7 @@ class Loader:
         for other in (self.dataset, self.sampler, self.batch_sampler, inner):
             if callable(set_epoch := getattr(other, "set_epoch", None)):
                 set_epoch(epoch)
-        self._told_epoch = epoch
-        if epoch != self._next.epoch:
-            self._next = Place(epoch, 0)
-        self._told = True
-        if self._session is None:
-            self._epoch = epoch
-
-    @property
-    def _is_open(self) -> bool:
-        iterator = self._open_epoch() if self._open_epoch is not None else None
-        return iterator is not None and iterator.is_open
+        self._cursor = self._cursor.set_epoch(epoch, running=self._session is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader stands, as a small dict that JSON can hold: after the batches that it gave, not those that
@@ -302,8 +234,7 @@ class Loader:
         Raises:
             TypeError: such a state is nothing that JSON can hold.
         """
-        over = self._progress is None or (self._told and not self._is_open)
-        return self._state(self._as_saved(self._next) if over else self._progress.place).to_dict()  # pyright: ignore[reportOptionalMemberAccess]
+        return self._state(self._cursor.place).to_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
         """Go on from a state: the next `iter()` gives the rest of its epoch, and those after it all that follows.
@@ -323,37 +254,26 @@ class Loader:
                 f"the state is of an iterable dataset with {streams} streams, one for each worker, but this loader has "
                 f"num_workers={self.num_workers}: use num_workers={streams}"
             )
-        if self._is_open:
+        if self._cursor.is_open:
             warnings.warn(
                 "an epoch is open: it goes on as it was, and the next iter() takes the state up",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._told = True
-        self._next = loaded.place
-        if self._session is None:
-            self._epoch = loaded.epoch
-
-    def _as_saved(self, place: Place) -> Place:
-        """An epoch's beginning, with what a sampler or dataset said of itself at the end of the one before."""
-        if self._progress is None or place != Place(place.epoch, 0):
-            return place
-        end = self._progress.place
-        is_end = (end.sampler or {}).get("over") or (end.stream or {}).get("step") == 0
-        return end if is_end and end.epoch == place.epoch else place
+        self._cursor = self._cursor.go_to(loaded.place, running=self._session is not None)
 
     def _state(self, place: Place) -> State:
         options = self._options
         return State(
             epoch=place.epoch,
             position=place.position,
-            samples=len(self.dataset) if self._agenda.planned else options.samples,
-            seed=options.seed,
-            order=self._agenda.order,
+            samples=options.order.samples,
+            seed=options.order.seed,
+            order=order_name(options.order),
             # Turned images have other sizes, so other draws.
-            transforms=options.chain.fingerprint() + ("-exif" if options.decode.exif else ""),
+            transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
             sampler=place.sampler,
-            stream=place.stream,
+            stream=place.iterable,
         )
 
     def plan(self) -> Plan:
@@ -370,7 +290,7 @@ class Loader:
               Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
               RandomInvert()    kornia
         """
-        stage = compile_for(self._options, resolve_device(self._options.device))
+        stage = compile_for(self._options, resolve_device(self._options.stage.device))
         return stage.plan
 
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
@@ -389,26 +309,27 @@ class Loader:
             TypeError: an iterable dataset, of which no sample can be asked for.
             SampleError: it cannot be loaded.
         """
-        if self._options.iterable:
+        options, order = self._options, self._options.order
+        if order.iterable:
             raise TypeError("replay() needs a map-style dataset: an iterable one cannot be asked for a sample again")
         epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-        last = len(self.dataset) - 1 if self._agenda.planned else 2**63 - 1
+        last = len(self.dataset) - 1 if order.planned else 2**63 - 1
         position = check_integer("position", position, 0, last)
-        if index is not None and not (self._agenda.planned and self._options.chain.mixing is not None):
+        if index is not None and not (order.planned and order.mixes):
             keys = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
-            return replay(self._options, epoch, np.array([position]), keys)
-        if index is None and not self._agenda.planned:
+            return replay(options, epoch, np.array([position]), keys)
+        if index is None and not order.planned:
             raise ValueError(
                 f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says what stands at a "
                 "position; BatchInfo.indices and ErrorRecord.index tell it"
             )
-        size = 1 if self._options.chain.mixing is None else 2  # its neighbour's image is mixed into it
-        plan = replace(self._agenda.plan(), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
-        rows = next(plan.batches(epoch, position // size * size))
+        size = 2 if order.mixes else 1  # its neighbour's image is mixed into it
+        shares = replace(shares_of(order), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
+        rows = next(shares.batches(epoch, position // size * size))
         row, indices = position % size, rows.indices.copy()
         if index is not None:
             indices[row] = index
-        return replay(self._options, epoch, rows.positions, indices, row)
+        return replay(options, epoch, rows.positions, indices, row)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch. An iterator of an earlier one that was not exhausted is over; one from which nothing
@@ -417,26 +338,20 @@ class Loader:
         Raises:
             ValueError: the dataset has too few samples for a batch on each of the ranks there are by now.
         """
-        self._agenda.check()
-        schedule = self._agenda.schedule()
-        last = self._progress
-        if last is not None and not last.begun and not self._told:
-            self._next = last.start  # an iterator from which nothing was taken: trainers ask for one to look at it
-        progress = Progress.at(schedule, self._next)
-        if progress.place == self._next:
-            progress.place = self._as_saved(self._next)
+        options = self._options
+        check_begin(options.order)
+        schedule = schedule_of(options.order, self.num_workers)
+        progress = self._cursor.start(schedule)
         if self._session is not None:
             self._session.check_process()
             if not self._session.usable:  # the last epoch ended with a WorkerError, or was broken off by a ctrl-C
                 self.close()
         if self._session is None:
             with held():  # what was started is remembered
-                self._session = Session(self._options, self.errors)
+                self._session = Session(options, self.errors)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # then it is the session's own affair
-        previous = self._open_epoch() if self._open_epoch is not None else None
-        if previous is not None:
-            previous.end("a newer iter() of its Loader was started")
+        self._cursor.end("a newer iter() of its Loader was started")
         iterator = Epoch(
             self,
             self._session,
@@ -444,12 +359,9 @@ class Loader:
             progress,
             info=self.info,
             persistent=self.persistent_workers,
-            told_epoch=self._told_epoch,
+            told_epoch=self._cursor.told_epoch,
         )
-        self._told = False
-        epoch = progress.start.epoch
-        self._progress, self._epoch, self._next = progress, epoch, Place(epoch + 1, 0)
-        self._open_epoch = weakref.ref(iterator)
+        self._cursor = self._cursor.begin(progress, iterator)
         return iterator
 
     def close(self) -> None:
@@ -458,14 +370,12 @@ class Loader:
             self._close()
 
     def _close(self) -> None:
-        iterator = self._open_epoch() if self._open_epoch is not None else None
-        if iterator is not None:
-            iterator.end("its Loader was closed")
+        self._cursor.end("its Loader was closed")
         if self._session is not None:
             self._session.close()
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._open_epoch = self._session = self._finalizer = None
+        self._session = self._finalizer = None
 
     def __enter__(self) -> Loader:
         return self
@@ -478,5 +388,8 @@ class Loader:
         options = self._options
         return (
             f"Loader({self.dataset!r}, batch_size={self.batch_size}, shuffle={self.shuffle}, "
-            f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.seed})"
+            f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.order.seed})"
         )
+
+
+OPTIONS = frozenset(Loader.__annotations__)  # its public attributes that say how it was made

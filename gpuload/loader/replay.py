@@ -18,6 +18,8 @@ from gpuload.datasets.tree import unflatten
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
+from gpuload.order.options import OrderOptions
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import TensorBits
 from gpuload.transforms import Program
 from gpuload.transforms.program.ops import NOTHING, OPS, Mix, Ops
@@ -62,23 +64,22 @@ def replay(
         SampleError: it cannot be loaded.
     """
     # A neighbour that was replaced is so again.
-    faults = Faults(on_error=options.faults.on_error, max_error_rate=1.0) if len(positions) > 1 else Faults()
+    faults = Faults(on_error=options.workers.faults.on_error, max_error_rate=1.0) if len(positions) > 1 else Faults()
+    order = options.order
+    sampler = indices if order.sampled else None  # which says it
     session = Session(
         replace(
             options,
-            num_workers=0,
-            batch_size=len(positions),
-            chunk_size=1,
-            faults=faults,
-            collate_fn=None,
-            single=False,
+            order=OrderOptions(dataset=order.dataset, batch_size=len(positions), sampler=sampler, seed=order.seed),
+            batches=replace(options.batches, collate_fn=None, single=False),
+            workers=replace(options.workers, num_workers=0, chunk_size=1, faults=faults),
         ),
         ErrorLog(),
     )
     try:
-        batch = Batch(0, epoch, positions, indices)
-        session.begin(iter([batch]))
-        session.feed.take()
+        session.begin(iter([BatchSpec(0, epoch, positions, indices)]))
+        batch = session.feed.take()
+        assert batch is not None
         position = int(positions[row])
         for error in batch.errors:
             if error.position == position:
@@ -90,17 +91,18 @@ def replay(
 
 
 def _finished(session: Session, batch: Batch, rows: Harvest, row: int) -> Replay:
+    epoch = batch.spec.epoch
     places, images, targets, draws = rows.places[row], [], {}, ()
     rows.spread_blocks()
     pairing = session.assembly.pairing(batch, rows)
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
         if places:
             pixels, starts = session.transfer.load(batch, lambda: session.feed.release(batch))
-            drawn = session.assembly.drawn(batch.epoch, rows, 0, starts)
+            drawn = session.assembly.drawn(epoch, rows, 0, starts)
             # Of the first image; all images share what does not hang on their sizes.
             draws = tuple(entry for view in drawn for entry in _told(view.take(np.array([row]))))
             made = [
-                session.assembly.images(batch.epoch, rows, leaf, pixels, starts, pairing, drawn if leaf == 0 else None)
+                session.assembly.images(epoch, rows, leaf, pixels, starts, pairing, drawn if leaf == 0 else None)
                 for leaf in range(rows.count(row))
             ]
             images = [_one(result, session.options.chain.views, row) for result in made]
@@ -113,7 +115,7 @@ def _finished(session: Session, batch: Batch, rows: Harvest, row: int) -> Replay
     ready.update(targets)
     leaves, index = [ready[place] for place in range(len(ready))], rows.indices[row]
     return Replay(
-        epoch=batch.epoch,
+        epoch=epoch,
         position=int(rows.positions[row]),
         index=int(index) if isinstance(index, np.integer) else index,
         sample=unflatten(rows.structures[row], leaves),

@@ -23,10 +23,12 @@ import torch
 import torch.utils._device  # torch loads it at the first `with torch.device(…)`, in the midst of the first batch
 
 from gpuload.batches.assemble import Assembly
-from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
+from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
+from gpuload.loader.life import Life
 from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
 from gpuload.loader.options import Options
 from gpuload.order.place import Place
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage import Stage, check_stage, compile_stage
 from gpuload.stage.transfer import make_transfer
@@ -36,11 +38,10 @@ from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.interrupts import held
 from gpuload.workers.job import Job
-from gpuload.workers.pool import IterablePool, WorkerPool
+from gpuload.workers.pool import WorkerPool
 
-__all__ = ["OVER", "Session", "compile_for"]
+__all__ = ["Session", "check_for", "compile_for", "resolve_device"]
 
-OVER = "this iterator is over: {}"
 THREAD_WAIT_S = 5.0  # for another thread to come out of its next()
 
 
@@ -68,33 +69,34 @@ class Session:
     def __init__(self, options: Options, errors: ErrorLog) -> None:
         self.options = options
         self.errors = errors
-        device = resolve_device(options.device)
+        device = resolve_device(options.stage.device)
         self.stage = compile_for(options, device)
         self.launched: deque[_Launched] = deque()
+        workers = options.workers
         job = Job(
-            options.dataset,
+            options.order.dataset,
             options.chain,
-            options.decode,
-            options.seed,
-            collate_fn=options.collate_fn,
-            worker_init_fn=options.worker_init_fn,
-            single=options.single,
+            workers.decode,
+            options.order.seed,
+            collate_fn=options.batches.collate_fn,
+            worker_init_fn=workers.worker_init_fn,
+            single=options.order.single,
         )
         _check_limits(options, device)
-        self.ring = Ring(options.ring_bytes, memory_left=memory_left_bytes)
+        self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
         try:
             self.transfer = make_transfer(self.ring, device)
-            pool = IterablePool if options.iterable else WorkerPool
-            self.assembly = Assembly(options, self.stage, self.transfer)
+            self.assembly = Assembly(options.batches, self.stage, self.transfer)
             self.engine = (
-                pool(
+                WorkerPool(
                     job,
-                    options.num_workers,
+                    workers.num_workers,
                     self.ring,
-                    timeout_s=options.timeout_s,
-                    max_restarts=options.faults.max_restarts,
+                    timeout_s=workers.timeout,
+                    max_restarts=workers.faults.max_restarts,
+                    own_queues=options.order.iterable,
                 )
-                if options.num_workers
+                if workers.num_workers
                 else HomeEngine(job, self.ring)
             )
         except BaseException:
@@ -105,34 +107,29 @@ class Session:
             self.ring,
             chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
-            ahead=_ahead(options),
-            workers=options.num_workers,
-            faults=options.faults,
+            ahead=options.ahead,
+            workers=workers.num_workers,
+            faults=workers.faults,
             candidates=partial(_candidates, options),
             reclaim=self.transfer.reclaim,
         )
         self.lock = threading.RLock()  # held while an epoch begins, goes on or ends, and until `close` has ended
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it puts None here
-        self._torn = ""  # what broke off the work on an epoch, with an event or a batch in hand
-        self._epoch: object = None
-        self._closed = False  # from the beginning of `close` on
-        self._over = False  # its work is done, or begun
-        self._buried: list[bool] = []  # not empty: ended by what `ending` gave, after this object became garbage
-        self._pid = os.getpid()
+        self.life = Life()
         _sessions.add(self)
 
     @property
     def usable(self) -> bool:
         """Whether another epoch can begin here."""
-        return not self._closed and not self._torn and self.engine.broken is None
+        return self.life.is_open and self.engine.broken is None
 
-    def begin(self, batches: Iterator[Batch], told_epoch: int = -1) -> object:
+    def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
         """Start an epoch; what an earlier one left in work is dropped. Returns what `drop_epoch` is to be given.
 
         `told_epoch` is what workers tell the dataset by its own ``set_epoch()``; -1: nothing.
         """
-        with self.lock, self._in_one_piece():
-            epoch = self._epoch = object()
+        with self.lock, self.life.work(broken=self.engine.broken is not None):
+            epoch = self.life.epoch = object()
             self.ready = None
             self.launched.clear()
             self.feed.begin(batches, told_epoch)
@@ -140,35 +137,9 @@ class Session:
 
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
-        with self._in_one_piece():
+        with self.life.work(broken=self.engine.broken is not None):
             self.ready = self._next_launched(info)
         return self.ready is not None
-
-    @contextlib.contextmanager
-    def _in_one_piece(self) -> Iterator[None]:
-        """Know of work that was broken off: a ctrl-C comes between any two lines, with an event or a batch in hand."""
-        if self._closed:
-            raise RuntimeError(OVER.format("its Loader was closed"))
-        if self._torn and self.engine.broken is None:
-            raise RuntimeError(
-                OVER.format(
-                    f"it was broken off by {self._torn}, and a batch may be lost. Begin a new epoch with iter()"
-                )
-            )
-        self._torn = "an interrupt"
-        try:
-            yield
-            if self._closed:  # by the handler of a signal: the feed has nothing left, as if the epoch were at its end
-                raise RuntimeError("closed")
-        except (GpuloadError, Warning):  # raised on purpose, with nothing in hand
-            self._torn = ""
-            raise
-        except BaseException as error:
-            self._torn = type(error).__name__
-            if self._closed and isinstance(error, Exception):
-                raise RuntimeError(OVER.format("its Loader was closed meanwhile")) from error
-            raise
-        self._torn = ""
 
     def _next_launched(self, info: bool) -> _Launched | None:
         if not self.launched:
@@ -199,7 +170,7 @@ class Session:
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
         """The next batch that is to be given, or raised as an error."""
         while (batch := take()) is not None and batch.dropped:
-            if batch.fatal is not None or (batch.errors and self.options.faults.on_error == "raise"):
+            if batch.fatal is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
             failed, batch.errors = batch.errors, []
             self.feed.release(batch)
@@ -208,7 +179,7 @@ class Session:
 
     def check_process(self) -> None:
         """Refuse to go on in a child that was forked: ring and workers are its parent's."""
-        if os.getpid() != self._pid:
+        if self.life.is_elsewhere:
             raise RuntimeError(
                 "this Loader was started in the process that this one was forked from, which its shared memory and "
                 "workers belong to; make a new Loader in the child"
@@ -216,30 +187,30 @@ class Session:
 
     def drop_epoch(self, epoch: object) -> None:
         """What is in work for this epoch, if it is still the current one, is wanted no more."""
-        if self._closed or self._buried or self._epoch is not epoch or os.getpid() != self._pid:
+        life = self.life
+        if life.is_closed or life.epoch is not epoch or life.is_elsewhere:
             return
         with self.lock:
-            if self._torn:
-                self.close()  # there is no telling what state it is in
-            elif not self._closed and self._epoch is epoch:
-                self._epoch = self.ready = None
+            if life.is_torn:
+                self.close()
+            elif not life.is_closed and life.epoch is epoch:
+                life.epoch = self.ready = None
                 self.launched.clear()
                 self.feed.abandon()
 
     def ending(self) -> Callable[[], None]:
         """What ends the session, and does not keep it: options and samplers may refer to whoever has the Loader."""
-        pool = self.engine if self.options.num_workers else None
-        return partial(_end, weakref.ref(self), self._pid, pool, self.transfer, self.ring, self._buried)
+        pool = self.engine if self.options.workers.num_workers else None
+        return partial(_end, weakref.ref(self), self.life, pool, self.transfer, self.ring)
 
     def close(self) -> None:
         """End the workers and free the memory, whatever goes on. Idempotent. The caller holds interrupts off."""
-        if os.getpid() != self._pid:
+        if self.life.is_elsewhere:
             self.ring.close()  # a child's copy of the descriptor; all else is the parent's
             return
-        if self._buried:
+        if self.life.is_buried:
             return
-        if not self._closed:
-            self._closed = True
+        if self.life.close():
             self.engine.halt()
         # Another thread in the midst of its next() comes out now; but a dataset may hang there (num_workers=0).
         locked = self.lock.acquire(timeout=THREAD_WAIT_S)
@@ -250,10 +221,9 @@ class Session:
                 self.lock.release()
 
     def _end(self) -> None:
-        if self._over:
+        if not self.life.end():
             return
-        self._over = True
-        self._epoch = self.ready = None
+        self.ready = None
         self.launched.clear()
         with contextlib.ExitStack() as stack:  # the last first: nobody writes, nothing is copied, the memory goes
             stack.callback(self.ring.close)
@@ -280,11 +250,12 @@ class Session:
     def _issue(self, batch: Batch, info: bool) -> _Launched:
         if batch.fatal is not None:
             raise SampleError(batch.fatal)
-        if batch.errors and self.options.faults.on_error == "raise":
+        if batch.errors and self.options.workers.faults.on_error == "raise":
             raise SampleError(min(batch.errors, key=lambda record: record.position))
-        if batch.lost is not None and (self.options.faults.on_error == "replace" or batch.is_empty):
+        if batch.lost is not None and (self.options.workers.faults.on_error == "replace" or batch.is_empty):
             raise TooManyErrors(
-                f"nothing could take the place of the sample at position {batch.lost.position} of epoch {batch.epoch}: "
+                f"nothing could take the place of the sample at position {batch.lost.position} of epoch "
+                f"{batch.spec.epoch}: "
                 f"all that was tried failed, the last of it {batch.lost.describe()}. Look whether the files can still "
                 "be reached; loader.errors lists the failures"
             )
@@ -298,17 +269,17 @@ class Session:
             ticket = self.transfer.finish()
         for part in batch.parts:  # a batch and its parts know each other, and the collector may be long in coming
             part.content = None
-        return _Launched(value, tensors, ticket, failed=batch.errors, after=batch.after, warning=batch.warning)
+        return _Launched(value, tensors, ticket, failed=batch.errors, after=batch.spec.after, warning=batch.warning)
 
 
-def _end(session_of: weakref.ref[Session], pid: int, pool: Any, transfer: Any, ring: Ring, buried: list[bool]) -> None:
+def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:
     session = session_of()
     if session is not None:
         session.close()
-    elif os.getpid() != pid:
+    elif life.is_elsewhere:
         ring.close()
     else:  # it goes together with its Loader, and so does all that looks at the ring
-        buried.append(True)
+        life.bury()
         with contextlib.ExitStack() as stack:
             stack.callback(ring.close)
             stack.callback(transfer.close)
@@ -332,28 +303,23 @@ def _close_all() -> None:
 
 def _candidates(options: Options, batch: Batch, position: int, index: Any) -> Iterator[Any]:
     """What may stand in for a sample: any of the dataset, or where a sampler chose the keys, others of its batch."""
-    if not options.sampled:
-        return substitutes(options.seed, batch.epoch, position, index, len(options.dataset))
-    keys = list(batch.indices)
-    places = substitutes(options.seed, batch.epoch, position, None, len(keys))
-    return (keys[place] for place in places if keys[place] != index)
-
-
-def _ahead(options: Options) -> int:
-    """How many batches are in work beyond the one that is in use."""
-    if not options.num_workers:
-        return 1
-    return options.prefetch_factor * (options.num_workers if options.iterable else 1)
+    order = options.order
+    if not order.sampled:
+        return substitutes(order.seed, batch.spec.epoch, position, index, len(order.dataset))
+    keys = list(batch.spec.indices)
+    rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
+    return (keys[row] for row in rows if keys[row] != index)
 
 
 def compile_for(options: Options, device: torch.device) -> Stage:
     """The stage of a loader with these options."""
+    given = options.stage
     return compile_stage(
         options.chain,
         device=device,
-        backend=options.backend,
-        dtype=options.dtype,
-        memory_format=options.memory_format,
+        backend=given.backend,
+        dtype=given.dtype,
+        memory_format=given.memory_format,
         ragged=_ragged(options),
         cpu_threads=options.cpu_threads,
     )
@@ -361,19 +327,14 @@ def compile_for(options: Options, device: torch.device) -> Stage:
 
 def check_for(options: Options) -> None:
     """Say what is wrong with them before anything is made."""
+    given, ragged = options.stage, _ragged(options)
     check_stage(
-        options.chain,
-        options.device,
-        options.backend,
-        options.dtype,
-        options.memory_format,
-        _ragged(options),
-        options.cpu_threads,
+        options.chain, given.device, given.backend, given.dtype, given.memory_format, ragged, options.cpu_threads
     )
 
 
 def _ragged(options: Options) -> str:
-    return "views" if options.collate_fn is not None or options.single else options.ragged
+    return "views" if options.batches.by_row else options.batches.ragged
 
 
 def resolve_device(device: torch.device | None) -> torch.device:
@@ -395,12 +356,13 @@ def _check_limits(options: Options, device: torch.device) -> None:
     Raises:
         LimitError: open files or memory do not suffice.
     """
-    if options.num_workers:
-        check_descriptors(options.num_workers)
-    rows = options.batch_size if options.samples is None else min(options.batch_size, options.samples)
+    workers, samples = options.workers.num_workers, options.order.samples
+    if workers:
+        check_descriptors(workers)
+    rows = options.order.size if samples is None else min(options.order.size, samples)
     size = options.chain.output_size_hw
     pixel_bytes = 3 * (2 if any(transform.makes for transform in options.chain) else 1)  # floats may be of 16 bits
     check_memory(
-        workers=options.num_workers,
+        workers=workers,
         output_bytes=0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes,
     )

@@ -1,7 +1,7 @@
 """What is saved of a `Loader`, to go on from there: a place in an epoch, and what must be the same for it to mean that.
 
 Small JSON. It names a position in the epoch's order and nothing of workers, chunks or ranks, so a job may go on with
-other numbers of them. What is random hangs on (seed, epoch, position), so there are no generators to save.
+other numbers of them. What is random depends on (seed, epoch, position), so there are no generators to save.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The batches of an iterable dataset: the workers' streams in turn, each batch from one of them.
+"""The batches of an iterable dataset: the samples of each worker in turn, each batch from one of them.
 
-A worker's batch number b stands in round b; within a round the workers come in their order, and one whose stream has
-ended is left out. So the order is the same however fast each of them is. How far each stream has come is counted when
+A worker's batch number b stands in round b; within a round the workers come in their order, and one whose iterator has
+ended is left out. So the order is the same however fast each of them is. How far each worker has come is counted when
 a batch is due, in that order, and that is what a state is made from.
 
 Runs in the main process, in the thread that iterates.
@@ -10,13 +10,14 @@ Runs in the main process, in the thread that iterates.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpuload.order.place import IterablePlace, IterableStart, Place
-from gpuload.workers.batch import Batch
+from gpuload.order.spec import BatchSpec
 
 __all__ = ["IterableSchedule"]
 
@@ -32,7 +33,7 @@ class IterableSchedule:
     Args:
         batch_size, drop_last: a worker's last samples may be fewer than a batch; they are left out or not.
         workers: how many there are; 1 where the main process does the work.
-        rank, world_size: which of how many processes this is. What a stream gives on which of them is its own affair.
+        rank, world_size: which of how many processes this is. What the dataset gives on each of them is its own affair.
     """
 
     def __init__(self, *, batch_size: int, drop_last: bool, workers: int, rank: int, world_size: int) -> None:
@@ -42,26 +43,26 @@ class IterableSchedule:
         self._rank = rank
         self._world_size = world_size
         self._pass: _Pass | None = None
-        self._told = workers < 2  # that workers have the same stream
+        self._warned = workers < 2  # that workers give the same samples
 
     def steps(self, place: Place) -> None:
         """Nobody knows."""
 
-    def batches(self, place: Place) -> Iterator[Batch]:
+    def batches(self, place: Place) -> Iterator[BatchSpec]:
         self._pass = _Pass(self, next(_runs), place)
         return self._pass.batches()
 
     def end(self, epoch: int) -> Place:
         """After an epoch: what the datasets themselves say, since the next one's iterators are new."""
         assert self._pass is not None
-        return Place(epoch + 1, 0, stream=self._pass.remains())
+        return Place(epoch + 1, 0, iterable=self._pass.remains())
 
 
 class _Pass:
     """One epoch of it."""
 
     def __init__(self, schedule: IterableSchedule, run: int, place: Place) -> None:
-        entry = place.stream or {}
+        entry = place.iterable or {}
         self._schedule = schedule
         self._run = run
         self._epoch = place.epoch
@@ -72,8 +73,9 @@ class _Pass:
             IterablePlace(0, False) for _ in range(schedule._workers)
         ]
         self._digests: dict[int, tuple[bytes, ...]] = {}
+        self._warning = ""  # goes with the next batch that is given
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[BatchSpec]:
         schedule = self._schedule
         workers, size = schedule._workers, schedule._batch_size
         stride, offset = workers * schedule._world_size, schedule._world_size
@@ -89,38 +91,32 @@ class _Pass:
                     self._run, worker, place.samples, place.state, stride, worker * offset + schedule._rank
                 )
                 positions = numbers * stride + start.offset
-                yield Batch(next(numbers_of), self._epoch, positions, numbers, stream=start, on_due=self._due)
+                yield BatchSpec(next(numbers_of), self._epoch, positions, numbers, iterable=start, on_due=self._due)
             worker = (worker + 1) % workers
 
-    def _due(self, batch: Batch) -> None:
-        """A batch is done, and its turn has come."""
-        assert batch.stream is not None
-        worker = batch.stream.worker
-        contents = [part.content for part in batch.parts if part.content is not None]
-        found = [content.stream for content in contents if content.stream is not None]
-        taken = sum(len(content.rows) + len(content.errors) for content in contents)
+    def _due(self, spec: BatchSpec, taken: int, empty: bool, found: Sequence[IterablePlace]) -> BatchSpec | None:
+        assert spec.iterable is not None
+        worker = spec.iterable.worker
         latest = max(found, key=lambda place: place.samples, default=None)
-        before = self._places[worker]
-        place = IterablePlace(
-            before.samples + taken,
+        self._places[worker] = IterablePlace(
+            self._places[worker].samples + taken,
             any(place.ended or place.broken for place in found),
             state=None if latest is None else latest.state,
         )
-        self._places[worker] = place
-        if latest is not None and not self._schedule._told:
-            batch.warning = self._same_stream(worker, latest)
-        batch.positions, batch.indices = batch.positions[:taken], batch.indices[:taken]
+        if latest is not None and not self._schedule._warned:
+            self._warning = self._same_samples(worker, latest)
         self._turn = (worker + 1) % len(self._places)
-        whole = taken == self._schedule._batch_size or not self._schedule._drop_last
-        batch.dropped = not whole or not any(content.rows for content in contents)
-        batch.step = self._step
-        self._step += not batch.dropped
-        batch.after = self._place()
+        if empty or (self._schedule._drop_last and taken < self._schedule._batch_size):
+            return None
+        step, self._step = self._step, self._step + 1
+        warning, self._warning = self._warning, ""
+        positions, numbers = spec.positions[:taken], spec.indices[:taken]
+        return replace(spec, step=step, positions=positions, indices=numbers, after=self._place(), warning=warning)
 
-    def _same_stream(self, worker: int, place: IterablePlace) -> str:
+    def _same_samples(self, worker: int, place: IterablePlace) -> str:
         """What to say where this worker gave the same first samples as another, in spite of being told its number.
 
-        Samples that cannot be told apart are no sign by themselves: a stream of zeros may be shared out well.
+        Samples that cannot be told apart are no sign by themselves: a row of zeros may be shared out well.
         """
         self._digests[worker] = place.digests
         for other, digests in self._digests.items():
@@ -130,7 +126,7 @@ class _Pass:
                 continue
             same = digests[:count] == place.digests[:count] and b"" not in digests[:count]
             if same and (not place.asked or len(set(digests[:count])) > 1):
-                self._schedule._told = True
+                self._schedule._warned = True
                 return (
                     f"workers {min(worker, other)} and {max(worker, other)} gave the same first {count} samples: each "
                     f"of the {len(self._places)} workers iterates over the whole dataset, so every sample comes "
@@ -150,14 +146,5 @@ class _Pass:
         return {"turn": 0, "step": 0, "workers": workers}
 
     def _place(self) -> Place:
-        return Place(
-            self._epoch,
-            0,
-            stream={
-                "turn": self._turn,
-                "step": self._step,
-                "workers": [
-                    {"samples": place.samples, "ended": place.ended, "state": place.state} for place in self._places
-                ],
-            },
-        )
+        workers = [{"samples": place.samples, "ended": place.ended, "state": place.state} for place in self._places]
+        return Place(self._epoch, 0, iterable={"turn": self._turn, "step": self._step, "workers": workers})

@@ -1,84 +1,211 @@
-"""How samples become batches: which ways exclude each other. Runs in the main process."""
+"""How samples become batches, and in which order: one group of a `Loader`'s options, which checks itself.
+
+Runs in the main process; imports no torch.
+"""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from gpuload.transforms import Chain
+import numpy as np
 
-__all__ = ["check_batches", "check_pairs"]
+from gpuload.datasets.kinds import is_iterable
+from gpuload.order.permutation import cumulate
+from gpuload.order.ranks import check_rank
+from gpuload.order.shares import Uneven
+
+__all__ = ["OrderOptions", "check_integer"]
 
 
-def check_batches(
-    *,
-    iterable: bool,
-    batch_size: int | None,
-    shuffle: bool | None,
-    sampler: Any,
-    batch_sampler: Any,
-    drop_last: bool,
-    uneven: str,
-    weights: Any,
-    repeats: int,
-    info: bool,
-) -> None:
-    """Refuse ways to make batches that exclude each other.
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions:
+    """Which samples are in which batch.
+
+    Args:
+        mixes: the transform that mixes the samples of a batch in pairs; "" for none. All others are as for `Loader`,
+            where None may stand for a default.
+
+    Attributes:
+        batch_size: None: samples one by one, or as a batch_sampler has them.
+        seed: as given, or the generator's.
 
     Raises:
-        ValueError: the message names the two, and what to do.
+        TypeError, ValueError: an argument is wrong, or two exclude each other.
     """
-    given = {
-        "shuffle=True": bool(shuffle),
-        "sampler": sampler is not None,
-        "batch_sampler": batch_sampler is not None,
-        "weights": weights is not None,
-        f"repeats={repeats}": repeats != 1,
-        f"uneven={uneven!r}": uneven != "pad",
-    }
-    named = [name for name, is_given in given.items() if is_given]
-    if iterable and named:
+
+    dataset: Any = field(repr=False)
+    batch_size: int | None = 1
+    shuffle: bool = False
+    sampler: Any = None
+    batch_sampler: Any = None
+    drop_last: bool = False
+    seed: int = None  # pyright: ignore[reportAssignmentType]
+    generator: Any = None
+    rank: int | None = None
+    world_size: int | None = None
+    uneven: Uneven = "pad"
+    weights: Any = field(default=None, repr=False)
+    repeats: int = 1
+    info: bool = False
+    mixes: str = ""
+
+    def __post_init__(self) -> None:
+        self._check_dataset()
+        size = None if self.batch_size is None else check_integer("batch_size", self.batch_size, 1)
+        seed = _seed(self.seed, self.generator)
+        self._check_pairs()
+        repeats = check_integer("repeats", self.repeats, 1)
+        self._check_ways()
+        found = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
+        found.update((name, bool(getattr(self, name))) for name in ("shuffle", "drop_last", "info"))
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+        check_rank(self.rank, self.world_size)
+        _ = self.cumulative
+        if repeats != 1 and self.mixes:
+            raise ValueError(
+                f"repeats={repeats} does not go with {self.mixes}, which mixes the samples at neighbouring positions: "
+                "they would be one sample, or on different ranks; leave one of them out"
+            )
+
+    @property
+    def iterable(self) -> bool:
+        """The dataset says itself what comes next."""
+        return is_iterable(self.dataset)
+
+    @property
+    def sampled(self) -> bool:
+        """A sampler of the user's says which keys are in a batch."""
+        return self.sampler is not None or self.batch_sampler is not None
+
+    @property
+    def planned(self) -> bool:
+        """A map dataset in gpuload's own order, which knows every position beforehand."""
+        return not self.iterable and not self.sampled
+
+    @property
+    def single(self) -> bool:
+        """Samples come one by one."""
+        return self.batch_size is None and self.batch_sampler is None
+
+    @property
+    def size(self) -> int:
+        """Samples in a batch, as far as it is known."""
+        return self.batch_size or 1
+
+    @property
+    def samples(self) -> int | None:
+        """The dataset's length; None where it has none."""
+        try:
+            return None if self.iterable else len(self.dataset)
+        except (TypeError, NotImplementedError):
+            return None
+
+    @cached_property
+    def cumulative(self) -> np.ndarray | None:
+        """The sums of the weights so far, for `Weighted`."""
+        return None if self.weights is None else cumulate(self.weights, len(self.dataset))
+
+    def _check_dataset(self) -> None:
+        dataset = self.dataset
+        if not self.iterable:
+            for name in ("__getitem__", "__len__")[: 1 if self.sampled else 2]:
+                if not hasattr(dataset, name):
+                    raise TypeError(
+                        f"the dataset must have {name} (a map-style dataset) or __iter__ (an iterable one), got "
+                        f"{type(dataset).__name__}"
+                        + (f": {dataset!r}" if isinstance(dataset, str | int | None) else "")
+                    )
+        elif hasattr(dataset, "__next__") and not hasattr(dataset, "__getitem__"):  # torch's IterableDataset has that
+            raise TypeError(
+                f"the dataset is a {type(dataset).__name__}, which can be iterated over once only; pass an object "
+                "whose __iter__ begins anew (an IterableDataset), or a list"
+            )
+
+    def _check_ways(self) -> None:
+        """Refuse ways to make batches that exclude each other."""
+        batch_size, sampler, batch_sampler = self.batch_size, self.sampler, self.batch_sampler
+        shuffle, weights, repeats, uneven = self.shuffle, self.weights, self.repeats, self.uneven
+        given = {
+            "shuffle=True": bool(shuffle),
+            "sampler": sampler is not None,
+            "batch_sampler": batch_sampler is not None,
+            "weights": weights is not None,
+            f"repeats={repeats}": repeats != 1,
+            f"uneven={uneven!r}": uneven != "pad",
+        }
+        named = [name for name, is_given in given.items() if is_given]
+        if self.iterable and named:
+            raise ValueError(
+                f"{named[0]} has no meaning for an iterable dataset, which says itself what comes next; leave it out"
+            )
+        if sampler is not None and batch_sampler is not None:
+            raise ValueError("sampler and batch_sampler are both given; a batch_sampler has a sampler of its own")
+        others = [name for name in named if name not in ("sampler", "batch_sampler")]
+        if (sampler is not None or batch_sampler is not None) and others:
+            what = "sampler" if sampler is not None else "batch_sampler"
+            raise ValueError(
+                f"{others[0]} has no meaning with a {what}, which says itself what comes next; leave one of them out"
+            )
+        if batch_sampler is not None and (batch_size not in (1, None) or self.drop_last):
+            what = "drop_last=True" if self.drop_last else f"batch_size={batch_size}"
+            raise ValueError(f"{what} has no meaning with a batch_sampler, which gives whole batches; leave it out")
+        if batch_size is None and batch_sampler is None and self.drop_last:
+            raise ValueError("drop_last=True has no meaning with batch_size=None: samples come one by one")
+        if weights is not None and shuffle:
+            raise ValueError("weights draw the samples at random already; leave shuffle out")
+        if repeats != 1 and not shuffle and weights is None:
+            raise ValueError(
+                f"repeats={repeats} needs shuffle=True or weights: an epoch has as many positions as the dataset has "
+                "samples, so in their own order the last ones would never come"
+            )
+        if uneven == "exact" and (weights is not None or repeats != 1):
+            raise ValueError("uneven='exact' counts every sample once; it does not go with weights or repeats")
+        if uneven == "exact" and not self.info:
+            raise ValueError(
+                "uneven='exact' needs info=True: rows that only fill up are told by BatchInfo.valid, and must not count"
+            )
+
+    def _check_pairs(self) -> None:
+        """MixUp and CutMix need whole pairs of samples; a batch_sampler's batches may be of any size."""
+        size, name = self.batch_size, self.mixes
+        if not name or self.batch_sampler is not None or (size is not None and size % 2 == 0):
+            return
+        if size is None:
+            raise ValueError(
+                f"batch_size=None gives samples one by one, so {name} has no neighbour to mix them with; give an even "
+                "batch_size"
+            )
         raise ValueError(
-            f"{named[0]} has no meaning for an iterable dataset, which says itself what comes next; leave it out"
-        )
-    if sampler is not None and batch_sampler is not None:
-        raise ValueError("sampler and batch_sampler are both given; a batch_sampler has a sampler of its own")
-    others = [name for name in named if name not in ("sampler", "batch_sampler")]
-    if (sampler is not None or batch_sampler is not None) and others:
-        what = "sampler" if sampler is not None else "batch_sampler"
-        raise ValueError(
-            f"{others[0]} has no meaning with a {what}, which says itself what comes next; leave one of them out"
-        )
-    if batch_sampler is not None and (batch_size not in (1, None) or drop_last):
-        what = "drop_last=True" if drop_last else f"batch_size={batch_size}"
-        raise ValueError(f"{what} has no meaning with a batch_sampler, which gives whole batches; leave it out")
-    if batch_size is None and batch_sampler is None and drop_last:
-        raise ValueError("drop_last=True has no meaning with batch_size=None: samples come one by one")
-    if weights is not None and shuffle:
-        raise ValueError("weights draw the samples at random already; leave shuffle out")
-    if repeats != 1 and not shuffle and weights is None:
-        raise ValueError(
-            f"repeats={repeats} needs shuffle=True or weights: an epoch has as many positions as the dataset has "
-            "samples, so in their own order the last ones would never come"
-        )
-    if uneven == "exact" and (weights is not None or repeats != 1):
-        raise ValueError("uneven='exact' counts every sample once; it does not go with weights or repeats")
-    if uneven == "exact" and not info:
-        raise ValueError(
-            "uneven='exact' needs info=True: rows that only fill up are told by BatchInfo.valid, and must not count"
+            f"batch_size must be even with {name}, which mixes the samples of a batch in pairs, got {size}; use "
+            f"batch_size={size + 1}" + (f" or {size - 1}" if size > 1 else "")
         )
 
 
-def check_pairs(chain: Chain, batch_size: int | None, batch_sampler: Any) -> None:
-    """MixUp and CutMix need whole pairs of samples; a batch_sampler's batches may be of any size."""
-    if chain.mixing is None or batch_sampler is not None or (batch_size is not None and batch_size % 2 == 0):
-        return
-    name = type(chain.mixing).__name__
-    if batch_size is None:
-        raise ValueError(
-            f"batch_size=None gives samples one by one, so {name} has no neighbour to mix them with; give an even "
-            "batch_size"
-        )
-    raise ValueError(
-        f"batch_size must be even with {name}, which mixes the samples of a batch in pairs, got {batch_size}; use "
-        f"batch_size={batch_size + 1}" + (f" or {batch_size - 1}" if batch_size > 1 else "")
-    )
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """An integer within bounds.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
+    return int(value)
+
+
+def _seed(seed: int | None, generator: Any) -> int:
+    if generator is None:
+        return 0 if seed is None else check_integer("seed", seed, 0, 2**64 - 1)
+    torch: Any = sys.modules.get("torch")  # whoever has a generator of torch's has imported it
+    if torch is None or not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+    if seed is not None:
+        raise ValueError(f"seed={seed} and generator are both given; the generator only gives its initial seed")
+    return generator.initial_seed() % 2**64

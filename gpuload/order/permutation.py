@@ -17,12 +17,12 @@ from typing import Final, SupportsIndex
 import numpy as np
 
 from gpuload.rng import philox
+from gpuload.rng.streams import ORDER, SAMPLE_POSITIONS
 
 __all__ = ["Sequential", "Shuffle", "Weighted", "cumulate"]
 
 TABLE_MAX: Final = 4096  # up to here a table: a Feistel network on so few values is visibly not uniform
-LENGTH_MAX: Final = 1 << 62
-STREAM: Final = 2**32 - 1  # of the epoch's random words; transforms count theirs from 0
+LENGTH_MAX: Final = SAMPLE_POSITIONS.stop
 
 # Adjacent positions' differences over 10 million samples and more at n = 4,097 and 5,000: 4 rounds are 275 standard
 # deviations from uniform, 5 are 8, 6 and more cannot be told from numpy's permutations. Two are kept as a margin.
@@ -56,11 +56,7 @@ class Sequential:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """The indices, int64, that stand at `positions`. Raises IndexError where one is out of range."""
-        return _checked("position", positions, self.n).copy()
-
-    def inverse(self, indices: np.ndarray) -> np.ndarray:
-        """The positions, int64, at which `indices` stand. Raises IndexError where one is out of range."""
-        return _checked("index", indices, self.n).copy()
+        return _checked(positions, self.n).copy()
 
 
 class Shuffle:
@@ -74,9 +70,8 @@ class Shuffle:
 
     Example:
         >>> shuffle = Shuffle(10**12, philox.epoch_key(seed=0, epoch=3))
-        >>> indices = shuffle(np.array([0, 1, 999_999_999_999]))
-        >>> shuffle.inverse(indices)
-        array([           0,            1, 999999999999])
+        >>> shuffle(np.array([0, 1, 999_999_999_999]))
+        array([867504586107, 604284898273, 439095644511])
     """
 
     def __init__(self, n: SupportsIndex, key: philox.Key) -> None:
@@ -105,42 +100,37 @@ class Shuffle:
             TypeError: the positions are not integers.
             IndexError: one is out of range.
         """
-        positions = _checked("position", positions, self.n)
-        return self._table[positions] if self.n <= TABLE_MAX else self._walk(positions, inverse=False)
-
-    def inverse(self, indices: np.ndarray) -> np.ndarray:
-        """The positions at which `indices` stand; arguments, result and errors as for calling."""
-        indices = _checked("index", indices, self.n)
-        return np.argsort(self._table)[indices] if self.n <= TABLE_MAX else self._walk(indices, inverse=True)
+        positions = _checked(positions, self.n)
+        return self._table[positions] if self.n <= TABLE_MAX else self._walk(positions)
 
     @cached_property
     def _table(self) -> np.ndarray:
-        drawn = philox.words(self.key, np.arange(self.n), STREAM, 2).astype(np.uint64)
+        drawn = philox.words(self.key, np.arange(self.n), ORDER, 2).astype(np.uint64)
         return np.argsort(drawn[:, 0] << _32 | drawn[:, 1], kind="stable")
 
     @cached_property
     def _round_keys(self) -> list[np.ndarray]:
-        drawn = philox.words(self.key, np.arange(ROUNDS), STREAM, 2).astype(np.uint64)
+        drawn = philox.words(self.key, np.arange(ROUNDS), ORDER, 2).astype(np.uint64)
         return [np.array(word) for word in drawn[:, 0] << _32 | drawn[:, 1]]
 
-    def _walk(self, places: np.ndarray, *, inverse: bool) -> np.ndarray:
-        flat = places.reshape(-1).astype(np.uint64)
+    def _walk(self, positions: np.ndarray) -> np.ndarray:
+        flat = positions.reshape(-1).astype(np.uint64)
         for start in range(0, len(flat), PIECE):
             piece = slice(start, start + PIECE)
-            flat[piece] = self._permute(flat[piece], inverse=inverse)
+            flat[piece] = self._permute(flat[piece])
         outside = np.flatnonzero(flat >= self.n)
         while len(outside):
-            flat[outside] = again = self._permute(flat[outside], inverse=inverse)
+            flat[outside] = again = self._permute(flat[outside])
             outside = outside[again >= self.n]
-        return flat.astype(np.int64).reshape(places.shape)
+        return flat.astype(np.int64).reshape(positions.shape)
 
-    def _permute(self, places: np.ndarray, *, inverse: bool) -> np.ndarray:
+    def _permute(self, positions: np.ndarray) -> np.ndarray:
         """Once through the network: a bijection of 0 … rows × 2**columns - 1. All in place: fresh memory is slow."""
         bits, rows = np.array(self._column_bits, np.uint64), np.array(self._rows, np.uint64)
         to_column = np.array(64 - self._column_bits, np.uint64)
-        row, column = places >> bits, places & ((np.uint64(1) << bits) - np.uint64(1))
+        row, column = positions >> bits, positions & ((np.uint64(1) << bits) - np.uint64(1))
         mixed, scratch = np.empty_like(row), np.empty_like(row)
-        for turn in range(ROUNDS)[:: -1 if inverse else 1]:
+        for turn in range(ROUNDS):
             # A hash of one coordinate, good in its high bits: multiply, add the key, fold, multiply.
             np.multiply(column if turn % 2 else row, _FIRST, mixed)
             np.add(mixed, self._round_keys[turn], mixed)
@@ -151,17 +141,13 @@ class Shuffle:
                 np.right_shift(mixed, to_column, mixed)
                 np.bitwise_xor(column, mixed, column)
                 continue
-            # Its high word times rows / 2**32 is a step of less than `rows`, added or taken away modulo `rows`.
+            # Its high word times rows / 2**32 is a step of less than `rows`, added modulo `rows`.
             # (Of two candidates one has wrapped around to near 2**64.)
             np.right_shift(mixed, _32, mixed)
             np.multiply(mixed, rows, mixed)
             np.right_shift(mixed, _32, mixed)
-            if inverse:
-                np.subtract(row, mixed, row)
-                np.add(row, rows, mixed)
-            else:
-                np.add(row, mixed, row)
-                np.subtract(row, rows, mixed)
+            np.add(row, mixed, row)
+            np.subtract(row, rows, mixed)
             np.minimum(row, mixed, out=row)
         return row << bits | column
 
@@ -190,13 +176,13 @@ class Weighted:
         return f"{type(self).__name__}({self.n}, {self.key})"
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The indices, int64, that stand at `positions`, of which there are as many as one likes."""
-        positions = _checked("position", positions, LENGTH_MAX)
-        drawn = philox.words(self.key, positions.reshape(-1), STREAM, 2).astype(np.uint64)
+        """The indices, int64, that stand at `positions`, of which there is no last one."""
+        positions = _checked(positions, LENGTH_MAX)
+        drawn = philox.words(self.key, positions.reshape(-1), ORDER, 2).astype(np.uint64)
         # 53 random bits, as a float in [0, 1); a draw never lands on a sample of weight 0.
         numbers = (drawn[:, 0] << _32 | drawn[:, 1]) >> np.array(11, np.uint64)
-        places = numbers.astype(np.float64) * 2.0**-53 * self._cumulative[-1]
-        found = np.searchsorted(self._cumulative, places, side="right")
+        sums = numbers.astype(np.float64) * 2.0**-53 * self._cumulative[-1]
+        found = np.searchsorted(self._cumulative, sums, side="right")
         return np.minimum(found, self._last).reshape(positions.shape)
 
     @cached_property
@@ -209,7 +195,7 @@ def cumulate(weights: object, n: int) -> np.ndarray:
     """Weights, checked and summed up, for `Weighted`.
 
     Raises:
-        TypeError, ValueError: they are not `n` finite numbers of at least 0 of which one is greater.
+        TypeError, ValueError: they are not `n` finite numbers of at least 0 with a positive sum.
     """
     try:
         found = np.asarray(weights, np.float64)
@@ -239,14 +225,14 @@ def _length(n: SupportsIndex) -> int:
     return length
 
 
-def _checked(what: str, places: np.ndarray, n: int) -> np.ndarray:
-    """`places` as int64, all of them in 0 … n-1."""
-    places = np.asarray(places)
-    if places.dtype.kind not in "iu":
-        raise TypeError(f"{what} must be given as integers, got an array of {places.dtype}")
-    if places.size:
-        for extreme in (places.min(), places.max()):
+def _checked(positions: np.ndarray, n: int) -> np.ndarray:
+    """`positions` as int64, all of them in 0 … n-1."""
+    positions = np.asarray(positions)
+    if positions.dtype.kind not in "iu":
+        raise TypeError(f"position must be given as integers, got an array of {positions.dtype}")
+    if positions.size:
+        for extreme in (positions.min(), positions.max()):
             if not 0 <= extreme < n:
                 have = f"0 … {n - 1}" if n else "none, since there are no samples"
-                raise IndexError(f"{what} {extreme} is out of range: an order of {n} samples has {have}")
-    return places.astype(np.int64, copy=False)
+                raise IndexError(f"position {extreme} is out of range: an order of {n} samples has {have}")
+    return positions.astype(np.int64, copy=False)

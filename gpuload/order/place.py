@@ -16,13 +16,13 @@ class Place:
         epoch: its number.
         position: how many positions of it all ranks together are done with.
         sampler: what a user's sampler needs to go on from there.
-        stream: how far the workers' streams of an iterable dataset have come.
+        iterable: how far each worker has come with an iterable dataset.
     """
 
     epoch: int
     position: int
     sampler: dict[str, Any] | None = None
-    stream: dict[str, Any] | None = None
+    iterable: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class IterableStart:
 
     Attributes:
         run: the pass, counted by the loader; another number is another iterator.
-        worker: whose stream it is.
-        samples: so many of the stream were taken before.
+        worker: whose samples these are.
+        samples: so many of them were taken before.
         state: what the dataset's own ``state_dict()`` gave after them, or None: they are taken and dropped.
-        stride, offset: sample n of this stream has the position n × stride + offset.
+        stride, offset: its sample n has the position n × stride + offset.
     """
 
     run: int
@@ -45,13 +45,13 @@ class IterableStart:
     offset: int
 
     def position(self, number: int) -> int:
-        """Of a sample of this stream."""
+        """Of one of its samples."""
         return number * self.stride + self.offset
 
 
 @dataclass(slots=True)
 class IterablePlace:
-    """How far a worker's stream has come after a chunk.
+    """How far a worker has come with its iterator after a chunk.
 
     `samples` were taken from it in all; `ended`: there are no more; `broken`: a generator that raised, and can go on no
     more. `state` is what the dataset's own state_dict() gave. `digests` are of the first samples, and `asked` says

@@ -1,8 +1,4 @@
-"""What is in which batch: of a map dataset by its plan, by a user's sampler, or as an iterable dataset's streams come.
-
-A schedule gives the batches of an epoch from a `Place` on, and with each batch the place that follows it, which is what
-a state is made from. Runs in the main process, in the thread that iterates.
-"""
+"""The batches that a user's sampler says, and what a state holds of it. Main process, in the thread that iterates."""
 
 from __future__ import annotations
 
@@ -14,15 +10,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils.data import BatchSampler
 
 from gpuload.order.place import Place
+from gpuload.order.spec import BatchSpec
 from gpuload.rng import generators
-from gpuload.workers.batch import Batch
+from gpuload.rng.streams import SAMPLER_POSITION
 
 __all__ = ["SamplerSchedule"]
-
-SAMPLER_POSITION = 2**62 + 2**61  # where no sample is: what a sampler draws from the global generators hangs on it
 
 
 class SamplerSchedule:
@@ -68,7 +62,7 @@ class SamplerSchedule:
         left = max(0, length - place.position // self._world_size)
         return left // self._batch_size if self._drop_last else -(-left // self._batch_size)
 
-    def batches(self, place: Place) -> Iterator[Batch]:
+    def batches(self, place: Place) -> Iterator[BatchSpec]:
         entry = place.sampler or {}
         pull = _Pull(self._sampler, self._seed, place.epoch, entry)
         size = None if self._batched else self._batch_size
@@ -88,7 +82,7 @@ class SamplerSchedule:
                 after = Place(place.epoch, number * self._world_size, sampler=pull.entry(step, state))
             else:
                 after = Place(place.epoch + 1, 0, sampler=pull.last_entry(pull.state()))
-            yield Batch(
+            yield BatchSpec(
                 step - 1,
                 place.epoch,
                 positions,
@@ -166,6 +160,8 @@ class _Pull:
     def state(self) -> dict[str, Any] | None:
         """The sampler's own state, where it has one."""
         owners: dict[str, Any] = {"iterator": self._iterator, "sampler": self._sampler}
+        from torch.utils.data import BatchSampler  # here: the room imports no torch
+
         if type(self._sampler) is BatchSampler:  # which takes no more from its sampler than it gives
             owners["inner"] = self._sampler.sampler
         for whose, owner in owners.items():
@@ -178,7 +174,7 @@ class _Pull:
         return {"batches": batches, "own": state, "generator": self._begun_at}
 
     def last_entry(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """For a state at the epoch's end: what the next epoch hangs on."""
+        """For a state at the epoch's end: what the next epoch depends on."""
         if state is None and self._generator is None:
             return None
         now = None if self._generator is None else _get_state(self._generator)

@@ -23,7 +23,7 @@ from gpuload.order.permutation import Sequential, Shuffle, Weighted
 from gpuload.order.ranks import check_rank
 from gpuload.rng import philox
 
-__all__ = ["Plan", "Rows", "Uneven"]
+__all__ = ["Rows", "Shares", "Uneven"]
 
 Uneven = Literal["pad", "drop", "exact"]
 
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Shares:
     """How the samples of each epoch are shared out.
 
     Args:
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def order(self) -> str:
-        """How the samples are ordered, as text: two plans with the same text, seed and samples have the same order."""
+        """How the samples are ordered, as text: two with the same text, seed and samples have the same order."""
         name = "shuffled" if self.shuffle else "sequential"
         if self.weights is not None:
             name = f"weighted-{zlib.crc32(self.weights.tobytes()):08x}"
@@ -101,10 +101,10 @@ class Plan:
         return order if repeats == 1 else lambda positions: order(positions // repeats)
 
     def _own(self, share: int) -> np.ndarray:
-        """Which of the positions of a run are this rank's: a part of it or, where samples are repeated, every so-manyth
-        one, so that the repeats of a sample are on different ranks."""
-        places = np.arange(share, dtype=np.int64)
-        return places + self.rank * share if self.repeats == 1 else places * self.world_size + self.rank
+        """Which of the positions of a run are this rank's: a part of it or, where samples are repeated, those
+        `world_size` apart, so that the repeats of a sample are on different ranks."""
+        rows = np.arange(share, dtype=np.int64)
+        return rows + self.rank * share if self.repeats == 1 else rows * self.world_size + self.rank
 
     def steps(self, start: int = 0) -> int:
         """Batches from position `start` to the end of an epoch, the same on every rank."""

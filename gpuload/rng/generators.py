@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from gpuload.rng.philox import epoch_key, uniforms
+from gpuload.rng.streams import GENERATORS, SAMPLE_RNG
 
 __all__ = ["GeneratorStates", "kept", "put_back", "sample_rng", "seed_generators", "seeds_of", "states"]
-
-GENERATOR_STREAM: Final = 2**31  # of the counter; transforms have the small numbers
-SAMPLE_RNG_STREAM: Final = 2**31 + 2
 
 GeneratorStates = tuple[Any, Any, Any]
 
@@ -31,7 +29,7 @@ def seeds_of(seed: int, epoch: int, positions: np.ndarray) -> list[int]:
 
     Of 32 positions at once 1 µs each; of one, 18.
     """
-    drawn = uniforms(epoch_key(seed, epoch), positions, GENERATOR_STREAM, 2)[:, 0]
+    drawn = uniforms(epoch_key(seed, epoch), positions, GENERATORS, 2)[:, 0]
     return [int(value) for value in (drawn * 2**32).tolist()]
 
 
@@ -113,5 +111,5 @@ def sample_rng() -> np.random.Generator:
             "or __iter__, under a gpuload.Loader, not when the dataset is built"
         )
     seed, epoch, position = _current
-    words = uniforms(epoch_key(seed, epoch), np.asarray([position], np.int64), SAMPLE_RNG_STREAM, 4)[0]
+    words = uniforms(epoch_key(seed, epoch), np.asarray([position], np.int64), SAMPLE_RNG, 4)[0]
     return np.random.Generator(np.random.Philox(seed=[int(word * 2**32) for word in words]))

@@ -1,11 +1,11 @@
 """Counter-based random numbers: Philox4x32-10, vectorised in numpy.
 
-A draw is a pure function of (seed, epoch, position, stream), so it is the same whatever the number of workers,
+A draw is a pure function of (seed, epoch, position, lane), so it is the same whatever the number of workers,
 ranks or samples in a batch, and any of them can be had without the others. Runs in the main process and in
 workers; holds no state but a small cache of round keys.
 
 How a 128-bit counter is made: words 0 and 1 are the low and high half of the sample's position, word 2 the
-stream (which transform draws), word 3 the block of four numbers within that stream.
+*lane* (which transform draws; `gpuload.rng.streams` is the register), word 3 the block of four numbers within it.
 
 Source of the generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 @lru_cache(maxsize=64)  # asked for with every chunk and batch; it costs as much as the draws of a few samples
 def epoch_key(seed: SupportsIndex, epoch: SupportsIndex) -> Key:
-    """The key that everything random in one epoch hangs on.
+    """The key that everything random in one epoch depends on.
 
     It is itself a Philox output, with the seed as key and the epoch as counter, so neighbouring seeds and epochs
     have unrelated keys.
@@ -101,23 +101,23 @@ def philox4x32(counters: np.ndarray, key: Key) -> np.ndarray:
     return out.reshape(counters.shape)
 
 
-def words(key: Key, positions: np.ndarray, stream: int, count: int) -> np.ndarray:
+def words(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
     """`count` random 32-bit words for each position.
 
     Args:
         key: of the epoch, from `epoch_key`.
         positions: int64, shape B; not negative.
-        stream: which transform (or other user) draws, 0 ≤ stream < 2**32. Streams are independent of each other.
+        lane: which transform (or other user) draws, 0 ≤ lane < 2**32. Lanes are independent of each other.
         count: how many words per position. A larger count only appends: the first ones stay the same.
 
     Returns:
         uint32, B × count.
 
     Raises:
-        ValueError: `positions` is not a one-dimensional array of integers, or `stream` or `count` is out of range.
+        ValueError: `positions` is not a one-dimensional array of integers, or `lane` or `count` is out of range.
 
     Example:
-        >>> words(Key(1, 2), np.arange(16), stream=0, count=6).shape
+        >>> words(Key(1, 2), np.arange(16), lane=0, count=6).shape
         (16, 6)
     """
     positions = np.asarray(positions)
@@ -125,21 +125,21 @@ def words(key: Key, positions: np.ndarray, stream: int, count: int) -> np.ndarra
         raise ValueError(
             f"positions must be a one-dimensional array of integers, got {positions.dtype} of shape {positions.shape}"
         )
-    if not 0 <= stream <= LOW32:
-        raise ValueError(f"stream must lie in 0 … 2**32 - 1, got {stream}")
+    if not 0 <= lane <= LOW32:
+        raise ValueError(f"lane must lie in 0 … 2**32 - 1, got {lane}")
     if count < 0:
         raise ValueError(f"count must not be negative, got {count}")
     blocks = -(-count // 4)
     step = max(1, PIECE // max(1, blocks))
     if count and 0 < len(positions) <= step:
-        return _draw(key, positions, stream, blocks, count)
+        return _draw(key, positions, lane, blocks, count)
     out = np.empty((len(positions), count), np.uint32)
     for start in range(0, out.size and len(positions), step):
-        out[start : start + step] = _draw(key, positions[start : start + step], stream, blocks, count)
+        out[start : start + step] = _draw(key, positions[start : start + step], lane, blocks, count)
     return out
 
 
-def uniforms(key: Key, positions: np.ndarray, stream: int, count: int) -> np.ndarray:
+def uniforms(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
     """`count` random numbers for each position, uniform in the open interval (0, 1).
 
     They are (word + ½) / 2**32, exact in float64: never 0 and never 1, so logarithms and quotients of them are
@@ -151,20 +151,20 @@ def uniforms(key: Key, positions: np.ndarray, stream: int, count: int) -> np.nda
         float64, B × count.
 
     Example:
-        >>> uniforms(epoch_key(0, 0), np.arange(3), stream=0, count=2).round(3)
+        >>> uniforms(epoch_key(0, 0), np.arange(3), lane=0, count=2).round(3)
         array([[0.831, 0.865],
                [0.883, 0.805],
                [0.73 , 0.192]])
     """
-    out = words(key, positions, stream, count) + _HALF
+    out = words(key, positions, lane, count) + _HALF
     out *= _UNIT
     return out
 
 
-def _draw(key: Key, positions: np.ndarray, stream: int, blocks: int, count: int) -> np.ndarray:
+def _draw(key: Key, positions: np.ndarray, lane: int, blocks: int, count: int) -> np.ndarray:
     """`words` for at most PIECE counters. For few of them the numpy calls are what costs, so there are few."""
     places = positions.astype(np.uint64)
-    even, odd = (template.copy() for template in _templates(stream, blocks, len(places)))
+    even, odd = (template.copy() for template in _templates(lane, blocks, len(places)))
     shape = (blocks, len(places))
     half = len(odd) // 2
     even[:half].reshape(shape)[:] = places & _MASK
@@ -211,10 +211,10 @@ def _gather(blocks: int, batch: int, count: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=32)
-def _templates(stream: int, blocks: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def _templates(lane: int, blocks: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """A state for `batch` positions with all but the positions filled in. At most 25 KB."""
     even, odd = _state(blocks * batch)
-    even[blocks * batch :] = stream
+    even[blocks * batch :] = lane
     odd[blocks * batch :] = np.repeat(np.arange(blocks), batch)[::-1]
     return even, odd
 

@@ -52,11 +52,6 @@ class OutputPool:
         self._max_free = max_free
         self._free: list[mmap.mmap] = []
 
-    @property
-    def free_bytes(self) -> int:
-        """How much memory waits to be used again."""
-        return sum(len(mapping) for mapping in list(self._free))
-
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous tensor with arbitrary contents."""
         nbytes = prod(shape) * dtype.itemsize

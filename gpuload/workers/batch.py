@@ -6,14 +6,14 @@ then the consumer has it until it is released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gpuload.errors import ErrorRecord
-from gpuload.order.place import IterableStart, Place
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import ChunkContent
 from gpuload.ring.ring import Slot
 
@@ -41,39 +41,61 @@ class Part:
     used_bytes: int = 0
     content: ChunkContent | None = None
 
+    def piece(self, rows: slice) -> Part:
+        """Some of its samples, to be done by themselves."""
+        positions, indices = self.positions[rows], self.indices[rows]
+        return Part(self.batch, positions, indices, attempt=self.attempt, substitutes=self.substitutes)
+
+    def failure(self, cause: str, stack: str) -> ChunkContent:
+        """What has come of it where all of its samples failed."""
+        errors = []
+        for row, (position, index) in enumerate(zip(self.positions.tolist(), self.indices, strict=True)):
+            record = ErrorRecord(
+                epoch=self.batch.spec.epoch,
+                position=position,
+                index=int(index) if isinstance(index, np.integer) else index,
+                source=None,
+                cause=cause,
+                traceback=stack,
+            )
+            errors.append((row, record))
+        return ChunkContent(errors=errors)
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """The parts of one batch, in the order of their positions; behind them, those that stand in for failed samples.
+    """What is asked for in a step (`spec`), and what has come of it.
 
-    `valid` is False for rows that only fill the batch up; None where there are none. `errors` are the samples that
-    failed; `lost` is one of them that nothing could take the place of, `fatal` one after which there can be no other.
-    `after` is the place that follows the batch, `dropped` says that it shall not be given.
-
-    Of an iterable dataset, `stream` says whose samples are asked for; how many there were, and so `positions`,
-    `indices`, `step` and `after`, is known when `on_due` was called: with all parts done, in the order of the batches.
+    `parts` stand in the order of their positions; behind them, those that stand in for failed samples. `errors` are the
+    samples that failed; `lost` is one of them that nothing could take the place of, `fatal` one after which there can
+    be no other. `dropped` says that it shall not be given.
     """
 
-    step: int
-    epoch: int
-    positions: np.ndarray
-    indices: np.ndarray | list[object]
-    valid: np.ndarray | None = None
+    spec: BatchSpec
     parts: list[Part] = field(default_factory=list)
     open_parts: int = 0
     loaded: bool = False  # the transfer has it: it says when the slots are free
     errors: list[ErrorRecord] = field(default_factory=list)
     lost: ErrorRecord | None = None
     fatal: ErrorRecord | None = None
-    after: Place | None = None
     dropped: bool = False
-    may_be_dropped: bool = False  # where nothing of it is left: no other rank waits for it
     warning: str = ""
-    stream: IterableStart | None = None
-    on_due: Callable[[Batch], None] | None = None
     candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # by position, what may take its place
 
     @property
     def is_empty(self) -> bool:
-        """Whether not one of its samples could be had."""
+        """Whether not one of its samples is any good."""
         return not any(part.content is not None and part.content.rows for part in self.parts)
+
+    def come_due(self) -> None:
+        """All parts are done, and so are the batches before it."""
+        if self.spec.on_due is None:
+            return
+        contents = [part.content for part in self.parts if part.content is not None]
+        taken = sum(len(content.rows) + len(content.errors) for content in contents)
+        places = [content.stream for content in contents if content.stream is not None]
+        spec = self.spec.on_due(self.spec, taken, self.is_empty, places)
+        if spec is None:
+            self.dropped = True
+        else:
+            self.spec, self.warning = spec, spec.warning

@@ -1,4 +1,4 @@
-"""What becomes of samples that cannot be had: the options, what takes their place, the count, and the record.
+"""What becomes of samples that fail: the options, what takes their place, the count, and the record.
 
 Runs in the main process, and imports no torch. `Tally` belongs to an epoch, `ErrorLog` to a `Loader`.
 """
@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, get_args, overload
 import numpy as np
 
 from gpuload.errors import ErrorRecord, TooManyErrors
+from gpuload.rng import streams
 from gpuload.rng.philox import epoch_key, uniforms
 
 __all__ = ["ErrorLog", "Faults", "OnError", "Tally", "substitutes"]
@@ -23,7 +24,6 @@ OnError = Literal["raise", "skip", "replace"]
 
 RATE_OVER_SAMPLES: Final = 1000  # below this, one bad file in a small folder would be a high rate
 SUBSTITUTES: Final = 64  # tried for one sample: where nine files of ten are bad, all of them are once in 800 times
-SUBSTITUTE_STREAM: Final = 2**31 + 1  # of the counter; transforms have the small numbers
 LOG_RECORDS: Final = 10_000
 
 
@@ -78,7 +78,7 @@ def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) 
         index: of the sample that failed, which is not tried again.
         samples: how many there are in the dataset.
     """
-    numbers = uniforms(epoch_key(seed, epoch), np.array([position], np.int64), SUBSTITUTE_STREAM, SUBSTITUTES)[0]
+    numbers = uniforms(epoch_key(seed, epoch), np.array([position], np.int64), streams.SUBSTITUTES, SUBSTITUTES)[0]
     drawn = (int(number * samples) for number in numbers)
     # In a dataset so small that the draws repeat themselves, all others are tried in turn.
     rest = range(samples) if samples <= SUBSTITUTES else ()

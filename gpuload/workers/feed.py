@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.errors import ErrorRecord, LimitError
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import ChunkContent
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
@@ -77,7 +78,6 @@ class Feed:
         self.ahead = self._ahead_now = ahead
         self._workers = workers
         self.faults = faults or Faults()
-        self.spilled_chunks = 0
         self._candidates = candidates
         self._tally = Tally(self.faults.max_error_rate)
         self._reclaim = reclaim
@@ -85,14 +85,14 @@ class Feed:
         # Slots for typical chunks of a small ring must not be so large that only one or two of them fit.
         self._most_row_bytes = max(1, ring.ring_bytes // (4 * chunk_size))
         self._row_bytes = min(FIRST_GUESS_BYTES, self._most_row_bytes)
-        self._coming: Iterator[Batch] = iter(())
+        self._coming: Iterator[BatchSpec] = iter(())
         self._batches: deque[Batch] = deque()  # in work, in order
         self._waiting: deque[Part] = deque()  # not handed out yet, in order
         self._flying: dict[tuple[int, int], tuple[Slot, Part | None]] = {}  # None: nobody waits for it any more
         self._events: deque[Event] = deque()  # not dealt with yet
         self._limbo: set[tuple[int, int]] = set()  # those of them that were lost, and may yet be found
 
-    def begin(self, batches: Iterator[Batch], told_epoch: int = -1) -> None:
+    def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> None:
         """Start an epoch; whatever an earlier one left in work is dropped. `told_epoch`: see `Request`."""
         self.abandon()
         self._told_epoch = told_epoch
@@ -154,8 +154,7 @@ class Feed:
         if not self._batches:
             return None
         batch = self._batches.popleft()
-        if batch.on_due is not None:
-            batch.on_due(batch)
+        batch.come_due()
         self._reclaim(False)
         # The workers shall have work while the consumer has this batch.
         self._plan()
@@ -195,10 +194,11 @@ class Feed:
     # -- handing out ------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        while len(self._batches) < self._ahead_now and (batch := next(self._coming, None)) is not None:
-            for start in range(0, len(batch.positions), self.chunk_size):
+        while len(self._batches) < self._ahead_now and (spec := next(self._coming, None)) is not None:
+            batch = Batch(spec)
+            for start in range(0, len(spec.positions), self.chunk_size):
                 rows = slice(start, start + self.chunk_size)
-                batch.parts.append(Part(batch, batch.positions[rows], batch.indices[rows]))
+                batch.parts.append(Part(batch, spec.positions[rows], spec.indices[rows]))
             batch.open_parts = len(batch.parts)
             # Where a batch is one worker's affair, each of them shall have one.
             self._ahead_now = max(self.ahead, self._workers + 1) if batch.open_parts == 1 else self.ahead
@@ -220,13 +220,13 @@ class Feed:
             request = Request(
                 part.chunk,
                 part.attempt,
-                part.batch.epoch,
+                part.batch.spec.epoch,
                 slot.offset,
                 slot.capacity_bytes,
                 part.positions,
                 part.indices,
                 whole=len(part.batch.parts) == 1,
-                stream=part.batch.stream,
+                iterable=part.batch.spec.iterable,
                 told_epoch=self._told_epoch,
             )
             sent = False
@@ -269,12 +269,11 @@ class Feed:
                     continue
                 try:
                     part.data, part.slot = self.ring.move_out(part.slot, part.used_bytes), None
-                    self.spilled_chunks += 1
                 except LimitError:
                     if batch is self._batches[0]:
                         raise  # it is waited for
-                    if part.content is None or part.content.errors or batch.stream is not None:
-                        continue  # what failed in it has been dealt with; what a stream gave is gone
+                    if part.content is None or part.content.errors or batch.spec.iterable is not None:
+                        continue  # what failed in it has been dealt with; what an iterator gave is gone
                     self._do_again(part)
                 return True
         return False
@@ -374,40 +373,20 @@ class Feed:
                 self._fail(part, f"WorkerError: {deaths}: {lost.cause}", lost.stack)
 
     def _split(self, part: Part, slices: list[slice]) -> None:
-        pieces = [
-            Part(
-                part.batch,
-                part.positions[rows],
-                part.indices[rows],
-                attempt=part.attempt,
-                substitutes=part.substitutes,
-            )
-            for rows in slices
-        ]
-        place = part.batch.parts.index(part)
-        part.batch.parts[place : place + 1] = pieces
+        pieces = [part.piece(rows) for rows in slices]
+        at = part.batch.parts.index(part)
+        part.batch.parts[at : at + 1] = pieces
         part.batch.open_parts += len(pieces) - 1
         self._requeue(part, pieces)
 
     def _requeue(self, part: Part, pieces: list[Part]) -> None:
         self._waiting.extendleft(reversed(pieces))
         # The batch that is due first comes first, however the pieces came back.
-        self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.batch.step))
+        self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.batch.spec.step))
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:
         """End a chunk as errors of its samples."""
-        errors = []
-        for row, (position, index) in enumerate(zip(part.positions.tolist(), part.indices, strict=True)):
-            record = ErrorRecord(
-                epoch=part.batch.epoch,
-                position=position,
-                index=int(index) if isinstance(index, np.integer) else index,
-                source=None,
-                cause=cause,
-                traceback=stack,
-            )
-            errors.append((row, record))
-        part.content = ChunkContent(errors=errors)
+        part.content = part.failure(cause, stack)
         self._settle(part, part.content)
 
     def _settle(self, part: Part, content: ChunkContent) -> None:
@@ -425,9 +404,9 @@ class Feed:
             self._replace(batch, errors)
         else:
             batch.errors += errors
-        skips = self.faults.on_error == "skip" and batch.stream is None
+        skips = self.faults.on_error == "skip" and batch.spec.iterable is None
         if not batch.open_parts and skips and not batch.lost and batch.is_empty:
-            if batch.may_be_dropped:
+            if batch.spec.may_be_dropped:
                 batch.dropped = True
                 return
             errors, batch.errors = batch.errors, []
@@ -450,7 +429,7 @@ class Feed:
                 indices.append(index)
         if not positions:
             return
-        indices = np.array(indices, np.int64) if isinstance(batch.indices, np.ndarray) else indices
+        indices = np.array(indices, np.int64) if isinstance(batch.spec.indices, np.ndarray) else indices
         part = Part(batch, np.array(positions, np.int64), indices, substitutes=True)
         batch.parts.append(part)
         batch.open_parts += 1

@@ -17,8 +17,6 @@ __all__ = ["HomeEngine"]
 class HomeEngine:
     """Takes chunks as a `WorkerPool` does, and does the next one whenever it is asked what happened."""
 
-    workers = 0
-    pids: tuple[int, ...] = ()
     broken: WorkerError | None = None
 
     def __init__(self, job: Job, ring: Ring) -> None:

@@ -1,7 +1,7 @@
 """An iterable dataset in the process that iterates over it: samples asked for by number, in whatever way it can resume.
 
-Runs in a worker, or with num_workers=0 in the main process. A stream has no index, so each worker has one of its own
-and is asked for its samples 0, 1, 2 …; `Stream` keeps those that it has taken from the iterator until their chunk has
+Runs in a worker, or with num_workers=0 in the main process. There is no index, so each worker has an iterator of its
+own and is asked for its samples 0, 1, 2 …; `Pass` keeps those that it has taken from the iterator until their chunk has
 reached its slot, since a chunk may have to be done again.
 """
 
@@ -22,18 +22,18 @@ from gpuload.order.place import IterablePlace, IterableStart
 from gpuload.rng.generators import seed_generators, seeds_of
 from gpuload.workers.workerinfo import worker_info_was_asked
 
-__all__ = ["Ended", "Stream"]
+__all__ = ["Ended", "Pass"]
 
 SEEDS_AT_ONCE = 64
 MAX_STATE_BYTES = 100_000  # as JSON: it travels with each chunk
-DIGESTS = 8  # of so many samples: by them two workers find that they have the same stream
+DIGESTS = 8  # of so many samples: by them two workers find that they give the same samples
 
 
 class Ended(Exception):
-    """The stream has no more samples."""
+    """There are no more samples."""
 
 
-class Stream:
+class Pass:
     """One pass over an iterable dataset.
 
     Args:
@@ -70,7 +70,7 @@ class Stream:
         return iterator
 
     def get(self, number: int, touch: Callable[[], None] = lambda: None) -> Any:
-        """Sample `number` of the stream; `touch` is called for each that is passed over on the way to it.
+        """Sample `number` of this pass; `touch` is called for each that is passed over on the way to it.
 
         Raises:
             Ended: there are not so many.

@@ -20,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
+from gpuload.datasets.kinds import is_iterable
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
+from gpuload.rng.streams import WORKER_INIT_POSITIONS
 from gpuload.workers.job import Job, receive
 from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, MAX_INLINE_BYTES, STACK_SIGNAL, Board, Reply, Request
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.source import is_iterable
 from gpuload.workers.workerinfo import install_worker_info
 
 __all__ = ["run"]
 
 MESSAGE_BYTES = 1 << 20
-INIT_POSITION = 2**62  # where no sample is: what `worker_init_fn` draws from the global generators hangs on it
 MAX_SEED = 2**63 - 1
 
 
@@ -54,7 +54,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         try:
             job: Job = receive(job_fd)
             runner = ChunkRunner(job, guard_generators=False)
-            _introduce(worker + settings["first_worker"], settings["all_workers"], runner)
+            _introduce(worker, settings["workers"], runner)
         except BaseException:
             replies.send(HELLO_FAILED + traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:])
             return
@@ -75,7 +75,7 @@ def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
     install_worker_info(worker, workers, seed, job.dataset, needed=is_iterable(job.dataset))
     runner.source.on_torch = partial(install_worker_info, worker, workers, seed, job.dataset, needed=True)
     if job.worker_init_fn is not None:
-        seed_generators(job.seed, 0, INIT_POSITION + worker)
+        seed_generators(job.seed, 0, WORKER_INIT_POSITIONS[worker])
         job.worker_init_fn(worker)
 
 

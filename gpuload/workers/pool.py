@@ -7,16 +7,16 @@ descriptors between them and the parent; slots and chunks belong to the caller, 
 - `Lost`: the worker that had taken the chunk died; do it again, in another slot, under the next attempt number;
 - `Freed`: nobody can write to the slot of a lost chunk any more.
 
-A worker can die between taking a chunk off the queue and noting it on the board. So after a death, once the queue is
-empty, chunks that are neither noted nor done are declared lost as well. A living worker may still come to note such a
-chunk: its slot is freed only when each worker alive at that moment has replied to something since.
+All workers take their chunks off one queue. Those of an iterable dataset have a queue each, since each is asked for its
+own samples; one that died is started anew, and begins where the request says: a dataset that gives the same again loses
+nothing by it.
+
+A worker can die between taking a chunk off its queue and noting it on the board. So after a death, once the queue is
+empty, chunks of it that are neither noted nor done are declared lost as well. A living worker may still come to note
+such a chunk: its slot is freed only when each worker of that queue alive at that moment has replied to something since.
 
 Lifetime: `close` ends all workers; so do the death of this process and, for the workers of a parent that forks, never
 the child: it closes its copies of the descriptors.
-
-An iterable dataset has a `IterablePool`: each worker is asked for its own stream, so each has a queue of its own. A
-worker that died is started anew, and begins its stream where the request says; a dataset that gives the same again
-loses nothing by it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gpuload.workers.job import Job, ship
 from gpuload.workers.process import WorkerProcess, check_platform, standard_path
 from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, Board, Note, Reply, Request
 
-__all__ = ["IterablePool", "WorkerPool"]
+__all__ = ["WorkerPool"]
 
 MESSAGE_BYTES = 1 << 18
 SLOW_SAMPLE_S = 60.0  # without a timeout, a sample that takes longer is named in a warning
@@ -59,6 +59,25 @@ class _Limbo:
     suspects: set[int] = field(default_factory=set)
 
 
+class _Queue:
+    """Where requests wait: this process sends, and one worker or all of them read the same end."""
+
+    def __init__(self) -> None:
+        self.send_end, self.read_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    @property
+    def is_empty(self) -> bool:
+        try:
+            self.read_end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        return False
+
+    def close(self) -> None:
+        self.read_end.close()
+        self.send_end.close()  # idle workers see the end of the queue
+
+
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
@@ -71,7 +90,7 @@ class WorkerPool:
         ring: where the slots lie.
         timeout_s: a worker that stays at one sample longer is killed, and its chunk lost; 0: never.
         max_restarts: after so many deaths between two calls of `forgive`, the next is an error.
-        first_worker, all_workers: where this pool's workers stand among those of several pools.
+        own_queues: each worker does what it is asked for by its number, as `Request.iterable` tells it.
 
     Raises:
         RuntimeError: this platform or interpreter cannot start workers; use ``num_workers=0``.
@@ -86,11 +105,9 @@ class WorkerPool:
         *,
         timeout_s: float = 0.0,
         max_restarts: int = 10,
-        first_worker: int = 0,
-        all_workers: int | None = None,
+        own_queues: bool = False,
     ) -> None:
         check_platform()
-        self.workers = workers
         self.timeout_s = timeout_s
         self.max_restarts = max_restarts
         self.restarts = 0
@@ -99,7 +116,7 @@ class WorkerPool:
         self._deaths: list[str] = []
         self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
         self._limbo: list[_Limbo] = []
-        self._audit = False  # a death happened: look for chunks that were taken but not noted
+        self._audit: set[int] = set()  # queues whose worker died: look for chunks that were taken but not noted
         self.broken: WorkerError | None = None  # why it cannot go on
         self._halted = False
         self._closed = False
@@ -113,8 +130,6 @@ class WorkerPool:
             "standard_path": standard_path(),
             "argv": [str(word) for word in sys.argv],
             "workers": workers,
-            "first_worker": first_worker,
-            "all_workers": workers if all_workers is None else all_workers,
             "ring_bytes": ring.ring_bytes,
         }
         with let_through():  # pickling a large dataset takes its time, and leaves nothing behind
@@ -123,9 +138,10 @@ class WorkerPool:
             undo.callback(os.close, self._job_fd)
             self._board = Board(workers)
             undo.callback(self._board.close)
-            self._send_end, self._queue_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            undo.callback(self._queue_end.close)
-            undo.callback(self._send_end.close)
+            self._queues: list[_Queue] = []  # worker w reads number w modulo how many there are
+            for _ in range(workers if own_queues else 1):
+                self._queues.append(_Queue())
+                undo.callback(self._queues[-1].close)
             self._epoll = select.epoll()
             undo.pop_all()
         _pools.add(self)
@@ -141,15 +157,11 @@ class WorkerPool:
         """The process ids of the workers."""
         return [worker.pid for worker in self._team.values()]
 
-    def fileno(self) -> int:
-        """What becomes readable when `gather` has something to say."""
-        return self._epoll.fileno()
-
     def submit(self, request: Request) -> bool:
-        """Put a chunk on the queue; False where the queue is full now. Never blocks."""
+        """Put a chunk on its queue; False where that is full now. Never blocks."""
         self._check_usable()
         try:
-            self._send_end.send(request.pack(), socket.MSG_DONTWAIT)
+            self._queues[self._queue_of(request)].send_end.send(request.pack(), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         self._flying[request.chunk, request.attempt] = request
@@ -185,8 +197,8 @@ class WorkerPool:
                 warnings.warn(self._unsaid.pop(0), RuntimeWarning, stacklevel=2)
             wait = max(0.0, min(deadline - time.monotonic(), self._watch_interval_s))
             ready = self._epoll.poll(wait)
-            # Whether the queue is empty is asked before the replies are read: see the module's docstring.
-            empty = self._audit and self._queue_is_empty()
+            # Whether a queue is empty is asked before the replies are read: see the module's docstring.
+            empty = {number for number in self._audit if self._queues[number].is_empty}
             dead = []
             for fd, _ in ready:
                 worker = self._by_fd(fd)
@@ -198,8 +210,8 @@ class WorkerPool:
                     self._drain(worker, events)
             for worker in dead:
                 self._bury(worker, events)
-            if empty and self._audit:
-                self._declare_lost(events)
+            for number in empty & self._audit:
+                self._declare_lost(number, events)
             if time.monotonic() - self._watched_at > self._watch_interval_s:
                 self._watch()
             if events or time.monotonic() >= deadline:
@@ -220,8 +232,8 @@ class WorkerPool:
             deadline = time.monotonic() + CLOSE_GRACE_S
             for worker in self._team.values():
                 stack.callback(worker.end, deadline)
-            stack.callback(self._queue_end.close)
-            stack.callback(self._send_end.close)  # idle workers see the end of the queue
+            for queue in self._queues:
+                stack.callback(queue.close)
             self._flying.clear()
 
     def halt(self) -> None:
@@ -233,7 +245,8 @@ class WorkerPool:
 
     def _start(self, number: int) -> None:
         self._board.write(number, IDLE, 0, 0)
-        shared = (self._job_fd, self._ring.fd, self._board.fd, self._queue_end.fileno())
+        queue = self._queues[number % len(self._queues)]
+        shared = (self._job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno())
         with held():  # a process that was started is one of the team
             worker = self._team[number] = WorkerProcess(number, shared)
             for fd in worker.descriptors:
@@ -304,7 +317,7 @@ class WorkerPool:
         for limbo in list(self._limbo):
             limbo.suspects.discard(worker.number)
             self._free_if_cleared(limbo, events)
-        self._audit = True
+        self._audit.add(worker.number % len(self._queues))
         self.restarts += 1
         self._deaths.append(cause + where)
         if self.restarts > self.max_restarts:
@@ -316,27 +329,25 @@ class WorkerPool:
             )
         self._start(worker.number)
 
-    def _queue_is_empty(self) -> bool:
-        try:
-            self._queue_end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        return False
+    def _queue_of(self, request: Request) -> int:
+        return 0 if request.iterable is None else request.iterable.worker % len(self._queues)
 
-    def _declare_lost(self, events: list[Event]) -> None:
-        """The queue was empty: whatever is neither noted nor done went down with a worker, or is about to be noted."""
-        for worker in self._team.values():
+    def _declare_lost(self, queue: int, events: list[Event]) -> None:
+        """A queue was empty: what is neither noted nor done of it went down with a worker, or is about to be noted."""
+        team = {number: worker for number, worker in self._team.items() if number % len(self._queues) == queue}
+        for worker in team.values():
             self._drain(worker, events)
-        notes = [self._board.read(number) for number in self._team]
+        notes = [self._board.read(number) for number in team]
         noted = {(note.chunk, note.attempt) for note in notes}
-        for key in [key for key in self._flying if key not in noted]:
+        sent = [key for key, request in self._flying.items() if self._queue_of(request) == queue]
+        for key in [key for key in sent if key not in noted]:
             del self._flying[key]
             # A worker says hello before it takes anything: one that has not yet cannot have this chunk.
-            suspects = {number for number, worker in self._team.items() if worker.ready}
+            suspects = {number for number, worker in team.items() if worker.ready}
             self._limbo.append(_Limbo(*key, suspects))
             events.append(Lost(*key, row=None, cause="its worker died before it began", slot_is_free=False))
             self._free_if_cleared(self._limbo[-1], events)
-        self._audit = False
+        self._audit.discard(queue)
 
     def _watch(self) -> None:
         """Kill workers that stay at one sample longer than the timeout, or name them in a warning."""
@@ -397,8 +408,8 @@ class WorkerPool:
     def _leave_to_parent(self) -> None:
         """In a forked child: close the copies, so that the workers still die with their real parent."""
         self._closed = True
-        self._send_end.close()
-        self._queue_end.close()
+        for queue in self._queues:
+            queue.close()
         for worker in self._team.values():
             worker.leave_to_parent()
         self._epoll.close()
@@ -424,79 +435,3 @@ def _at(request: Request, row: int) -> str:
 def _counted(deaths: list[str]) -> str:
     """The causes in the order in which they came first, each with how often it came."""
     return "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in Counter(deaths).items())
-
-
-class IterablePool:
-    """`workers` pools of one worker. Arguments and errors as for `WorkerPool`."""
-
-    def __init__(self, job: Job, workers: int, ring: Ring, *, timeout_s: float = 0.0, max_restarts: int = 10) -> None:
-        self._pools: list[WorkerPool] = []
-        self._epoll = select.epoll()
-        self._events: list[Event] = []
-        try:
-            for number in range(workers):
-                pool = WorkerPool(
-                    job,
-                    1,
-                    ring,
-                    timeout_s=timeout_s,
-                    max_restarts=max_restarts,
-                    first_worker=number,
-                    all_workers=workers,
-                )
-                self._pools.append(pool)
-                self._epoll.register(pool.fileno(), select.EPOLLIN)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return [pid for pool in self._pools for pid in pool.pids]
-
-    @property
-    def broken(self) -> WorkerError | None:
-        """Why it cannot go on."""
-        return next((pool.broken for pool in self._pools if pool.broken is not None), None)
-
-    def submit(self, request: Request) -> bool:
-        """Put a chunk on its worker's queue; False where that is full now. Never blocks."""
-        assert request.stream is not None
-        return self._pools[request.stream.worker].submit(request)
-
-    def disown(self, before: int) -> None:
-        """Chunks with a number below `before` are no longer wanted."""
-        for pool in self._pools:
-            pool.disown(before)
-
-    def forgive(self) -> None:
-        """Start counting restarts anew."""
-        for pool in self._pools:
-            pool.forgive()
-
-    def gather(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to `timeout_s` seconds for something to happen.
-
-        Raises:
-            WorkerError: a worker could not start, or workers died too often.
-        """
-        if timeout_s > 0 and not self._events:
-            self._epoll.poll(timeout_s)
-        for pool in self._pools:  # all of them: each watches over its worker
-            self._events += pool.gather(0.0)  # kept, should the next one raise
-        events, self._events = self._events, []
-        return events
-
-    def halt(self) -> None:
-        """Let workers end at their next sample."""
-        for pool in self._pools:
-            pool.halt()
-
-    def close(self) -> None:
-        """End all workers and free every descriptor. Idempotent."""
-        self.halt()
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._epoll.close)
-            for pool in self._pools:
-                stack.callback(pool.close)

@@ -49,8 +49,8 @@ class Request:
     """One chunk to be done: which samples, and the slot that they go to.
 
     `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead. `whole` says
-    that the chunk is the whole batch. Of an iterable dataset `indices` count the samples of the worker's own stream,
-    and `stream` says which. `told_epoch` is what the user's dataset is told by its own ``set_epoch()``; -1: nothing.
+    that the chunk is the whole batch. Of an iterable dataset `indices` count the samples of the worker's own pass,
+    and `iterable` says which. `told_epoch` is what the user's dataset is told by its own ``set_epoch()``; -1: nothing.
     """
 
     chunk: int
@@ -61,7 +61,7 @@ class Request:
     positions: np.ndarray
     indices: np.ndarray | list[object]
     whole: bool = False
-    stream: IterableStart | None = None
+    iterable: IterableStart | None = None
     told_epoch: int = -1
 
     def pack(self) -> bytes:
@@ -77,14 +77,14 @@ class Request:
             self.told_epoch,
             plain,
             self.whole,
-            0 if self.stream is None else 1,
+            0 if self.iterable is None else 1,
         )
-        if (start := self.stream) is not None:
+        if (start := self.iterable) is not None:
             fields = (start.run, start.worker, start.samples, start.state, start.stride, start.offset)
             body += pickle.dumps(fields, 5)
         message = head + self.positions.tobytes() + body
         if len(message) > MAX_REQUEST_BYTES:
-            what = "the dataset's state_dict()" if self.stream is not None else "its keys"
+            what = "the dataset's state_dict()" if self.iterable is not None else "its keys"
             raise ValueError(
                 f"the request for a chunk of {len(self.positions)} samples has {len(message):,} bytes, more than "
                 f"{MAX_REQUEST_BYTES:,}: {what} are too large to be sent to a worker with each chunk"
@@ -93,14 +93,14 @@ class Request:
 
     @classmethod
     def unpack(cls, message: bytes) -> Request:
-        chunk, attempt, epoch, offset, nbytes, count, told, plain, whole, streams = _REQUEST.unpack_from(message)
+        chunk, attempt, epoch, offset, nbytes, count, told, plain, whole, is_pass = _REQUEST.unpack_from(message)
         at = _REQUEST.size
         positions = np.frombuffer(message, np.int64, count, at)
         at += positions.nbytes
         # The parent wrote this: dataset keys of the user's own sampler, never anything that a file holds.
         indices = np.frombuffer(message, np.int64, count, at) if plain else pickle.loads(message[at:])
-        stream = IterableStart(*pickle.loads(message[at + 8 * count :])) if streams else None
-        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, bool(whole), stream, told)
+        iterable = IterableStart(*pickle.loads(message[at + 8 * count :])) if is_pass else None
+        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, bool(whole), iterable, told)
 
 
 def _pickled_keys(keys: list[object]) -> bytes:

@@ -129,9 +129,9 @@ class ChunkRunner:
                 self._sends = True
             except Exception:
                 # It cannot be sent (a generator, say, or what holds a lock): it is made where it stays. The samples
-                # may have been changed, so they are taken from the dataset once more; of a stream there is a copy.
+                # may have been changed, so they are taken from the dataset once more; of an iterator there is a copy.
                 self._collates = False
-                if request.stream is None:
+                if request.iterable is None:
                     return self.run(request, slot, note, wanted)
         if reply is None:
             reply = self._finish(request, slot, note, wanted, loaded, errors, place)
@@ -253,7 +253,7 @@ class ChunkRunner:
         larger slot, gets what was made before."""
         key = _made_key(request)
         if key not in self._made:
-            if request.stream is not None and not self._sends:
+            if request.iterable is not None and not self._sends:
                 with contextlib.suppress(Exception):  # what cannot be copied is not
                     samples = copy.deepcopy(samples)
             self._made[key] = self._collate(samples)
@@ -390,7 +390,7 @@ def _pack(
 
 
 def _made_key(request: Request) -> tuple[Any, ...]:
-    return request.epoch, int(request.positions[0]), request.stream and request.stream.run
+    return request.epoch, int(request.positions[0]), request.iterable and request.iterable.run
 
 
 class _Sourced(Exception):

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuload.datasets.kinds import draws_nothing, fetches_many
 from gpuload.order.place import IterablePlace
 from gpuload.rng.generators import seed_generators, seeds_of
-from gpuload.workers.iterable import Ended, Stream
+from gpuload.workers.iterable import Ended, Pass
 from gpuload.workers.protocol import Request
 
-__all__ = ["Ended", "Source", "is_iterable"]
+__all__ = ["Ended", "Source"]
 
 
 class Source:
@@ -39,16 +40,16 @@ class Source:
         self.seeds = not draws_nothing(dataset)
         self._many = fetches_many(dataset)
         self._without_torch = "torch" not in sys.modules
-        self._stream: Stream | None = None
+        self._pass: Pass | None = None
         self._told_epoch = -1
         self.on_torch: Callable[[], None] = lambda: None
 
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
         """A function that gives the sample of a row of a chunk, asked in the order of the rows.
 
-        `touch` is called for each sample that a stream passes over on the way.
+        `touch` is called for each sample of an iterable dataset that is passed over on the way.
 
-        It raises `Ended` where a stream has no more samples, and whatever the dataset raises.
+        It raises `Ended` where an iterable dataset has no more samples, and whatever the dataset raises.
         """
         if request.told_epoch not in (-1, self._told_epoch):
             self._told_epoch = request.told_epoch
@@ -57,8 +58,8 @@ class Source:
                     set_epoch(request.told_epoch)
                 except Exception as error:
                     return partial(_raise, error)
-        if request.stream is not None:
-            return self._from_stream(request, touch)
+        if request.iterable is not None:
+            return self._from_pass(request, touch)
         if isinstance(request.indices, np.ndarray):
             keys: list[Any] = request.indices.tolist()
         else:
@@ -98,64 +99,28 @@ class Source:
             )
         return samples
 
-    def _from_stream(self, request: Request, touch: Callable[[], None]) -> Callable[[int], Any]:
-        start = request.stream
+    def _from_pass(self, request: Request, touch: Callable[[], None]) -> Callable[[int], Any]:
+        start = request.iterable
         assert start is not None
-        if self._stream is None or self._stream.run != start.run:
-            self._stream = None  # the old one's iterator ends before the new one's begins
-            self._stream = Stream(self._dataset, self._seed, start, request.epoch)
+        if self._pass is None or self._pass.run != start.run:
+            self._pass = None  # the old one's iterator ends before the new one's begins
+            self._pass = Pass(self._dataset, self._seed, start, request.epoch)
         numbers = np.asarray(request.indices).tolist()
-        stream = self._stream
-        stream.forget(start.samples)
-        return lambda row: stream.get(numbers[row], touch)
+        pass_ = self._pass
+        pass_.forget(start.samples)
+        return lambda row: pass_.get(numbers[row], touch)
 
     def place(self, request: Request, rows: int) -> IterablePlace | None:
-        """How far the stream has come with so many rows of a chunk; None for a map dataset."""
-        if self._stream is None:
+        """How far the pass has come with so many rows of a chunk; None for a map dataset."""
+        if self._pass is None:
             return None
-        return self._stream.place(int(request.indices[0]) + rows)  # pyright: ignore[reportArgumentType]
+        return self._pass.place(int(request.indices[0]) + rows)  # pyright: ignore[reportArgumentType]
 
     @property
     def broken(self) -> bool:
-        """Whether the stream can give nothing more, after an error."""
-        return self._stream is not None and self._stream.broken is not None
+        """Whether the pass can give nothing more, after an error."""
+        return self._pass is not None and self._pass.broken is not None
 
 
 def _raise(error: Exception, row: int) -> Any:
     raise error
-
-
-def draws_nothing(dataset: Any) -> bool:
-    """Whether a dataset is gpuload's own, or torch's view of such: no generator needs to be seeded for it."""
-    module = type(dataset).__module__
-    if module.startswith("gpuload.datasets"):
-        return getattr(dataset, "target_transform", None) is None
-    if module == "torch.utils.data.dataset":
-        name = type(dataset).__name__
-        if name == "Subset":
-            return draws_nothing(dataset.dataset)
-        if name == "ConcatDataset":
-            return all(map(draws_nothing, dataset.datasets))
-        return name == "TensorDataset"
-    return False
-
-
-def fetches_many(dataset: Any) -> bool:
-    """Whether it has a `__getitems__` of its own. Those of torch's views only pass on to the datasets within."""
-    if type(dataset).__module__ == "torch.utils.data.dataset":
-        if type(dataset).__name__ == "Subset":
-            return fetches_many(dataset.dataset)
-        if type(dataset).__name__ == "StackDataset":
-            within = dataset.datasets
-            return any(map(fetches_many, within.values() if isinstance(within, dict) else within))
-    return callable(getattr(dataset, "__getitems__", None))
-
-
-def is_iterable(dataset: Any) -> bool:
-    """Whether it is a stream, and no map: torch's `IterableDataset`, or what has `__iter__` and no `__getitem__`."""
-    if any(
-        cls.__module__ == "torch.utils.data.dataset" and cls.__name__ == "IterableDataset"
-        for cls in type(dataset).__mro__
-    ):
-        return True
-    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")

@@ -161,12 +161,12 @@ def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
         def anew():
             loader = numbers()
             iterator = iter(loader)
-            loader._session._torn = "a test"
+            loader._session.life.tear("a test")
             iter(loader)
         def drop():
             loader = numbers()
             iterator = iter(loader)
-            loader._session._torn = "a test"
+            loader._session.life.tear("a test")
             del iterator
             assert workers() == []
             time.sleep(30)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuload.order.shares import Plan
+from gpuload.order.shares import Shares
 
 SIZES = {
     "samples": st.integers(1, 400),
@@ -19,11 +19,11 @@ SIZES = {
 }
 
 
-def plans(ranks: int, **options) -> list[Plan]:
-    return [Plan(rank=rank, world_size=ranks, **options) for rank in range(ranks)]
+def plans(ranks: int, **options) -> list[Shares]:
+    return [Shares(rank=rank, world_size=ranks, **options) for rank in range(ranks)]
 
 
-def runs(plans_: list[Plan], epoch: int = 0, start: int = 0) -> list[list]:
+def runs(plans_: list[Shares], epoch: int = 0, start: int = 0) -> list[list]:
     """[step][rank] → Rows."""
     return [list(step) for step in zip(*(plan.batches(epoch, start) for plan in plans_), strict=True)]
 
@@ -132,7 +132,7 @@ def test_starting_later_gives_the_rest_of_the_epoch(samples, batch, ranks, stop)
 
 
 def test_to_start_at_a_billion_costs_no_more_than_at_zero():
-    plan = Plan(samples=2 * 10**9, batch_size=256, shuffle=True)
+    plan = Shares(samples=2 * 10**9, batch_size=256, shuffle=True)
 
     def first(start):
         began = time.perf_counter()
@@ -156,4 +156,4 @@ def test_to_start_at_a_billion_costs_no_more_than_at_zero():
 )
 def test_what_cannot_be_is_refused(options, text):
     with pytest.raises(ValueError, match=f"^{text}$"):
-        Plan(samples=10, batch_size=2, **options)
+        Shares(samples=10, batch_size=2, **options)

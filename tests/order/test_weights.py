@@ -15,7 +15,7 @@ from scipy import stats
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.order.permutation import Weighted, cumulate
-from gpuload.order.shares import Plan
+from gpuload.order.shares import Shares
 from gpuload.rng import philox
 
 
@@ -23,7 +23,7 @@ def positions_and_indices(ranks: int, start: int = 0, **options) -> dict[int, in
     """Of an epoch of all ranks: which index stands at which position."""
     found = {}
     for rank in range(ranks):
-        for rows in Plan(rank=rank, world_size=ranks, **options).batches(0, start):
+        for rows in Shares(rank=rank, world_size=ranks, **options).batches(0, start):
             assert not found.keys() & set(rows.positions.tolist())
             found |= dict(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True))
     return found
@@ -70,7 +70,7 @@ def test_repeats_stand_in_a_row_and_on_different_ranks(repeats):
         assert index == found[position // repeats * repeats]
     assert set(Counter(found.values()).values()) == {repeats}
     shares = [
-        {int(index) for rows in Plan(rank=rank, world_size=repeats, **options).batches(0) for index in rows.indices}
+        {int(index) for rows in Shares(rank=rank, world_size=repeats, **options).batches(0) for index in rows.indices}
         for rank in range(repeats)
     ]
     assert all(share == shares[0] for share in shares)  # each sample is once on each rank

@@ -13,8 +13,8 @@ N = 40_000
 SHAPES = (0.1, 0.2, 0.5, 0.8, 0.999, 1.0, 1.5, 3.0, 20.0)
 
 
-def numbers(count: int, stream: int = 0) -> np.ndarray:
-    return uniforms(epoch_key(5, 0), np.arange(N), stream, count)
+def numbers(count: int, lane: int = 0) -> np.ndarray:
+    return uniforms(epoch_key(5, 0), np.arange(N), lane, count)
 
 
 def test_normal():
@@ -28,13 +28,13 @@ def test_normal():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gamma(shape):
-    found = log_gamma(numbers(gamma_count(shape), stream=1), shape)
+    found = log_gamma(numbers(gamma_count(shape), lane=1), shape)
     assert stats.kstest(np.exp(found), stats.gamma(shape).cdf).pvalue > 0.01
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_beta_of_equal_shapes(shape):
-    found = beta(numbers(beta_count(shape, shape), stream=2), shape, shape)
+    found = beta(numbers(beta_count(shape, shape), lane=2), shape, shape)
     lower = found[found < 0.5]  # near 1, float64 has no room for what a small shape has there
     assert stats.binomtest(len(lower), N).pvalue > 0.01
     assert stats.kstest(lower, lambda x: 2 * stats.beta(shape, shape).cdf(x)).pvalue > 0.01
@@ -42,7 +42,7 @@ def test_beta_of_equal_shapes(shape):
 
 @pytest.mark.parametrize(("a", "b"), [(1.0, 3.0), (0.4, 2.0), (5.0, 0.3)])
 def test_beta(a, b):
-    found = beta(numbers(beta_count(a, b), stream=3), a, b)
+    found = beta(numbers(beta_count(a, b), lane=3), a, b)
     assert stats.kstest(found, stats.beta(a, b).cdf).pvalue > 0.01
 
 
@@ -55,7 +55,7 @@ def test_beta_of_a_tiny_shape_is_0_or_1():
 
 @pytest.mark.parametrize("shapes", [(1.0, 1.0, 1.0), (0.3, 0.3, 0.3, 0.3), (0.5, 1.0, 4.0)])
 def test_dirichlet(shapes):
-    found = dirichlet(numbers(dirichlet_count(shapes), stream=4), shapes)
+    found = dirichlet(numbers(dirichlet_count(shapes), lane=4), shapes)
     assert found.shape == (N, len(shapes))
     assert np.allclose(found.sum(axis=1), 1)
     for number, shape in enumerate(shapes):

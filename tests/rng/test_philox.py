@@ -69,11 +69,11 @@ def test_equals_the_algorithm_in_plain_integers(counters: list[list[int]], key: 
 
 
 @settings(deadline=None)
-@given(key=KEYS, position=st.integers(0, 2**63 - 1), stream=UINT32, count=st.integers(0, 19))
-def test_the_counter_is_position_stream_and_block(key: Key, position: int, stream: int, count: int) -> None:
+@given(key=KEYS, position=st.integers(0, 2**63 - 1), lane=UINT32, count=st.integers(0, 19))
+def test_the_counter_is_position_lane_and_block(key: Key, position: int, lane: int, count: int) -> None:
     low, high = position & 0xFFFFFFFF, position >> 32
-    expected = [word for block in range(5) for word in plain_philox([low, high, stream, block], key)][:count]
-    assert words(key, np.array([position]), stream, count).tolist() == [expected]
+    expected = [word for block in range(5) for word in plain_philox([low, high, lane, block], key)][:count]
+    assert words(key, np.array([position]), lane, count).tolist() == [expected]
 
 
 @settings(deadline=None, max_examples=30)
@@ -99,11 +99,11 @@ def test_drawing_leaves_its_arguments_alone_and_gives_fresh_memory() -> None:
     assert (counters == 1).all()
 
 
-def test_streams_keys_and_positions_differ() -> None:
+def test_lanes_keys_and_positions_differ() -> None:
     positions = np.arange(1000)
     drawn = [
-        uniforms(epoch_key(seed, epoch), positions, stream, 4)
-        for seed, epoch, stream in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2**31), (2**32, 0, 0)]
+        uniforms(epoch_key(seed, epoch), positions, lane, 4)
+        for seed, epoch, lane in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2**31), (2**32, 0, 0)]
     ]
     assert len(np.unique(np.concatenate(drawn).ravel())) > 0.999 * 6 * 4000
 
@@ -170,7 +170,7 @@ def test_a_seed_that_is_no_integer_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "stream", "count", "text"),
+    ("positions", "lane", "count", "text"),
     [
         (np.zeros(3), 0, 1, "positions must be a one-dimensional array of integers, got float64 of shape (3,)"),
         (
@@ -179,14 +179,14 @@ def test_a_seed_that_is_no_integer_is_refused() -> None:
             1,
             "positions must be a one-dimensional array of integers, got int64 of shape (3, 1)",
         ),
-        (np.arange(3), -1, 1, "stream must lie in 0 … 2**32 - 1, got -1"),
-        (np.arange(3), 2**32, 1, "stream must lie in 0 … 2**32 - 1, got 4294967296"),
+        (np.arange(3), -1, 1, "lane must lie in 0 … 2**32 - 1, got -1"),
+        (np.arange(3), 2**32, 1, "lane must lie in 0 … 2**32 - 1, got 4294967296"),
         (np.arange(3), 0, -1, "count must not be negative, got -1"),
     ],
 )
-def test_bad_arguments_of_a_draw_are_refused(positions: np.ndarray, stream: int, count: int, text: str) -> None:
+def test_bad_arguments_of_a_draw_are_refused(positions: np.ndarray, lane: int, count: int, text: str) -> None:
     with pytest.raises(ValueError, match=exactly(text)):
-        uniforms(Key(0, 0), positions, stream, count)
+        uniforms(Key(0, 0), positions, lane, count)
 
 
 def test_counters_of_a_wrong_shape_or_type_are_refused() -> None:

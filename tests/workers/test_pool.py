@@ -16,6 +16,7 @@ import pytest
 
 from gpuload.decode import Decode
 from gpuload.errors import WorkerError
+from gpuload.order.place import IterableStart
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.transforms import Chain
@@ -268,7 +269,7 @@ def test_a_chunk_taken_but_not_noted_is_declared_lost(team):
     for pid in team_.pool.pids:
         os.kill(pid, signal.SIGSTOP)
     team_.ask(2, [5])
-    team_.pool._queue_end.recv(1 << 16)
+    team_.pool._queues[0].read_end.recv(1 << 16)
     first, second = team_.pool.pids
     os.kill(first, signal.SIGKILL)
     os.kill(second, signal.SIGCONT)
@@ -586,3 +587,65 @@ def test_where_workers_cannot_be_started_the_message_names_the_remedy(monkeypatc
     monkeypatch.setattr(sys, attribute, value, raising=False)
     with pytest.raises(RuntimeError, match=text):
         check_platform()
+
+
+class Share:
+    """An iterable dataset that counts, in a file, how often it was pickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __getstate__(self):
+        with open(self.path, "a") as file:
+            file.write("once\n")
+        return self.__dict__
+
+    def __iter__(self):
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 100, info.num_workers))
+
+
+def test_workers_with_queues_of_their_own_get_one_shipment_and_each_what_it_was_asked(team, tmp_path):
+    team_ = team(Share(str(tmp_path / "pickled")), 3, own_queues=True)
+    for chunk, worker in enumerate((2, 0, 2)):
+        slot = team_.ring.acquire(1 << 20)
+        team_.slots[chunk, 0] = slot
+        numbers = np.arange(2, dtype=np.int64) + (2 if chunk == 2 else 0)
+        start = IterableStart(1, worker, 0, None, 3, worker)
+        request = Request(chunk, 0, 0, slot.offset, slot.capacity_bytes, numbers, numbers, iterable=start)
+        assert team_.pool.submit(request)
+    replies = {reply.chunk: team_.content(reply) for reply in team_.wait(3)}
+    assert [[row[0] for row in replies[chunk].values] for chunk in range(3)] == [[2, 5], [0, 3], [8, 11]]
+    assert (tmp_path / "pickled").read_text() == "once\n"
+
+
+def test_what_a_dead_worker_had_on_a_queue_of_its_own_is_lost_and_no_others(team, tmp_path):
+    team_ = team(Share(str(tmp_path / "pickled")), 2, own_queues=True)
+    for worker in (0, 1):  # both have said hello, and noted that they are idle
+        ask_for(team_, worker, worker)
+    team_.wait(2)
+    wait_until(lambda: all(team_.pool._board.read(w).chunk == -1 for w in (0, 1)), "both are idle")
+    first, second = team_.pool.pids
+    for pid in (first, second):
+        os.kill(pid, signal.SIGSTOP)
+    ask_for(team_, 2, 0)
+    ask_for(team_, 3, 1)
+    team_.pool._queues[0].read_end.recv(1 << 16)  # as if worker 0 had taken it, and died before it noted so
+    os.kill(first, signal.SIGKILL)
+    [lost] = team_.wait(1, Lost)
+    assert (lost.chunk, lost.row) == (2, None)
+    os.kill(second, signal.SIGCONT)
+    [reply] = team_.wait(1)
+    assert reply.chunk == 3
+
+
+def ask_for(team_, chunk: int, worker: int) -> None:
+    """A worker's first sample."""
+    slot = team_.ring.acquire(1 << 20)
+    team_.slots[chunk, 0] = slot
+    numbers, start = np.arange(1, dtype=np.int64), IterableStart(chunk, worker, 0, None, 2, worker)
+    request = Request(chunk, 0, 0, slot.offset, slot.capacity_bytes, numbers, numbers, iterable=start)
+    assert team_.pool.submit(request)

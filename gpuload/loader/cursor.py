@@ -1,0 +1,112 @@
+"""Where a `Loader` stands: where its next epoch begins, and how far the last one has come. Pure; no worker is needed.
+
+A `Cursor` never changes: a loader that goes on has another one, put in place by one assignment, so a ctrl-C before it
+leaves everything as it was. A `Progress` belongs to one epoch, and counts on with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuload.order.place import Place
+from gpuload.order.schedule import Schedule
+
+__all__ = ["Cursor", "Progress"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where an epoch stands. It outlives its iterator: after a ``break`` it is what a state is made from.
+
+    It began at the place `start`; `left` batches are still to come, None where nobody knows. Up to `place` all is done
+    with: a batch that was raised as an error counts when another follows.
+    """
+
+    start: Place
+    left: int | None
+    place: Place
+    begun: bool = False  # whether anything was taken
+
+    @classmethod
+    def at(cls, schedule: Schedule, start: Place) -> Progress:
+        """At a place from which nothing was given yet."""
+        left = schedule.steps(start)
+        return cls(start, left, start if left != 0 else Place(start.epoch + 1, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a loader stands.
+
+    Attributes:
+        next: where the next epoch begins.
+        epoch: the number of the last one; before the first, the number it will have.
+        last: how far the last one has come; None before the first.
+        by_hand: `next` was set since the last one began.
+        told_epoch: what `set_epoch` was given last; -1: it was never called.
+        iterator: of the last one, as long as somebody has it.
+    """
+
+    next: Place
+    epoch: int = 0
+    last: Progress | None = None
+    by_hand: bool = False
+    told_epoch: int = -1
+    iterator: weakref.ref[Any] | None = None
+
+    def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
+        """The next epoch has this number; its place is kept where it stands in it already. `running`: there is a
+        session, so `epoch` goes on naming what that did last."""
+        place = self.next if epoch == self.next.epoch else Place(epoch, 0)
+        return replace(self.go_to(place, running=running), told_epoch=epoch)
+
+    def go_to(self, place: Place, *, running: bool) -> Cursor:
+        """The next epoch begins there."""
+        return replace(self, next=place, by_hand=True, epoch=self.epoch if running else place.epoch)
+
+    def start(self, schedule: Schedule) -> Progress:
+        """Of the epoch that begins now. One from which nothing was taken does not count: trainers ask for one to look
+        at it."""
+        begin = self.next
+        if self.last is not None and not self.last.begun and not self.by_hand:
+            begin = self.last.start
+        progress = Progress.at(schedule, begin)
+        if progress.place == begin:
+            progress.place = self._as_saved(begin)
+        return progress
+
+    def begin(self, progress: Progress, iterator: Any) -> Cursor:
+        """It has begun."""
+        epoch, told = progress.start.epoch, self.told_epoch
+        return Cursor(Place(epoch + 1, 0), epoch, progress, told_epoch=told, iterator=weakref.ref(iterator))
+
+    def end(self, reason: str) -> None:
+        """The last epoch is over, before its end."""
+        if (iterator := self._iterator) is not None:
+            iterator.end(reason)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody has its iterator, and batches are still to come."""
+        return self._iterator is not None and self._iterator.is_open
+
+    @property
+    def place(self) -> Place:
+        """What a state saves: where the last epoch stands or, if it is over and another was set by hand, the next."""
+        if self.last is None or (self.by_hand and not self.is_open):
+            return self._as_saved(self.next)
+        return self.last.place
+
+    @property
+    def _iterator(self) -> Any:
+        return None if self.iterator is None else self.iterator()
+
+    def _as_saved(self, place: Place) -> Place:
+        """An epoch's beginning, with what a sampler or dataset said of itself at the end of the one before."""
+        if self.last is None or place != Place(place.epoch, 0):
+            return place
+        end = self.last.place
+        is_end = (end.sampler or {}).get("over") or (end.iterable or {}).get("step") == 0
+        return end if is_end and end.epoch == place.epoch else place

@@ -1,0 +1,113 @@
+"""In which state a session is, told from any line: a ctrl-C, a finalizer, a fork or another thread may come in between.
+
+Owned by a session, and kept by what ends it when its `Loader` is collected: it refers to neither. Work is done under
+the session's lock; a session may be closed without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from gpuload.errors import GpuloadError
+
+__all__ = ["OVER", "Life"]
+
+OVER = "this iterator is over: {}"
+
+
+class Life:
+    """The states of a session, and the ways from one to another.
+
+        open ⇄ at work ─▶ torn           `work`, `tear`
+          any of these  ─▶ closing ─▶ over  `close`, `end`
+          any of these  ─▶ buried         `bury`: the session itself is garbage
+
+    There is no way back from the last three. They are kept as a set, which takes one in by a single operation: whatever
+    runs at the same time undoes nothing.
+
+    Attributes:
+        epoch: what names the epoch in work; None between two.
+    """
+
+    def __init__(self) -> None:
+        self.epoch: object = None
+        self._torn = ""  # what broke off the work on an epoch, with an event or a batch in hand
+        self._reached: set[str] = set()
+        self._pid = os.getpid()
+
+    @property
+    def is_open(self) -> bool:
+        """Another epoch can begin."""
+        return not self._reached and not self._torn
+
+    @property
+    def is_torn(self) -> bool:
+        """There is no telling what state the session is in."""
+        return bool(self._torn)
+
+    @property
+    def is_closed(self) -> bool:
+        """From the beginning of its end on."""
+        return bool(self._reached)
+
+    @property
+    def is_buried(self) -> bool:
+        return "buried" in self._reached
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """This process was forked from the session's own."""
+        return os.getpid() != self._pid
+
+    def tear(self, reason: str) -> None:
+        """Work was broken off."""
+        self._torn = reason
+
+    def close(self) -> bool:
+        """The end has begun; False where it had before."""
+        first = not self._reached
+        self._reached.add("closing")
+        return first
+
+    def end(self) -> bool:
+        """What the session has is given back now; False where it was before."""
+        first = "over" not in self._reached
+        self._reached.add("over")
+        self.epoch = None
+        return first
+
+    def bury(self) -> None:
+        """It was ended from outside, after the session became garbage."""
+        self._reached.add("buried")
+
+    @contextlib.contextmanager
+    def work(self, *, broken: bool) -> Iterator[None]:
+        """Know of work that was broken off: a ctrl-C comes between any two lines, with an event or a batch in hand.
+
+        Args:
+            broken: the engine says itself why it cannot go on.
+        """
+        if self._reached:
+            raise RuntimeError(OVER.format("its Loader was closed"))
+        if self._torn and not broken:
+            raise RuntimeError(
+                OVER.format(
+                    f"it was broken off by {self._torn}, and a batch may be lost. Begin a new epoch with iter()"
+                )
+            )
+        self._torn = "an interrupt"
+        try:
+            yield
+            if self._reached:  # by the handler of a signal: the feed has nothing left, as if the epoch were at its end
+                raise RuntimeError("closed")
+        except (GpuloadError, Warning):  # raised on purpose, with nothing in hand
+            self._torn = ""
+            raise
+        except BaseException as error:
+            self.tear(type(error).__name__)
+            if self._reached and isinstance(error, Exception):
+                raise RuntimeError(OVER.format("its Loader was closed meanwhile")) from error
+            raise
+        self._torn = ""

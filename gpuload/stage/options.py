@@ -1,0 +1,64 @@
+"""What becomes of images and where: one group of a `Loader`'s options, which checks itself. Main process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpuload.transforms import Chain
+
+__all__ = ["StageOptions", "check_device"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions:
+    """Which transforms run where, and what they give. Whether a backend can run them is for `check_stage` to say.
+
+    Args:
+        transforms, device, dtype, memory_format, backend: as for `Loader`.
+
+    Attributes:
+        transforms: a `Chain`.
+        device: None: the one that there is at the first `iter()`.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+    """
+
+    transforms: Chain
+    device: Any
+    dtype: str | None
+    memory_format: str
+    backend: str
+
+    def __post_init__(self) -> None:
+        given: Any = self.transforms
+        found = {
+            "transforms": given if isinstance(given, Chain) else Chain(given),
+            "device": None if self.device is None else check_device(self.device),
+            "dtype": None if self.dtype is None else str(self.dtype).removeprefix("torch."),
+            "memory_format": str(self.memory_format).removeprefix("torch."),
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+
+def check_device(device: Any) -> torch.device:
+    """A CPU or a CUDA device, be there one or not. A number is that of a CUDA device; a CPU loses its own, as torch
+    ignores it.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    text = f"device must be 'cpu', 'cuda', 'cuda:0' or a torch.device of these kinds, got {device!r}"
+    if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
+        raise TypeError(text)
+    try:
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, ValueError):  # torch's lists all kinds that it knows
+        raise ValueError(text) from None
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(text)
+    return torch.device("cpu") if found.type == "cpu" else found

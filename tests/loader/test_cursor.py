@@ -1,0 +1,147 @@
+"""Where a loader stands, told without one: no dataset, no worker."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from gpuload.loader.cursor import Cursor, Progress
+from gpuload.order.place import Place
+
+
+class Schedule:
+    """So many batches of one position each; `end` is where an epoch that nobody could count ends."""
+
+    def __init__(self, samples: int | None = 10, end: Place | None = None) -> None:
+        self.samples, self._end = samples, end
+
+    def steps(self, place):
+        return None if self.samples is None else self.samples - place.position
+
+    def batches(self, place):
+        raise AssertionError("nothing is asked for")
+
+    def end(self, epoch):
+        return self._end or Place(epoch + 1, 0)
+
+
+class Iterator:
+    """What the cursor knows of an epoch's iterator."""
+
+    def __init__(self, is_open: bool = True) -> None:
+        self.is_open = is_open
+        self.ended = ""
+
+    def end(self, reason: str) -> None:
+        self.ended, self.is_open = reason, False
+
+
+FIRST = Cursor(Place(0, 0))
+
+
+def take(progress: Progress, count: int) -> None:
+    """As an iterator that gives so many batches of an epoch of 10."""
+    progress.begun = True
+    for _ in range(count):
+        progress.left = None if progress.left is None else progress.left - 1
+        position = progress.place.position + 1
+        progress.place = Place(progress.place.epoch, position) if position < 10 else Place(progress.place.epoch + 1, 0)
+
+
+def begin(cursor: Cursor, iterator: Iterator, schedule: Schedule | None = None) -> tuple[Cursor, Progress]:
+    progress = cursor.start(schedule or Schedule())
+    return cursor.begin(progress, iterator), progress
+
+
+def test_each_epoch_begins_where_the_one_before_it_ended():
+    cursor, iterator = FIRST, Iterator()
+    for epoch in range(3):
+        cursor, progress = begin(cursor, iterator)
+        assert (cursor.epoch, progress.start, progress.left) == (epoch, Place(epoch, 0), 10)
+        take(progress, 10)
+        assert cursor.place == Place(epoch + 1, 0)
+
+
+def test_an_epoch_that_was_left_is_saved_where_it_stands_and_the_next_is_a_whole_one():
+    cursor, progress = begin(FIRST, Iterator())
+    take(progress, 4)
+    assert cursor.place == Place(0, 4)
+    assert cursor.start(Schedule()).start == Place(1, 0)
+
+
+def test_an_iterator_from_which_nothing_was_taken_does_not_count():
+    cursor = FIRST.go_to(Place(3, 7), running=False)
+    for _ in range(3):
+        cursor, progress = begin(cursor, Iterator())
+        assert (cursor.epoch, progress.start, progress.left) == (3, Place(3, 7), 3)
+    assert begin(cursor.set_epoch(5, running=True), Iterator())[1].start == Place(5, 0)
+
+
+def test_set_epoch_keeps_the_place_within_its_epoch_and_begins_any_other():
+    loaded = FIRST.go_to(Place(3, 7), running=False)
+    assert loaded.set_epoch(3, running=False).start(Schedule()).start == Place(3, 7)
+    assert loaded.set_epoch(4, running=False).start(Schedule()).start == Place(4, 0)
+    assert (loaded.told_epoch, loaded.set_epoch(4, running=False).told_epoch) == (-1, 4)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_the_number_of_the_last_epoch_stays_while_there_is_a_session(running):
+    cursor, progress = begin(FIRST, Iterator())
+    take(progress, 1)
+    assert cursor.set_epoch(7, running=running).epoch == (0 if running else 7)
+    assert cursor.go_to(Place(7, 2), running=running).epoch == (0 if running else 7)
+
+
+def test_a_place_set_by_hand_is_saved_once_the_open_epoch_is_over():
+    iterator = Iterator()
+    cursor, progress = begin(FIRST, iterator)
+    take(progress, 2)
+    cursor = cursor.set_epoch(8, running=True)
+    assert cursor.place == Place(0, 2)
+    iterator.is_open = False
+    assert cursor.place == Place(8, 0)
+    iterator.is_open = True
+    del iterator
+    gc.collect()
+    assert cursor.place == Place(8, 0)
+
+
+def test_ending_it_reaches_the_iterator_as_long_as_there_is_one():
+    FIRST.end("before there was one")
+    iterator = Iterator()
+    cursor, _ = begin(FIRST, iterator)
+    assert cursor.is_open
+    cursor.end("a reason")
+    assert (iterator.ended, cursor.is_open) == ("a reason", False)
+    del iterator
+    gc.collect()
+    cursor.end("nobody hears it")
+    assert not cursor.is_open
+
+
+def test_what_a_sampler_said_at_the_end_of_an_epoch_goes_to_the_next_whatever_set_its_number():
+    end = Place(1, 0, sampler={"over": True, "own": 5})
+    cursor, progress = begin(FIRST, Iterator(is_open=False))
+    take(progress, 10)
+    progress.place = end
+    assert cursor.place == end
+    assert cursor.start(Schedule()).place == end
+    assert cursor.set_epoch(1, running=True).place == end
+    assert cursor.set_epoch(2, running=True).place == Place(2, 0)
+
+
+def test_a_place_at_the_end_of_an_epoch_counts_as_the_beginning_of_the_next():
+    progress = FIRST.go_to(Place(2, 10), running=False).start(Schedule())
+    assert (progress.left, progress.place) == (0, Place(3, 0))
+    assert FIRST.start(Schedule(None)).left is None
+
+
+def test_a_cursor_is_never_changed():
+    cursor, _ = begin(FIRST, Iterator())
+    cursor.set_epoch(9, running=False)
+    cursor.go_to(Place(9, 9), running=False)
+    assert cursor.next == Place(1, 0)
+    assert Cursor(Place(0, 0)) == FIRST
+    with pytest.raises(AttributeError):
+        cursor.epoch = 5  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,76 @@
+"""Each argument of a Loader belongs to one group of options, which checks itself when it is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import gpuload as gl
+from gpuload.batches.options import BatchOptions
+from gpuload.loader.options import Options, WorkerOptions
+from gpuload.order.options import OrderOptions
+from gpuload.stage.options import StageOptions
+
+# What groups hold of each other; it is no argument of a Loader.
+DERIVED = {"mixes", "chain", "single", "planned"}
+
+
+def given(**changes) -> dict[str, Any]:
+    """The arguments of a Loader, with its defaults."""
+    parameters = list(inspect.signature(gl.Loader).parameters.values())[1:]
+    return {"dataset": list(range(100)), **{one.name: one.default for one in parameters}, **changes}
+
+
+def test_each_argument_stands_in_one_group():
+    groups = (OrderOptions, StageOptions, BatchOptions, WorkerOptions)
+    names = Counter(field.name for group in groups for field in dataclasses.fields(group))
+    names["seed"] -= 1  # batches draw by the order's
+    assert dict.fromkeys(given(), 1) == {name: count for name, count in names.items() if name not in DERIVED}
+
+
+def test_each_group_is_frozen():
+    options = Options.of(given(num_workers=0))
+    for group in (options, options.order, options.stage, options.batches, options.workers):
+        name = dataclasses.fields(group)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(group, name, None)
+
+
+@pytest.mark.parametrize(
+    ("group", "changes", "text"),
+    [
+        ("order", {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ("order", {"seed": -1}, "seed must be at least 0, got -1"),
+        ("stage", {"device": "tpu"}, "device must be 'cpu', 'cuda'"),
+        ("batches", {"ragged": "yes"}, "ragged must be one of 'error', 'list', 'pad', got 'yes'"),
+        ("workers", {"timeout": -1}, "timeout must be seconds, 0 for none, got -1"),
+        ("workers", {"prefetch_factor": 0}, "prefetch_factor must be at least 1, got 0"),
+    ],
+)
+def test_a_group_that_is_changed_checks_itself_again(group, changes, text):
+    options = Options.of(given(num_workers=0))
+    with pytest.raises(ValueError, match=text):
+        dataclasses.replace(getattr(options, group), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "chunk", "plain"),
+    [
+        ({"batch_size": 256, "num_workers": 4}, 32, 256),
+        ({"batch_size": 64, "num_workers": 4}, 16, 64),
+        ({"batch_size": 4, "num_workers": 4}, 4, 4),
+        ({"batch_size": 64, "num_workers": 4, "chunk_size": 100}, 64, 1),
+        ({"batch_size": 64, "num_workers": 4, "chunk_size": 5}, 5, 1),
+        ({"batch_size": 64, "num_workers": 4, "collate_fn": list}, 64, 64),
+        ({"batch_size": 64, "num_workers": 4, "dataset": iter}, 64, 64),
+    ],
+)
+def test_chunks_are_a_workers_share_of_the_batch(changes, chunk, plain):
+    if changes.get("dataset") is iter:
+        changes = {**changes, "dataset": {1, 2, 3}}
+    options = Options.of(given(**changes))
+    assert (options.chunk_size, options.plain_chunk_size) == (chunk, plain)
