@@ -26,11 +26,13 @@ from benchmarks.report import (
     ARRAYS,
     LOADERS,
     NAMES,
+    WHOLE,
     WORKERS,
     arrays_table,
     judge,
     loader_table,
     median_of,
+    whole_table,
     workers_table,
 )
 
@@ -51,17 +53,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3, help="epochs in a run, the first to warm up (default 3)")
     parser.add_argument("--workers", type=int, default=2, help="worker processes; DALI's threads (default 2)")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--only", help=f"comma-separated: loaders, workers, arrays, or any of {', '.join(NAMES)}")
+    parser.add_argument(
+        "--only", help=f"comma-separated: loaders, workers, arrays, whole, or any of {', '.join(NAMES)}"
+    )
     parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
     for name, least in (("rounds", 1), ("epochs", 2), ("workers", 1), ("batch_size", 1), ("files", options.batch_size)):
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
-    groups = {"loaders": list(LOADERS), "workers": list(WORKERS), "arrays": list(ARRAYS)}
+    groups = {"loaders": list(LOADERS), "workers": list(WORKERS), "arrays": list(ARRAYS), "whole": list(WHOLE)}
     chosen = [] if options.only else list(NAMES)
     for word in options.only.split(",") if options.only else []:
         if word not in NAMES and word not in groups:
-            parser.error(f"--only takes loaders, workers, arrays, or any of {', '.join(NAMES)}; got {word!r}")
+            parser.error(f"--only takes loaders, workers, arrays, whole, or any of {', '.join(NAMES)}; got {word!r}")
         chosen += groups.get(word, [word])
     options.peers = list(dict.fromkeys(chosen))
     return options
@@ -159,6 +163,8 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(workers_table(results))
     if results.keys() & ARRAYS.keys():
         console.print(arrays_table(results))
+    if results.keys() & WHOLE.keys():
+        console.print(whole_table(results))
     verdicts = judge(results)
     for verdict in verdicts:
         console.print(f"{'[green]met   [/]' if verdict.met else '[red]missed[/]'} {verdict.text}", soft_wrap=True)

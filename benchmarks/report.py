@@ -14,6 +14,7 @@ __all__ = [
     "ARRAYS",
     "LOADERS",
     "NAMES",
+    "WHOLE",
     "WORKERS",
     "Results",
     "arrays_table",
@@ -21,6 +22,7 @@ __all__ = [
     "loader_table",
     "median_of",
     "ratio",
+    "whole_table",
     "workers_table",
 ]
 
@@ -39,11 +41,21 @@ ARRAYS = {
     "arrays_torch": "DataLoader",
     "arrays_dali": "DALI (CPU)",
 }
-NAMES = {**LOADERS, **WORKERS, **{name: f"{label}, arrays" for name, label in ARRAYS.items()}}
+WHOLE = {
+    "whole_gpuload": "gpuload",
+    "whole_dali": "DALI (CPU)",
+}
+NAMES = {
+    **LOADERS,
+    **WORKERS,
+    **{name: f"{label}, arrays" for name, label in ARRAYS.items()},
+    **{name: f"{label}, whole images" for name, label in WHOLE.items()},
+}
 
 # Of gpuload's rate over the peer's: at least, and what is aimed at.
 RATE_GOALS = {"torch_simplejpeg": (1.8, 2.0), "dali": (1.5, 1.7)}
 ARRAYS_GOAL = 3.0  # of gpuload's rate over DataLoader's
+WHOLE_GOAL = 1.0  # of gpuload's rate over DALI's
 WORKERS_RATIO = 0.95
 FIRST_BATCH_S = 0.5
 WORKER_MB = 60.0
@@ -96,6 +108,11 @@ def loader_table(results: Results) -> Table:
 def arrays_table(results: Results) -> Table:
     """The same for those that carry arrays which lie in memory already."""
     return _rates(results, ARRAYS, "arrays_gpuload", "uint8 arrays in memory and a label, in batches as they are")
+
+
+def whole_table(results: Results) -> Table:
+    """The same for those that decode whole images and give them as lists."""
+    return _rates(results, WHOLE, "whole_gpuload", "Whole images, uint8, in lists as they were decoded")
 
 
 def _rates(results: Results, names: Mapping[str, str], own: str, title: str) -> Table:
@@ -154,6 +171,10 @@ def judge(results: Results) -> list[Verdict]:
         times = ratio(results, "arrays_gpuload", "arrays_torch")[0]
         text = f"arrays in memory: at least {ARRAYS_GOAL:.0f} times DataLoader: {times:.2f}"
         verdicts.append(Verdict(text, times >= ARRAYS_GOAL))
+    if WHOLE.keys() <= results.keys():
+        times = ratio(results, "whole_gpuload", "whole_dali")[0]
+        text = f"whole images: at least {WHOLE_GOAL:.0f} times {NAMES['dali']}: {times:.2f}"
+        verdicts.append(Verdict(text, times >= WHOLE_GOAL))
     if WORKERS.keys() <= results.keys():
         share = ratio(results, "workers_only", "decoder_alone")[0]
         text = f"workers at least {WORKERS_RATIO:.0%} of the decoder alone: {share:.1%}"

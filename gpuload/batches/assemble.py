@@ -1,8 +1,9 @@
-"""From the parts of a batch to what the user gets: images through the stage, all other leaves beside them.
+"""From the parts of a batch to what the user gets: its columns finished, and put together.
 
-Runs in the main process, within the transfer's stream. Without a `collate_fn` of the user's, image leaves become one
-tensor each, blocks of arrays are put together by one copy, and the rest is `default_collate`'s. With one, that runs
-here on samples whose images are finished, unless a worker has run it already.
+Runs in the main process, within the transfer's stream. There is one way: the columns of the batch are read, its images
+go through the stage, masks, boxes and keypoints follow them, blocks of arrays are put together by one copy. Then all of
+it is collated as torch's `default_collate` does; or, where the user has rules of his own, samples are put together
+again row by row, for the `collate_fn`, unless a worker has run that already.
 """
 
 from __future__ import annotations
@@ -15,22 +16,21 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_convert
 
-from gpuload.batches.collate import collate, common_structure
+from gpuload.batches.collate import collate, outline_of, row_of, unwrapped
+from gpuload.batches.columns import Columns, Finished, Images
+from gpuload.batches.lending import lent_blocks, lent_images, stacked
 from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.options import BatchOptions
-from gpuload.batches.rows import Harvest
-from gpuload.batches.targets import TargetStage, collate_targets, others, unwrapped
-from gpuload.datasets.tree import mapping_like, unflatten
+from gpuload.batches.targets import TargetStage
+from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, one_line
-from gpuload.ring.chunk import Block, ImageColumn
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.transforms import Chain, Program
-from gpuload.workers.batch import Batch, Part
+from gpuload.workers.batch import Batch
 
 __all__ = ["Assembly", "BatchInfo"]
 
-LEND_BYTES = 1 << 20  # a smaller batch is copied
 DEPTH = 3  # so deep tensors are looked for in objects of a user's own class
 
 
@@ -66,9 +66,12 @@ class Assembly:
         self._options = options
         self._stage = stage
         self._transfer = transfer
-        # Whether images come as a batch; or one by one, for a user's rules.
-        self._batched = options.collate_fn is None and not options.single
+        # Whether the user has rules of his own; samples are put together one by one for them.
+        self._by_row = options.collate_fn is not None or options.single
         self._pool = None if transfer.asynchronous else OutputPool()
+        chain = options.chain
+        changes = len(chain) or chain.module is not None or chain.views is not None
+        self._lends = self._pool is not None and options.ragged == "list" and not changes and not self._by_row
         self._targets: TargetStage | None = None  # made where a sample has targets
         self._told = False  # that a module does not move them
 
@@ -83,223 +86,135 @@ class Assembly:
         Raises:
             CollateError: the samples cannot be put together.
         """
-        rows, options = Harvest(batch), self._options
-        if rows.collated is not None:
+        columns, chain = Columns(batch), self._options.chain
+        if columns.collated is not None:
             release()  # it was copied out as it was unpickled
-            if rows.collated.error:
-                raise _collate_error(rows, rows.collated.error, rows.collated.traceback)
-            value = self._on_device(rows.collated.value)
-        elif options.collate_fn is not None or options.single:
-            value = self._on_device(self._collated(batch, rows, release))
+            if columns.collated.error:
+                raise _collate_error(columns, columns.collated.error, columns.collated.traceback)
+            value = self._on_device(columns.collated.value)
+        elif self._by_row:
+            value = self._on_device(self._collated(columns, self.finish(batch, columns, release, by_row=True)))
         else:
-            value = self._default(batch, rows, release)
-        if rows.has_targets and options.chain.module is not None and not (self._told or batch.warning):
-            self._told, batch.warning = True, _images_alone(options.chain)
+            outline = outline_of(columns)
+            finished = self.finish(batch, columns, release, by_row=False)
+            pairing, place = finished.pairing, self._placed
+            # Labels are checked and mixed before they go to the device, which would have to be waited for.
+            first = place if pairing is None else lambda tensor: tensor
+            with torch.device("cpu"):  # whatever torch's default device is
+                value = collate(columns, outline, finished, views=chain.views, ragged=self._options.ragged, place=first)
+                value = value if pairing is None else self._on_device(soften(value, pairing, columns.name))
+        if columns.has_targets and chain.module is not None and not (self._told or batch.warning):
+            self._told, batch.warning = True, _images_alone(chain)
         if info:
             with torch.device("cpu"):
-                value = (value, self._info(batch, rows))
+                value = (value, self._info(batch, columns))
         return value, _tensors(value, DEPTH)
 
-    def images(
+    def finish(self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool) -> Finished:
+        """Finish the columns of a batch, and give its slots back; `by_row`: images among the cells of each row, and all
+        blocks as values."""
+        finished = Finished([{} for _ in range(len(columns))], pairing=self._pairing(batch, columns))
+        if by_row or columns.has_targets:
+            columns.spread_blocks()
+        lends = self._lends and columns.images and not columns.has_targets
+        loads = bool(columns.images and not lends) or bool(columns.blocks and self._pool is None)
+        pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
+
+        def pixels_of(images: Images) -> RaggedImages:
+            return _ragged(columns, images, columns.table(images, starts) if loads else images.table, pixels)
+
+        for number, images in enumerate(columns.images):
+            first = columns.images[0]
+            if number and np.array_equal(images.rows, first.rows) and np.array_equal(images.sizes_hw, first.sizes_hw):
+                drawn = finished.drawn
+            else:
+                drawn = self._drawn(batch.spec.epoch, columns, images)
+            finished.drawn = finished.drawn or drawn
+            if lends:
+                self._stage.check(pixels_of(images), drawn[0])
+            else:
+                finished.images.append(
+                    self._images(batch.spec.epoch, columns, images, pixels_of, drawn, finished.pairing)
+                )
+        if lends:
+            assert self._pool is not None
+            finished.images = lent_images(self._transfer, batch, columns, self._pool)
+        if by_row or columns.has_targets:
+            for images, made in zip(columns.images, finished.images, strict=True):
+                for at, (row, leaf) in enumerate(zip(images.rows.tolist(), images.leaves, strict=True)):
+                    finished.cells[row][leaf] = row_of(made, self._options.chain.views, at)
+        if columns.has_targets:
+            self._targets = self._targets or TargetStage(self._options.chain, self._stage.device)
+            self._targets(columns, finished, finished.drawn, pixels_of)
+        if not loads and not lends:
+            finished.whole |= lent_blocks(self._transfer, columns)
+        for leaf in columns.blocks.keys() - finished.whole.keys():
+            finished.whole[leaf] = stacked(columns.blocks[leaf], columns, pixels, starts, self._pool)
+        if not loads:
+            release()  # all that was in the slots has been copied, or lent
+        return finished
+
+    def _images(
         self,
         epoch: int,
-        rows: Harvest,
-        leaf: int,
-        pixels: torch.Tensor,
-        starts: list[int],
-        pairing: Pairing | None = None,
-        drawn: Sequence[Program] | None = None,
+        columns: Columns,
+        images: Images,
+        pixels_of: Callable[[Images], RaggedImages],
+        drawn: Sequence[Program],
+        pairing: Pairing | None,
     ) -> Any:
-        """The finished images of a leaf of a batch, from what the transfer loaded; `pairing` says how they are mixed,
-        where they are, and is told their shares. `drawn` is what `drawn` gave for this leaf, where that is known."""
-        which = rows.images(leaf)
-        images = _ragged(rows, which, ImageColumn(rows.table(leaf, starts)), pixels)
-        drawn = drawn or self.drawn(epoch, rows, leaf, starts)
+        """The finished images of a column; `pairing` says how they are mixed, where they are, and is told their
+        shares."""
         if pairing is not None:
-            self._pair(drawn[0], rows, which, pairing)
-        partners = None if pairing is None else pairing.partners
+            self._pair(drawn[0], columns, images.rows, pairing)
+        partners, pixels = None if pairing is None else pairing.partners, pixels_of(images)
         views = [
-            self._stage(images, draws, view=view, partners=partners, seed=self._module_seed(epoch, rows, view))
+            self._stage(pixels, draws, view=view, partners=partners, seed=self._module_seed(epoch, columns, view))
             for view, draws in enumerate(drawn)
         ]
-        if self._options.chain.views is None:
-            return views[0]
-        return views if self._batched else [list(image) for image in zip(*views, strict=True)]
+        return views[0] if self._options.chain.views is None else views
 
-    def targets(
-        self, rows: Harvest, pixels: torch.Tensor, starts: list[int], drawn: Sequence[Program]
-    ) -> tuple[list[dict[int, Any]], dict[int, Any]]:
-        """The finished masks, boxes and keypoints of a batch, by the draws of the first image leaf; see
-        `gpuload.batches.targets.TargetStage`."""
-        if self._targets is None:
-            self._targets = TargetStage(self._options.chain, self._stage.device)
-        return self._targets(
-            rows,
-            drawn,
-            lambda number, which: _ragged(rows, which, ImageColumn(rows.table(number, starts, masks=True)), pixels),
-        )
-
-    def drawn(self, epoch: int, rows: Harvest, leaf: int, starts: list[int]) -> list[Program]:
-        """What is drawn for the rows that have an image leaf, for each view."""
-        which, sizes_hw = rows.images(leaf), ImageColumn(rows.table(leaf, starts)).sizes_hw
+    def _drawn(self, epoch: int, columns: Columns, images: Images) -> list[Program]:
+        """What is drawn for images, for each view."""
         chain, key = self._options.chain, philox.epoch_key(self._options.seed, epoch)
-        boxes = [rows.boxes(row) for row in which.tolist()] if chain.reads_boxes else None
-        return [chain.draw(key, rows.positions[which], sizes_hw, boxes, view=view) for view in range(len(chain.lines))]
+        boxes = columns.boxes(images.rows.tolist()) if chain.reads_boxes else None
+        positions = columns.positions[images.rows]
+        return [chain.draw(key, positions, images.sizes_hw, boxes, view=view) for view in range(len(chain.lines))]
 
-    def pairing(self, batch: Batch, rows: Harvest) -> Pairing | None:
+    def _pairing(self, batch: Batch, columns: Columns) -> Pairing | None:
         """Whose image is mixed with whose, where the transforms do that."""
         mixing = self._options.chain.mixing
         if mixing is None:
             return None
-        numbers = rows.positions
+        numbers = columns.positions
         if not self._options.planned:  # the rows of the batch as it was asked for
             planned = np.argsort(batch.spec.positions, kind="stable")
             numbers = planned[np.searchsorted(batch.spec.positions[planned], numbers)]
         return Pairing(mixing, partners_of(numbers))
 
-    def _module_seed(self, epoch: int, rows: Harvest, view: int) -> int | None:
+    def _module_seed(self, epoch: int, columns: Columns, view: int) -> int | None:
         """What torch's generators are seeded with for the module at the end of the transforms: the batch is named by
         its first position, which stays the same when an epoch is resumed."""
         if self._options.chain.module is None:
             return None
         key = philox.epoch_key(self._options.seed, epoch)
-        return int(philox.uniforms(key, rows.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
+        return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
-    def _pair(self, draws: Program, rows: Harvest, which: np.ndarray, pairing: Pairing) -> None:
+    def _pair(self, draws: Program, columns: Columns, which: np.ndarray, pairing: Pairing) -> None:
         """Tell who is mixed with whom, and how much."""
-        if len(which) != len(rows):
-            missing = int(np.setdiff1d(np.arange(len(rows)), which)[0])
+        if len(which) != len(columns):
+            missing = int(np.setdiff1d(np.arange(len(columns)), which)[0])
             raise CollateError(
-                f"{type(pairing.mixing).__name__} mixes the images of all samples of a batch, but {rows.name(missing)} "
-                f"has fewer images than {rows.name(int(which[0]))}; let all samples have as many"
+                f"{type(pairing.mixing).__name__} mixes the images of all samples of a batch, but "
+                f"{columns.name(missing)} has fewer images than {columns.name(int(which[0]))}; let all samples have as "
+                "many"
             )
-        pairing.take(draws, rows.name)
+        pairing.take(draws, columns.name)
 
-    # -- torch's rules ----------------------------------------------------------------------------------------------
-
-    def _with_targets(self, batch: Batch, rows: Harvest, release: Callable[[], None]) -> Any:
-        """A batch whose samples have masks, boxes or keypoints."""
-        rows.spread_blocks()
-        counts = [rows.count(row) for row in range(len(rows))]
-        if min(counts) != max(counts):
-            row = counts.index(min(counts))
-            raise CollateError(
-                f"{rows.name(counts.index(max(counts)))} has {max(counts)} images, but {rows.name(row)} has "
-                f"{counts[row]}; let all samples of a batch have as many"
-            )
-        pixels, starts = self._transfer.load(batch, release)
-        drawn = self.drawn(batch.spec.epoch, rows, 0, starts)  # of all leaves: such images are of one size
-        images = [self.images(batch.spec.epoch, rows, leaf, pixels, starts, drawn=drawn) for leaf in range(counts[0])]
-        finished, whole = self.targets(rows, pixels, starts, drawn)
-        chain, ragged = self._options.chain, self._options.ragged
-        with torch.device("cpu"):
-            return collate_targets(rows, images, finished, whole, views=chain.views, ragged=ragged, place=self._placed)
-
-    def _default(self, batch: Batch, rows: Harvest, release: Callable[[], None]) -> Any:
-        if rows.has_targets:
-            return self._with_targets(batch, rows, release)
-        structure, places = common_structure(rows.structures, rows.places, rows.name)
-        blocks = rows.blocks()
-        ready: dict[int, Any] = {}
-        pixels: Any = None
-        starts: list[int] = []
-        loads = bool(places) or (bool(blocks) and self._transfer.asynchronous)
-        if loads:
-            pixels, starts = self._transfer.load(batch, release)
-        pairing = self.pairing(batch, rows)
-        for leaf, place in enumerate(places):
-            ready[place] = self.images(batch.spec.epoch, rows, leaf, pixels, starts, pairing)
-        count = len(places) + len(rows.values[0])
-        others = [leaf for leaf in range(count) if leaf not in ready]
-        if loads or not self._lent(blocks, others, ready):
-            for leaf, entries in blocks.items():
-                ready[others[leaf]] = self._stacked(entries, len(rows), rows.order, pixels, starts)
-        values: Sequence[Sequence[Any]] = rows.values
-        if blocks:
-            values = [[value for leaf, value in enumerate(row) if leaf not in blocks] for row in values]
-        if not loads:
-            release()  # all that was in the slots has been copied
-        if self._options.pin_memory:
-            ready = {leaf: self._on_device(value) for leaf, value in ready.items()}
-        with torch.device("cpu"):  # whatever torch's default device is
-            if pairing is None:
-                return collate(structure, ready, values, self._placed, rows.name)
-            # Labels are checked and mixed before they go to the device, which would have to be waited for.
-            value = collate(structure, ready, values, lambda tensor: tensor, rows.name)
-            return self._on_device(soften(value, pairing, rows.name))
-
-    def _lent(self, blocks: Mapping[int, Any], others: Sequence[int], ready: dict[int, Any]) -> bool:
-        """Let the batch's blocks be what lies in its slot, where it is all in one and worth it."""
-        entries = {leaf: found[0] for leaf, found in blocks.items() if len(found) == 1}
-        if not entries or len(entries) < len(blocks):
-            return False
-        part = next(iter(entries.values()))[1]
-        if part.data is None or part.slot is None or part.used_bytes < max(LEND_BYTES, part.slot.capacity_bytes // 4):
-            return False
-        arrays = {leaf: block.array(part.data) for leaf, (_, _, block) in entries.items()}
-        if not self._transfer.lend(part, list(arrays.values())):
-            return False
-        for leaf, (_, _, block) in entries.items():
-            tensor = torch.from_numpy(arrays[leaf])  # which keeps this very array
-            ready[others[leaf]] = tensor.view(getattr(torch, block.torch_dtype)) if block.torch_dtype else tensor
-        return True
-
-    def _stacked(
-        self,
-        entries: Sequence[tuple[int, Part, Block]],
-        rows: int,
-        order: list[int] | None,
-        pixels: Any,
-        starts: Sequence[int],
-    ) -> torch.Tensor:
-        """A leaf that lies in blocks: N×… on the device."""
-        first = entries[0][2]
-        dtype = getattr(torch, first.torch_dtype or first.dtype)
-        if pixels is not None and self._transfer.asynchronous:
-            views = []
-            for number, _, block in entries:
-                at = starts[number] + block.offset
-                nbytes = dtype.itemsize * int(np.prod(block.shape, dtype=np.int64))
-                views.append(pixels[at : at + nbytes].view(dtype).view(block.shape))
-            whole = torch.cat(views) if len(views) > 1 else views[0]
-            return whole if order is None else whole[torch.tensor(order, device=whole.device)]
-        assert self._pool is not None
-        whole = self._pool.empty((rows, *first.shape[1:]), dtype)
-        out = whole.view(getattr(torch, first.dtype)).numpy()
-        at = 0
-        for _, part, block in entries:
-            assert part.data is not None
-            array = block.array(part.data)
-            out[at : at + len(array)] = array
-            at += len(array)
-        return whole if order is None else whole[torch.tensor(order)]
-
-    # -- the user's rules -------------------------------------------------------------------------------------------
-
-    def _collated(self, batch: Batch, rows: Harvest, release: Callable[[], None]) -> Any:
-        most = max((len(places) for places in rows.places), default=0)
-        made: list[dict[int, Any]] = [{} for _ in range(len(rows))]  # for each row its images, by their leaf
-        rows.spread_blocks()
-        pairing = self.pairing(batch, rows)
-        if most:
-            pixels, starts = self._transfer.load(batch, release)
-            first = self.drawn(batch.spec.epoch, rows, 0, starts)
-            for leaf in range(max(rows.count(row) for row in range(len(rows)))):
-                drawn = first if leaf == 0 else None  # fewer samples may have the next one, of another size
-                finished = self.images(batch.spec.epoch, rows, leaf, pixels, starts, pairing, drawn)
-                for row, image in zip(rows.images(leaf).tolist(), finished, strict=True):
-                    made[row][rows.places[row][leaf]] = image
-            if rows.has_targets:
-                for images, targets in zip(made, self.targets(rows, pixels, starts, first)[0], strict=True):
-                    images.update(targets)
-        else:
-            release()
-        samples = []
-        for row, (structure, images) in enumerate(zip(rows.structures, made, strict=True)):
-            leaves = {leaf: unwrapped(value) for leaf, value in zip(others(rows, row), rows.values[row], strict=True)}
-            leaves.update(images)
-            samples.append(unflatten(structure, [leaves[leaf] for leaf in range(len(leaves))]))
-        collate_fn = self._options.collate_fn
+    def _collated(self, columns: Columns, finished: Finished) -> Any:
+        """What the user's rules make of the samples."""
+        samples = columns.samples(finished.cells, unwrapped)
+        collate_fn, pairing = self._options.collate_fn, finished.pairing
         given = samples[0] if self._options.single else samples
         if collate_fn is None:
             with torch.device("cpu"):
@@ -307,8 +222,8 @@ class Assembly:
         try:
             value = collate_fn(given)
         except Exception as error:
-            raise _collate_error(rows, one_line(f"{type(error).__name__}: {error}"), "") from error
-        return value if pairing is None else soften(value, pairing, rows.name)
+            raise _collate_error(columns, one_line(f"{type(error).__name__}: {error}"), "") from error
+        return value if pairing is None else soften(value, pairing, columns.name)
 
     def _on_device(self, value: Any) -> Any:
         """What a `collate_fn` made, its tensors on the device; objects of other classes than containers stay, pinned by
@@ -332,26 +247,26 @@ class Assembly:
             return tensor.pin_memory()
         return self._transfer.place(tensor)
 
-    def _info(self, batch: Batch, rows: Harvest) -> BatchInfo:
-        plain = all(isinstance(index, int | np.integer) for index in rows.indices)
+    def _info(self, batch: Batch, columns: Columns) -> BatchInfo:
+        plain = all(isinstance(index, int | np.integer) for index in columns.indices)
         place = self._placed
         return BatchInfo(
             batch.spec.epoch,
             batch.spec.step,
-            place(torch.from_numpy(rows.positions.copy())),
-            place(torch.from_numpy(np.array(rows.indices, np.int64))) if plain else list(rows.indices),
-            place(torch.from_numpy(rows.valid)),
+            place(torch.from_numpy(columns.positions.copy())),
+            place(torch.from_numpy(np.array(columns.indices, np.int64))) if plain else list(columns.indices),
+            place(torch.from_numpy(columns.valid)),
         )
 
 
-def _ragged(rows: Harvest, which: np.ndarray, table: ImageColumn, pixels: torch.Tensor) -> RaggedImages:
+def _ragged(columns: Columns, images: Images, table: np.ndarray, pixels: Any) -> RaggedImages:
     return RaggedImages(
         pixels=pixels,
-        offsets=table.offsets,
-        shapes=table.shapes,
-        sizes_hw=table.sizes_hw,
-        regions_tlhw=table.regions_tlhw,
-        labels=_Names(rows, which),
+        offsets=table[:, 0],
+        shapes=table[:, 1:4],
+        sizes_hw=table[:, 4:6],
+        regions_tlhw=table[:, 6:10],
+        labels=_Names(columns, images.rows),
     )
 
 
@@ -363,9 +278,9 @@ def _images_alone(chain: Chain) -> str:
     )
 
 
-def _collate_error(rows: Harvest, what: str, traceback: str) -> CollateError:
+def _collate_error(columns: Columns, what: str, traceback: str) -> CollateError:
     return CollateError(
-        f"collate_fn raised {what}, for a batch of {len(rows)} samples from {rows.name(0)} on"
+        f"collate_fn raised {what}, for a batch of {len(columns)} samples from {columns.name(0)} on"
         + (f"\n\nWhere it happened:\n{traceback.rstrip()}" if traceback else "")
     )
 
@@ -392,12 +307,12 @@ def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
 class _Names(Sequence[str]):
     """How to name each image of a batch in an error, made up when one is asked for."""
 
-    def __init__(self, rows: Harvest, which: np.ndarray) -> None:
-        self._rows = rows
+    def __init__(self, columns: Columns, which: np.ndarray) -> None:
+        self._columns = columns
         self._which = which
 
     def __len__(self) -> int:
         return len(self._which)
 
     def __getitem__(self, row: Any) -> Any:
-        return self._rows.name(int(self._which[row]))
+        return self._columns.name(int(self._which[row]))

@@ -1,83 +1,247 @@
-"""The leaves of the samples of a batch, put together again: image columns as one tensor, the rest as `default_collate`.
+"""The finished columns of a batch put together: image columns as one tensor, the rest as `default_collate` does.
 
 Runs in the main process, after the stage. Nesting is kept the way torch's `default_collate` keeps it: a tuple of a
-sample becomes a list of the batch, named tuples and mappings keep their type.
+sample becomes a list of the batch, named tuples and mappings keep their type. A dict (or dataclass) that holds boxes or
+keypoints comes as a list, one for each image, and so samples may differ within it; boxes and keypoints that stand
+elsewhere come as a list of tensors; masks outside such a dict as one tensor.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils._pytree import tree_map
+from torch.utils.data import default_collate, default_convert
 
-from gpuload.datasets.tree import Structure, assembled, describe
+from gpuload.batches.columns import Columns, Finished
+from gpuload.datasets.tree import LEAF, Structure, assembled, describe, unflatten
 from gpuload.errors import CollateError
 from gpuload.ring.chunk import TensorBits
 
-__all__ = ["collate", "common_structure"]
+__all__ = ["Outline", "collate", "outline_of", "row_of", "unwrapped"]
+
+GROUP = "boxes of an image"  # in the place of a container that comes as a list, one for each image
+TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
+Place = Callable[[torch.Tensor], torch.Tensor]
+Mark = tuple[str, int]  # "image" and which of its sample's, or "mask", "points" and 0
 
 
-def common_structure(
-    structures: Sequence[Structure], places: Sequence[tuple[int, ...]], names: Callable[[int], str]
-) -> tuple[Structure, tuple[int, ...]]:
-    """The one structure and the one choice of image leaves that all samples of a batch have.
+@dataclass(slots=True)
+class Group:
+    """A container of a sample that comes by itself: its structure, and its first leaf."""
+
+    node: Structure
+    leaf: int
+
+
+@dataclass(slots=True)
+class Outline:
+    """What a batch looks like: its structure, and for each of its leaves which leaf of its sample each row has there,
+    and what that is (None: a value)."""
+
+    structure: Structure
+    leaves: list[list[int]]
+    groups: dict[int, list[Group]]
+    marks: list[Mark | None]
+
+
+def outline_of(columns: Columns) -> Outline:
+    """How the samples of a batch go together.
 
     Raises:
-        CollateError: two samples differ; the message names them.
+        CollateError: they differ in structure, or in where their images are; the message names two of them.
     """
-    for row in range(1, len(structures)):
-        if structures[row] != structures[0] or places[row] != places[0]:
+    marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
+    for number, images in enumerate(columns.images):
+        for row, leaf in zip(images.rows.tolist(), images.leaves, strict=True):
+            marks[row][leaf] = ("image", number)
+    if columns.has_targets:
+        _mark_targets(columns, marks)
+    elif len(columns.structures) > 1 or any(own != marks[0] for own in marks):
+        row = next(
+            row
+            for row in range(1, len(columns))
+            if columns.structure(row) != columns.structure(0) or marks[row] != marks[0]
+        )
+        raise CollateError(
+            f"{columns.name(0)} is {_shown(columns.structure(0), marks[0])}, but {columns.name(row)} is "
+            f"{_shown(columns.structure(row), marks[row])}: all samples of a batch must have the same structure, with "
+            "their images in the same places; let the dataset return one form"
+        )
+    entries: list[list[int | Group]] = [[] for _ in marks]
+    structure: Structure = None
+    for row, (own, found) in enumerate(zip(marks, entries, strict=True)):
+        if row and not columns.points and len(columns.structures) == 1:
+            found += entries[0]
+            continue
+        outer, _ = _outer(columns.structure(row), 0, own, found)
+        structure = structure if row else outer
+        if outer != structure:
             raise CollateError(
-                f"{names(0)} is {_shown(structures[0], places[0])}, but {names(row)} is "
-                f"{_shown(structures[row], places[row])}: all samples of a batch must have the same structure, with "
-                "their images in the same places; let the dataset return one form"
+                f"{columns.name(0)} is {describe(_leaves_only(structure))}, but {columns.name(row)} is "
+                f"{describe(_leaves_only(outer))}: all samples of a batch must have the same structure, outside "
+                "the dicts that hold boxes or keypoints; let the dataset return one form"
             )
-    return structures[0], places[0]
+    outline = Outline(_leaves_only(structure), [], {}, [])
+    for number, column in enumerate(zip(*entries, strict=True)):
+        if isinstance(column[0], Group):
+            outline.groups[number] = list(column)
+            outline.leaves.append([])
+            outline.marks.append(None)
+            continue
+        outline.leaves.append(list(column))
+        mark = marks[0].get(column[0])
+        outline.marks.append(mark)
+        if columns.has_targets and any(own.get(leaf) != mark for own, leaf in zip(marks, column, strict=True)):
+            raise CollateError("the images and targets of the samples of a batch must stand in the same places")
+    return outline
 
 
-def _shown(structure: Structure, places: tuple[int, ...]) -> str:
-    return f"{describe(structure)} with its images at leaf {', '.join(map(str, places)) or 'none'}"
+def _mark_targets(columns: Columns, marks: list[dict[int, Mark]]) -> None:
+    counts = list(map(len, marks))
+    if min(counts) != max(counts):
+        row = counts.index(min(counts))
+        raise CollateError(
+            f"{columns.name(counts.index(max(counts)))} has {max(counts)} images, but {columns.name(row)} has "
+            f"{counts[row]}; let all samples of a batch have as many"
+        )
+    for masks in columns.masks:
+        for row, leaf in zip(masks.rows.tolist(), masks.leaves, strict=True):
+            marks[row][leaf] = ("mask", 0)
+    for leaf, column in columns.points.items():
+        for row, _ in column.items():
+            marks[row][leaf] = ("points", 0)
+
+
+def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | Group]) -> tuple[Structure, int]:
+    """The structure of a sample from leaf `at` on, in which each container that comes as a list is one leaf, and the
+    leaf behind it; the leaves to `found`."""
+    if node == LEAF:
+        found.append(at)
+        return LEAF, at + 1
+    kind, cls, keys, children = node
+    starts = list(itertools.accumulate(map(_size, children), initial=at))
+    if kind in ("dict", "dataclass") and any(
+        child == LEAF and marks.get(leaf) == ("points", 0) for child, leaf in zip(children, starts, strict=False)
+    ):
+        found.append(Group(node, at))
+        return GROUP, starts[-1]
+    outer = [_outer(child, leaf, marks, found)[0] for child, leaf in zip(children, starts, strict=False)]
+    return (kind, cls, keys, tuple(outer)), starts[-1]
 
 
 def collate(
-    structure: Structure,
-    ready: Mapping[int, Any],
-    values: Sequence[Sequence[Any]],
-    place: Callable[[Any], Any],
-    names: Callable[[int], str],
+    columns: Columns,
+    outline: Outline,
+    finished: Finished,
+    *,
+    views: int | None,
+    ragged: str,
+    place: Place,
 ) -> Any:
     """Build the batch.
 
     Args:
-        structure: of every sample.
-        ready: leaves of the batch that are finished, images among them, by their number depth first.
-        values: for each sample its other leaves, in order.
+        columns: what its samples have.
+        outline: how they go together.
+        finished: what of them is finished.
+        views: how many a `MultiView` makes.
+        ragged: what becomes of masks of different sizes: as of images.
         place: moves a tensor to the device.
-        names: how to name the sample of a row in an error.
 
     Raises:
-        CollateError: the values of a leaf cannot be put together; the message names two samples.
+        CollateError: masks differ in size, or the values of a leaf cannot be put together; the message names two
+            samples.
     """
+    ready: dict[int, Any] = {}
+    for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
+        kind, image = mark or ("", 0)
+        whole = finished.whole.get(leaves[0]) if leaves and leaves.count(leaves[0]) == len(leaves) else None
+        if kind == "image":
+            ready[number] = finished.images[image]
+        elif kind == "mask" and (whole is None or ragged != "error"):
+            masks = _cells(columns, finished, leaves)
+            together = [masks] if views is None else zip(*masks, strict=True)
+            made = [_masks(view, columns, ragged) for view in together]
+            ready[number] = made[0] if views is None else made
+        elif whole is not None:
+            ready[number] = whole
+        elif kind == "points":
+            points = _cells(columns, finished, leaves)
+            ready[number] = points if views is None else [list(view) for view in zip(*points, strict=True)]
+        elif number in outline.groups:
+            ready[number] = [
+                [
+                    default_convert(_cells(columns, finished, [leaf], [row])[0])
+                    for leaf in range(group.leaf, group.leaf + _size(group.node))
+                ]
+                for row, group in enumerate(outline.groups[number])
+            ]
+    ready = _placed(ready, place)
+    for number, groups in outline.groups.items():
+        ready[number] = [unflatten(group.node, own) for group, own in zip(groups, ready[number], strict=True)]
     numbers = itertools.count()
-    columns = iter(zip(*values, strict=True))
 
     def leaf(within: str) -> Any:
         number = next(numbers)
         if number in ready:
             return ready[number]
         # Strings stay as they are: default_collate has a tuple of them in the place of a tuple's, else a list.
-        column = next(columns)
-        return _column(column if within in ("tuple", "list") else list(column), number, place, names)
+        column = _cells(columns, finished, outline.leaves[number])
+        return _column(tuple(column) if within in ("tuple", "list") else column, number, place, columns.name)
 
-    return assembled(structure, leaf, keep_tuples=False)  # as default_collate has it
+    return assembled(outline.structure, leaf, keep_tuples=False)  # as default_collate has it
 
 
-def _column(column: Sequence[Any], number: int, place: Callable[[Any], Any], names: Callable[[int], str]) -> Any:
-    if any(isinstance(value, TensorBits) for value in column):
-        column = [value.tensor() if isinstance(value, TensorBits) else value for value in column]
+def unwrapped(value: Any) -> Any:
+    """A value as the dataset gave it."""
+    return value.tensor() if isinstance(value, TensorBits) else value
+
+
+def row_of(batch: Any, views: int | None, row: int) -> Any:
+    """An image of a batch, as the stage gave it: N×C×H×W, a list, or (N×C×H×W, sizes)."""
+    if views is not None:
+        return [row_of(view, None, row) for view in batch]
+    if isinstance(batch, tuple):
+        height, width = batch[1][row].tolist()
+        return batch[0][row][:, :height, :width]
+    return batch[row]
+
+
+def _cells(columns: Columns, finished: Finished, leaves: list[int], rows: Sequence[int] | None = None) -> list[Any]:
+    """The leaves of rows (None: of all), finished, or as their values stand."""
+    leaf = leaves[0]
+    column = columns.values.get(leaf) if rows is None and leaves.count(leaf) == len(leaves) else None
+    if column is not None and column.rows is None and not any(leaf in own for own in finished.cells):
+        return list(map(unwrapped, column.values))
+    found = []
+    for row, leaf in zip(range(len(leaves)) if rows is None else rows, leaves, strict=True):
+        own = finished.cells[row]
+        found.append(own[leaf] if leaf in own else unwrapped(columns.values[leaf].get(row)))
+    return found
+
+
+def _shown(structure: Structure, marks: dict[int, Mark]) -> str:
+    return f"{describe(structure)} with its images at leaf {', '.join(map(str, marks)) or 'none'}"
+
+
+def _leaves_only(node: Structure) -> Structure:
+    if node in (LEAF, GROUP):
+        return LEAF
+    kind, cls, keys, children = node
+    return kind, cls, keys, tuple([_leaves_only(child) for child in children])
+
+
+def _size(node: Structure) -> int:
+    """How many leaves there are in a structure."""
+    return 1 if node == LEAF else sum(map(_size, node[3]))
+
+
+def _column(column: Sequence[Any], number: int, place: Place, names: Callable[[int], str]) -> Any:
     try:
         result = default_collate(column)  # pyright: ignore[reportArgumentType]  a tuple will do
     except (TypeError, RuntimeError, ValueError) as error:
@@ -93,3 +257,57 @@ def _column(column: Sequence[Any], number: int, place: Callable[[Any], Any], nam
             "return values of one shape, of types that torch's default_collate knows"
         ) from error
     return place(result) if isinstance(result, torch.Tensor) else result
+
+
+def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
+    """The masks of a batch, as its images are given."""
+    if ragged == "list":
+        return list(masks)
+    shapes = [tuple(mask.shape) for mask in masks]
+    other = next((row for row, mask in enumerate(masks) if mask.dtype != masks[0].dtype), None)
+    if other is not None:
+        raise CollateError(
+            f"the mask of {columns.name(0)} is {masks[0].dtype}, that of {columns.name(other)} {masks[other].dtype}; "
+            "return masks of one dtype"
+        )
+    if ragged == "pad" and len({shape[:-2] for shape in shapes}) == 1:
+        height, width = (max(shape[axis] for shape in shapes) for axis in (-2, -1))
+        batch = masks[0].new_zeros((len(masks), *shapes[0][:-2], height, width))
+        for row, mask in zip(batch, masks, strict=True):
+            row[..., : mask.shape[-2], : mask.shape[-1]] = mask
+        return batch, torch.tensor([shape[-2:] for shape in shapes]).to(batch.device)
+    other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if other is not None:
+        raise CollateError(
+            f"the masks of a batch have different shapes: that of {columns.name(0)} has {shapes[0]}, that of "
+            f"{columns.name(other)} {shapes[other]}; end the transforms with a crop or a Resize((height, width)), use "
+            "ragged='list', or, for masks of instances, put them into the dict that holds the boxes"
+        )
+    return torch.stack(list(masks))
+
+
+def _placed(ready: dict[int, Any], place: Place) -> dict[int, Any]:
+    """All small tensors on the device, by one copy for each dtype: a batch has some hundred of them."""
+    small: dict[torch.dtype, list[torch.Tensor]] = {}
+
+    def note(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.nbytes <= TOGETHER_BYTES:
+            small.setdefault(value.dtype, []).append(value)
+        return value
+
+    tree_map(note, ready)
+    probe = next((tensors[0] for tensors in small.values()), None)
+    if probe is not None and place(probe) is probe:  # they are where they shall be
+        return ready
+    there: dict[int, torch.Tensor] = {}
+    for tensors in small.values():
+        flat = place(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            there[id(tensor)] = part.view(tensor.shape)
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            return there[id(value)] if id(value) in there else place(value)
+        return value
+
+    return tree_map(move, ready)

@@ -21,7 +21,7 @@ NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def find_leaves(leaves: Sequence[Any]) -> tuple[dict[int, Encoded | Image], dict[int, Target]]:
-    """Which leaves are images and which are targets, by their place among the leaves.
+    """Which leaves are images and which are targets, by their number.
 
     Images are every `Encoded`, `Image`, PIL image and TVTensor image; in a sample with none of these, the first uint8
     C×H×W tensor or H×W×C array (1 to 4 channels). Targets are `Mask`, `Boxes`, `Keypoints` and the TVTensors of the
@@ -32,31 +32,31 @@ def find_leaves(leaves: Sequence[Any]) -> tuple[dict[int, Encoded | Image], dict
     """
     found: dict[int, Encoded | Image] = {}
     targets: dict[int, Target] = {}
-    for place, leaf in enumerate(leaves):
+    for number, leaf in enumerate(leaves):
         kind = type(leaf)
         if kind is Encoded or kind is Image:
-            found[place] = leaf
+            found[number] = leaf
         elif kind is Mask or kind is Boxes or kind is Keypoints:
-            targets[place] = leaf
+            targets[number] = leaf
         elif kind not in NEVER_IMAGES:
             module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
-                found[place] = _from_pil(leaf)
+                found[number] = _from_pil(leaf)
             elif module.startswith("torchvision.tv_tensors"):
                 if kind.__name__ == "Image":
-                    found[place] = Image(leaf.numpy(), layout="CHW")
+                    found[number] = Image(leaf.numpy(), layout="CHW")
                 elif (target := _tv_target(kind.__name__, leaf)) is not None:
-                    targets[place] = target
+                    targets[number] = target
     if found:
         return found, targets
-    for place, leaf in enumerate(leaves):
-        if place in targets:
+    for number, leaf in enumerate(leaves):
+        if number in targets:
             continue
         if isinstance(leaf, np.ndarray):
             if leaf.dtype == np.uint8 and leaf.ndim == 3 and leaf.size and 1 <= leaf.shape[2] <= 4:
-                return {place: Image(leaf)}, targets
+                return {number: Image(leaf)}, targets
         elif is_tensor(leaf) and leaf.dim() == 3 and 1 <= leaf.shape[0] <= 4 and dtype_of(leaf) == "uint8":
-            return {place: Image(leaf.numpy(), layout="CHW")}, targets
+            return {number: Image(leaf.numpy(), layout="CHW")}, targets
     return found, targets
 
 

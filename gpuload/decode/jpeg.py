@@ -35,12 +35,18 @@ VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
 
 
 class JpegDecoder(Protocol):
-    """`decode` gives H×W×C pixels of the stored image, valid until the next call, and ""; or None and the reason."""
+    """`decode` gives H×W×C pixels of the stored image, valid until the next call, and ""; or None and the reason. They
+    may be in `out`, of their shape."""
 
     name: ClassVar[str]
 
     def decode(
-        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
+        self,
+        data: bytes,
+        header: JpegHeader,
+        grey: bool,
+        region_tlhw: tuple[int, int, int, int],
+        out: np.ndarray | None = None,
     ) -> tuple[np.ndarray | None, str]: ...
 
 
@@ -86,7 +92,12 @@ class NvImageCodec:
         return True
 
     def decode(
-        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
+        self,
+        data: bytes,
+        header: JpegHeader,
+        grey: bool,
+        region_tlhw: tuple[int, int, int, int],
+        out: np.ndarray | None = None,
     ) -> tuple[np.ndarray | None, str]:
         if not data.endswith(EOI) and not has_end(data, header):
             return None, "the file is cut off: there is no end-of-image marker"
@@ -110,7 +121,8 @@ class NvImageCodec:
 
 
 class SimpleJpeg:
-    """libjpeg-turbo through simplejpeg: decodes the whole image, of which the region is cut."""
+    """libjpeg-turbo through simplejpeg: decodes the whole image, of which the region is cut; where that is all of it,
+    right to where it goes."""
 
     name: ClassVar[str] = "simplejpeg"
 
@@ -120,10 +132,18 @@ class SimpleJpeg:
         self._decode = decode_jpeg
 
     def decode(
-        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
+        self,
+        data: bytes,
+        header: JpegHeader,
+        grey: bool,
+        region_tlhw: tuple[int, int, int, int],
+        out: np.ndarray | None = None,
     ) -> tuple[np.ndarray | None, str]:
         try:
-            whole = self._decode(data, "GRAY" if grey else "RGB", fastdct=False, fastupsample=False, strict=True)
+            within = out if out is not None and region_tlhw[2:] == (header.height, header.width) else None
+            whole = self._decode(
+                data, "GRAY" if grey else "RGB", fastdct=False, fastupsample=False, buffer=within, strict=True
+            )
         except Exception as error:
             return None, one_line(f"{type(error).__name__}: {error}")
         if whole.shape[:2] != (header.height, header.width):

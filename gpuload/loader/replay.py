@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from gpuload.batches.rows import Harvest
-from gpuload.batches.targets import others
-from gpuload.datasets.tree import unflatten
+from gpuload.batches.columns import Columns
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
@@ -84,42 +82,30 @@ def replay(
         for error in batch.errors:
             if error.position == position:
                 raise SampleError(error)
-        rows = Harvest(batch)
-        return _finished(session, batch, rows, int(np.flatnonzero(rows.positions == position)[0]))
+        columns = Columns(batch)
+        return _finished(session, batch, columns, int(np.flatnonzero(columns.positions == position)[0]))
     finally:
         session.close()
 
 
-def _finished(session: Session, batch: Batch, rows: Harvest, row: int) -> Replay:
-    epoch = batch.spec.epoch
-    places, images, targets, draws = rows.places[row], [], {}, ()
-    rows.spread_blocks()
-    pairing = session.assembly.pairing(batch, rows)
+def _finished(session: Session, batch: Batch, columns: Columns, row: int) -> Replay:
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
-        if places:
-            pixels, starts = session.transfer.load(batch, lambda: session.feed.release(batch))
-            drawn = session.assembly.drawn(epoch, rows, 0, starts)
-            # Of the first image; all images share what does not hang on their sizes.
-            draws = tuple(entry for view in drawn for entry in _told(view.take(np.array([row]))))
-            made = [
-                session.assembly.images(epoch, rows, leaf, pixels, starts, pairing, drawn if leaf == 0 else None)
-                for leaf in range(rows.count(row))
-            ]
-            images = [_one(result, session.options.chain.views, row) for result in made]
-            if rows.has_targets:
-                targets = session.assembly.targets(rows, pixels, starts, drawn)[0][row]
+        finished = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), by_row=True)
+        cells = finished.cells[row]
+        for images in columns.images:  # not in the memory of a whole batch
+            for at in np.flatnonzero(images.rows == row).tolist():
+                cells[images.leaves[at]] = tree_map(torch.clone, cells[images.leaves[at]])
+        sample = columns.samples(finished.cells, _plain)[row]
         ticket = session.transfer.finish()
-    session.transfer.hand_over(ticket, tree_leaves((images, targets)))
-    ready: dict[int, Any] = dict(zip(others(rows, row), map(_plain, rows.values[row]), strict=True))
-    ready.update(zip(places, images, strict=False))  # behind the images stand the masks
-    ready.update(targets)
-    leaves, index = [ready[place] for place in range(len(ready))], rows.indices[row]
+    session.transfer.hand_over(ticket, [leaf for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor)])
+    index = columns.indices[row]
     return Replay(
-        epoch=epoch,
-        position=int(rows.positions[row]),
+        epoch=batch.spec.epoch,
+        position=int(columns.positions[row]),
         index=int(index) if isinstance(index, np.integer) else index,
-        sample=unflatten(rows.structures[row], leaves),
-        draws=draws,
+        sample=sample,
+        # Of the first image; all images share what does not depend on their sizes.
+        draws=tuple(entry for view in finished.drawn for entry in _told(view.take(np.array([row])))),
     )
 
 
@@ -142,10 +128,3 @@ def _told(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
         if plain and name:
             told.append((name, plain))
     return tuple(told)
-
-
-def _one(result: Any, views: int | None, row: int) -> Any:
-    """One image of a batch; ragged="pad" gives (images, sizes), ragged="list" a list; views are a list."""
-    if views is not None:
-        return [_one(view, None, row) for view in result]
-    return (result[0] if isinstance(result, tuple) else result)[row].clone()

@@ -1,4 +1,10 @@
-"""What a chunk came to, as columns: plain values that a worker makes and the main process reads. No torch here."""
+"""What a chunk came to, as columns: plain values that a worker makes and the main process reads. No torch here.
+
+A *leaf* is known by its number, depth first in the tree of its sample, from `gpuload.datasets.tree.flatten` to the
+batch. A column is one leaf over the rows of a chunk that have it. Samples of one chunk may differ in structure: then
+images (and masks) that are each the first of their samples are one column, as they go through the stage together, and
+the column says which leaf each of them is.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +17,29 @@ from gpuload.datasets.tree import Structure
 from gpuload.errors import ErrorRecord
 from gpuload.order.place import IterablePlace
 
-__all__ = ["Belongings", "Block", "ChunkContent", "Collated", "ImageColumn", "TensorBits"]
+__all__ = ["Block", "ChunkContent", "Collated", "ImageColumn", "TensorBits", "ValueColumn"]
+
+Rows = list[int] | None  # which rows of a chunk have a column; None: all
 
 
 @dataclass(slots=True)
 class ImageColumn:
-    """One image leaf of the samples of a chunk: int64 (samples that loaded, 10).
+    """The first images of the samples of a chunk, or the second ones …; or their masks, which travel as images do, the
+    bytes of their numbers as channels.
 
-    A row is: the offset of its first byte in the slot; height, width and channels of what was decoded; height and width
-    of the whole image; top, left, height and width of the decoded region in it.
+    Attributes:
+        table: int64 (rows that have one, 10): the offset of its first byte in the slot; height, width and channels of
+            what was decoded; height and width of the whole image; top, left, height and width of the decoded region in
+            it.
+        leaves: which leaf it is, of each row, or one for all.
+        rows: which rows have one.
+        kinds: of masks, dtype and how many axes they have, of each row, or one for all.
     """
 
     table: np.ndarray
+    leaves: list[int]
+    rows: Rows = None
+    kinds: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def offsets(self) -> np.ndarray:
@@ -32,21 +49,22 @@ class ImageColumn:
     def shapes(self) -> np.ndarray:
         return self.table[:, 1:4]
 
-    @property
-    def sizes_hw(self) -> np.ndarray:
-        return self.table[:, 4:6]
 
-    @property
-    def regions_tlhw(self) -> np.ndarray:
-        return self.table[:, 6:10]
+@dataclass(slots=True)
+class ValueColumn:
+    """A leaf that is no image: its value in each of the `rows` that have it. Boxes and keypoints are such too."""
+
+    leaf: int
+    values: list[Any]
+    rows: Rows = None
 
 
 @dataclass(slots=True)
 class Block:
     """A leaf of all samples of a chunk, stacked: where it lies in the slot, and what it is.
 
-    `leaf` is its number among the leaves that are no images, `shape` includes the samples' axis; `dtype` is numpy's
-    name of the type of the bits, `torch_dtype` torch's name where numpy lacks the type.
+    `shape` includes the samples' axis; `dtype` is numpy's name of the type of the bits, `torch_dtype` torch's name
+    where numpy lacks the type.
     """
 
     leaf: int
@@ -63,41 +81,28 @@ class Block:
         return data[self.offset : self.offset + nbytes].view(kind).reshape(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Belongings:
-    """What the main process must know of a sample's targets, besides the values that boxes and keypoints are.
-
-    Attributes:
-        masks: of each mask, its numpy dtype and how many axes it has.
-        fields: for each transform of the chain that leaves boxes out (`droppers` in `gpuload.workers.belongings`),
-            the leaves that go with the boxes.
-    """
-
-    masks: tuple[tuple[str, int], ...] = ()
-    fields: tuple[tuple[int, ...], ...] = ()
-
-
 @dataclass(slots=True)
 class ChunkContent:
     """What a chunk came to.
 
-    `rows` are the rows (places in the request) that loaded; `values` and `sources` have one entry for each of them;
-    `structures`, `places` and `belongings` too, or one for all. `image_places` are those of images and, behind them, of
-    masks, which travel as images do: their bytes as channels. `images` has a column for each image leaf where all rows
-    are of one structure; else a single one, with the images row by row. A value that lies in a block is None.
+    `rows` are the rows (of the request) that loaded; the rows of columns are counted among these. `sources` has one
+    entry for each of them; `structures` and `fields` too, or one for all. `values` are the leaves that are no images,
+    no targets, and in no block; `points` are boxes and keypoints; `fields` says which leaves go with
+    boxes that are left out, where a transform does that.
     """
 
     rows: list[int] = field(default_factory=list)
-    structures: list[Structure] = field(default_factory=list)  # one, where all rows have the same
-    image_places: list[tuple[int, ...]] = field(default_factory=list)  # likewise
+    structures: list[Structure] = field(default_factory=list)
     images: list[ImageColumn] = field(default_factory=list)
-    values: list[list[Any]] = field(default_factory=list)  # the leaves that are no images
+    values: list[ValueColumn] = field(default_factory=list)
     sources: list[str | None] = field(default_factory=list)
     errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)  # (row, what went wrong)
     blocks: list[Block] = field(default_factory=list)
+    masks: list[ImageColumn] = field(default_factory=list)
+    points: list[ValueColumn] = field(default_factory=list)
+    fields: list[tuple[int, ...]] = field(default_factory=list)
     collated: Collated | None = None  # the whole batch, where the user's collate_fn ran in the worker
     stream: IterablePlace | None = None  # of an iterable dataset
-    belongings: list[Belongings | None] = field(default_factory=list)  # where samples have targets; one, or one a row
 
 
 @dataclass(slots=True)

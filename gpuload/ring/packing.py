@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.tree import is_tensor
-from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits
+from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
 from gpuload.ring.ring import align
 
 __all__ = ["ALIGN", "Packed", "read_content", "write_content"]
@@ -58,7 +58,7 @@ def write_content(
     """Lay the payload of a chunk into its slot behind the `used_bytes` of its pixels, and pack its description.
 
     Args:
-        content: what to pack; its values are replaced where they go to blocks.
+        content: what to pack; its values that can be stacked become blocks.
         slot: uint8, the chunk's slot.
         used_bytes: taken by pixels already.
         inline_bytes: a longer description goes to the slot.
@@ -67,7 +67,7 @@ def write_content(
     Raises:
         Exception: whatever pickling a leaf raises.
     """
-    columns, end = _make_blocks(content, align(used_bytes, ALIGN))
+    stacked, end = _make_blocks(content, align(used_bytes, ALIGN))
     pickled, buffers = _pickle(content, keep_types)
     spans: list[int] = []
     for buffer in buffers:
@@ -78,7 +78,7 @@ def write_content(
     total = end if inline else end + len(meta)
     if total > len(slot):
         return Packed(total, False)
-    for block, column in zip(content.blocks, columns, strict=True):
+    for block, column in zip(content.blocks, stacked, strict=True):
         for row, array in zip(block.array(slot), column, strict=True):
             row[...] = array
     for start, buffer in zip(spans[::2], buffers, strict=True):
@@ -97,39 +97,48 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
     count = int.from_bytes(meta[:8], "little")
     spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
     buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)]
-    rows, structures, places, images, values, sources, errors, *others = pickle.loads(
-        memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers
+    rows, structures, images, values, *others = pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers)
+    sources, errors, blocks, masks, points, *others = others
+    return ChunkContent(
+        rows,
+        structures,
+        _tables(images),
+        [ValueColumn(*column) for column in values],
+        sources,
+        errors,
+        blocks,
+        _tables(masks),
+        [ValueColumn(*column) for column in points],
+        *others,
     )
-    columns = [ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10)) for table in images]
-    return ChunkContent(rows, structures, places, columns, values, sources, errors, *others)
+
+
+def _tables(images: Sequence[Any]) -> list[ImageColumn]:
+    return [ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10), *others) for table, *others in images]
 
 
 def _make_blocks(content: ChunkContent, end: int) -> tuple[list[list[np.ndarray]], int]:
-    """Find the leaves that can be stacked and take them out of the values: their arrays, and where the blocks end."""
-    columns: list[list[np.ndarray]] = []
-    if len(content.structures) != 1 or len(content.image_places) != 1 or not content.values:
-        return columns, end
-    values = content.values
-    for leaf, first in enumerate(values[0]):
-        if not isinstance(first, np.ndarray) and not is_tensor(first):
+    """Take the values that can be stacked out of their columns: their arrays, and where the blocks end."""
+    stacked: list[list[np.ndarray]] = []
+    others: list[ValueColumn] = []
+    for column in content.values if len(content.structures) == 1 else ():
+        block = None if column.rows is not None else _block(column.leaf, end, column.values)
+        if block is None:
+            others.append(column)
             continue
-        column = [row[leaf] for row in values]
-        if (block := _block(leaf, end, column)) is None:
-            continue
-        if not columns:  # the lists are the samples' own
-            values = content.values = [list(row) for row in values]
-        for row in values:
-            row[leaf] = None
-        arrays = column if not block.tensor else [_bits(tensor) for tensor in column]
-        columns.append(arrays)
         content.blocks.append(block)
-        end = align(end + arrays[0].nbytes * len(arrays), ALIGN)
-    return columns, end
+        stacked.append(column.values if not block.tensor else [_bits(tensor) for tensor in column.values])
+        end = align(end + stacked[-1][0].nbytes * len(column.values), ALIGN)
+    if stacked:
+        content.values = others
+    return stacked, end
 
 
 def _block(leaf: int, offset: int, column: Sequence[Any]) -> Block | None:
     """The block that a leaf's values go to, if they are alike and worth it."""
     first = column[0]
+    if not isinstance(first, np.ndarray) and not is_tensor(first):
+        return None
     kind, shape, dtype = type(first), first.shape, first.dtype
     if not all(type(value) is kind and value.shape == shape and value.dtype == dtype for value in column):
         return None
@@ -168,17 +177,24 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
         buffers.append(raw)
         return False
 
+    # Plain tuples, and tables as bytes: arrays cost pickle ten times as much, and objects three times.
     described: list[Any] = [
         content.rows,
         content.structures,
-        content.image_places,
-        [column.table.tobytes() for column in content.images],  # arrays cost pickle ten times as much
-        [[_portable(value, keep_types) for value in row] for row in content.values],
+        [(column.table.tobytes(), column.leaves, column.rows) for column in content.images],
+        [
+            (column.leaf, [_portable(value, keep_types) for value in column.values], column.rows)
+            for column in content.values
+        ],
         content.sources,
         content.errors,
+        content.blocks,
+        [(column.table.tobytes(), column.leaves, column.rows, column.kinds) for column in content.masks],
+        [(column.leaf, column.values, column.rows) for column in content.points],
+        content.fields,
+        content.collated,
+        content.stream,
     ]
-    if content.blocks or content.collated is not None or content.stream is not None or content.belongings:
-        described += [content.blocks, content.collated, content.stream, content.belongings]
     if by_value:  # classes of the user's __main__ exist in a worker only under cloudpickle's care
         import cloudpickle
 

@@ -100,7 +100,7 @@ class Stage:
             ValueError: the images do not go together: in channels, or in size with ``ragged="error"``; or they do not
                 fit the draws, the transforms, a view or the partners.
         """
-        channels = self._check(images, program, view, partners)
+        channels = self.check(images, program, view, partners)
         run, dtype, sizes = self._runs[view], self._finishes[view].dtype, program.results_hw
         threads = _intra_op_threads(self._threads)
         # A batch may be made within a user's inference_mode and used outside it; scratch memory lives on in any case.
@@ -143,7 +143,7 @@ class Stage:
             )
         return list(result.unbind())
 
-    def _check(self, images: RaggedImages, program: Program, view: int, partners: np.ndarray | None) -> int:
+    def check(self, images: RaggedImages, program: Program, view: int = 0, partners: np.ndarray | None = None) -> int:
         """How many channels the results have, if the images fit the chain and each other."""
         if len(images) == 0 or len(images) != len(program):
             raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(program)}")

@@ -15,11 +15,10 @@ import numpy as np
 
 from gpuload.datasets.sample import LEAVES, Boxes, Keypoints, Mask, Target
 from gpuload.datasets.tree import flatten, is_tensor
-from gpuload.ring.chunk import Belongings
 from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
 
-__all__ = ["check_transforms", "droppers", "find_belongings", "find_labels", "mask_misfit"]
+__all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_misfit"]
 
 NOTHING: Final = "there are no labels to be found"
 
@@ -54,15 +53,12 @@ def check_transforms(chain: Chain) -> str | None:
     return None
 
 
-def find_belongings(
-    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], masks: Sequence[tuple[str, int]], chain: Chain
-) -> Belongings:
-    """What belongs to the targets of a sample.
+def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
+    """The leaves that go with the boxes where a transform of the chain leaves some out (`droppers`).
 
     Args:
         sample: as the dataset gave it.
-        leaves: its leaves, and by their places its `targets`.
-        masks: of each mask its dtype and how many axes it has.
+        leaves: its leaves, and by their numbers its `targets`.
         chain: what is applied.
 
     Raises:
@@ -71,21 +67,21 @@ def find_belongings(
     """
     dropping = droppers(chain)
     if not dropping and not chain.reads_boxes:
-        return Belongings(tuple(masks), ())
-    boxes = [(place, target) for place, target in targets.items() if isinstance(target, Boxes)]
+        return ()
+    boxes = [(leaf, target) for leaf, target in targets.items() if isinstance(target, Boxes)]
     name = type(dropping[0]).__name__ if dropping else "a transform"
     if len(boxes) != 1:
         raise ValueError(
             f"{name} takes samples with one leaf of boxes, gpuload.Boxes(array, format), but this one has {len(boxes)}"
         )
-    [(place, target)] = boxes
+    [(leaf, target)] = boxes
     count = len(target.array)
-    holder = _holder(sample, leaves[place])
+    holder = _holder(sample, leaves[leaf])
     assert holder is not None
     within: list[Any] = []
     flatten(holder, within)
     inside = set(map(id, within))
-    own = {place}
+    own = {leaf}
     for other, target in targets.items():
         # Masks elsewhere are of the whole image, even if they are as many by chance.
         if isinstance(target, Mask) and id(leaves[other]) in inside:
@@ -97,22 +93,22 @@ def find_belongings(
         own |= _named(sample, leaves, targets, count, getter)
     if dropping and not getters:
         own |= _unnamed(sample, leaves, count, holder, name)
-    return Belongings(tuple(masks), (tuple(sorted(own)),) * len(dropping))
+    return tuple(sorted(own)) if dropping else ()
 
 
-def mask_misfit(place: int, shape: Sequence[int], size_hw: Sequence[int]) -> str | None:
-    """Why a mask, the leaf at a place, does not fit to its image; None where it does."""
+def mask_misfit(leaf: int, shape: Sequence[int], size_hw: Sequence[int]) -> str | None:
+    """Why a mask, the leaf with a number, does not fit to its image; None where it does."""
     size = tuple(size_hw)
     if tuple(shape[-2:]) == size:
         return None
     whole = " × ".join(map(str, shape))
     if len(shape) == 3 and tuple(shape[:2]) == size and shape[2] <= 4:
         return (
-            f"the mask at leaf {place} has shape {whole}, and its image is {size[0]} × {size[1]}: the last axis looks "
+            f"the mask at leaf {leaf} has shape {whole}, and its image is {size[0]} × {size[1]}: the last axis looks "
             "like channels, but masks are H×W, or N×H×W for N masks of one image; give H×W, such as mask[..., 0]"
         )
     return (
-        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask at leaf {place} "
+        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask at leaf {leaf} "
         f"has {shape[-2]}×{shape[-1]}; give each image its own mask, not resized before it"
     )
 
@@ -169,18 +165,18 @@ def _named(
             raise ValueError(_no_rows(name, label))
         if shape[0] != count:
             raise ValueError(f"{name}: there are {count} boxes, but what belongs to them has shape {shape}")
-        place = next((place for place, leaf in enumerate(leaves) if leaf is label), None)
-        if place is None:
+        number = _number(leaves, label)
+        if number is None:
             raise ValueError(
                 f"{name}: labels_getter= must give leaves of the sample itself, got an array of shape {shape} "
                 "that is none of them; do not convert or copy"
             )
-        if isinstance(targets.get(place), Mask) and len(shape) != 3:
+        if isinstance(targets.get(number), Mask) and len(shape) != 3:
             raise ValueError(
                 f"{name}: a mask that belongs to the boxes must be N×H×W, one for each, got shape {shape}; leave a "
                 "mask of the whole image out of labels_getter="
             )
-        found.add(place)
+        found.add(number)
     return found
 
 
@@ -197,9 +193,9 @@ def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: 
         options.append(find_labels(sample))
     for label in options:
         if (shape := _shape(label)) and shape[0] == count:
-            place = next((place for place, leaf in enumerate(leaves) if leaf is label), None)
-            if place is not None:
-                return {place}
+            number = _number(leaves, label)
+            if number is not None:
+                return {number}
     for label in options:
         if isinstance(label, list | tuple) and len(label) == count:
             raise ValueError(_no_rows(name, label))
@@ -211,6 +207,10 @@ def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: 
                 "finds what belongs to the boxes, such as lambda sample: sample[2], or None where nothing does"
             )
     return set()
+
+
+def _number(leaves: Sequence[Any], leaf: Any) -> int | None:
+    return next((number for number, other in enumerate(leaves) if other is leaf), None)
 
 
 def _no_rows(name: str, label: Any) -> str:

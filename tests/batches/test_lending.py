@@ -136,3 +136,112 @@ def test_no_more_than_a_part_of_the_ring_is_lent():
     assert ring.lend(slot, [array])
     assert not ring.lend(other, [another])
     ring.close()
+
+
+class Pictures:
+    """Sample i: an image whose size and levels depend on i, as large as a photograph."""
+
+    def __init__(self, length: int, *, bad: tuple[int, ...] = ()) -> None:
+        self.length = length
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise ValueError("bad")
+        return gl.Image(picture(index)), index
+
+
+def picture(index: int) -> np.ndarray:
+    pixels = np.empty((250 + index % 7, 300 + index % 5, 3), np.uint8)
+    pixels[...] = np.arange(pixels.shape[1])[None, :, None] % 256
+    pixels += np.uint8(index % 251)
+    return pixels
+
+
+def album(length=64, *, bad=(), **options):
+    options = {"num_workers": 0, "device": "cpu", "ragged": "list", "chunk_size": 8, **options}
+    return gl.Loader(Pictures(length, bad=bad), 16, **options)
+
+
+def check(images, indices):
+    assert len(images) == len(indices)
+    for image, index in zip(images, indices.tolist(), strict=True):
+        assert image.dtype == torch.uint8
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), picture(index))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_whole_images_stay_what_they_are_and_their_slots_come_back(workers):
+    with album(num_workers=workers) as loader_:
+        for _ in range(2):
+            kept = []
+            for images, indices in loader_:
+                check(images, indices)
+                kept.append(([images[0], images[-1][:, 5:9]], indices))  # a view keeps the memory too
+                del images
+        assert lent(loader_) == 8
+        for (first, other), indices in kept:
+            check([first], indices[:1])
+            assert other.shape[-1] == 4
+        del first, other, kept, indices
+        gc.collect()
+        assert lent(loader_) == 0
+
+
+def test_whole_images_are_not_copied_and_lie_as_they_were_decoded():
+    with album() as loader_:
+        images, _ = next(iter(loader_))
+        memory = loader_._session.ring.bytes
+        first = memory.__array_interface__["data"][0]
+        for image in images:
+            assert first <= image.data_ptr() < first + len(memory)
+            assert image.permute(1, 2, 0).is_contiguous()
+
+
+def test_all_batches_of_whole_images_can_be_kept_beyond_what_is_lent():
+    with album(480, ring_bytes=24 << 20) as loader_:
+        kept = list(loader_)
+        ring = loader_._session.ring
+        assert lent(loader_) >= 1
+        assert sum(slot.capacity_bytes for slot in ring._lent.values()) <= ring.ring_bytes // LENT_SHARE
+    del loader_, ring
+    for images, indices in kept:
+        check(images, indices)
+        assert all(image.permute(1, 2, 0).is_contiguous() for image in images)
+        images[0].zero_()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_whole_images_stay_in_order_whatever_fails(on_error):
+    faults = gl.Faults(on_error=on_error, max_error_rate=1)
+    with (
+        album(bad=(0, 20, 21, 40), faults=faults) as loader_,
+        pytest.warns(RuntimeWarning, match="bad"),
+    ):
+        batches = list(loader_)
+    assert sum(len(indices) for _, indices in batches) == (60 if on_error == "skip" else 64)
+    for images, indices in batches:
+        check(images, indices)
+
+
+def test_whole_images_of_different_channels_are_refused_as_ever():
+    class Mixed(Pictures):
+        def __getitem__(self, index):
+            return gl.Image(picture(index)[:, :, : 1 if index == 3 else 3])
+
+    with (
+        gl.Loader(Mixed(8), 8, num_workers=0, device="cpu", ragged="list") as loader_,
+        pytest.raises(ValueError, match="same number of channels"),
+    ):
+        next(iter(loader_))
+
+
+def test_a_transform_makes_tensors_of_their_own():
+    with album(transforms=[gl.transforms.RandomHorizontalFlip(0.0)]) as loader_:
+        for images, indices in loader_:
+            check(images, indices)
+            assert all(image.is_contiguous() for image in images)
+        assert lent(loader_) == 0

@@ -61,7 +61,7 @@ def test_every_decoder_gives_pillows_pixels_and_regions_are_slices(decoder, pict
 @pytest.mark.parametrize("kind", JPEGS)
 def test_the_two_jpeg_decoders_agree_exactly(picture, encode, kind):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
-    fast, plain = Decoder(Decode()), Decoder(Decode(), prefer="simplejpeg")
+    fast, plain = (Decoder(Decode(), prefer=name) for name in ("nvimgcodec", "simplejpeg"))
     header = fast.header(photo)
     for region in REGIONS:
         np.testing.assert_array_equal(fast.decode(photo, header, region), plain.decode(photo, header, region))
@@ -69,13 +69,30 @@ def test_the_two_jpeg_decoders_agree_exactly(picture, encode, kind):
 
 @needs_nvimgcodec
 @pytest.mark.parametrize("kind", JPEGS)
-def test_healthy_jpegs_stay_with_the_region_decoder(picture, encode, kind, monkeypatch):
+def test_regions_of_healthy_jpegs_stay_with_the_region_decoder(picture, encode, kind, monkeypatch):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
-    decoder = Decoder(Decode())
     monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.decode", lambda *_: pytest.fail("fell back to simplejpeg"))
     monkeypatch.setattr("gpuload.decode.decoder.open_image", lambda *_: pytest.fail("fell back to Pillow"))
-    for region in REGIONS:
-        decoder.decode(photo, decoder.header(photo), region)
+    for prefer in ("nvimgcodec", None):
+        decoder = Decoder(Decode(), prefer=prefer)
+        header = decoder.header(photo)
+        for region in REGIONS:
+            if prefer is not None or region[2:] != (header.height, header.width):
+                decoder.decode(photo, header, region)
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_whole_jpegs_go_to_simplejpeg_and_right_to_where_they_belong(picture, encode, kind, monkeypatch):
+    photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
+    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodec.decode", lambda *_: pytest.fail("went to nvImageCodec"))
+    monkeypatch.setattr("gpuload.decode.decoder.open_image", lambda *_: pytest.fail("fell back to Pillow"))
+    decoder = Decoder(Decode())
+    header = decoder.header(photo)
+    out = np.empty((header.height, header.width, 3), np.uint8)
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuload.decode.decoder.np.copyto", lambda *_: pytest.fail("copied"))
+        decoder.decode(photo, header, None, out)
+    np.testing.assert_array_equal(out, Decoder(Decode(), prefer="simplejpeg").decode(photo, header))
 
 
 def test_photographs_agree_on_every_path(photos):

@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.targets import _placed
+from gpuload.batches.collate import _placed
 
 
 class Samples:

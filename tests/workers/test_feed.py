@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuload.datasets.tree import LEAF
 from gpuload.order.spec import BatchSpec
-from gpuload.ring.chunk import ChunkContent, ImageColumn
+from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
 from gpuload.ring.packing import write_content
 from gpuload.ring.ring import GRANULE_BYTES, Ring
 from gpuload.workers.batch import Batch
@@ -64,10 +64,9 @@ class Engine:
         for index, start, end in zip(request.indices, offsets, offsets[1:], strict=False):
             slot[start:end] = int(index) % 251
         n = len(sizes)
-        column = ImageColumn(np.array([[o, s, 1, 1, s, 1, 0, 0, s, 1] for o, s in zip(offsets, sizes, strict=False)]))
-        content = ChunkContent(
-            list(range(n)), [LEAF], [(0,)], [column], [[int(i)] for i in request.indices], [None] * n
-        )
+        table = np.array([[o, s, 1, 1, s, 1, 0, 0, s, 1] for o, s in zip(offsets, sizes, strict=False)])
+        values = ValueColumn(1, [int(i) for i in request.indices])
+        content = ChunkContent(list(range(n)), [LEAF], [ImageColumn(table, [0])], [values], [None] * n)
         packed = write_content(content, slot, int(offsets[-1]), inline_bytes=10**6)
         if not packed.fits:
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, packed.nbytes, b"")
@@ -85,8 +84,8 @@ def read(feed: Feed, batch: Batch) -> list[int]:
     found = []
     for part in batch.parts:
         assert part.content is not None
-        column = part.content.images[0]
-        for offset, (size, _, _), (value,) in zip(column.offsets, column.shapes, part.content.values, strict=True):
+        [column], [values] = part.content.images, part.content.values
+        for offset, (size, _, _), value in zip(column.offsets, column.shapes, values.values, strict=True):
             assert (part.data[offset : offset + size] == value % 251).all()
             found.append(value)
     return found

@@ -60,7 +60,8 @@ class Team:
         [reply] = self.wait(1)
         content = self.content(reply)
         assert not content.errors, content.errors[0][1]
-        return [row[0] for row in content.values]
+        [column] = content.values
+        return column.values
 
     def close(self):
         self.pool.close()

@@ -46,9 +46,7 @@ class TorchBackend(Backend):
         return apply_late
 
 
-def reference_runner(
-    finish: Finish, device: torch.device, runner: Runner | None = None
-) -> SingleRunner | BatchRunner:
+def reference_runner(finish: Finish, device: torch.device, runner: Runner | None = None) -> SingleRunner | BatchRunner:
     """The one that is named, or that is for a device."""
     single = device.type == "cpu" if runner is None else runner == "single"
     return SingleRunner(finish) if single else BatchRunner(finish, device)

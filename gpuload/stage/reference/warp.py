@@ -89,7 +89,7 @@ def _transform(
         Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
         coefficients[:6] if affine else coefficients,
         FILTERS[interpolation],
-        fillcolor=fill,
+        fillcolor=tuple(fill) if isinstance(fill, Sequence) else fill,
     )
     return np.array(result)  # a copy, since what Pillow gives must not be written to
 

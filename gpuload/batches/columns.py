@@ -1,0 +1,298 @@
+"""A batch as columns, read out of its chunks: rows in the order of their positions, whatever came of each chunk.
+
+Runs in the main process, between the feed and the stage; holds views of what the chunks hold. A leaf has the number
+that it got where its sample was taken apart, see `gpuload.ring.chunk`.
+
+Rows lie chunk by chunk. Without faults that is the order of their positions already; samples that stand in for failed
+ones come behind the others, and samples that were skipped are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuload.datasets.box_formats import to_xyxy
+from gpuload.datasets.sample import Boxes
+from gpuload.datasets.tree import Structure, unflatten
+from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
+
+if TYPE_CHECKING:
+    from gpuload.batches.mixing import Pairing
+    from gpuload.transforms import Draws
+    from gpuload.workers.batch import Batch, Part
+
+__all__ = ["Columns", "Finished", "Images", "Values"]
+
+
+@dataclass(slots=True)
+class Images:
+    """The first images, or masks, of the samples of a batch, or the second ones …
+
+    Attributes:
+        rows: int64 (M,), which rows of the batch have one, ascending.
+        leaves: for each of these, which leaf of its sample it is.
+        table: int64 (M, 10), as `gpuload.ring.chunk.ImageColumn` has it, the offsets counted in the slot.
+        parts: int64 (M,), in which part of the batch each lies.
+        kinds: of masks, for each the dtype and how many axes it has.
+    """
+
+    rows: np.ndarray
+    leaves: list[int]
+    table: np.ndarray
+    parts: np.ndarray
+    kinds: list[tuple[str, int]]
+
+    @property
+    def sizes_hw(self) -> np.ndarray:
+        """Of the whole images, int64 (M, 2)."""
+        return self.table[:, 4:6]
+
+    def leaf(self, count: int) -> int | None:
+        """The one leaf that they are, if so many rows have one, all in the same place."""
+        alike = len(self.rows) == count and self.leaves.count(self.leaves[0]) == count
+        return self.leaves[0] if alike else None
+
+
+@dataclass(slots=True)
+class Values:
+    """A leaf that is no image: its value for each of the rows that have it; None: all of them."""
+
+    values: list[Any]
+    rows: list[int] | None = None
+
+    def items(self) -> Iterable[tuple[int, Any]]:
+        """Rows and their values."""
+        return enumerate(self.values) if self.rows is None else zip(self.rows, self.values, strict=True)
+
+    def get(self, row: int) -> Any:
+        """The value of a row; None where it has no such leaf."""
+        if self.rows is None:
+            return self.values[row]
+        return self.values[self.rows.index(row)] if row in self.rows else None
+
+
+class Columns:
+    """The rows of a batch that loaded.
+
+    Attributes:
+        positions: int64 (N,), in the order of the batch.
+        indices: the dataset index of each.
+        valid: bool (N,), False for rows that only fill the batch up.
+        structures: what `gpuload.datasets.tree` says of each sample; one, where all have the same.
+        images, masks: see `Images`.
+        points: boxes and keypoints, by their leaf.
+        values: all other leaves that lie in no block.
+        blocks: the leaves that lie in blocks of one type in all parts: for each the number of the part, the part, and
+            the block.
+        fields: of each row with boxes, the leaves that go with them; see `ChunkContent`.
+        collated: what the user's `collate_fn` made of the batch in the worker, if it did.
+        sources: where the images of each came from.
+        order: where each row lies among the rows of the parts; None: in the same order.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._parts = [
+            (number, part, part.content)
+            for number, part in enumerate(batch.parts)
+            if part.content is not None and part.content.rows
+        ]
+        self.order: np.ndarray | None = None
+        if batch.errors:
+            positions = np.concatenate([part.positions[content.rows] for _, part, content in self._parts])
+            indices: Any = [part.indices[row] for _, part, content in self._parts for row in content.rows]
+            # Their places in the batch as it was planned; a batch that is wrapped round is not ascending.
+            planned = np.argsort(batch.spec.positions, kind="stable")
+            self.order = np.argsort(planned[np.searchsorted(batch.spec.positions[planned], positions)], kind="stable")
+            self.positions = positions[self.order]
+            self.indices = [indices[row] for row in self.order.tolist()]
+        else:
+            self.positions, self.indices = batch.spec.positions, batch.spec.indices
+        self.valid = np.ones(len(self.positions), np.bool_)
+        if batch.spec.valid is not None:
+            # Rows that fill up repeat a position, and stand behind the one that counts, where this batch has that.
+            counts = np.isin(self.positions, batch.spec.positions[batch.spec.valid])
+            self.valid[1:] = self.positions[1:] != self.positions[:-1]
+            self.valid &= counts
+        contents = [content for _, _, content in self._parts]
+        self.collated = contents[0].collated if len(contents) == 1 else None
+        self.sources: list[str | None] = self._in_order([c.sources for c in contents])
+        structures = [structure for content in contents for structure in content.structures]
+        alike = all(structure == structures[0] for structure in structures)
+        self.structures: list[Structure] = structures[:1] if alike else self._in_order(self._per_row("structures"))
+        having = any(content.fields for content in contents)
+        self.fields = self._in_order(self._per_row("fields", ())) if having else []
+        self._bases = np.cumsum([0, *(len(content.rows) for content in contents)]).tolist()
+        # Where each row of the parts is in the batch.
+        self._row: np.ndarray | None = None if self.order is None else np.argsort(self.order)
+        self.images = self._images(lambda content: content.images)
+        self.masks = self._images(lambda content: content.masks)
+        self.points = self._values(lambda content: content.points)
+        self.values = self._values(lambda content: content.values)
+        self.blocks: dict[int, list[tuple[int, Part, Block]]] = {}
+        self._find_blocks()
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return len(self.positions)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether any sample has masks, boxes or keypoints."""
+        return bool(self.masks or self.points)
+
+    def name(self, row: int) -> str:
+        """The sample of a row, for error messages."""
+        return f"sample {self.indices[row]}" + (f" ({self.sources[row]})" if self.sources[row] else "")
+
+    def structure(self, row: int) -> Structure:
+        """The structure of a row."""
+        return self.structures[0 if len(self.structures) == 1 else row]
+
+    def boxes(self, rows: Sequence[int]) -> list[np.ndarray]:
+        """The boxes that the draws of rows depend on: left, top, right, bottom."""
+        found: dict[int, Boxes] = {}
+        for column in self.points.values():
+            found |= {row: value for row, value in column.items() if isinstance(value, Boxes)}
+        return [to_xyxy(found[row].array, found[row].format) for row in rows]
+
+    def table(self, images: Images, starts: Sequence[int]) -> np.ndarray:
+        """The table of images, its offsets counted in memory in which the parts of the batch begin at `starts`."""
+        table = images.table.copy()
+        table[:, 0] += np.asarray(starts, np.int64)[images.parts]
+        return table
+
+    def spread_blocks(self) -> None:
+        """Make values of all leaves that lie in blocks."""
+        for leaf, entries in list(self.blocks.items()):
+            self._spread(leaf, entries)
+        self.blocks = {}
+
+    def samples(self, finished: Sequence[dict[int, Any]], plain: Callable[[Any], Any]) -> list[Any]:
+        """The samples of the batch put together again, row by row.
+
+        Args:
+            finished: for each row leaves that are finished, by their number.
+            plain: what becomes of the value of any other leaf.
+        """
+        rows: list[dict[int, Any]] = [{} for _ in range(len(self))]
+        for leaf, column in (*self.values.items(), *self.points.items()):
+            for row, value in column.items():
+                rows[row][leaf] = plain(value)
+        samples = []
+        for row, (leaves, own) in enumerate(zip(rows, finished, strict=True)):
+            leaves |= own
+            samples.append(unflatten(self.structure(row), [leaves[leaf] for leaf in range(len(leaves))]))
+        return samples
+
+    def _per_row(self, name: str, default: Any = None) -> list[list[Any]]:
+        """Of each chunk one entry a row, where its description has one for all."""
+        found = []
+        for _, _, content in self._parts:
+            entries = getattr(content, name) or [default]
+            found.append(entries * len(content.rows) if len(entries) == 1 else entries)
+        return found
+
+    def _in_order(self, lists: list[list[Any]]) -> list[Any]:
+        rows = [entry for part in lists for entry in part]
+        return rows if self.order is None else [rows[row] for row in self.order.tolist()]
+
+    def _rows(self, part: int, rows: list[int] | None) -> np.ndarray:
+        """Rows of a part (None: all) as rows of the batch."""
+        count = self._bases[part + 1] - self._bases[part]
+        found = (np.arange(count) if rows is None else np.array(rows, np.int64)) + self._bases[part]
+        return found if self._row is None else self._row[found]
+
+    def _images(self, columns_of: Callable[[ChunkContent], list[ImageColumn]]) -> list[Images]:
+        found = [columns_of(content) for _, _, content in self._parts]
+        merged = []
+        for number in range(max(map(len, found), default=0)):
+            having = [(at, columns[number]) for at, columns in enumerate(found) if len(columns) > number]
+            rows = np.concatenate([self._rows(at, column.rows) for at, column in having])
+            lengths = [len(column.table) for _, column in having]
+            parts = np.repeat([self._parts[at][0] for at, _ in having], lengths)
+            order = np.argsort(rows, kind="stable")
+            leaves, kinds = (
+                [entry for (_, column), n in zip(having, lengths, strict=True) for entry in _each(column, name, n)]
+                for name in ("leaves", "kinds")
+            )
+            merged.append(
+                Images(
+                    rows[order],
+                    [leaves[row] for row in order.tolist()],
+                    np.concatenate([column.table for _, column in having])[order],
+                    parts[order],
+                    [kinds[row] for row in order.tolist()] if kinds else [],
+                )
+            )
+        return merged
+
+    def _values(self, columns_of: Callable[[ChunkContent], list[ValueColumn]]) -> dict[int, Values]:
+        found: dict[int, list[tuple[int, ValueColumn]]] = {}
+        for at, (_, _, content) in enumerate(self._parts):
+            for column in columns_of(content):
+                found.setdefault(column.leaf, []).append((at, column))
+        merged = {}
+        for leaf, columns in found.items():
+            values = [value for _, column in columns for value in column.values]
+            whole = len(columns) == len(self._parts) and all(column.rows is None for _, column in columns)
+            if whole and self.order is None:
+                merged[leaf] = Values(values)
+                continue
+            rows = np.concatenate([self._rows(at, column.rows) for at, column in columns])
+            order = np.argsort(rows, kind="stable")
+            values = [values[at] for at in order.tolist()]
+            merged[leaf] = Values(values, None if whole else rows[order].tolist())
+        return merged
+
+    def _find_blocks(self) -> None:
+        """Keep the blocks of the leaves that lie in blocks of one type in all parts; those of others become values."""
+        found: dict[int, list[tuple[int, Part, Block]]] = {}
+        for number, part, content in self._parts:
+            for block in content.blocks:
+                found.setdefault(block.leaf, []).append((number, part, block))
+        for leaf, entries in found.items():
+            kinds = {(block.shape[1:], block.dtype, block.tensor, block.torch_dtype) for _, _, block in entries}
+            if len(entries) == len(self._parts) and len(kinds) == 1:
+                self.blocks[leaf] = entries
+            else:
+                self._spread(leaf, entries)
+
+    def _spread(self, leaf: int, entries: list[tuple[int, Part, Block]]) -> None:
+        """Values of what lies in blocks, beside the values that other parts have of the same leaf."""
+        values = dict(self.values[leaf].items()) if leaf in self.values else {}
+        at_of = {number: at for at, (number, _, _) in enumerate(self._parts)}
+        for number, part, block in entries:
+            assert part.data is not None
+            for row, array in zip(self._rows(at_of[number], None).tolist(), block.array(part.data), strict=True):
+                copied = array.copy() if array.ndim else array
+                values[row] = TensorBits(copied, block.torch_dtype) if block.tensor else copied
+        rows = sorted(values)
+        self.values[leaf] = Values([values[row] for row in rows], None if len(rows) == len(self) else rows)
+
+
+def _each(column: ImageColumn, name: str, count: int) -> list[Any]:
+    entries = getattr(column, name)
+    return entries * count if len(entries) == 1 else entries
+
+
+@dataclass(slots=True)
+class Finished:
+    """The finished columns of a batch.
+
+    Attributes:
+        cells: of each row the leaves that are finished by themselves, by their number.
+        whole: leaves that are finished for all rows at once: blocks; and masks as one tensor, where they are alike.
+        images: beside `Columns.images`, as the stage gave them; with a `MultiView` a list of these.
+        drawn: what was drawn for the first of these, for each view.
+        pairing: how they were mixed, where they were.
+    """
+
+    cells: list[dict[int, Any]]
+    whole: dict[int, Any] = field(default_factory=dict)
+    images: list[Any] = field(default_factory=list)
+    drawn: Sequence[Draws] = ()
+    pairing: Pairing | None = None

@@ -1,0 +1,263 @@
+"""One sample on its way to a slot: taken apart, its headers read, its pixels decoded; and many of them as columns.
+
+Here each leaf of a sample gets its number, depth first in the sample's tree, which it keeps up to the batch. Runs in
+workers, and with ``num_workers=0`` in the main process; imports no torch. Keeps nothing from one sample to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuload.datasets.box_formats import to_xyxy
+from gpuload.datasets.recognise import find_leaves
+from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
+from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor
+from gpuload.decode import Decoder
+from gpuload.errors import one_line
+from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
+from gpuload.ring.packing import ALIGN
+from gpuload.ring.ring import align
+from gpuload.workers.belongings import check_transforms, droppers, find_fields, mask_misfit
+from gpuload.workers.job import Job
+
+__all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
+
+Region = list[int]  # top, left, height, width
+
+
+@dataclass(slots=True)
+class Picture:
+    """An image, or a mask, of a sample: what the dataset gave and, of a file, its header. `channels` are those of the
+    result, of a mask the bytes of all its numbers; `kind` is a mask's dtype, and how many axes it has."""
+
+    leaf: Encoded | Image | Mask
+    header: Any
+    height: int
+    width: int
+    channels: int
+    kind: tuple[str, int] | None = None
+    placed: list[int] = field(default_factory=list)  # once it is decoded: a row of an `ImageColumn`
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample: the row that it belongs to, what the dataset gave, its structure, and its leaves by their number."""
+
+    row: int
+    given: Any
+    structure: Structure
+    images: dict[int, Picture]
+    values: dict[int, Any]
+    source: str | None
+    masks: dict[int, Picture] = field(default_factory=dict)
+    points: dict[int, Boxes | Keypoints] = field(default_factory=dict)
+    fields: tuple[int, ...] = ()  # see `ChunkContent`
+
+    def boxes(self) -> np.ndarray:
+        """The boxes that its draws depend on: left, top, right, bottom."""
+        boxes = next(value for value in self.points.values() if isinstance(value, Boxes))
+        return to_xyxy(boxes.array, boxes.format)
+
+
+class Sourced(Exception):
+    """Carries the source of the image that failed; the error itself is the cause."""
+
+    def __init__(self, source: str | None) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+class SampleReader:
+    """Takes samples apart and decodes them, for a job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._decoder = Decoder(job.decode)
+        self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
+        self._no_targets = check_transforms(job.chain)
+
+    def read(self, row: int, given: Any) -> Sample:
+        """Take a sample apart and read its headers.
+
+        Raises:
+            TypeError, ValueError: it has no image where one is needed, or its targets do not fit to it.
+            Sourced: a header cannot be read.
+        """
+        if given is None and self._job.collate_fn is None:
+            raise TypeError(
+                "the dataset returned None; return a sample, raise an error, or pass a collate_fn that leaves None out"
+            )
+        leaves: list[Any] = []
+        structure = flatten(given, leaves)
+        found, targets = find_leaves(leaves)
+        if not found and len(self._job.chain) and self._job.collate_fn is None:
+            raise TypeError(
+                f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
+                f"{_nearly_an_image(leaves)}; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or a uint8 "
+                "array H×W×C or tensor C×H×W; or leave the transforms out"
+            )
+        images: dict[int, Picture] = {}
+        source = None
+        for leaf, image in found.items():
+            if isinstance(image, Encoded):
+                source = source or image.source
+                try:
+                    header = self._decoder.header(image)
+                    height, width = self._decoder.size_hw(header)
+                    channels = self._decoder.channels(header, image.mode)
+                    images[leaf] = Picture(image, header, height, width, channels)
+                except Exception as error:
+                    raise Sourced(source) from error
+            else:
+                images[leaf] = Picture(image, None, *image.hwc.shape)
+        values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in found and leaf not in targets}
+        sample = Sample(row, given, structure, images, values, source)
+        if targets or self._needs_boxes:
+            self._add_targets(sample, leaves, targets)
+        return sample
+
+    def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
+        """The masks, boxes and keypoints of a sample."""
+        images = list(sample.images.values())
+        if not images:
+            raise TypeError(
+                f"the sample, {one_line(describe(sample.structure, leaves))}, has masks, boxes or keypoints, but no "
+                "image that they are in; return it in the same sample"
+            )
+        if targets and self._no_targets is not None:
+            raise ValueError(self._no_targets)
+        size = images[0].height, images[0].width
+        for image in images[1:]:
+            if (other := (image.height, image.width)) != size:
+                raise ValueError(
+                    "masks, boxes and keypoints belong to all images of their sample, which must be of one size, but "
+                    f"there are {_size(size)} and {_size(other)} (height × width)"
+                )
+        for leaf, target in targets.items():
+            if isinstance(target, Mask):
+                sample.masks[leaf] = self._mask(sample, leaf, target, size)
+            else:
+                sample.points[leaf] = target
+        sample.fields = find_fields(sample.given, leaves, targets, self._job.chain)
+
+    def _mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
+        header, axes, count = None, 2, 1
+        if isinstance(mask.array, Encoded):
+            sample.source = sample.source or mask.array.source
+            try:
+                header = self._decoder.header(mask.array)
+                dtype = self._decoder.mask_dtype(header)
+            except Exception as error:
+                raise Sourced(mask.array.source) from error
+            shape = self._decoder.size_hw(header)
+        else:
+            dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
+            count = len(mask.array) if axes == 3 else 1
+        if (misfit := mask_misfit(leaf, shape, size_hw)) is not None:
+            raise ValueError(misfit)
+        return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
+
+    def decode(self, sample: Sample, regions: Iterable[Region], slot: np.ndarray, at: int) -> int:
+        """Put the pixels of a sample, a region for each image and mask, into the slot from `at` on; returns where they
+        end.
+
+        Raises:
+            Sourced: one of them cannot be decoded.
+        """
+        for picture, region in zip([*sample.images.values(), *sample.masks.values()], regions, strict=True):
+            top, left, height, width = region
+            leaf, header = picture.leaf, picture.header
+            out = slot[at : at + height * width * picture.channels]
+            pixels = out.reshape(height, width, picture.channels)
+            try:
+                if isinstance(leaf, Mask):
+                    assert picture.kind is not None
+                    self._decode_mask(leaf, header, (top, left, height, width), out.view(picture.kind[0]))
+                elif isinstance(leaf, Encoded):
+                    self._decoder.decode(
+                        leaf, header, (top, left, height, width), out.reshape(height, width, picture.channels)
+                    )
+                else:
+                    pixels[...] = leaf.hwc[top : top + height, left : left + width]
+            except Exception as error:
+                file = leaf.array if isinstance(leaf, Mask) else leaf
+                raise Sourced(getattr(file, "source", None) or sample.source) from error
+            picture.placed = [at, height, width, picture.channels, picture.height, picture.width, *region]
+            at = align(at + len(out), ALIGN)
+        return at
+
+    def _decode_mask(self, mask: Mask, header: Any, region_tlhw: tuple[int, int, int, int], out: np.ndarray) -> None:
+        """A region of a mask, to H×W×N in the slot."""
+        top, left, height, width = region_tlhw
+        if header is not None:
+            self._decoder.decode_mask(mask.array, header, region_tlhw, out.reshape(height, width))
+            return
+        part = mask.array[..., top : top + height, left : left + width]
+        out = out.reshape(height, width, 1 if part.ndim == 2 else len(part))
+        out[...] = part[:, :, None] if part.ndim == 2 else part.transpose(1, 2, 0)
+
+
+def as_columns(samples: Sequence[Sample]) -> ChunkContent:
+    """What a chunk came to, of its samples that were decoded."""
+    structures = _one_for_all([sample.structure for sample in samples])
+    return ChunkContent(
+        [sample.row for sample in samples],
+        structures,
+        _image_columns([sample.images for sample in samples]),
+        _value_columns([sample.values for sample in samples]),
+        [sample.source for sample in samples],
+        masks=_image_columns([sample.masks for sample in samples]),
+        points=_value_columns([sample.points for sample in samples]),
+        fields=_one_for_all([sample.fields for sample in samples]) if any(sample.fields for sample in samples) else [],
+    )
+
+
+def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn]:
+    columns = []
+    for number in range(max(map(len, samples), default=0)):
+        rows = [row for row, pictures in enumerate(samples) if len(pictures) > number]
+        found = [list(samples[row].items())[number] for row in rows]
+        table = np.array([picture.placed for _, picture in found], np.int64)
+        leaves = _one_for_all([leaf for leaf, _ in found])
+        kinds = _one_for_all([picture.kind for _, picture in found if picture.kind is not None])
+        columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else rows, kinds))
+    return columns
+
+
+def _value_columns(samples: Sequence[Mapping[int, Any]]) -> list[ValueColumn]:
+    if not samples or not any(samples):
+        return []
+    first = samples[0].keys()
+    if all(values.keys() == first for values in samples):
+        return [ValueColumn(leaf, [values[leaf] for values in samples]) for leaf in first]
+    columns = []
+    for leaf in sorted(set().union(*samples)):
+        rows = [row for row, values in enumerate(samples) if leaf in values]
+        columns.append(ValueColumn(leaf, [samples[row][leaf] for row in rows], rows))
+    return columns
+
+
+def _one_for_all(entries: list[Any]) -> list[Any]:
+    """One entry, where all are equal."""
+    return entries[:1] if all(entry == entries[0] for entry in entries) else entries
+
+
+def _nearly_an_image(leaves: Sequence[Any]) -> str:
+    """What to do about the first leaf that may be meant as an image and is taken for none."""
+    for leaf in leaves:
+        if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
+            continue
+        axes, dtype = len(leaf.shape), dtype_of(leaf)
+        if axes == 2 and dtype == "uint8":
+            return ": if the array H×W is one, write gpuload.Image(array)"
+        if axes == 3 and dtype.startswith(("float", "bfloat")):
+            return f": images must be uint8, not {dtype}; leave out the dataset's ToTensor, or what else scales them"
+    return ""
+
+
+def _size(size_hw: Sequence[int]) -> str:
+    return "×".join(map(str, size_hw))
