@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gpuload.transforms.timm_randaugment import TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
-# What is at home in each module below this package. `Draws` is what `Program` was called first.
+# What is at home in each module of this package. `Draws` is what `Program` was called first.
 _MODULES = {
     "augmix": "AugMix",
     "auto": "AutoAugment RandAugment TrivialAugmentWide",

@@ -50,7 +50,6 @@ class RandomIoUCrop(Padding):
         TypeError, ValueError: an argument is not one of these.
     """
 
-    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE[:2]
     crops: ClassVar[bool] = True
     reads_boxes: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True

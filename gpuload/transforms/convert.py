@@ -99,7 +99,6 @@ class Normalize(Transform):
         TypeError, ValueError: they are not sequences of finite numbers of one length, or a `std` is not positive.
     """
 
-    works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
     makes: ClassVar[str | None] = "normalized"
 
     mean: tuple[float, ...]

@@ -21,8 +21,7 @@ from gpuload.transforms.program.targets import move_boxes
 
 __all__ = ["Line", "draw_some"]
 
-# Of a record that nobody else has seen yet; `replace` takes ten times as long.
-_put: Final = object.__setattr__
+_put: Final = object.__setattr__  # of a record that nobody else has seen; `replace` takes ten times as long
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,7 @@ class Line:
 
 
 def draw_some(
-    transforms: Sequence[Transform],
-    lanes: Sequence[int],
-    uniforms: Uniforms,
-    sizes_hw: np.ndarray,
-    rows: np.ndarray,
+    transforms: Sequence[Transform], lanes: Sequence[int], uniforms: Uniforms, sizes_hw: np.ndarray, rows: np.ndarray
 ) -> list[Record]:
     """The records of transforms that stand one behind the other, and work on these rows of a batch alone."""
     try:

@@ -67,7 +67,6 @@ class Pad(Padding):
         return np.array([top + bottom, left + right], np.int64)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
-        left, top, _, _ = self._sides
         sizes = sizes_hw + self._growth
         if (sizes < 1).any():
             row = int((sizes < 1).any(axis=1).argmax())
@@ -77,7 +76,7 @@ class Pad(Padding):
                 "(height × width)",
                 row,
             )
-        return self.box(np.broadcast_to(np.array([-top, -left], np.int64), sizes.shape), sizes)
+        return self.box(np.broadcast_to(-np.array(self._sides[1::-1], np.int64), sizes.shape), sizes)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         if size_hw is None:

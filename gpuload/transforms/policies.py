@@ -128,13 +128,12 @@ def _magnitudes(space: Space, bins: int) -> np.ndarray:
     return table
 
 
-_ALL: Final = KINDS
-AUTO: Final = Space(_ALL[1:], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
-RAND: Final = Space(_ALL[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
-WIDE: Final = Space(_ALL[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
+AUTO: Final = Space(KINDS[1:], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
+RAND: Final = Space(KINDS[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
+WIDE: Final = Space(KINDS[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
 # By whether all operations are allowed, or only those that robustness is not measured with.
 MIX: Final = {
-    everything: Space((*_ALL[1:6], *_ALL[10:14], *(_ALL[6:10] if everything else ())), 0.3, 1 / 3, 30.0, 0.9, (4, 0))
+    everything: Space((*KINDS[1:6], *KINDS[10:14], *(KINDS[6:10] if everything else ())), 0.3, 1 / 3, 30.0, 0.9, (4, 0))
     for everything in (True, False)
 }
 

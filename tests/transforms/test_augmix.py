@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import originals
 import pytest
@@ -20,7 +22,7 @@ N = 2_500
 HEIGHT, WIDTH = 60, 47
 
 
-def draw(transform: T.AugMix, n: int = N) -> Mixture:
+def draw(transform: T.AugMix, n: int = N) -> Any:
     return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import originals
@@ -21,7 +22,7 @@ N = 6_000
 HEIGHT, WIDTH = 60, 47
 
 
-def draw(transform: T.Transform, n: int = N, size: tuple[int, int] = (HEIGHT, WIDTH), epoch: int = 0) -> Ops:
+def draw(transform: T.Transform, n: int = N, size: tuple[int, int] = (HEIGHT, WIDTH), epoch: int = 0) -> Any:
     return T.Chain([transform]).draw(epoch_key(8, epoch), np.arange(n), np.tile([size], (n, 1))).records[0]
 
 

@@ -31,7 +31,7 @@ def published():
     return auto_augment
 
 
-def draw(transform: T.TimmRandAugment, n: int) -> Ops:
+def draw(transform: T.TimmRandAugment, n: int) -> Any:
     return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
 
 

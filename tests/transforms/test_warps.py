@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import originals
@@ -13,13 +14,12 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.matrices import affine_coefficients, perspective_coefficients, rotation_coefficients
-from gpuload.transforms.program.ops import Warp
 
 N = 10_000
 KEY = epoch_key(8, 0)
 
 
-def draw(transform: T.Chain, height: int, width: int, n: int = N) -> Warp:
+def draw(transform: T.Chain, height: int, width: int, n: int = N) -> Any:
     return T.Chain([transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1))).records[0]
 
 
