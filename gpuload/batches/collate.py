@@ -24,10 +24,10 @@ from gpuload.ring.chunk import TensorBits
 
 __all__ = ["Outline", "collate", "outline_of", "row_of", "unwrapped"]
 
-GROUP = "boxes of an image"  # in the place of a container that comes as a list, one for each image
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 Place = Callable[[torch.Tensor], torch.Tensor]
-Mark = tuple[str, int]  # "image" and which of its sample's, or "mask", "points" and 0
+Mark = tuple[str, int]  # "image" and which of its sample's; or "mask", "points", "group" and 0
+GROUP: Mark = ("group", 0)  # a container that comes as a list, one for each image
 
 
 @dataclass(slots=True)
@@ -40,13 +40,12 @@ class Group:
 
 @dataclass(slots=True)
 class Outline:
-    """What a batch looks like: its structure, and for each of its leaves which leaf of its sample each row has there,
-    and what that is (None: a value)."""
+    """What a batch looks like: its structure, in which a group is one leaf, what each of its leaves is (None: a value),
+    and for each of these which leaf of its sample, or group, each row has there."""
 
     structure: Structure
-    leaves: list[list[int]]
-    groups: dict[int, list[Group]]
     marks: list[Mark | None]
+    leaves: list[list[Any]]
 
 
 def outline_of(columns: Columns) -> Outline:
@@ -56,65 +55,35 @@ def outline_of(columns: Columns) -> Outline:
         CollateError: they differ in structure, or in where their images are; the message names two of them.
     """
     marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
-    for number, images in enumerate(columns.images):
-        for row, leaf in zip(images.rows.tolist(), images.leaves, strict=True):
-            marks[row][leaf] = ("image", number)
-    if columns.has_targets:
-        _mark_targets(columns, marks)
-    elif len(columns.structures) > 1 or any(own != marks[0] for own in marks):
-        row = next(
-            row
-            for row in range(1, len(columns))
-            if columns.structure(row) != columns.structure(0) or marks[row] != marks[0]
-        )
-        raise CollateError(
-            f"{columns.name(0)} is {_shown(columns.structure(0), marks[0])}, but {columns.name(row)} is "
-            f"{_shown(columns.structure(row), marks[row])}: all samples of a batch must have the same structure, with "
-            "their images in the same places; let the dataset return one form"
-        )
-    entries: list[list[int | Group]] = [[] for _ in marks]
-    structure: Structure = None
-    for row, (own, found) in enumerate(zip(marks, entries, strict=True)):
-        if row and not columns.points and len(columns.structures) == 1:
-            found += entries[0]
-            continue
-        outer, _ = _outer(columns.structure(row), 0, own, found)
-        structure = structure if row else outer
-        if outer != structure:
-            raise CollateError(
-                f"{columns.name(0)} is {describe(_leaves_only(structure))}, but {columns.name(row)} is "
-                f"{describe(_leaves_only(outer))}: all samples of a batch must have the same structure, outside "
-                "the dicts that hold boxes or keypoints; let the dataset return one form"
-            )
-    outline = Outline(_leaves_only(structure), [], {}, [])
-    for number, column in enumerate(zip(*entries, strict=True)):
-        if isinstance(column[0], Group):
-            outline.groups[number] = list(column)
-            outline.leaves.append([])
-            outline.marks.append(None)
-            continue
-        outline.leaves.append(list(column))
-        mark = marks[0].get(column[0])
-        outline.marks.append(mark)
-        if columns.has_targets and any(own.get(leaf) != mark for own, leaf in zip(marks, column, strict=True)):
-            raise CollateError("the images and targets of the samples of a batch must stand in the same places")
-    return outline
-
-
-def _mark_targets(columns: Columns, marks: list[dict[int, Mark]]) -> None:
-    counts = list(map(len, marks))
-    if min(counts) != max(counts):
-        row = counts.index(min(counts))
-        raise CollateError(
-            f"{columns.name(counts.index(max(counts)))} has {max(counts)} images, but {columns.name(row)} has "
-            f"{counts[row]}; let all samples of a batch have as many"
-        )
-    for masks in columns.masks:
-        for row, leaf in zip(masks.rows.tolist(), masks.leaves, strict=True):
-            marks[row][leaf] = ("mask", 0)
+    for kind, found in (("image", columns.images), ("mask", columns.masks)):
+        for number, images in enumerate(found):
+            for row, leaf in zip(images.rows.tolist(), images.leaves, strict=True):
+                marks[row][leaf] = (kind, number if kind == "image" else 0)
     for leaf, column in columns.points.items():
         for row, _ in column.items():
             marks[row][leaf] = ("points", 0)
+    outlines = [_outline(columns.structure(0), marks[0])]
+    alike = len(columns.structures) == 1
+    for row, own in enumerate(marks[1:], 1):
+        outline = outlines[0] if alike and own == marks[0] else _outline(columns.structure(row), own)
+        if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
+            outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
+            raise CollateError(
+                f"{columns.name(0)} is {_shown(outlines[0])}, but {columns.name(row)} is {_shown(outline)}: all "
+                "samples of a batch must have the same structure, with their images in the same places"
+                f"{outside}; let the dataset return one form"
+            )
+        outlines.append(outline)
+    leaves = [[leaf for own in column for leaf in own] for column in zip(*(o.leaves for o in outlines), strict=True)]
+    return Outline(outlines[0].structure, outlines[0].marks, leaves)
+
+
+def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
+    """The outline of one sample."""
+    found: list[int | Group] = []
+    outer, _ = _outer(structure, 0, marks, found)
+    kinds = [GROUP if isinstance(entry, Group) else marks.get(entry) for entry in found]
+    return Outline(outer, kinds, [[entry] for entry in found])
 
 
 def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | Group]) -> tuple[Structure, int]:
@@ -129,7 +98,7 @@ def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | G
         child == LEAF and marks.get(leaf) == ("points", 0) for child, leaf in zip(children, starts, strict=False)
     ):
         found.append(Group(node, at))
-        return GROUP, starts[-1]
+        return LEAF, starts[-1]
     outer = [_outer(child, leaf, marks, found)[0] for child, leaf in zip(children, starts, strict=False)]
     return (kind, cls, keys, tuple(outer)), starts[-1]
 
@@ -160,7 +129,13 @@ def collate(
     ready: dict[int, Any] = {}
     for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
         kind, image = mark or ("", 0)
-        whole = finished.whole.get(leaves[0]) if leaves and leaves.count(leaves[0]) == len(leaves) else None
+        if kind == "group":
+            ready[number] = [
+                [default_convert(_cell(columns, finished, row, group.leaf + at)) for at in range(_size(group.node))]
+                for row, group in enumerate(leaves)
+            ]
+            continue
+        whole = finished.whole.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
         if kind == "image":
             ready[number] = finished.images[image]
         elif kind == "mask" and (whole is None or ragged != "error"):
@@ -173,17 +148,11 @@ def collate(
         elif kind == "points":
             points = _cells(columns, finished, leaves)
             ready[number] = points if views is None else [list(view) for view in zip(*points, strict=True)]
-        elif number in outline.groups:
-            ready[number] = [
-                [
-                    default_convert(_cells(columns, finished, [leaf], [row])[0])
-                    for leaf in range(group.leaf, group.leaf + _size(group.node))
-                ]
-                for row, group in enumerate(outline.groups[number])
-            ]
     ready = _placed(ready, place)
-    for number, groups in outline.groups.items():
-        ready[number] = [unflatten(group.node, own) for group, own in zip(groups, ready[number], strict=True)]
+    for number, mark in enumerate(outline.marks):
+        if mark == GROUP:
+            groups = zip(outline.leaves[number], ready[number], strict=True)
+            ready[number] = [unflatten(group.node, own) for group, own in groups]
     numbers = itertools.count()
 
     def leaf(within: str) -> Any:
@@ -212,28 +181,23 @@ def row_of(batch: Any, views: int | None, row: int) -> Any:
     return batch[row]
 
 
-def _cells(columns: Columns, finished: Finished, leaves: list[int], rows: Sequence[int] | None = None) -> list[Any]:
-    """The leaves of rows (None: of all), finished, or as their values stand."""
+def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
+    """A leaf of all rows, finished, or as its values stand."""
     leaf = leaves[0]
-    column = columns.values.get(leaf) if rows is None and leaves.count(leaf) == len(leaves) else None
+    column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
     if column is not None and column.rows is None and not any(leaf in own for own in finished.cells):
         return list(map(unwrapped, column.values))
-    found = []
-    for row, leaf in zip(range(len(leaves)) if rows is None else rows, leaves, strict=True):
-        own = finished.cells[row]
-        found.append(own[leaf] if leaf in own else unwrapped(columns.values[leaf].get(row)))
-    return found
+    return [_cell(columns, finished, row, leaf) for row, leaf in enumerate(leaves)]
 
 
-def _shown(structure: Structure, marks: dict[int, Mark]) -> str:
-    return f"{describe(structure)} with its images at leaf {', '.join(map(str, marks)) or 'none'}"
+def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
+    own = finished.cells[row]
+    return own[leaf] if leaf in own else unwrapped(columns.values[leaf].get(row))
 
 
-def _leaves_only(node: Structure) -> Structure:
-    if node in (LEAF, GROUP):
-        return LEAF
-    kind, cls, keys, children = node
-    return kind, cls, keys, tuple([_leaves_only(child) for child in children])
+def _shown(outline: Outline) -> str:
+    images = [str(leaf) for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True) if mark and mark != GROUP]
+    return f"{describe(outline.structure)} with its images at leaf {', '.join(images) or 'none'}"
 
 
 def _size(node: Structure) -> int:

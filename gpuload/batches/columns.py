@@ -9,7 +9,7 @@ ones come behind the others, and samples that were skipped are missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpuload.transforms import Draws
     from gpuload.workers.batch import Batch, Part
 
-__all__ = ["Columns", "Finished", "Images", "Values"]
+__all__ = ["Columns", "Finished", "Images"]
 
 
 @dataclass(slots=True)
@@ -55,24 +55,6 @@ class Images:
         """The one leaf that they are, if so many rows have one, all in the same place."""
         alike = len(self.rows) == count and self.leaves.count(self.leaves[0]) == count
         return self.leaves[0] if alike else None
-
-
-@dataclass(slots=True)
-class Values:
-    """A leaf that is no image: its value for each of the rows that have it; None: all of them."""
-
-    values: list[Any]
-    rows: list[int] | None = None
-
-    def items(self) -> Iterable[tuple[int, Any]]:
-        """Rows and their values."""
-        return enumerate(self.values) if self.rows is None else zip(self.rows, self.values, strict=True)
-
-    def get(self, row: int) -> Any:
-        """The value of a row; None where it has no such leaf."""
-        if self.rows is None:
-            return self.values[row]
-        return self.values[self.rows.index(row)] if row in self.rows else None
 
 
 class Columns:
@@ -230,7 +212,7 @@ class Columns:
             )
         return merged
 
-    def _values(self, columns_of: Callable[[ChunkContent], list[ValueColumn]]) -> dict[int, Values]:
+    def _values(self, columns_of: Callable[[ChunkContent], list[ValueColumn]]) -> dict[int, ValueColumn]:
         found: dict[int, list[tuple[int, ValueColumn]]] = {}
         for at, (_, _, content) in enumerate(self._parts):
             for column in columns_of(content):
@@ -240,12 +222,12 @@ class Columns:
             values = [value for _, column in columns for value in column.values]
             whole = len(columns) == len(self._parts) and all(column.rows is None for _, column in columns)
             if whole and self.order is None:
-                merged[leaf] = Values(values)
+                merged[leaf] = ValueColumn(leaf, values)
                 continue
             rows = np.concatenate([self._rows(at, column.rows) for at, column in columns])
             order = np.argsort(rows, kind="stable")
             values = [values[at] for at in order.tolist()]
-            merged[leaf] = Values(values, None if whole else rows[order].tolist())
+            merged[leaf] = ValueColumn(leaf, values, None if whole else rows[order].tolist())
         return merged
 
     def _find_blocks(self) -> None:
@@ -271,7 +253,7 @@ class Columns:
                 copied = array.copy() if array.ndim else array
                 values[row] = TensorBits(copied, block.torch_dtype) if block.tensor else copied
         rows = sorted(values)
-        self.values[leaf] = Values([values[row] for row in rows], None if len(rows) == len(self) else rows)
+        self.values[leaf] = ValueColumn(leaf, [values[row] for row in rows], None if len(rows) == len(self) else rows)
 
 
 def _each(column: ImageColumn, name: str, count: int) -> list[Any]:

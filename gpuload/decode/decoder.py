@@ -13,7 +13,7 @@ import numpy as np
 from gpuload.datasets.bit_depth import too_deep
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.decode.header import Header, read_header
-from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
+from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, Region, SimpleJpeg
 from gpuload.decode.jpeg_header import has_end
 from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
@@ -106,9 +106,7 @@ class Decoder:
             )
         return VALUES[header.mode]
 
-    def decode_mask(
-        self, encoded: Encoded, header: Header, region_tlhw: tuple[int, int, int, int], out: np.ndarray
-    ) -> None:
+    def decode_mask(self, encoded: Encoded, header: Header, region_tlhw: Region, out: np.ndarray) -> None:
         """Decode the stored values of a region to `out`, H×W of `mask_dtype`; arguments and errors as for `decode`."""
         if header.jpeg is not None:
             grey = Encoded(encoded.data, "L", encoded.source)
@@ -126,7 +124,7 @@ class Decoder:
         self,
         encoded: Encoded,
         header: Header,
-        region_tlhw: tuple[int, int, int, int] | None = None,
+        region_tlhw: Region | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
         """Decode a region, H×W×C uint8.
@@ -163,11 +161,7 @@ class Decoder:
         return out
 
     def _stored(
-        self,
-        encoded: Encoded,
-        header: Header,
-        region_tlhw: tuple[int, int, int, int],
-        out: np.ndarray | None = None,
+        self, encoded: Encoded, header: Header, region_tlhw: Region, out: np.ndarray | None = None
     ) -> np.ndarray:
         """A region as stored, in the mode asked for; the memory may be `out`, or the decoder's own, until its next
         call."""
@@ -210,12 +204,12 @@ class Decoder:
         return self._jpeg_decoders
 
 
-def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
+def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> np.ndarray:
     opened = header.opened if header.opened is not None else open_image(data, header.format)
     return opened.pixels(mode, region_tlhw)
 
 
-def _before_damage(data: bytes, mode: Mode, region_tlhw: tuple[int, int, int, int]) -> np.ndarray | None:
+def _before_damage(data: bytes, mode: Mode, region_tlhw: Region) -> np.ndarray | None:
     # A download that stopped in a file of its final size ends in zeros, which would decode as picture.
     return open_image(data.rstrip(b"\0"), "JPEG").pixels_before_damage(mode, region_tlhw)
 

@@ -32,6 +32,7 @@ NV_MAX_BYTES = 1 << 29
 # Image memory larger than this is given back after the image, or one panorama would stay in every worker.
 KEEP_BYTES = 64 << 20
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
+Region = tuple[int, int, int, int]
 
 
 class JpegDecoder(Protocol):
@@ -41,12 +42,7 @@ class JpegDecoder(Protocol):
     name: ClassVar[str]
 
     def decode(
-        self,
-        data: bytes,
-        header: JpegHeader,
-        grey: bool,
-        region_tlhw: tuple[int, int, int, int],
-        out: np.ndarray | None = None,
+        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, out: np.ndarray | None = None
     ) -> tuple[np.ndarray | None, str]: ...
 
 
@@ -92,12 +88,7 @@ class NvImageCodec:
         return True
 
     def decode(
-        self,
-        data: bytes,
-        header: JpegHeader,
-        grey: bool,
-        region_tlhw: tuple[int, int, int, int],
-        out: np.ndarray | None = None,
+        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, out: np.ndarray | None = None
     ) -> tuple[np.ndarray | None, str]:
         if not data.endswith(EOI) and not has_end(data, header):
             return None, "the file is cut off: there is no end-of-image marker"
@@ -110,9 +101,7 @@ class NvImageCodec:
         self._image = image if pixels.nbytes <= KEEP_BYTES else None
         return pixels, ""
 
-    def _decode_region(
-        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: tuple[int, int, int, int]
-    ) -> Any:
+    def _decode_region(self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region) -> Any:
         stream = self._stream(data)
         top, left, height, width = region_tlhw
         if height != header.height or width != header.width:
@@ -132,12 +121,7 @@ class SimpleJpeg:
         self._decode = decode_jpeg
 
     def decode(
-        self,
-        data: bytes,
-        header: JpegHeader,
-        grey: bool,
-        region_tlhw: tuple[int, int, int, int],
-        out: np.ndarray | None = None,
+        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, out: np.ndarray | None = None
     ) -> tuple[np.ndarray | None, str]:
         try:
             within = out if out is not None and region_tlhw[2:] == (header.height, header.width) else None

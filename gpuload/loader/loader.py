@@ -74,7 +74,7 @@ class Loader:
         memory_format: of image batches, ``"contiguous_format"`` or ``"channels_last"``, or torch's.
         ragged: what to do where the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
             ``"pad"`` with zeros at the bottom and right, giving ``(images, sizes)`` with int64 (N, 2) heights and
-            widths.
+            widths. On the CPU, images of a list that no transform changes are C×H×W views of memory H×W×C.
         seed: 0 ≤ seed < 2**64; the order and every random draw are a function of it. Default 0.
         rank, world_size: which of how many processes this is that share out each epoch. Default: as
             ``torch.distributed`` says where it is up at `iter()`, else torchrun's environment, else 0 of 1.

@@ -8,6 +8,7 @@ the column says which leaf each of them is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,16 @@ class ValueColumn:
     leaf: int
     values: list[Any]
     rows: Rows = None
+
+    def items(self) -> Iterable[tuple[int, Any]]:
+        """Rows and their values."""
+        return enumerate(self.values) if self.rows is None else zip(self.rows, self.values, strict=True)
+
+    def get(self, row: int) -> Any:
+        """The value of a row; None where it has no such leaf."""
+        if self.rows is None:
+            return self.values[row]
+        return self.values[self.rows.index(row)] if row in self.rows else None
 
 
 @dataclass(slots=True)

@@ -137,21 +137,18 @@ def _make_blocks(content: ChunkContent, end: int) -> tuple[list[list[np.ndarray]
 def _block(leaf: int, offset: int, column: Sequence[Any]) -> Block | None:
     """The block that a leaf's values go to, if they are alike and worth it."""
     first = column[0]
-    if not isinstance(first, np.ndarray) and not is_tensor(first):
+    kind = type(first)
+    if kind is not np.ndarray and not (is_tensor(first) and kind is sys.modules["torch"].Tensor):
         return None
-    kind, shape, dtype = type(first), first.shape, first.dtype
+    shape, dtype, name = first.shape, first.dtype, str(first.dtype)
+    bits = ONLY_TORCH.get(name, name.removeprefix("torch."))
+    if first.nbytes < MIN_PAYLOAD_BYTES or bits not in BLOCK_TYPES:
+        return None
     if not all(type(value) is kind and value.shape == shape and value.dtype == dtype for value in column):
         return None
     if kind is np.ndarray:
-        if first.nbytes < MIN_PAYLOAD_BYTES or dtype.name not in BLOCK_TYPES or not dtype.isnative:
-            return None
-        return Block(leaf, offset, (len(column), *shape), dtype.name, False)
-    if not is_tensor(first):  # a subclass of numpy's
-        return None
-    name = str(dtype)
-    bits = ONLY_TORCH.get(name, name.removeprefix("torch."))
-    plain = kind is sys.modules["torch"].Tensor and all(_is_plain(value) for value in column)
-    if not plain or first.nbytes < MIN_PAYLOAD_BYTES or bits not in BLOCK_TYPES:
+        return Block(leaf, offset, (len(column), *shape), bits, False) if dtype.isnative else None
+    if not all(map(_is_plain, column)):
         return None
     only = name.removeprefix("torch.") if name in ONLY_TORCH else ""
     return Block(leaf, offset, (len(column), *shape), bits, True, only)

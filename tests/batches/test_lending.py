@@ -180,7 +180,7 @@ def test_whole_images_stay_what_they_are_and_their_slots_come_back(workers):
             kept = []
             for images, indices in loader_:
                 check(images, indices)
-                kept.append(([images[0], images[-1][:, 5:9]], indices))  # a view keeps the memory too
+                kept.append(([images[0], images[-1][:, :, 5:9]], indices))  # a view keeps the memory too
                 del images
         assert lent(loader_) == 8
         for (first, other), indices in kept:

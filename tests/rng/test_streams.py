@@ -41,6 +41,6 @@ def test_a_chain_with_every_kind_of_nesting_draws_from_lanes_of_transforms():
     chain = T.Chain([T.Resize(64), T.MultiView([[T.RandomResizedCrop(32), nested]] * 3), T.RandomErasing()])
     taken = []
     for number, line in enumerate(chain.lines):
-        own = zip(line.streams, line.transforms, strict=True)
-        taken += [lane for first, one in list(own)[number > 0 :] for lane in range(first, first + one.streams)]
+        own = zip(line.lanes, line.transforms, strict=True)
+        taken += [lane for first, one in list(own)[number > 0 :] for lane in range(first, first + one.lanes)]
     assert len(taken) == len(set(taken)) == max(taken) + 1 < 100 < len(streams.TRANSFORMS)

@@ -212,7 +212,8 @@ def test_a_description_too_long_for_a_message_comes_through_the_slot(team):
     team_.ask(1, [0, 1])
     [reply] = team_.wait(1)
     assert reply.meta == b""
-    assert [len(row[0]) for row in team_.content(reply).values] == [100_000, 100_000]
+    [column] = team_.content(reply).values
+    assert [len(value) for value in column.values] == [100_000, 100_000]
 
 
 def test_what_does_not_fit_the_slot_is_not_written_and_the_need_is_told(team):
@@ -534,7 +535,7 @@ SCRIPT = """
     team = Team(Main())
     team.ask(1, [2])
     [reply] = team.wait(1)
-    print(team.content(reply).values)
+    print([column.values[0] for column in team.content(reply).values])
     team.close()
 """
 
