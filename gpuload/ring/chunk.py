@@ -113,7 +113,7 @@ class ChunkContent:
     points: list[ValueColumn] = field(default_factory=list)
     fields: list[tuple[int, ...]] = field(default_factory=list)
     collated: Collated | None = None  # the whole batch, where the user's collate_fn ran in the worker
-    stream: IterablePlace | None = None  # of an iterable dataset
+    iterable: IterablePlace | None = None  # of an iterable dataset
 
 
 @dataclass(slots=True)

@@ -190,7 +190,7 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
         [(column.leaf, column.values, column.rows) for column in content.points],
         content.fields,
         content.collated,
-        content.stream,
+        content.iterable,
     ]
     if by_value:  # classes of the user's __main__ exist in a worker only under cloudpickle's care
         import cloudpickle

@@ -93,7 +93,7 @@ class Batch:
             return
         contents = [part.content for part in self.parts if part.content is not None]
         taken = sum(len(content.rows) + len(content.errors) for content in contents)
-        places = [content.stream for content in contents if content.stream is not None]
+        places = [content.iterable for content in contents if content.iterable is not None]
         spec = self.spec.on_due(self.spec, taken, self.is_empty, places)
         if spec is None:
             self.dropped = True

@@ -394,11 +394,11 @@ class Feed:
         batch = part.batch
         batch.open_parts -= 1
         errors = [record for _, record in content.errors]
-        if content.stream is None:
+        if content.iterable is None:
             self._tally.add(len(part.positions), errors)
         else:  # it may have ended
             self._tally.add(len(content.rows) + len(errors), errors)
-            if content.stream.broken and errors:
+            if content.iterable.broken and errors:
                 batch.fatal = errors[-1]
         if errors and (self.faults.on_error == "replace" or part.substitutes):
             self._replace(batch, errors)

@@ -89,7 +89,7 @@ class ChunkRunner:
                 collated = self._collated(request, [sample.given for sample in loaded])
         reply = None
         if collated is not None:
-            content = ChunkContent([s.row for s in loaded], sources=[None] * rows, collated=collated, stream=place)
+            content = ChunkContent([s.row for s in loaded], sources=[None] * rows, collated=collated, iterable=place)
             try:
                 reply = _pack(request, slot, 0, content, keep_types=True)
                 self._sends = True
@@ -204,14 +204,14 @@ class ChunkRunner:
         place: IterablePlace | None,
     ) -> Reply:
         content = as_columns(decoded)
-        content.errors, content.stream = sorted(errors, key=_row), place
+        content.errors, content.iterable = sorted(errors, key=_row), place
         try:
             return _pack(request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None)
         except Exception as error:
             # A leaf that cannot be sent. Which one is not worth the search: the dataset gives the same kind for each
             # sample.
             errors += [(s.row, _record(request, s.row, s.source, _unsendable(error))) for s in decoded]
-            return _pack(request, slot, 0, ChunkContent(errors=sorted(errors, key=_row), stream=place))
+            return _pack(request, slot, 0, ChunkContent(errors=sorted(errors, key=_row), iterable=place))
 
 
 def _row(entry: tuple[int, ErrorRecord]) -> int:
