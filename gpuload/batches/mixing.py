@@ -1,8 +1,8 @@
-"""MixUp and CutMix beyond the images: who is whose partner in a batch, and the labels, found and made soft.
+"""MixUp and CutMix beyond the images: the partners in a batch, and the labels, found and made soft.
 
-A sample's partner is the one at its position XOR 1, where both are in the batch; where a sampler, or an iterable
-dataset, says what comes, it is its neighbour in the batch as it was asked for: rows 2k and 2k + 1. Runs in the main
-process, on whole batches, after they are collated and before they go to the device.
+A sample's partner is the one at its position XOR 1, if both are in the batch; with a sampler or an iterable dataset it
+is the neighbour in the batch as it was asked for: rows 2k and 2k + 1. Runs in the main process, on whole batches, after
+they are collated and before they go to the device.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Pairing:
     """How the samples of one batch are mixed.
 
     Attributes:
-        mixing: the transform that says where the labels are.
-        partners: int64 (N,), the row of each sample's partner; its own where it has none.
+        mixing: the transform, which says where the labels are.
+        partners: int64 (N,), the row of each sample's partner; its own if it has none.
         share: float64 (N,), of each sample in its own label; None until images were mixed.
     """
 
@@ -36,7 +36,7 @@ class Pairing:
     share: np.ndarray | None = None
 
     def take(self, program: Program, names: Callable[[int], str]) -> None:
-        """Take in what was drawn for an image of each sample.
+        """Take the shares drawn for an image of each sample.
 
         Raises:
             CollateError: the images of a sample have different shares.
@@ -56,9 +56,9 @@ class Pairing:
 
 
 def partners_of(numbers: np.ndarray) -> np.ndarray:
-    """The row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row where it has none.
+    """The row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row if it has none.
 
-    A number that comes twice, in a batch that is filled up, finds its partner once, the first of both.
+    If a number appears twice, in a batch that is filled up, only the first has a partner.
 
     Example:
         >>> partners_of(np.array([6, 7, 8, 0, 1, 1])).tolist()
@@ -78,29 +78,26 @@ def partners_of(numbers: np.ndarray) -> np.ndarray:
 def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     """The labels in a batch: by a function, or where torchvision's `labels_getter` looks by default.
 
-    That is what is second in a tuple or list, if it is a tensor; or in a mapping, which the batch is or which is second
-    in it, the key "labels", else the first one with "label" in it, in any case.
+    That is the second entry of a tuple or list, if it is a tensor. In a mapping (the batch, or its second entry) it is
+    the key "labels", else the first key with "label" in it, in upper or lower case.
 
     Raises:
-        CollateError: there is no such place.
+        CollateError: there are none.
     """
     if callable(getter):
         return getter(batch)
-    place = batch
+    holder = batch
     if isinstance(batch, tuple | list):
-        place = batch[1] if len(batch) > 1 else None
-    if isinstance(place, Mapping):
-        names = [key for key in place if isinstance(key, str)]
-        exact = [key for key in names if key.lower() == "labels"]
-        alike = exact or [key for key in names if "label" in key.lower()]
-        if alike:
-            return place[alike[0]]
-    elif isinstance(place, torch.Tensor) and place is not batch:
-        return place
+        holder = batch[1] if len(batch) > 1 else None
+    if isinstance(holder, Mapping):
+        if keys := [key for key in holder if isinstance(key, str) and "label" in key.lower()]:
+            return holder[min(keys, key=lambda key: key.lower() != "labels")]
+    elif isinstance(holder, torch.Tensor) and holder is not batch:
+        return holder
     raise CollateError(
-        f"no labels were found in the batch, {_shown(batch)}: they are looked for in its second place, or in a dict "
+        f"no labels were found in the batch, {_shown(batch)}: they are looked for in its second entry, or in a dict "
         "under a key with 'label' in it; give labels_getter=… a function that returns them, or labels_getter=None "
-        "where there are none"
+        "if there are none"
     )
 
 
@@ -110,10 +107,10 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     Args:
         batch: collated; its labels are integers (N,), or numbers (N, classes).
         pairing: how its images were mixed.
-        names: how to name the sample of a row in an error.
+        names: the name of a row's sample, for errors.
 
     Raises:
-        CollateError: there are no labels, or they are no such tensor.
+        CollateError: there are no labels, or they have the wrong type or shape.
     """
     mixing = pairing.mixing
     if mixing.labels_getter is None or pairing.share is None:
@@ -122,21 +119,21 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     own = type(mixing).__name__
     if not isinstance(labels, torch.Tensor):
         raise CollateError(
-            f"{own}: the labels must be a tensor, got {_shown(labels)}; let the dataset give a number, or give "
+            f"{own}: the labels must be a tensor, got {_shown(labels)}; let the dataset return a number, or give "
             "labels_getter=… a function that returns the tensor in a batch"
         )
     mixed = mixed_labels(labels, pairing, names)
     changed = _replaced(batch, labels, mixed)
     if changed is batch:
         raise CollateError(
-            f"{own}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is none of the batch's own; "
-            "it must return one of them as it is, so that it can be replaced"
+            f"{own}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is not in the batch; it "
+            "must return one of the batch's tensors itself, so that it can be replaced"
         )
     return changed
 
 
 def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], str]) -> torch.Tensor:
-    """Soft labels (N, classes): each a sum of its own and its partner's, by their shares."""
+    """Soft labels (N, classes): sums of each sample's label and its partner's, weighted by their shares."""
     assert pairing.share is not None
     rows, own, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
     if labels.dim() not in (1, 2) or (labels.dim() == 1 and (labels.is_floating_point() or labels.dtype == torch.bool)):
@@ -154,7 +151,7 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
     elif classes is not None and labels.shape[1] != classes:
         raise CollateError(
             f"{own}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, of {labels.shape[1]} classes; "
-            "leave num_classes out, or give their number"
+            "leave num_classes out, or give this number"
         )
     dtype = labels.dtype if labels.is_floating_point() else torch.float32
     if (pairing.share == 1).all():
@@ -174,18 +171,18 @@ def _one_hot(labels: torch.Tensor, classes: int | None, own: str, names: Callabl
             f"{own} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
         )
     wrong = (labels < 0) | (labels >= classes)
-    if wrong.any():  # labels that came in blocks to a CUDA device are waited for here
+    if wrong.any():  # this waits for labels that are on a CUDA device
         row = int(wrong.int().argmax())
         raise CollateError(
             f"{own}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "
-            f"0 … {classes - 1}; give the number of classes, or mend the labels"
+            f"0 … {classes - 1}; give the number of classes, or correct the labels"
         )
     soft = torch.zeros(len(labels), classes, dtype=torch.float32, device=labels.device)
     return soft.scatter_(1, labels.to(torch.int64)[:, None], 1.0)
 
 
 def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
-    """The value with one of its tensors replaced by another; itself, where that is not in it."""
+    """The value with one of its tensors replaced by another; the value itself if that is not in it."""
     if value is old:
         return new
     if isinstance(value, Mapping):
@@ -206,7 +203,7 @@ def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """What kind of thing it is, as text."""
+    """A short description, for errors."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):

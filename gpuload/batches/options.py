@@ -1,4 +1,4 @@
-"""How samples are put together: one group of a `Loader`'s options, which checks itself. Main process; no torch."""
+"""How samples are put together: a group of a `Loader`'s options that checks itself. Main process; no torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Ragged = Literal["error", "list", "pad"]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """What a batch is made of and by whom.
+    """How batches are made.
 
     Args:
         collate_fn, ragged, pin_memory: as for `Loader`.
-        chain, seed, single, planned: what other groups say: the transforms, the seed of their draws, whether samples
-            come one by one, whether gpuload itself says which sample is at which position.
+        chain, seed, single, planned: from other groups: the transforms, the seed of their draws, whether samples come
+            one by one, whether gpuload itself decides which sample is at which position.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two exclude each other.
@@ -50,5 +50,5 @@ class BatchOptions:
 
     @property
     def by_row(self) -> bool:
-        """Samples are put together one by one, for the user's own rules."""
+        """Whether each sample is put together by itself, for a collate_fn or batch_size=None."""
         return self.collate_fn is not None or self.single

@@ -1,7 +1,7 @@
-"""Collation by padding: arrays of different sizes become one tensor, beside their sizes and the share that is padding.
+"""Collation by padding: arrays of different sizes become one tensor, with their sizes and the share of padding.
 
-Runs wherever a loader collates: in the main process, in a worker of gpuload, or in one of torch's DataLoader. Workers
-import this module, so it imports torch only when there is something to collate. It holds no state.
+Runs wherever a loader collates: in the main process, or in a worker of gpuload or of torch's DataLoader. Workers import
+this module, so it imports torch only when there is something to collate. It holds no state.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Padded(NamedTuple):
     """Arrays of a batch as one tensor, as `pad_collate` makes it.
 
     Attributes:
-        data: N×…, each array at the start of every axis of its row, the fill value behind it.
-        sizes: int64 (N, rank), the shape that each array came with.
+        data: N×…, each array at the start of every axis of its row, the fill value after it.
+        sizes: int64 (N, rank), the shape of each array.
         padding: the share of `data` that is padding, 0 … 1.
     """
 
@@ -44,26 +44,26 @@ def pad_collate(
     to: Shape | Mapping[str, Shape] | None = None,
     value: float | Mapping[str, float] = 0,
 ) -> Any:
-    """Put samples together into a batch, padding arrays of any rank to the batch's largest size or to a fixed one.
+    """Collate samples into a batch, padding arrays of any rank to the batch's largest size or to a fixed one.
 
     Use it as ``collate_fn=gl.pad_collate`` of `Loader` or of torch's DataLoader, with options as
-    ``collate_fn=functools.partial(gl.pad_collate, to=(100, 4))``. Every array or tensor of rank 1 and more becomes a
-    `Padded`, also where all sizes are equal; all else, and the nesting, is as torch's ``default_collate`` has it.
+    ``collate_fn=functools.partial(gl.pad_collate, to=(100, 4))``. Every array or tensor of rank 1 or more becomes a
+    `Padded`, even if all sizes are equal; all other leaves, and the nesting, are as in torch's ``default_collate``.
 
     Args:
         samples: nested tuples, lists, dicts and dataclasses, all of one structure. The arrays of a leaf have one rank
             and one dtype; their sizes may differ on every axis, and may be 0.
-        to: the size that arrays are padded to, one number for each axis, None for the batch's largest on that axis.
-            A dict gives the sizes of single leaves, by their names: ``{"boxes": (100, 4)}``; the others are padded to
-            the batch's largest. A leaf's name is the path to it, its keys, fields and places joined by dots:
-            ``"target.boxes"``, ``"1"``.
-        value: what padding is filled with; a dict of leaves' names likewise, others get 0.
+        to: the size that arrays are padded to, a number for each axis, None for the batch's largest on that axis. A
+            dict gives the sizes of single leaves, by name: ``{"boxes": (100, 4)}``; others are padded to the batch's
+            largest. A leaf's name is the path to it, keys, fields and indices joined by dots: ``"target.boxes"``,
+            ``"1"``.
+        value: the fill value; or a dict by leaf name, with 0 for other leaves.
 
     Raises:
         CollateError: samples differ in structure; the arrays of a leaf differ in rank or dtype, or one is larger than
-            `to`; the message names the leaf, the samples (by their place in the batch) and the shapes.
-        TypeError, ValueError: `to` or `value` is not valid, names a leaf that is not there, or does not suit a leaf's
-            rank or dtype; there are no samples.
+            `to`; the message names the leaf, the samples (by their row in the batch) and the shapes.
+        TypeError, ValueError: `to` or `value` is invalid, names a missing leaf, or does not suit a leaf's rank or
+            dtype; there are no samples.
 
     Example:
         >>> samples = [{"boxes": np.ones((2, 4)), "label": 7}, {"boxes": np.ones((3, 4)), "label": 8}]
@@ -91,14 +91,14 @@ def pad_collate(
         if name in padded:
             shape = to.get(name) if isinstance(to, Mapping) else to
             return _pad(column, name, shape, value.get(name, 0) if isinstance(value, Mapping) else value)
-        # default_collate gives strings back as they come: in a tuple where a tuple's or list's are transposed.
+        # default_collate returns strings as they come: in a tuple where it transposes a tuple or list.
         return _collate(column if within in ("tuple", "list") else list(column), name)
 
     return assembled(structure, leaf, keep_tuples=False)
 
 
 def _columns(samples: Sequence[Any]) -> tuple[Structure, list[tuple[Any, ...]]]:
-    """The structure that all samples have, and for each leaf its values."""
+    """The structure of all samples, and the values of each leaf."""
     if not len(samples):
         raise ValueError("pad_collate() got no samples; a batch has at least one")
     rows: list[list[Any]] = [[] for _ in samples]
@@ -153,7 +153,7 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
     if not _holds(first.dtype, value):
         raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {_dtype(first)}")
     shape = (len(tensors), *(size if limit is None else limit for limit, size in zip(to, largest, strict=True)))
-    if all(size == shape[1:] for size in shapes):  # images after a crop, say: one copy on the device, not one each
+    if all(size == shape[1:] for size in shapes):  # images after a crop, say: one copy on the device, not N
         data = torch.stack(tensors)
     else:
         data = torch.full(shape, value, dtype=first.dtype, device=first.device)
@@ -165,7 +165,7 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
 
 
 def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
-    """The arrays of a leaf as tensors of one rank and dtype, or the error that says which two differ."""
+    """The arrays of a leaf as tensors; an error names two that differ in rank or dtype."""
     first = next(row for row, leaf in enumerate(column) if _is_padded(leaf))
     shape = tuple(column[first].shape)
     for row, leaf in enumerate(column):
@@ -190,7 +190,7 @@ def _tensor(leaf: Any, name: str, row: int) -> torch.Tensor:
 
     if isinstance(leaf, torch.Tensor):
         return leaf
-    if not leaf.flags.writeable or min(leaf.strides) < 0:  # of the first torch warns, the second it refuses
+    if not leaf.flags.writeable or min(leaf.strides) < 0:  # torch warns of the first, and refuses the second
         leaf = leaf.copy()
     try:
         return torch.from_numpy(leaf)
@@ -231,7 +231,7 @@ def _is_size(size: Any) -> bool:
 
 
 def _holds(dtype: torch.dtype, value: float) -> bool:
-    """Whether a dtype can hold a value: integers exactly, floats if they are in its range."""
+    """Whether a dtype can hold a value: integers exactly, floats within its range."""
     import torch
 
     if dtype.is_floating_point or dtype.is_complex:

@@ -1,8 +1,8 @@
-"""Masks, boxes and keypoints of a batch, moved as their images are.
+"""Masks, boxes and keypoints of a batch, moved like their images.
 
-Runs in the main process, within the transfer's stream, after the draws were made. Boxes and keypoints are moved here by
-numpy (a few numbers for each sample); masks by the stage's runner. What transforms leave out is left out of the leaves
-that the worker found to belong to it (`gpuload.workers.belongings`).
+Runs in the main process, within the transfer's stream, after the draws. Boxes and keypoints are moved here by numpy (a
+few numbers for each sample), masks by the stage's runner. Boxes that transforms leave out are left out of the leaves
+that the worker found to belong to them, too (`gpuload.workers.belongings`).
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ class TargetStage:
         drawn: Sequence[Program],
         pixels_of: Callable[[Images], RaggedImages],
     ) -> None:
-        """Move what a batch has: to the cells of `finished` go masks, boxes, keypoints and what belongs to boxes that
-        were left out, as tensors (arrays stay arrays), with a `MultiView` a list for each but the last; and masks that
-        all rows have in one place, of one dtype and shape, as one tensor to the whole leaves too.
+        """Move the targets of a batch, into `finished`.
+
+        Its cells get masks, boxes and keypoints as tensors (with a `MultiView` a list of them), and what belongs to
+        boxes that were left out, as tensors or arrays. Masks that are the same leaf in all rows, of one dtype and
+        shape, also go to the whole leaves, as one tensor.
 
         Args:
             columns: the batch, without blocks.
-            finished: takes what is moved.
-            drawn: for each view the draws for the rows that have images, in their order.
+            finished: takes the results.
+            drawn: for each view the draws for the rows with images, in order.
             pixels_of: gives the pixels of masks.
         """
         for masks in columns.masks:
@@ -72,7 +74,7 @@ class TargetStage:
             finished.whole[leaf] = self._viewed(tensors)
 
     def _move_points(self, columns: Columns, finished: Finished, drawn: Sequence[Program]) -> None:
-        """Boxes and keypoints, and what goes with those that are left out."""
+        """Boxes and keypoints, and the belongings of boxes that are left out."""
         having = columns.images[0].rows.tolist()
         points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in having}
         for leaf in sorted(columns.points):
@@ -99,7 +101,7 @@ class TargetStage:
                 self._drop(columns, finished, row, trails[0].left)
 
     def _drop(self, columns: Columns, finished: Finished, row: int, left: np.ndarray) -> None:
-        """Leave out what belongs to boxes that were left out; `left` are the numbers of the others."""
+        """Leave out what belongs to boxes that were left out; `left` are the numbers of the boxes kept."""
         cells = finished.cells[row]
         for leaf in columns.fields[row]:
             finished.whole.pop(leaf, None)

@@ -1,7 +1,6 @@
-"""A batch on its way through the workers, and the parts that it is done in. Main process only; plain data.
+"""A batch on its way through the workers, and its parts. Main process only; plain data.
 
-A part is one chunk: what is asked for and, once it is done, what came. The feed owns both until a batch is complete,
-then the consumer has it until it is released.
+The feed owns both until the batch is complete, then the consumer, until it releases the batch.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ __all__ = ["Batch", "Part"]
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A chunk of a batch: what is asked for, and once it is done, what came.
+    """A chunk of a batch: what is asked for and, once it is done, the result.
 
-    `data` are the chunk's bytes: a view of its slot, or of private memory where it was moved out (`slot` is None then).
+    `data` are the chunk's bytes: a view of its slot, or of private memory if it was moved out (`slot` is None then).
     """
 
     batch: Batch
@@ -35,40 +34,34 @@ class Part:
     need_bytes: int = 0
     deaths_alone: int = 0
     own_deaths_alone: int = 0
-    substitutes: bool = False  # stands in for samples that failed
+    substitutes: bool = False  # its samples replace failed ones
     slot: Slot | None = None
     data: np.ndarray | None = None
     used_bytes: int = 0
     content: ChunkContent | None = None
 
     def piece(self, rows: slice) -> Part:
-        """Some of its samples, to be done by themselves."""
+        """Some of its rows, as a part of their own."""
         positions, indices = self.positions[rows], self.indices[rows]
         return Part(self.batch, positions, indices, attempt=self.attempt, substitutes=self.substitutes)
 
     def failure(self, cause: str, stack: str) -> ChunkContent:
-        """What has come of it where all of its samples failed."""
-        errors = []
+        """Its result if all of its samples failed."""
+        epoch, errors = self.batch.spec.epoch, []
         for row, (position, index) in enumerate(zip(self.positions.tolist(), self.indices, strict=True)):
-            record = ErrorRecord(
-                epoch=self.batch.spec.epoch,
-                position=position,
-                index=int(index) if isinstance(index, np.integer) else index,
-                source=None,
-                cause=cause,
-                traceback=stack,
-            )
+            index = int(index) if isinstance(index, np.integer) else index
+            record = ErrorRecord(epoch=epoch, position=position, index=index, source=None, cause=cause, traceback=stack)
             errors.append((row, record))
         return ChunkContent(errors=errors)
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What is asked for in a step (`spec`), and what has come of it.
+    """What is asked for in a step (`spec`), and its result.
 
-    `parts` stand in the order of their positions; behind them, those that stand in for failed samples. `errors` are the
-    samples that failed; `lost` is one of them that nothing could take the place of, `fatal` one after which there can
-    be no other. `dropped` says that it shall not be given.
+    `parts` are in the order of their positions; after them come those with substitutes. `errors` are the samples that
+    failed; `lost` is one that could not be replaced, `fatal` one after which no sample can come. A `dropped` batch is
+    not given to the user.
     """
 
     spec: BatchSpec
@@ -80,21 +73,21 @@ class Batch:
     fatal: ErrorRecord | None = None
     dropped: bool = False
     warning: str = ""
-    candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # by position, what may take its place
+    candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # indices to try instead, by position
 
     @property
     def is_empty(self) -> bool:
-        """Whether not one of its samples is any good."""
+        """Whether all of its samples failed."""
         return not any(part.content is not None and part.content.rows for part in self.parts)
 
     def come_due(self) -> None:
-        """All parts are done, and so are the batches before it."""
+        """Called once all parts are done, and the batches before it."""
         if self.spec.on_due is None:
             return
         contents = [part.content for part in self.parts if part.content is not None]
         taken = sum(len(content.rows) + len(content.errors) for content in contents)
-        places = [content.iterable for content in contents if content.iterable is not None]
-        spec = self.spec.on_due(self.spec, taken, self.is_empty, places)
+        passes = [content.iterable for content in contents if content.iterable is not None]
+        spec = self.spec.on_due(self.spec, taken, self.is_empty, passes)
         if spec is None:
             self.dropped = True
         else:

@@ -1,6 +1,6 @@
-"""What belongs to a sample's targets: which image they lie in, and which leaves are left out with boxes.
+"""What belongs to a sample's targets: the image that they are in, and the leaves from which rows go with boxes.
 
-Looked at where a sample is read, so that a sample that does not fit is that sample's error. Runs in workers, and with
+Checked when a sample is read, so that a mismatch is an error of that sample. Runs in workers, and with
 ``num_workers=0`` in the main process; imports no torch. Nothing here holds state.
 """
 
@@ -20,11 +20,12 @@ from gpuload.transforms.chain import Chain
 
 __all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_misfit"]
 
-NOTHING: Final = "there are no labels to be found"
+LabelsGetter = Callable[[Any], Any] | str | None
+NOTHING: Final = "no labels were found"
 
 
 def droppers(chain: Chain) -> list[Any]:
-    """The transforms of a chain that leave boxes out, in the order in which they are written."""
+    """The transforms of a chain that leave boxes out, in written order."""
     found: dict[int, Any] = {}
     for line in chain.lines:
         for transform in _all(line.transforms):
@@ -34,36 +35,35 @@ def droppers(chain: Chain) -> list[Any]:
 
 
 def check_transforms(chain: Chain) -> str | None:
-    """Why a chain cannot be applied to samples with targets; None where it can."""
+    """Why a chain cannot be applied to samples with targets, or None."""
     for line in chain.lines:
         for transform in _all(line.transforms):
             name = type(transform).__name__
             if transform.image_only and not transform.children:
                 return (
-                    f"{name} moves pixels of the image alone, and masks, boxes or keypoints could not follow; leave it "
-                    "out, or yield no targets"
+                    f"{name} moves pixels of the image alone, and masks, boxes or keypoints cannot follow; leave it "
+                    "out, or return no targets"
                 )
             if transform.mixes and not transform.children:
-                return f"{name} mixes images, which masks, boxes and keypoints cannot be; leave it out"
+                return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; leave it out"
     if chain.views is not None and (found := droppers(chain)):
         return (
-            f"{type(found[0]).__name__} leaves out boxes, in each view of a MultiView others, and what belongs to them "
-            "would be another for each; leave one of the two out"
+            f"{type(found[0]).__name__} leaves out different boxes in each view of a MultiView, so what belongs to "
+            "them would differ too; leave one of the two out"
         )
     return None
 
 
 def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
-    """The leaves that go with the boxes where a transform of the chain leaves some out (`droppers`).
+    """The leaves with an entry for each box, if a transform of the chain leaves boxes out (`droppers`).
 
     Args:
         sample: as the dataset gave it.
-        leaves: its leaves, and by their numbers its `targets`.
+        leaves: its leaves; `targets` are those that are targets, by number.
         chain: what is applied.
 
     Raises:
-        TypeError, ValueError: a transform looks at boxes, and they or their labels cannot be found or do not go
-            together.
+        TypeError, ValueError: a transform reads boxes, and they or their labels are missing or do not match.
     """
     dropping = droppers(chain)
     if not dropping and not chain.reads_boxes:
@@ -83,11 +83,11 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     inside = set(map(id, within))
     own = {leaf}
     for other, target in targets.items():
-        # Masks elsewhere are of the whole image, even if they are as many by chance.
+        # Masks elsewhere are of the whole image, even if there happen to be as many.
         if isinstance(target, Mask) and id(leaves[other]) in inside:
             shape = getattr(target.array, "shape", ())
             own |= {other} if len(shape) == 3 and shape[0] == count else set()
-    # What one of them names goes with all, or it would no longer fit to the boxes that another leaves out.
+    # What one getter names goes with every transform's boxes, or it would no longer match them.
     getters = [transform.labels_getter for transform in dropping if hasattr(transform, "labels_getter")]
     for getter in getters:
         own |= _named(sample, leaves, targets, count, getter)
@@ -97,7 +97,7 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
 
 
 def mask_misfit(leaf: int, shape: Sequence[int], size_hw: Sequence[int]) -> str | None:
-    """Why a mask, the leaf with a number, does not fit to its image; None where it does."""
+    """Why the mask at a leaf does not fit its image, or None."""
     size = tuple(size_hw)
     if tuple(shape[-2:]) == size:
         return None
@@ -114,7 +114,7 @@ def mask_misfit(leaf: int, shape: Sequence[int], size_hw: Sequence[int]) -> str 
 
 
 def find_labels(sample: Any) -> Any:
-    """The labels of a sample, where torchvision's heuristic looks for them (see `SanitizeBoundingBoxes`).
+    """The labels of a sample, as torchvision's heuristic finds them (see `SanitizeBoundingBoxes`).
 
     Raises:
         ValueError: there are none.
@@ -127,20 +127,14 @@ def find_labels(sample: Any) -> Any:
         return sample
     if not isinstance(sample, Mapping):
         raise ValueError(f"{NOTHING}: they are looked for in a dict, got {type(sample).__name__}")
-    keys = [key for key in sample if isinstance(key, str)]
-    exact = [key for key in keys if key.lower() == "labels"]
-    near = [key for key in keys if "label" in key.lower()]
-    if not exact + near:
+    keys = [key for key in sample if isinstance(key, str) and "label" in key.lower()]
+    if not keys:
         raise ValueError(f"{NOTHING} under {', '.join(map(repr, sample)) or 'no key'}")
-    return sample[(exact + near)[0]]
+    return sample[min(keys, key=lambda key: key.lower() != "labels")]
 
 
 def _named(
-    sample: Any,
-    leaves: Sequence[Any],
-    targets: Mapping[int, Target],
-    count: int,
-    getter: Callable[[Any], Any] | str | None,
+    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], count: int, getter: LabelsGetter
 ) -> set[int]:
     """The leaves that a `labels_getter` gives."""
     name = "SanitizeBoundingBoxes"
@@ -152,7 +146,7 @@ def _named(
         except ValueError as error:
             raise ValueError(
                 f"{name}: {error}; give SanitizeBoundingBoxes a labels_getter= that finds what belongs to the boxes, "
-                "such as lambda sample: sample[1]['labels'], or labels_getter=None where there is nothing"
+                "such as lambda sample: sample[1]['labels'], or labels_getter=None if nothing does"
             ) from None
     else:
         labels = getter(sample)
@@ -181,10 +175,10 @@ def _named(
 
 
 def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: str) -> set[int]:
-    """The labels where nothing says which they are: those that stand beside the boxes, or that torchvision would find.
+    """The labels where no getter names them: those beside the boxes, or those that torchvision would find.
 
     Raises:
-        ValueError: they are no array, or there are only arrays that may be labels or not.
+        ValueError: they are not an array, or it is unclear which array they are.
     """
     beside = _entries(holder) or []
     named = [(key.lower(), value) for key, value in beside if isinstance(key, str) and "label" in key.lower()]
@@ -203,8 +197,8 @@ def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: 
         if count and _may_be_labels(value, count):
             raise ValueError(
                 f"{name} leaves out boxes, but {NOTHING}, and {key!r}, of shape {_shape(value)}, beside the boxes may "
-                "belong to them or not; put SanitizeBoundingBoxes(labels_getter=…) behind it, with a function that "
-                "finds what belongs to the boxes, such as lambda sample: sample[2], or None where nothing does"
+                "belong to them or not; put SanitizeBoundingBoxes(labels_getter=…) after it, with a function that "
+                "finds what belongs to the boxes, such as lambda sample: sample[2], or None if nothing does"
             )
     return set()
 
@@ -234,7 +228,7 @@ def _may_be_labels(leaf: Any, count: int) -> bool:
 
 
 def _holder(node: Any, leaf: Any) -> Any:
-    """The container that a leaf stands right in."""
+    """The innermost container of a leaf."""
     for _, child in _entries(node) or []:
         if child is leaf:
             return node
@@ -244,7 +238,7 @@ def _holder(node: Any, leaf: Any) -> Any:
 
 
 def _entries(node: Any) -> list[tuple[Any, Any]] | None:
-    """What a container holds, by keys, names or numbers; None where it is a leaf, by `tree.flatten`."""
+    """What a container holds, by key, name or number; None if it is a leaf to `tree.flatten`."""
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return list(zip(node._fields, node, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(node, tuple | list):

@@ -1,10 +1,9 @@
 """The first code that a worker process runs, as a script: ``python -P bootstrap.py <worker> <descriptors>``.
 
-It installs the parent's import path and hands over to `gpuload.workers.main`. A parent that runs in a notebook has the
-working directory first in its path, and a `random.py` lying there must not be run in the place of the standard
-library's, which such a parent imported long ago. So the working directory stands last until gpuload and its libraries
-are imported, and directly behind the standard library from then on. Nothing but built-in modules is imported before
-the path is set.
+It installs the parent's import path and calls `gpuload.workers.main`. A notebook has the working directory first in its
+path, and a `random.py` there must not replace the standard library's, which the notebook imported long ago. So the
+working directory comes last until gpuload and its libraries are imported, then directly after the standard library.
+Only built-in modules are imported before the path is set.
 """
 
 import marshal

@@ -1,4 +1,4 @@
-"""What an engine tells the feed: how chunks ended. Parent side only; plain values."""
+"""What an engine tells the feed: how chunks ended. Main process only; plain values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ __all__ = ["Engine", "Event", "Freed", "Lost"]
 
 @dataclass(slots=True, frozen=True)
 class Lost:
-    """The worker that had this chunk died, at `row`, or before it noted any (None).
+    """The worker that had this chunk died, at `row`, or before it noted a row (None).
 
-    `cause` says of what, `outside` whether that came from outside (SIGKILL: memory ran out, or somebody), `stack` where
-    it crashed.
+    `cause` says why, `outside` whether by SIGKILL (memory ran out, or somebody killed it), `stack` where it crashed.
     """
 
     chunk: int
@@ -40,7 +39,7 @@ Event = Reply | Lost | Freed
 
 
 class Engine(Protocol):
-    """What does the chunks: a `WorkerPool` or a `HomeEngine`."""
+    """Does chunks: a `WorkerPool` or a `HomeEngine`."""
 
     @property
     def broken(self) -> WorkerError | None: ...

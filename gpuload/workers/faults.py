@@ -1,6 +1,6 @@
-"""What becomes of samples that fail: the options, what takes their place, the count, and the record.
+"""Samples that fail: the options, their substitutes, the count, and the log. Main process; imports no torch.
 
-Runs in the main process, and imports no torch. `Tally` belongs to an epoch, `ErrorLog` to a `Loader`.
+`Tally` belongs to an epoch, `ErrorLog` to a `Loader`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ErrorLog", "Faults", "OnError", "Tally", "substitutes"]
 OnError = Literal["raise", "skip", "replace"]
 
 RATE_OVER_SAMPLES: Final = 1000  # below this, one bad file in a small folder would be a high rate
-SUBSTITUTES: Final = 64  # tried for one sample: where nine files of ten are bad, all of them are once in 800 times
+SUBSTITUTES: Final = 64  # tried for one sample: if nine files of ten are bad, all of them are bad once in 800 times
 LOG_RECORDS: Final = 10_000
 
 
@@ -32,17 +32,17 @@ class Faults:
     """What a `Loader` does when things go wrong.
 
     Args:
-        on_error: what becomes of a sample that cannot be read, decoded or transformed, or that its workers die of:
+        on_error: what happens to a sample that cannot be read, decoded or transformed, or that kills its workers:
             ``"raise"`` a `SampleError` when its batch is due; ``"skip"`` it, so that its batch is smaller;
-            ``"replace"`` it by another sample, drawn from its position in the epoch. A batch of which nothing would be
-            left is filled as by ``"replace"``, so no batch is empty, and the number of batches stays.
-        max_restarts: worker processes that are restarted in one epoch at most; one more death is a `WorkerError`.
-        max_error_rate: from 0 to 1, how large a part of the samples of an epoch may be skipped or replaced before
-            `TooManyErrors` is raised: a missing mount is no bad file. Counted over at least 1,000 samples, so the
-            default of 1% lets 10 pass in any case.
+            ``"replace"`` it by another sample, drawn from its position in the epoch. A batch that would be empty is
+            filled as by ``"replace"``, so the number of batches stays the same.
+        max_restarts: how often workers are restarted in one epoch at most; one more death is a `WorkerError`.
+        max_error_rate: from 0 to 1, the share of an epoch's samples that may be skipped or replaced before
+            `TooManyErrors` is raised: a missing mount is more than a bad file. Counted over at least 1,000 samples, so
+            the default of 1% always allows 10.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> Faults(on_error="skip")
@@ -69,18 +69,18 @@ class Faults:
 
 
 def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) -> Iterator[int]:
-    """The indices of the samples that are tried, one after the other, in the place of the one at a position.
+    """The indices of the samples to try, one after the other, instead of the one at a position.
 
     A function of its arguments alone, so a replaced sample is the same on resume and with any number of workers.
 
     Args:
-        seed, epoch, position: where it stands.
-        index: of the sample that failed, which is not tried again.
-        samples: how many there are in the dataset.
+        seed, epoch, position: of the sample that failed.
+        index: its index, which is not tried again.
+        samples: the size of the dataset.
     """
     numbers = uniforms(epoch_key(seed, epoch), np.array([position], np.int64), streams.SUBSTITUTES, SUBSTITUTES)[0]
     drawn = (int(number * samples) for number in numbers)
-    # In a dataset so small that the draws repeat themselves, all others are tried in turn.
+    # In a small dataset, where draws repeat, all others are tried in turn.
     rest = range(samples) if samples <= SUBSTITUTES else ()
     seen = {index} if isinstance(index, int) else set[int]()
     for candidate in (*drawn, *rest):
@@ -90,11 +90,7 @@ def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) 
 
 
 class Tally:
-    """How many samples of an epoch were asked for, and how many of them failed.
-
-    Args:
-        max_error_rate: how large the part that failed may be.
-    """
+    """How many samples of an epoch were asked for, and how many of them failed."""
 
     def __init__(self, max_error_rate: float) -> None:
         self._max_error_rate = max_error_rate
@@ -103,38 +99,33 @@ class Tally:
         self.errors = 0
 
     def add(self, samples: int, errors: Sequence[ErrorRecord]) -> None:
-        """Count what a chunk came to."""
+        """Count a chunk."""
         self._samples += samples
         self.errors += len(errors)
         self._last.extend(errors)
 
     @property
     def exceeded(self) -> bool:
-        """Whether too many failed."""
         return self.errors > self._max_error_rate * max(self._samples, RATE_OVER_SAMPLES)
 
     def check(self) -> None:
-        """Refuse to go on where too many failed.
-
-        Raises:
-            TooManyErrors: the message shows the last of them.
-        """
+        """Raise `TooManyErrors` if too many failed; the message shows the last of them."""
         if self.exceeded:
             counted = max(self._samples, RATE_OVER_SAMPLES)
             shown = "; ".join(record.describe() for record in self._last)
             raise TooManyErrors(
                 f"{self.errors} of {self._samples:,} samples of this epoch could not be loaded, more than "
                 f"max_error_rate={self._max_error_rate:g} of {counted:,} allows; the last of them: {shown}. "
-                "Look whether the files can still be reached; loader.errors lists the failures, and "
+                "Check whether the files can still be reached; loader.errors lists the failures, and "
                 "Faults(max_error_rate=…) allows more of them"
             )
 
 
 class ErrorLog(Sequence[ErrorRecord]):
-    """The samples that failed, in the order of their batches; the latest 10,000 of them are kept.
+    """The samples that failed, in the order of their batches; the latest 10,000 are kept.
 
     Attributes:
-        total: how many there were, also those that are kept no longer.
+        total: how many there were, also those no longer kept.
     """
 
     def __init__(self) -> None:
@@ -143,7 +134,7 @@ class ErrorLog(Sequence[ErrorRecord]):
         self._warned = False
 
     def extend(self, records: Sequence[ErrorRecord], *, loud: bool) -> None:
-        """Take in what failed in a batch; `loud`: the first time, a warning says so."""
+        """Add the failures of a batch; `loud`: warn of the first."""
         self.total += len(records)
         self._records.extend(records)
         if loud and records and not self._warned:

@@ -1,16 +1,16 @@
-"""The chunks of the coming batches: handed out in order, gathered as they finish, given over batch by batch.
+"""The chunks of the coming batches: handed out in order, gathered as they are done, passed on batch by batch.
 
 Runs in the main process. It owns the slots of the ring from the moment a chunk is handed out until the consumer calls
-`release` for its batch. Chunks are numbered without end, so that those of an epoch that was broken off are told from
-the next one's: their replies only free their slots.
+`release` for its batch. Chunk numbers are never used again, so that the chunks of an abandoned epoch differ from the
+next one's: their replies only free their slots.
 
-Back-pressure: chunks of the batch that is due next always get a slot, in the worst case by moving finished chunks out
-of the ring into ordinary memory; chunks of later batches wait for a free slot. A chunk that does not fit its slot gets
-a larger one; one that does not fit the ring is split, down to a single sample, which then is an error of that sample.
+Back-pressure: chunks of the batch that is due next always get a slot, in the worst case by moving done chunks out of
+the ring into ordinary memory; chunks of later batches wait for a free slot. A chunk that does not fit its slot gets a
+larger one; one that does not fit the ring is split, down to a single sample, which is then an error of that sample.
 
-Faults: the chunk of a worker that died is done again, and the sample that it was at, alone. Where failed samples are to
-be replaced, others are asked for as a further chunk of the same batch; their rows stand behind the others until the
-batch is gathered (see `gpuload.batches.rows`).
+Faults: the chunk of a worker that died is done again, and the sample that the worker was at, alone. Substitutes for
+failed samples are asked for as a further chunk of the same batch; their rows come last until the batch is read (see
+`gpuload.batches.columns`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,10 @@ from gpuload.workers.protocol import Reply, Request, Status
 
 __all__ = ["Feed"]
 
-FIRST_GUESS_BYTES = 320 * 1024  # for one sample, until the data says otherwise
+FIRST_GUESS_BYTES = 320 * 1024  # for one sample, until one has come
 HEADROOM = 1.25
-# A sample whose workers died so often while it was alone in a chunk is a bad sample. Deaths by SIGKILL come from
-# outside (memory ran out, somebody killed it), so they may hit anyone.
+# After this many deaths of workers while it was alone in a chunk, a sample counts as bad. Deaths by SIGKILL come from
+# outside (memory ran out, somebody killed it) and may hit any sample, so more of them are allowed.
 OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
 
 
@@ -48,13 +49,12 @@ class Feed:
         engine: does the chunks.
         ring: holds their pixels.
         chunk_size: samples in a chunk, at most.
-        plain_chunk_size: the same from where the samples turn out to be plain arrays: a batch that lies in one slot
-            need not be copied.
-        ahead: batches in work beyond the one that was given over last.
-        workers: how many there are: so many batches are in work at least where each is one chunk.
-        faults: what becomes of samples that fail.
-        candidates: for (batch, position, index) of one that failed, the indices to try in its place.
-        reclaim: called when the ring is full; True where it made the consumer give slots back (waiting if told to).
+        plain_chunk_size: the same once the samples turn out to be plain arrays: a batch in one slot need not be copied.
+        ahead: batches in work beyond the one that was passed on last.
+        workers: how many there are; if batches are one chunk each, more of these are in work.
+        faults: what happens to samples that fail.
+        candidates: for (batch, position, index) of a failed sample, the indices to try instead.
+        reclaim: called when the ring is full; True if it made the consumer give slots back (waiting if told to).
     """
 
     def __init__(
@@ -82,18 +82,18 @@ class Feed:
         self._tally = Tally(self.faults.max_error_rate)
         self._reclaim = reclaim
         self._next_chunk = 1
-        # Slots for typical chunks of a small ring must not be so large that only one or two of them fit.
+        # Of typical chunks at least four must fit a small ring.
         self._most_row_bytes = max(1, ring.ring_bytes // (4 * chunk_size))
         self._row_bytes = min(FIRST_GUESS_BYTES, self._most_row_bytes)
         self._coming: Iterator[BatchSpec] = iter(())
         self._batches: deque[Batch] = deque()  # in work, in order
         self._waiting: deque[Part] = deque()  # not handed out yet, in order
-        self._flying: dict[tuple[int, int], tuple[Slot, Part | None]] = {}  # None: nobody waits for it any more
-        self._events: deque[Event] = deque()  # not dealt with yet
-        self._limbo: set[tuple[int, int]] = set()  # those of them that were lost, and may yet be found
+        self._flying: dict[tuple[int, int], tuple[Slot, Part | None]] = {}  # None: no longer wanted
+        self._events: deque[Event] = deque()  # not processed yet
+        self._limbo: set[tuple[int, int]] = set()  # in `_flying`, lost, but a worker may still write there
 
     def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> None:
-        """Start an epoch; whatever an earlier one left in work is dropped. `told_epoch`: see `Request`."""
+        """Start an epoch; what an earlier one left in work is dropped. `told_epoch`: see `Request`."""
         self.abandon()
         self._told_epoch = told_epoch
         self._coming = batches
@@ -101,7 +101,7 @@ class Feed:
         self.engine.forgive()
 
     def abandon(self) -> None:
-        """Drop the epoch in work; its slots come back as workers end what they are at."""
+        """Drop the epoch in work; its slots come back as workers end their chunks."""
         self._coming = iter(())
         self._waiting.clear()
         for batch in self._batches:
@@ -111,7 +111,7 @@ class Feed:
         self.engine.disown(self._next_chunk)
 
     def take(self) -> Batch | None:
-        """Wait for the next batch and take it over; None at the end of the epoch.
+        """Wait for the next batch and return it; None at the end of the epoch.
 
         The caller `release`s it when its slots are free, at the latest before it waits for another, or on `reclaim`.
 
@@ -127,7 +127,7 @@ class Feed:
         return self._pop()
 
     def failed(self) -> list[ErrorRecord]:
-        """The samples of the batches in work that failed, each told once."""
+        """The samples of the batches in work that failed, each reported once."""
         records = []
         for batch in self._batches:
             records += batch.errors
@@ -136,7 +136,7 @@ class Feed:
 
     @property
     def _too_many(self) -> bool:
-        """Whether `take` will refuse to go on. Where samples are not passed over, each is raised by itself."""
+        """Whether `take` will refuse to continue. With on_error="raise" each failure is raised by itself."""
         return self.faults.on_error != "raise" and self._tally.exceeded
 
     def _check_tally(self) -> None:
@@ -144,7 +144,7 @@ class Feed:
             self._tally.check()
 
     def take_if_ready(self) -> Batch | None:
-        """The next batch, where it is complete already."""
+        """The next batch if it is complete, else None."""
         self.pump(0.0)
         if not self._batches or self._batches[0].open_parts or self._too_many:
             return None
@@ -156,18 +156,18 @@ class Feed:
         batch = self._batches.popleft()
         batch.come_due()
         self._reclaim(False)
-        # The workers shall have work while the consumer has this batch.
+        # Workers need work while the consumer has this batch.
         self._plan()
         self._hand_out(waited_for=False)
         return batch
 
     def pump(self, timeout_s: float) -> None:
-        """Hand out what can be handed out and take in what is finished, waiting for something if there is no work."""
+        """Hand out chunks, and take in what was done; wait up to `timeout_s` for a chunk in work."""
         self._pump(timeout_s, waited_for=False)
 
     def _pump(self, timeout_s: float, *, waited_for: bool) -> None:
         self._plan()
-        self._reclaim(False)  # slots whose copies have ended first, or the ring would grow to its limit
+        self._reclaim(False)  # first the slots whose copies have ended, or the ring would grow to its limit
         self._hand_out(waited_for=waited_for)
         self._events.extend(self.engine.gather(timeout_s if self._working and not self._events else 0.0))
         while self._events:
@@ -175,7 +175,7 @@ class Feed:
         self._hand_out(waited_for=waited_for)
 
     def release(self, batch: Batch) -> None:
-        """Give the slots of a batch back."""
+        """Give back the slots of a batch."""
         for part in batch.parts:
             if part.slot is not None:
                 self.ring.release(part.slot)
@@ -184,7 +184,7 @@ class Feed:
 
     @property
     def _working(self) -> int:
-        """How many chunks an engine has and will say something about."""
+        """How many chunks the engine has and will report on."""
         return len(self._flying) - len(self._limbo)
 
     def idle(self) -> bool:
@@ -200,7 +200,7 @@ class Feed:
                 rows = slice(start, start + self.chunk_size)
                 batch.parts.append(Part(batch, spec.positions[rows], spec.indices[rows]))
             batch.open_parts = len(batch.parts)
-            # Where a batch is one worker's affair, each of them shall have one.
+            # If one worker does a whole batch, each worker needs one.
             self._ahead_now = max(self.ahead, self._workers + 1) if batch.open_parts == 1 else self.ahead
             self._batches.append(batch)
             self._waiting.extend(batch.parts)
@@ -213,7 +213,7 @@ class Feed:
             except LimitError:
                 if waited_for:
                     raise
-                return  # there is time: it is said when somebody waits for it, if nothing has changed by then
+                return  # raised later, if it still fails when somebody waits for it
             if slot is None:
                 return
             part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
@@ -243,26 +243,25 @@ class Feed:
     def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
         size = max(part.need_bytes, len(part.positions) * self._row_bytes)
         size = min(size, self.ring.ring_bytes)
-        # What is needed is known only of a chunk that did not fit once; the rest is a guess.
+        # Only for a chunk that did not fit is the size known; else it is a guess.
         while (slot := self.ring.acquire(size, least_bytes=part.need_bytes or 1)) is None:
             if self._reclaim(False):
                 continue
             if self._working or not waited_for or part.batch is not self._batches[0]:
                 return None
-            # The consumer waits for this batch, holding no slot itself, and nothing in work will free one.
+            # The consumer waits for this batch and holds no slot, and nothing in work will free one.
             if self._reclaim(True) or self._spill():
                 continue
-            # Slots of lost chunks are in the way, and nobody can say yet for how long.
+            # Slots of lost chunks are in the way, for an unknown time.
             if part.need_bytes or size <= 1:
                 self._waiting.popleft()
-                self._divide(part, f"its slot of {size:,} bytes finds no room beside those of lost chunks")
+                self._divide(part, f"its slot of {size:,} bytes does not fit beside those of lost chunks")
                 return None
             size //= 2
         return slot
 
     def _spill(self) -> bool:
-        """Make room in the ring: move the latest finished chunk out of it, or, where there is no memory for that
-        either, have it done once more later on."""
+        """Make room in the ring: move the latest done chunk out of it or, if memory is short, do it again later."""
         for batch in reversed(self._batches):
             for part in reversed(batch.parts):
                 if part.slot is None or part.data is None:
@@ -273,13 +272,13 @@ class Feed:
                     if batch is self._batches[0]:
                         raise  # it is waited for
                     if part.content is None or part.content.errors or batch.spec.iterable is not None:
-                        continue  # what failed in it has been dealt with; what an iterator gave is gone
+                        continue  # its failures are already settled, or its iterator cannot give the samples again
                     self._do_again(part)
                 return True
         return False
 
     def _do_again(self, part: Part) -> None:
-        """Forget what came of a chunk, and wait for its turn."""
+        """Forget the result of a chunk, and queue it again."""
         assert part.slot is not None
         self.ring.release(part.slot)
         part.slot = part.data = part.content = None
@@ -319,7 +318,7 @@ class Feed:
         view = self.ring.view(slot)
         try:
             part.content = read_content(view, reply.meta, reply.meta_at)
-        except Exception as error:  # an object of the user's that comes apart when it is unpickled
+        except Exception as error:  # raised by an object of the user's while it is unpickled
             self.ring.release(slot)
             self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")
             return
@@ -341,7 +340,7 @@ class Feed:
             self._divide(part, f"its pixels take {need_bytes:,} bytes")
 
     def _divide(self, part: Part, reason: str) -> None:
-        """A chunk that the ring cannot hold: in two halves; if it is a single sample, give that up."""
+        """Halve a chunk that the ring cannot hold; a single sample fails."""
         rows = len(part.positions)
         if rows > 1:
             self._split(part, [slice(0, rows // 2), slice(rows // 2, rows)])
@@ -353,16 +352,14 @@ class Feed:
             )
 
     def _again(self, part: Part, lost: Lost) -> None:
-        """Do a lost chunk again: the sample that it was at alone, the others without it."""
+        """Do a lost chunk again: the sample that its worker was at alone, the others without it."""
         part.attempt += 1
         rows = len(part.positions)
         if lost.row is None or lost.row >= rows:
             self._requeue(part, [part])
         elif rows > 1:
-            row = lost.row
-            self._split(
-                part, [s for s in (slice(0, row), slice(row, row + 1), slice(row + 1, rows)) if s.start < s.stop]
-            )
+            ends = sorted({0, lost.row, lost.row + 1, rows})
+            self._split(part, [slice(*pair) for pair in pairwise(ends)])
         else:
             part.deaths_alone += 1
             part.own_deaths_alone += not lost.outside
@@ -381,22 +378,22 @@ class Feed:
 
     def _requeue(self, part: Part, pieces: list[Part]) -> None:
         self._waiting.extendleft(reversed(pieces))
-        # The batch that is due first comes first, however the pieces came back.
+        # The batch that is due first comes first, in whatever order pieces come back.
         self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.batch.spec.step))
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:
-        """End a chunk as errors of its samples."""
+        """End a chunk: all of its samples failed."""
         part.content = part.failure(cause, stack)
         self._settle(part, part.content)
 
     def _settle(self, part: Part, content: ChunkContent) -> None:
-        """A chunk has ended: see to what failed in it and, after the last, to a batch of which nothing is left."""
+        """Process the failures of a chunk that has ended and, after the last chunk, a batch that is empty."""
         batch = part.batch
         batch.open_parts -= 1
         errors = [record for _, record in content.errors]
         if content.iterable is None:
             self._tally.add(len(part.positions), errors)
-        else:  # it may have ended
+        else:  # fewer samples may have come
             self._tally.add(len(content.rows) + len(errors), errors)
             if content.iterable.broken and errors:
                 batch.fatal = errors[-1]
@@ -413,14 +410,12 @@ class Feed:
             self._replace(batch, errors)
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
-        """Ask for other samples in the place of these, as one more chunk of the batch."""
+        """Ask for other samples instead of these, as one more chunk of the batch."""
         positions, indices = [], []
         for record in errors:
-            candidates = batch.candidates.get(record.position)
-            if candidates is None:
-                candidates = self._candidates(batch, record.position, record.index)
-                batch.candidates[record.position] = candidates
-            index = next(candidates, None)
+            if record.position not in batch.candidates:
+                batch.candidates[record.position] = self._candidates(batch, record.position, record.index)
+            index = next(batch.candidates[record.position], None)
             batch.errors.append(replace(record, replaced_by=index))
             if index is None:
                 batch.lost = batch.lost or record

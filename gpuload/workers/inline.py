@@ -1,4 +1,4 @@
-"""``num_workers=0``: the chunks done in the main process, one at a time, by the code that workers run."""
+"""``num_workers=0``: chunks done in the main process, one at a time, by the code that workers run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["HomeEngine"]
 
 
 class HomeEngine:
-    """Takes chunks as a `WorkerPool` does, and does the next one whenever it is asked what happened."""
+    """Takes chunks like a `WorkerPool`, and does one at each call of `gather`."""
 
     broken: WorkerError | None = None
 
@@ -44,11 +44,11 @@ class HomeEngine:
         request = self._waiting[0]
         slot = self._ring.bytes[request.slot_offset : request.slot_offset + request.slot_bytes]
         reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
-        self._waiting.popleft()  # only now: after a ctrl-C in between it is done once more
+        self._waiting.popleft()  # only now: after a ctrl-C it is done again
         return [reply]
 
     def halt(self) -> None:
-        """Let `gather`, in another thread, end at the next sample."""
+        """Make `gather`, in another thread, end at the next sample."""
         self._halted = True
         self.disown(2**63)
 

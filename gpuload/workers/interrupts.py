@@ -1,11 +1,11 @@
-"""Holding interrupts off: what must not be left half done is finished before a ctrl-C is heard.
+"""Holding interrupts off: work that must not be left half done is completed before a ctrl-C takes effect.
 
-Python runs the handler of a signal between any two instructions of the main thread, and what the handler raises leaves
-the program there: between a process that was started and the line that remembers it. Blocking the signal in the thread
-does not help: the kernel gives it to another thread, of torch's say, and Python runs the handler in the main thread all
-the same. So for a while the handlers are replaced by one that remembers, and afterwards the signals are raised again.
+Python runs a signal's handler between any two instructions of the main thread, and an exception from it leaves the
+program there: between starting a process and the line that stores it, say. Blocking the signal in the thread does not
+help: the kernel gives it to another thread, one of torch's say, and Python still runs the handler in the main thread.
+So for a while the handlers are replaced by one that takes a note, and afterwards the signals are raised again.
 
-Used in any thread; outside of the main one, where no handler ever runs, it changes nothing.
+Works in any thread; outside the main one, where no handler ever runs, it does nothing.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import Any
 
 __all__ = ["finalizing", "held", "let_through"]
 
-# Those whose handlers, where a program sets one, may raise: ctrl-C, the ends that schedulers announce, time limits.
+# Signals whose handlers may raise, if a program sets one: ctrl-C, warnings of a scheduler, time limits.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 LATER_S = 0.01
-_in_force: list[held] = []  # of the main thread, the innermost last
+_in_force: list[held] = []  # in the main thread, the innermost last
 
 
 class held:
-    """A context in which no handler of a signal runs. Those that came are raised at its end.
+    """A context in which no signal handler runs. Signals that came are raised at its end.
 
     Args:
-        deaf: forget a ctrl-C that would raise `KeyboardInterrupt`: one is on its way already, or the program ends.
+        deaf: forget a ctrl-C that would raise `KeyboardInterrupt`: one is being raised already, or the program ends.
     """
 
     def __init__(self, *, deaf: bool = False) -> None:
         self._deaf = deaf
         self._handlers: dict[int, Any] = {}
-        self._came: list[Any] = []  # of signal numbers
+        self._came: list[Any] = []  # signal numbers
 
     def __enter__(self) -> held:
         if threading.current_thread() is threading.main_thread():
             try:
                 _in_force.append(self)
                 self.install()
-            except BaseException:  # of a handler that ran before it was replaced
+            except BaseException:  # from a handler that ran before it was replaced
                 self.leave()
                 raise
         return self
@@ -51,7 +51,7 @@ class held:
         _raise_each(self.leave())
 
     def leave(self) -> list[Any]:
-        """End it; returns the signals that came."""
+        """End the context; returns the signals that came."""
         if self in _in_force:
             try:
                 self.restore()
@@ -62,7 +62,7 @@ class held:
         return self.take()
 
     def take(self) -> list[Any]:
-        """The signals that came, to be remembered no longer."""
+        """Return the signals that came, and forget them."""
         came, self._came = self._came, []
         return came
 
@@ -76,7 +76,7 @@ class held:
 
     def restore(self) -> None:
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._remember:  # else somebody has set another one meanwhile
+            if signal.getsignal(number) == self._remember:  # else another one was set meanwhile
                 signal.signal(number, handler)
 
     def _remember(self, number: int, frame: object) -> None:
@@ -86,7 +86,7 @@ class held:
 
 @contextlib.contextmanager
 def let_through() -> Iterator[None]:
-    """Inside of `held`, a context in which handlers run as ever: around code that may take long, and can be left."""
+    """A context inside `held` in which handlers run: around code that may take long and can be interrupted."""
     holds = list(_in_force) if threading.current_thread() is threading.main_thread() else []
     came = [number for hold in holds for number in hold.take()]
     try:
@@ -100,10 +100,10 @@ def let_through() -> Iterator[None]:
 
 
 def finalizing(work: Callable[[], object]) -> None:
-    """Do the work of a finalizer, a `__del__` say; what comes meanwhile is raised in the program behind it.
+    """Do the work of a finalizer, such as `__del__`; signals that come meanwhile are raised after it.
 
-    What a handler raises in a finalizer is printed and forgotten, and the ctrl-C is lost. It is the same in all others
-    that run until the last object is gone that goes with this one. So the signal is sent anew a moment later, by a
+    Python prints what a handler raises in a finalizer and forgets it, and the ctrl-C is lost; the same happens in the
+    finalizers of all objects that are freed along with this one. So the signal is sent again a moment later, by a
     thread that does nothing else: the only one that this package starts, and only if a signal came.
     """
     hold = held().__enter__()
@@ -113,12 +113,12 @@ def finalizing(work: Callable[[], object]) -> None:
         for number in hold.leave():
             timer = threading.Timer(LATER_S, signal.pthread_kill, (threading.get_ident(), number))
             timer.daemon = True
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no more threads
                 timer.start()
 
 
 def _raise_each(numbers: list[int]) -> None:
-    """Raise these signals; what the handler of one raises does not keep the next one from running."""
+    """Raise these signals; an exception from one handler does not stop the next one."""
     if numbers:
         try:
             signal.raise_signal(numbers[0])

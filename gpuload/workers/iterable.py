@@ -1,8 +1,8 @@
-"""An iterable dataset in the process that iterates over it: samples asked for by number, in whatever way it can resume.
+"""An iterable dataset in the process that iterates over it: its samples by number, resumed if the dataset can do that.
 
 Runs in a worker, or with num_workers=0 in the main process. There is no index, so each worker has an iterator of its
-own and is asked for its samples 0, 1, 2 …; `Pass` keeps those that it has taken from the iterator until their chunk has
-reached its slot, since a chunk may have to be done again.
+own and is asked for its samples 0, 1, 2 …; `Pass` keeps the samples it has taken until they were given to the user,
+since a chunk may have to be done again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Ended", "Pass"]
 
 SEEDS_AT_ONCE = 64
 MAX_STATE_BYTES = 100_000  # as JSON: it travels with each chunk
-DIGESTS = 8  # of so many samples: by them two workers find that they give the same samples
+DIGESTS = 8  # this many first samples are compared, to detect workers that give the same samples
 
 
 class Ended(Exception):
@@ -38,7 +38,7 @@ class Pass:
 
     Args:
         dataset: the user's, in this process.
-        seed: of the loader: before each sample the global generators are seeded with its position.
+        seed: the loader's: before each sample the global generators are seeded from it and the position.
         start: which pass, and where it begins.
         epoch: its number.
     """
@@ -55,8 +55,8 @@ class Pass:
         self._ended = False
         restored = start.state is not None and "failed" not in start.state  # pyright: ignore[reportOperatorIssue]
         self._next = start.samples if restored else 0
-        self._iterator: Iterator[Any] | None = None  # it begins with its first sample
-        self.broken: Exception | None = None  # of a generator, which is over after an error
+        self._iterator: Iterator[Any] | None = None  # made with the first sample
+        self.broken: Exception | None = None  # the error that ended it: of iter(), or of a generator
 
     def _begin(self, state: Any) -> Iterator[Any]:
         state = state if state and "failed" not in state else {}
@@ -65,15 +65,15 @@ class Pass:
         iterator: Any = iter(self._dataset)
         if "iterator" in state:
             iterator.load_state_dict(state["iterator"])
-            if "dataset" in state:  # it was saved behind the iter() of its pass
+            if "dataset" in state:  # it was saved after iter()
                 self._dataset.load_state_dict(state["dataset"])
         return iterator
 
     def get(self, number: int, touch: Callable[[], None] = lambda: None) -> Any:
-        """Sample `number` of this pass; `touch` is called for each that is passed over on the way to it.
+        """Sample `number` of this pass; `touch` is called for each sample taken on the way.
 
         Raises:
-            Ended: there are not so many.
+            Ended: there are fewer samples.
             Exception: whatever the iterator raised for this one.
         """
         while self._next <= number:
@@ -90,7 +90,7 @@ class Pass:
         if self.broken is not None:
             raise self.broken
         if self._iterator is None:
-            self._seed_for(0)  # where it goes on from a state too: iter() draws what it drew then
+            self._seed_for(0)  # on resume too: iter() draws what it drew before
             try:
                 self._iterator = self._begin(self._start.state)
             except Exception as error:
@@ -117,7 +117,7 @@ class Pass:
         self._next += 1
 
     def _seed_at(self, position: int) -> int:
-        """What to seed with there; drawn for many samples at once."""
+        """The seed of a position; drawn for many samples at once."""
         if position not in self._seeds:
             positions = position + np.arange(SEEDS_AT_ONCE, dtype=np.int64) * self._start.stride
             self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
@@ -128,15 +128,15 @@ class Pass:
         seed_generators(self._seed, self._epoch, position, self._seed_at(position))
 
     def forget(self, before: int) -> None:
-        """Samples with a smaller number were given to the user. Others may be asked for again, also those that have
-        reached a slot: a chunk that was taken for lost is."""
+        """Drop samples with a smaller number: the user has them. Others may be asked for again, also those already in a
+        slot: a chunk that is declared lost is done again."""
         for number in [number for number in self._taken if number < before]:
             del self._taken[number]
 
     def place(self, samples: int) -> IterablePlace:
-        """How far it has come, after so many samples; the dataset's own state is only right if none was taken since."""
+        """Where it is after this many samples; with the dataset's own state if no sample was taken since."""
         state: dict[str, Any] = {}
-        if self._ended:  # it may have been asked for more than there were
+        if self._ended:  # more may have been asked for
             samples = min(samples, self._next)
         if samples == self._next:
             owners: dict[str, Any] = {"iterator": self._iterator}
@@ -148,7 +148,7 @@ class Pass:
                         state[whose] = json.loads(json.dumps(owner.state_dict()))
                         if len(json.dumps(state[whose])) > MAX_STATE_BYTES:
                             raise ValueError(f"it is larger than {MAX_STATE_BYTES:,} bytes")
-                    except Exception as error:  # told when somebody asks for it, and not before
+                    except Exception as error:  # reported only when the state is asked for
                         text = f"{type(error).__name__}: {error}"
                         state = {
                             "failed": f"the state_dict() of the {whose} holds what JSON cannot, or fails ({text}); let "
@@ -161,7 +161,7 @@ class Pass:
 
 
 def _digest(sample: Any) -> bytes:
-    """Of what a sample holds; empty where that cannot be said."""
+    """A hash of a sample; empty if it cannot be pickled."""
     leaves: list[Any] = []
     with contextlib.suppress(Exception):
         flatten(sample, leaves)

@@ -1,12 +1,12 @@
-"""Sending one object to all workers, once: a memfd that the parent writes and every worker maps.
+"""Sending one object to all workers: a memfd that the parent writes once and every worker maps.
 
 Memory layout: u64 length and marshalled settings (what the bootstrap needs before it can import anything); then, page
 aligned, u64 count of spans, their (offset, bytes) as u64 pairs; the pickle, and each out-of-band buffer aligned to 64
-bytes. Buffers are mapped privately and writable: pages are shared between all workers until one is written to, and
-torch does not warn of read-only arrays.
+bytes. Buffers are mapped privately and writable: workers share each page until one of them writes to it, and torch does
+not warn of read-only arrays.
 
-An `np.memmap` is sent as its path and place in the file, never read; a CPU tensor as an array, out of band. Classes and
-functions of `__main__`, of a notebook's cells or written as lambdas are sent by value (cloudpickle).
+An `np.memmap` is sent as path and offset, never read; a CPU tensor as an array, out of band. Lambdas, and classes and
+functions of `__main__` or a notebook's cells, are sent by value (cloudpickle).
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ _ALIGN = 64
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to know, once: sent to each at its start.
-
-    `single` is for a batch_size of None: samples one by one, `collate_fn` gets one of them.
-    """
+    """What each worker gets at its start. `single` is for batch_size=None: `collate_fn` gets single samples."""
 
     dataset: Any
     chain: Chain
@@ -53,14 +50,14 @@ def ship(obj: Any, settings: dict[str, Any]) -> int:
     """Write `obj` and the bootstrap's settings to a new memfd; returns its descriptor, which the caller closes.
 
     Raises:
-        TypeError: something in `obj` cannot be sent; the message names what.
+        TypeError: a part of `obj` cannot be sent; the message names it.
     """
-    stream, buffers = _dump(obj)
+    pickled, buffers = _dump(obj)
     head = marshal.dumps(settings)
     start = align(8 + len(head), mmap.PAGESIZE)
     spans = []
     at = align(start + 8 + 16 * (1 + len(buffers)), _ALIGN)
-    for part in (stream, *buffers):
+    for part in (pickled, *buffers):
         spans.append((at, len(part)))
         at = align(at + len(part), _ALIGN)
     fd = os.memfd_create("gpuload-job", os.MFD_CLOEXEC)
@@ -69,7 +66,7 @@ def ship(obj: Any, settings: dict[str, Any]) -> int:
         _write(fd, len(head).to_bytes(8, "little") + head, 0)
         table = np.asarray([len(spans), *(number for span in spans for number in span)], np.uint64)
         _write(fd, table.tobytes(), start)
-        for (offset, _), part in zip(spans, (stream, *buffers), strict=True):
+        for (offset, _), part in zip(spans, (pickled, *buffers), strict=True):
             _write(fd, part, offset)
     except BaseException:
         os.close(fd)
@@ -91,17 +88,13 @@ def receive(fd: int) -> Any:
 
 
 def _dump(obj: Any) -> tuple[memoryview, list[memoryview]]:
-    buffers: list[memoryview] = []
-
-    def lay_aside(buffer: pickle.PickleBuffer) -> None:
-        buffers.append(buffer.raw())
-
-    stream = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = io.BytesIO()
     try:
-        _pickler_class()(stream, protocol=5, buffer_callback=lay_aside).dump(obj)
+        _pickler_class()(pickled, protocol=5, buffer_callback=buffers.append).dump(obj)
+        return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
         raise TypeError(_refusal(obj, error)) from error
-    return stream.getbuffer(), buffers
 
 
 def _pickler_class() -> Any:
@@ -109,22 +102,18 @@ def _pickler_class() -> Any:
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
+            reduced, torch = None, sys.modules.get("torch")
             if isinstance(obj, np.ndarray):
                 reduced = _reduce_memmap(obj)
-                if reduced is not None:
-                    return reduced
-            torch: Any = sys.modules.get("torch")
-            if torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
+            elif torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
                 reduced = _reduce_tensor(torch, obj)
-                if reduced is not None:
-                    return reduced
-            return super().reducer_override(obj)
+            return super().reducer_override(obj) if reduced is None else reduced
 
     return Pickler
 
 
 def _refusal(obj: Any, error: Exception) -> str:
-    """What to say of an object that could not be sent: which part of it, why, and what to do."""
+    """The message for an object that cannot be sent: which part of it, why, and what to do."""
     from gpuload.workers.unpicklable import find_culprit  # workers never need it
 
     base = _pickler_class()
@@ -178,10 +167,10 @@ def _reduce_memmap(array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ..
     if any(stride < 0 for stride in array.strides) or array.dtype.hasobject:
         return None
     first = np.frombuffer(base, np.uint8).__array_interface__["data"][0]
-    # The mapping begins at the granule below the memmap's own offset; the view may begin anywhere in it.
+    # The mapping begins at the granule below the memmap's offset; the view may begin anywhere in it.
     mapped_from = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY
-    place = array.__array_interface__["data"][0] - first + mapped_from
-    return _open_memmap, (str(file.filename), place, array.dtype.str, array.shape, array.strides)
+    offset = array.__array_interface__["data"][0] - first + mapped_from
+    return _open_memmap, (str(file.filename), offset, array.dtype.str, array.shape, array.strides)
 
 
 def _open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:

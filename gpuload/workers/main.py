@@ -1,8 +1,8 @@
-"""A worker process: takes chunks off the queue, does them into their slots, says so. Runs in the child alone.
+"""A worker process: takes chunks off the queue, does them into their slots, and replies. Runs only in the child.
 
-It imports no torch unless the user's dataset does. It ends when the queue is closed, and at once, even while it hangs
-in foreign code, when the parent dies: it holds the read end of a *lifeline*, a pipe that nobody writes to, and the
-kernel sends it SIGKILL when the write end closes with the parent.
+It imports no torch unless the user's dataset does. It ends when the queue is closed and, even while it hangs in foreign
+code, when the parent dies: it holds the read end of a *lifeline*, a pipe that nobody writes to, and the kernel sends it
+SIGKILL when the write end closes with the parent.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ MAX_SEED = 2**63 - 1
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
-    """The life of a worker; returns when the parent closed the queue."""
+    """Do chunks until the parent closes the queue."""
     job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd, stacks_fd = descriptors
-    # Where it crashes, and where it is when the parent asks: written by C code, even while Python hangs.
+    # The stack of a crash, or when the parent asks: written by C code, even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # So is the end that a scheduler announces to all processes of a job: the parent may want batches until it has saved
-    # its state. A handler, not SIG_IGN, which programs that a dataset starts would inherit.
+    # And the SIGTERM that a scheduler sends to all processes of a job: the parent may want batches until it has saved
+    # its state. A handler, not SIG_IGN: programs that a dataset starts would inherit that.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     _die_with_parent(lifeline_fd)
@@ -69,7 +69,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
-    """Tell the user's code which worker this is, as a DataLoader's worker does before it takes the first sample."""
+    """Tell the user's code which worker this is, before the first sample, as a DataLoader's worker does."""
     job = runner.job
     seed = (job.seed + worker) & MAX_SEED
     install_worker_info(worker, workers, seed, job.dataset, needed=is_iterable(job.dataset))

@@ -1,22 +1,21 @@
-"""The parent's side of the worker processes: starts them, feeds them, watches them, ends them.
+"""The parent's side of the worker processes: starts, feeds, watches and ends them.
 
 Runs in the main process, in whichever thread iterates the loader; it starts no thread. It owns the processes and the
 descriptors between them and the parent; slots and chunks belong to the caller, who gets *events*:
 
-- `Reply`: a worker finished a chunk;
+- `Reply`: a worker has done a chunk;
 - `Lost`: the worker that had taken the chunk died; do it again, in another slot, under the next attempt number;
 - `Freed`: nobody can write to the slot of a lost chunk any more.
 
-All workers take their chunks off one queue. Those of an iterable dataset have a queue each, since each is asked for its
-own samples; one that died is started anew, and begins where the request says: a dataset that gives the same again loses
-nothing by it.
+All workers take their chunks off one queue. Workers of an iterable dataset have a queue each, since each is asked for
+its own samples; one that died is restarted where the request says: if the dataset repeats itself, nothing is lost.
 
 A worker can die between taking a chunk off its queue and noting it on the board. So after a death, once the queue is
-empty, chunks of it that are neither noted nor done are declared lost as well. A living worker may still come to note
+empty, its chunks that are neither noted nor done are declared lost as well. A living worker may still be about to note
 such a chunk: its slot is freed only when each worker of that queue alive at that moment has replied to something since.
 
-Lifetime: `close` ends all workers; so do the death of this process and, for the workers of a parent that forks, never
-the child: it closes its copies of the descriptors.
+Lifetime: `close` ends all workers, and so does the death of this process. A forked child never ends its parent's
+workers: it closes its copies of the descriptors.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 
-import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, and not at the first iter()
+import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, not at the first iter()
 
 from gpuload.errors import WorkerError
 from gpuload.ring.ring import Ring
@@ -45,7 +44,7 @@ from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, Board, Note, Rep
 __all__ = ["WorkerPool"]
 
 MESSAGE_BYTES = 1 << 18
-SLOW_SAMPLE_S = 60.0  # without a timeout, a sample that takes longer is named in a warning
+SLOW_SAMPLE_S = 60.0  # without a timeout, a warning names a sample that takes longer
 CLOSE_GRACE_S = 1.0
 WATCH_INTERVAL_S = 1.0
 
@@ -60,7 +59,7 @@ class _Limbo:
 
 
 class _Queue:
-    """Where requests wait: this process sends, and one worker or all of them read the same end."""
+    """Where requests wait: this process sends, and one worker, or all, read the same end."""
 
     def __init__(self) -> None:
         self.send_end, self.read_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -89,8 +88,8 @@ class WorkerPool:
         workers: how many processes, at least 1.
         ring: where the slots lie.
         timeout_s: a worker that stays at one sample longer is killed, and its chunk lost; 0: never.
-        max_restarts: after so many deaths between two calls of `forgive`, the next is an error.
-        own_queues: each worker does what it is asked for by its number, as `Request.iterable` tells it.
+        max_restarts: after this many deaths between two calls of `forgive`, the next is an error.
+        own_queues: a queue for each worker; `Request.iterable` says which worker is asked.
 
     Raises:
         RuntimeError: this platform or interpreter cannot start workers; use ``num_workers=0``.
@@ -116,8 +115,8 @@ class WorkerPool:
         self._deaths: list[str] = []
         self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
         self._limbo: list[_Limbo] = []
-        self._audit: set[int] = set()  # queues whose worker died: look for chunks that were taken but not noted
-        self.broken: WorkerError | None = None  # why it cannot go on
+        self._audit: set[int] = set()  # queues of dead workers: some chunks may be taken but not noted
+        self.broken: WorkerError | None = None  # why it cannot continue
         self._halted = False
         self._closed = False
         self._team: dict[int, WorkerProcess] = {}
@@ -132,13 +131,13 @@ class WorkerPool:
             "workers": workers,
             "ring_bytes": ring.ring_bytes,
         }
-        with let_through():  # pickling a large dataset takes its time, and leaves nothing behind
+        with let_through():  # pickling may take long, and can be interrupted
             self._job_fd = ship(job, settings)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, self._job_fd)
             self._board = Board(workers)
             undo.callback(self._board.close)
-            self._queues: list[_Queue] = []  # worker w reads number w modulo how many there are
+            self._queues: list[_Queue] = []  # worker w reads number w % len
             for _ in range(workers if own_queues else 1):
                 self._queues.append(_Queue())
                 undo.callback(self._queues[-1].close)
@@ -154,11 +153,10 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers."""
         return [worker.pid for worker in self._team.values()]
 
     def submit(self, request: Request) -> bool:
-        """Put a chunk on its queue; False where that is full now. Never blocks."""
+        """Put a chunk on its queue; False if that is full. Never blocks."""
         self._check_usable()
         try:
             self._queues[self._queue_of(request)].send_end.send(request.pack(), socket.MSG_DONTWAIT)
@@ -168,16 +166,16 @@ class WorkerPool:
         return True
 
     def disown(self, before: int) -> None:
-        """Chunks with a number below `before` are no longer wanted; workers end those they are at, sample by sample."""
+        """Chunks with a number below `before` are no longer wanted; workers stop theirs at the next sample."""
         self._board.wanted_from = before
 
     def forgive(self) -> None:
-        """Start counting restarts anew (a new epoch)."""
+        """Reset the count of restarts, for a new epoch."""
         self.restarts = 0
         self._deaths.clear()
 
     def gather(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to `timeout_s` seconds for something to happen.
+        """The events since the last call; waits up to `timeout_s` seconds for one.
 
         Raises:
             WorkerError: a worker could not start, or workers died too often.
@@ -193,20 +191,18 @@ class WorkerPool:
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
         while True:
-            while self._unsaid and not events:  # a warning may be an error: with nothing in hand
+            while self._unsaid and not events:  # a warning may raise, and would lose events
                 warnings.warn(self._unsaid.pop(0), RuntimeWarning, stacklevel=2)
             wait = max(0.0, min(deadline - time.monotonic(), self._watch_interval_s))
             ready = self._epoll.poll(wait)
-            # Whether a queue is empty is asked before the replies are read: see the module's docstring.
+            # Check for empty queues before reading replies: see the module's docstring.
             empty = {number for number in self._audit if self._queues[number].is_empty}
             dead = []
             for fd, _ in ready:
                 worker = self._by_fd(fd)
-                if worker is None:
-                    continue
-                if fd == worker.pidfd:
+                if worker is not None and fd == worker.pidfd:
                     dead.append(worker)
-                else:
+                elif worker is not None:
                     self._drain(worker, events)
             for worker in dead:
                 self._bury(worker, events)
@@ -218,10 +214,10 @@ class WorkerPool:
                 return events
 
     def close(self) -> None:
-        """End all workers and free every descriptor. Idempotent; waits about a second at most."""
+        """End all workers and free all descriptors. Idempotent; takes about a second at most."""
         if self._closed:
             return
-        with contextlib.ExitStack() as stack:  # every step, whatever becomes of another; the last comes first
+        with contextlib.ExitStack() as stack:  # every step, even if another fails; the last comes first
             self.halt()
             self._closed = True
             _pools.discard(self)
@@ -237,7 +233,7 @@ class WorkerPool:
             self._flying.clear()
 
     def halt(self) -> None:
-        """Let workers end at their next sample, and `gather`, in another thread, within a second."""
+        """Make workers end at their next sample, and `gather`, in another thread, within a second."""
         self._halted = True
         self._board.wanted_from = 2**63
 
@@ -247,7 +243,7 @@ class WorkerPool:
         self._board.write(number, IDLE, 0, 0)
         queue = self._queues[number % len(self._queues)]
         shared = (self._job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno())
-        with held():  # a process that was started is one of the team
+        with held():  # a process that was started must get into the team
             worker = self._team[number] = WorkerProcess(number, shared)
             for fd in worker.descriptors:
                 self._epoll.register(fd, select.EPOLLIN)
@@ -255,10 +251,7 @@ class WorkerPool:
     # -- listening --------------------------------------------------------------------------------------------------
 
     def _by_fd(self, fd: int) -> WorkerProcess | None:
-        for worker in self._team.values():
-            if fd in (worker.pidfd, worker.replies.fileno()):
-                return worker
-        return None
+        return next((worker for worker in self._team.values() if fd in worker.descriptors), None)
 
     def _drain(self, worker: WorkerProcess, events: list[Event]) -> None:
         while True:
@@ -266,7 +259,7 @@ class WorkerPool:
                 message = worker.replies.recv(MESSAGE_BYTES)
             except (BlockingIOError, ConnectionResetError):
                 return
-            if not message:  # its end is closed: the death itself is seen on the pidfd
+            if not message:  # its end is closed; the pidfd tells of the death
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(worker.replies.fileno())
                 return
@@ -297,23 +290,21 @@ class WorkerPool:
         self._drain(worker, events)
         note = self._board.read(worker.number)
         cause, outside, stack = worker.wait()
-        with held():  # a worker that is forgotten must not be found in the team
+        with held():  # a worker that is forgotten must not stay in the team
             self._unregister(worker)
             del self._team[worker.number]
             self._warned.pop(worker.number, None)
             worker.forget()
-        if not worker.ready and (worker.status or 0) > 0:  # it ended by itself: it would again
+        if not worker.ready and (worker.status or 0) > 0:  # it exited by itself, and would do so again
             raise WorkerError(
-                f"worker {worker.number} could not start: {cause}. What it said stands on the standard error; "
+                f"worker {worker.number} could not start: {cause}. Its standard error says more; "
                 "num_workers=0 does the same work in this process, where it can be debugged"
             )
         request = self._flying.pop((note.chunk, note.attempt), None)
         where = ""
         if request is not None:
             where = _at(request, note.row)
-            events.append(
-                Lost(note.chunk, note.attempt, note.row, cause, slot_is_free=True, outside=outside, stack=stack)
-            )
+            events.append(Lost(note.chunk, note.attempt, note.row, cause, True, outside, stack))
         for limbo in list(self._limbo):
             limbo.suspects.discard(worker.number)
             self._free_if_cleared(limbo, events)
@@ -333,7 +324,7 @@ class WorkerPool:
         return 0 if request.iterable is None else request.iterable.worker % len(self._queues)
 
     def _declare_lost(self, queue: int, events: list[Event]) -> None:
-        """A queue was empty: what is neither noted nor done of it went down with a worker, or is about to be noted."""
+        """A queue was empty: its chunks neither noted nor done died with a worker, or are about to be noted."""
         team = {number: worker for number, worker in self._team.items() if number % len(self._queues) == queue}
         for worker in team.values():
             self._drain(worker, events)
@@ -342,7 +333,7 @@ class WorkerPool:
         sent = [key for key, request in self._flying.items() if self._queue_of(request) == queue]
         for key in [key for key in sent if key not in noted]:
             del self._flying[key]
-            # A worker says hello before it takes anything: one that has not yet cannot have this chunk.
+            # A worker says hello before it takes a chunk: others cannot have this one.
             suspects = {number for number, worker in team.items() if worker.ready}
             self._limbo.append(_Limbo(*key, suspects))
             events.append(Lost(*key, row=None, cause="its worker died before it began", slot_is_free=False))
@@ -350,7 +341,7 @@ class WorkerPool:
         self._audit.discard(queue)
 
     def _watch(self) -> None:
-        """Kill workers that stay at one sample longer than the timeout, or name them in a warning."""
+        """Kill workers that stay at one sample longer than the timeout; without one, warn of slow ones."""
         self._watched_at = time.monotonic()
         now = time.monotonic_ns()
         for worker in self._team.values():
@@ -362,17 +353,18 @@ class WorkerPool:
             note = self._board.read(worker.number)
             request = self._flying.get((note.chunk, note.attempt))
             if request is None or note.row >= len(request.positions):
-                continue  # time counts while it has claimed a chunk
+                continue  # time counts only while it has a chunk
             seconds = (now - note.since_ns) / 1e9
-            if self.timeout_s and seconds > self.timeout_s:
-                stack = worker.stack()
-                if self._board.read(worker.number) != note:
-                    continue  # it went on meanwhile
+            if seconds <= (self.timeout_s or SLOW_SAMPLE_S):
+                continue
+            if not self.timeout_s and self._warned.get(worker.number) == note:
+                continue
+            stack = worker.stack()
+            if self._board.read(worker.number) != note:
+                continue  # it has gone on
+            if self.timeout_s:
                 worker.kill(f"no progress for timeout={self.timeout_s:g} seconds", stack)
-            elif not self.timeout_s and seconds > SLOW_SAMPLE_S and self._warned.get(worker.number) != note:
-                stack = worker.stack()
-                if self._board.read(worker.number) != note:
-                    continue
+            else:
                 self._warned[worker.number] = note
                 self._unsaid.append(
                     f"worker {worker.number} (process {worker.pid}) has been{_at(request, note.row)} for "
@@ -406,7 +398,7 @@ class WorkerPool:
             raise WorkerError(f"this epoch is over: {self.broken}")
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: close the copies, so that the workers still die with their real parent."""
+        """In a forked child: close the copies, so that the workers still die with their parent."""
         self._closed = True
         for queue in self._queues:
             queue.close()
@@ -433,5 +425,5 @@ def _at(request: Request, row: int) -> str:
 
 
 def _counted(deaths: list[str]) -> str:
-    """The causes in the order in which they came first, each with how often it came."""
+    """The causes in order of first appearance, with their counts."""
     return "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in Counter(deaths).items())

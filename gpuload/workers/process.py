@@ -1,11 +1,11 @@
-"""One worker process as its parent sees it: started, watched, asked where it is, killed.
+"""One worker process as its parent sees it: started, watched, asked for its stack, killed.
 
-It owns the process and the parent's ends of what joins the two: the reply socket, the *lifeline* (a pipe that nobody
+It owns the process and the parent's ends of what connects them: the reply socket, the *lifeline* (a pipe that nobody
 writes to: when its write end closes with the parent, the kernel kills the worker), a pidfd, and the *stack file*. All
-are inherited descriptors; nothing has a name.
+are inherited descriptors without a name.
 
 The stack file is a memfd that the worker's faulthandler writes to: the stacks of its threads when the parent asks for
-them by signal (which works while the worker hangs in C code), and the stack of a crash.
+them by signal (which works even while the worker hangs in C code), and the stack of a crash.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
     "TBB_NUM_THREADS",
 )
-# Pixels are copied into a slot that another core reads next: past the caches (`memcpy` with streaming stores) that
-# saves 16 of 35 µs an image, and leaves the file that is decoded next in the cache. Other C libraries know no such
-# setting.
+# Pixels are copied into a slot that another core reads next: bypassing the caches (`memcpy` with non-temporal stores)
+# saves 16 of 35 µs an image, and leaves the file that is decoded next in the cache. Only glibc has this setting.
 STREAM_COPIES = "glibc.cpu.x86_non_temporal_threshold"
 STREAM_FROM_BYTES = 96 << 10
-# A process that the kernel holds (a dead network mount) answers no signal, and ends when the kernel lets go of it.
+# A process stuck in the kernel (a dead network mount) answers no signal, and ends only when the kernel lets go of it.
 STACK_WAIT_S = 0.5
 KILL_WAIT_S = 2.0
 MAX_STACK_BYTES = 8192
@@ -50,12 +49,11 @@ class WorkerProcess:
     """A running worker.
 
     Args:
-        number: which worker it is.
-        shared: descriptors that all workers inherit.
+        number: the worker's number.
+        shared: descriptors that it inherits beside its own.
 
     Attributes:
-        pid: the process id.
-        replies: the socket that it answers on, not blocking.
+        replies: the socket that it replies on, not blocking.
         pidfd: readable when it has ended.
         ready: it has said hello.
         killed_for: why `kill` was called, or None.
@@ -101,19 +99,19 @@ class WorkerProcess:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """What an epoll has to watch."""
+        """The descriptors for epoll to watch."""
         return self.replies.fileno(), self.pidfd
 
     def kill(self, reason: str, stack: str) -> None:
-        """End it now; reason and stack are what `wait` will say."""
+        """End it now; `wait` will return this reason and stack."""
         self.killed_for, self._killed_at = reason, stack
         self._signal(signal.SIGKILL)
 
     def stack(self) -> str:
-        """Where it is now: the Python stacks of its threads, the innermost call first; or why there are none."""
+        """The Python stacks of its threads, the innermost call first; or why there are none."""
         before = os.fstat(self._stacks).st_size
-        if not self.ready and before == 0 and not self._handler_stands():
-            return "(it has not come so far that it could tell where it is)"
+        if not self.ready and before == 0 and not self._has_handler():
+            return "(it has not started far enough to tell where it is)"
         self._signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
         size = before
@@ -125,10 +123,9 @@ class WorkerProcess:
         return f"(it does not answer: state {self._state()!r}; 'D' is waiting in the kernel, for a disk or a mount)"
 
     def wait(self) -> tuple[str, bool, str]:
-        """Wait for its end. Returns what it died of, whether that came from outside, and the stack where it was, if
-        that is known.
+        """Wait for its end. Returns why it died, whether by SIGKILL from outside, and its stack, if that is known.
 
-        The exit status is only a hint: where the program ignores SIGCHLD, it reads 0 whatever happened.
+        The exit status is only a hint: if the program ignores SIGCHLD, it is always 0.
         """
         status = self._process.wait()
         if self.killed_for is not None:
@@ -139,37 +136,30 @@ class WorkerProcess:
 
     @property
     def status(self) -> int | None:
-        """Its exit status as `subprocess` has it, once `wait` returned."""
+        """Its exit status, as in `subprocess`, once `wait` has returned."""
         return self._process.returncode
 
-    def cut(self) -> None:
-        """Close the lifeline: the kernel kills it, whatever it is at."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-
     def end(self, deadline: float) -> None:
-        """Wait until `deadline` (monotonic seconds) for it to end by itself, then kill it; free every descriptor."""
+        """Wait until `deadline` (monotonic seconds) for it to end, then kill it; free all descriptors."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self._signal(signal.SIGKILL)
         try:
             self._process.wait(KILL_WAIT_S)
         except subprocess.TimeoutExpired:
-            self._process.returncode = -signal.SIGKILL  # as it will be
+            self._process.returncode = -signal.SIGKILL  # what it will be
         self.forget()
 
     def forget(self) -> None:
-        """Free the parent's descriptors."""
-        self.cut()
+        """Free the parent's descriptors; without the lifeline the kernel kills the worker, if it still runs."""
         self.replies.close()
-        for fd in (self.pidfd, self._stacks):
+        for fd in (self._lifeline, self.pidfd, self._stacks):
             if fd >= 0:
                 os.close(fd)
-        self.pidfd = self._stacks = -1
+        self._lifeline = self.pidfd = self._stacks = -1
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close the copies, so that the worker still dies with its real parent."""
+        """In a forked child: close the copies, so that the worker still dies with its parent."""
         self._process.returncode = 0  # not ours to wait for
         self.forget()
 
@@ -177,8 +167,8 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):  # it has ended
             signal.pidfd_send_signal(self.pidfd, number)
 
-    def _handler_stands(self) -> bool:
-        """Whether it has a handler for our signal yet; without one the signal would end it."""
+    def _has_handler(self) -> bool:
+        """Whether it handles our signal yet; without a handler the signal would end it."""
         with contextlib.suppress(OSError, ValueError):
             for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
                 if line.startswith("SigCgt:"):
@@ -211,12 +201,12 @@ def _launch(number: int, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
 
 
 def _tunables(given: str) -> str:
-    """The user's settings of the C library, and ours where they say nothing of it."""
+    """The user's settings of glibc, with ours added unless they have it."""
     return given if STREAM_COPIES in given else ":".join(filter(None, (given, f"{STREAM_COPIES}={STREAM_FROM_BYTES}")))
 
 
 def _tidy(stack: bytes) -> str:
-    """What faulthandler wrote, without its list of extension modules."""
+    """faulthandler's text, without its list of extension modules."""
     return stack.decode(errors="replace").split("\nExtension modules:")[0].strip()
 
 
@@ -229,7 +219,7 @@ def _describe_exit(status: int) -> str:
 
 
 def check_platform() -> None:
-    """Refuse, with the remedy, where workers cannot be started.
+    """Raise an error that names the remedy if workers cannot be started.
 
     Raises:
         RuntimeError: not Linux, a frozen application, or an interpreter without an executable.

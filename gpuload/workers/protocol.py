@@ -1,13 +1,13 @@
-"""What the parent and its workers say to each other. Both sides import this; it imports no torch.
+"""The messages between the parent and its workers. Both sides import this; it imports no torch.
 
 Two kinds of channel, both inherited descriptors without a name:
 
-- the *queue*: one SOCK_SEQPACKET pair; the parent sends `Request` messages, all workers read the same end, so an idle
-  worker takes the next chunk and nothing waits behind a slow file;
-- for each worker a *reply* pair, SOCK_SEQPACKET, that the worker alone writes to.
+- the *queue*: one SOCK_SEQPACKET pair; the parent sends `Request` messages, and all workers read the same end, so that
+  an idle worker takes the next chunk and nothing waits for a slow file;
+- for each worker a *reply* pair, SOCK_SEQPACKET, that only this worker writes to.
 
-And one shared page, the *board*, where the parent says from which chunk on work is still wanted, and each worker notes
-what it is at, so that the parent knows it when the worker dies:
+And one shared page, the *board*, where the parent says which chunks are still wanted, and each worker notes what it is
+at, so that the parent knows when the worker dies:
 
     offset 0             uint64   chunks with a smaller number are no longer wanted
     offset 64·(w + 1)    int64×4  worker w: chunk, attempt, row, monotonic nanoseconds of the row's start
@@ -33,24 +33,24 @@ from gpuload.order.place import IterableStart
 __all__ = ["HELLO", "HELLO_FAILED", "IDLE", "STACK_SIGNAL", "Board", "Note", "Reply", "Request", "Status"]
 
 IDLE = -1
-STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; the usual ones may be the user's
+STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
 HELLO = b"hello"  # the first message of a worker: it is ready
-HELLO_FAILED = b"failed"  # or it cannot be, followed by its traceback as text
+HELLO_FAILED = b"failed"  # it could not start; followed by its traceback as text
 _REQUEST = struct.Struct("<qqqqqqqBBB")
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqqq")
 _LIMIT = struct.Struct("<Q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
-MAX_INLINE_BYTES = 48 * 1024  # of a reply, likewise; more meta data than this lies in the slot
+MAX_INLINE_BYTES = 48 * 1024  # of a reply, likewise; larger metadata goes into the slot
 
 
 @dataclass(slots=True)
 class Request:
-    """One chunk to be done: which samples, and the slot that they go to.
+    """One chunk to do: its samples, and the slot that they go to.
 
     `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead. `whole` says
-    that the chunk is the whole batch. Of an iterable dataset `indices` count the samples of the worker's own pass,
-    and `iterable` says which. `told_epoch` is what the user's dataset is told by its own ``set_epoch()``; -1: nothing.
+    that the chunk is the whole batch. For an iterable dataset `indices` count the samples of the worker's own pass,
+    and `iterable` says which pass. `told_epoch` goes to the dataset's own ``set_epoch()``; -1: no call.
     """
 
     chunk: int
@@ -97,7 +97,7 @@ class Request:
         at = _REQUEST.size
         positions = np.frombuffer(message, np.int64, count, at)
         at += positions.nbytes
-        # The parent wrote this: dataset keys of the user's own sampler, never anything that a file holds.
+        # The parent wrote this: keys from the user's sampler, never the contents of a file.
         indices = np.frombuffer(message, np.int64, count, at) if plain else pickle.loads(message[at:])
         iterable = IterableStart(*pickle.loads(message[at + 8 * count :])) if is_pass else None
         return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, bool(whole), iterable, told)
@@ -106,7 +106,7 @@ class Request:
 def _pickled_keys(keys: list[object]) -> bytes:
     try:
         return pickle.dumps(keys, 5)
-    except (pickle.PicklingError, AttributeError, TypeError):  # of a class of the user's __main__
+    except (pickle.PicklingError, AttributeError, TypeError):  # of a class in __main__
         import cloudpickle
 
         return cloudpickle.dumps(keys, 5)
@@ -117,15 +117,15 @@ class Status(enum.IntEnum):
 
     DONE = 0
     TOO_LARGE = 1  # `nbytes` are needed; nothing was written
-    UNWANTED = 2  # its epoch was broken off
+    UNWANTED = 2  # its epoch was abandoned
 
 
 @dataclass(slots=True)
 class Reply:
     """The end of one chunk.
 
-    `nbytes` is what the chunk takes in its slot (for TOO_LARGE: what it would take). `meta` is the packed description
-    of its samples (see `packing.py`); it lies in the slot at `meta_offset` where it was too long for a message.
+    `nbytes` is the size of the chunk in its slot (for TOO_LARGE: the size needed). `meta` is the packed description of
+    its samples (see `ring/packing.py`); if too long for a message, it is in the slot: `meta_at`, offset and length.
     """
 
     chunk: int
@@ -154,7 +154,7 @@ class Reply:
 
 @dataclass(slots=True, frozen=True)
 class Note:
-    """What a worker is at: a row of a chunk, since when; `chunk` is `IDLE` between two."""
+    """The row of a chunk that a worker is at, and since when; `chunk` is `IDLE` between chunks."""
 
     chunk: int
     attempt: int
@@ -163,7 +163,7 @@ class Note:
 
 
 class Board:
-    """The shared page of notes. The parent makes it; each worker writes its own line only."""
+    """The shared page of notes. The parent makes it; each worker writes only its own line."""
 
     def __init__(self, workers: int, fd: int | None = None) -> None:
         self.nbytes = 64 * (workers + 1)

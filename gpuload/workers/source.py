@@ -1,7 +1,7 @@
-"""Where a chunk's samples come from: a map dataset by key, one or many at a time, or an iterable one by number.
+"""The samples of a chunk: from a map dataset by key, one or many at a time, or from an iterable one by number.
 
 Runs in a worker, or with num_workers=0 in the main process. Seeds the global generators before each sample of a user's
-own dataset, so that what it draws is a function of (seed, epoch, position).
+own dataset, so that its draws are a function of (seed, epoch, position).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Source:
 
     Args:
         dataset: the user's, in this process.
-        seed: of the loader.
+        seed: the loader's.
 
     Attributes:
         seeds: whether the global generators are seeded before each sample.
-        on_torch: called where the dataset has imported torch while it made its first samples.
+        on_torch: called if the dataset imports torch while it makes its first samples.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -45,11 +45,10 @@ class Source:
         self.on_torch: Callable[[], None] = lambda: None
 
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
-        """A function that gives the sample of a row of a chunk, asked in the order of the rows.
+        """A function that gives the sample of a row of a chunk; to be called in the order of the rows.
 
-        `touch` is called for each sample of an iterable dataset that is passed over on the way.
-
-        It raises `Ended` where an iterable dataset has no more samples, and whatever the dataset raises.
+        It raises `Ended` when an iterable dataset has no more samples, and whatever the dataset raises. `touch` is
+        called for each sample that an iterable dataset gives on the way.
         """
         if request.told_epoch not in (-1, self._told_epoch):
             self._told_epoch = request.told_epoch
@@ -72,7 +71,7 @@ class Source:
                 seed_generators(self._seed, request.epoch, positions[row], seeds[row])
             sample = self._fetch_many([keys[row]])[0] if self._many else self._dataset[keys[row]]
             if self._without_torch and seeds and "torch" in sys.modules:
-                # Imported on the way, and so neither seeded nor told which worker this is: once more.
+                # Imported meanwhile, so it was neither seeded nor told which worker this is: again.
                 self._without_torch = False
                 self.on_torch()
                 return one(row)
@@ -80,14 +79,14 @@ class Source:
 
         if not self._many or len(keys) < 2:
             return one
-        if self._without_torch and seeds:  # the same, as far as it can be told before
+        if self._without_torch and seeds:  # does it import torch?
             one(0)
             self._without_torch = False
-        if self.seeds:  # once for all of them: what they draw then depends on the chunk
+        if self.seeds:  # once for all of them, so their draws depend on the chunk
             seed_generators(self._seed, request.epoch, positions[0])
         try:
             return self._fetch_many(keys).__getitem__
-        except Exception:  # one by one: to find which
+        except Exception:  # one by one, to find which
             return one
 
     def _fetch_many(self, keys: list[Any]) -> list[Any]:
@@ -103,7 +102,7 @@ class Source:
         start = request.iterable
         assert start is not None
         if self._pass is None or self._pass.run != start.run:
-            self._pass = None  # the old one's iterator ends before the new one's begins
+            self._pass = None  # the old iterator ends before the new one begins
             self._pass = Pass(self._dataset, self._seed, start, request.epoch)
         numbers = np.asarray(request.indices).tolist()
         pass_ = self._pass
@@ -111,7 +110,7 @@ class Source:
         return lambda row: pass_.get(numbers[row], touch)
 
     def place(self, request: Request, rows: int) -> IterablePlace | None:
-        """How far the pass has come with so many rows of a chunk; None for a map dataset."""
+        """Where the pass is after this many rows of a chunk; None for a map dataset."""
         if self._pass is None:
             return None
         return self._pass.place(int(request.indices[0]) + rows)  # pyright: ignore[reportArgumentType]

@@ -1,9 +1,9 @@
-"""Which part of an object it is that cannot be pickled, for the error message: ``dataset.reader.lock``.
+"""Which part of an object cannot be pickled, for the error message: ``dataset.reader.lock``.
 
-The pickler's own error names a type ("cannot pickle '_thread.lock' object") and never a place. So after a failure the
-parts of the object are tried, as the pickler would take it apart, and then the parts of the first one that fails by
-itself, and so on down. References back to what the search came through are cut off: they would make every part fail.
-Runs in the main process, once, when all is lost anyway; bounded in depth and in tries.
+The pickler's own error names a type ("cannot pickle '_thread.lock' object") but not where it is. So after a failure the
+parts of the object are tried, split as the pickler does it, then the parts of the first one that fails by itself, and
+so on. References back to objects on the path are left out: they would make every part fail. Runs in the main process,
+once, after the failure; bounded in depth and in tries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["find_culprit"]
 MAX_DEPTH = 32
 MAX_TRIES = 400
 
-# The objects of one kind that something consists of, and how the i-th is written behind its owner's name.
+# Parts of one kind, and the text for the i-th after its owner's name.
 _Parts = tuple[Callable[[int], str], Sequence[Any]]
 
 
@@ -34,7 +34,7 @@ def find_culprit(obj: Any, attempt: Callable[[Any, Set[int]], Exception | None])
         attempt: pickles something, leaving out the objects with these ids; returns the error, or None.
     """
     path, error = "", None
-    ancestors: dict[int, Any] = {}  # by id, and kept alive, so that no other object gets the id
+    ancestors: dict[int, Any] = {}  # by id; kept alive, so that no other object gets the id
     tries = MAX_TRIES
 
     def failing(values: Any) -> Exception | None:
@@ -46,8 +46,8 @@ def find_culprit(obj: Any, attempt: Callable[[Any, Set[int]], Exception | None])
         ancestors[id(obj)] = obj
         found = None
         for name, values in _parts(obj):
-            if (place := _first(values, failing)) is not None and id(values[place]) not in ancestors:
-                found = name(place), values[place], failing(values[place])
+            if (i := _first(values, failing)) is not None and id(values[i]) not in ancestors:
+                found = name(i), values[i], failing(values[i])
                 break
         if found is None or found[2] is None:
             break
@@ -56,7 +56,7 @@ def find_culprit(obj: Any, attempt: Callable[[Any, Set[int]], Exception | None])
 
 
 def _first(values: Sequence[Any], failing: Callable[[Any], Exception | None]) -> int | None:
-    """Where the first of the values stands that fails, by halving: as much work as pickling all of them twice."""
+    """The number of the first value that fails, by halving: as much work as pickling all of them twice."""
     if not len(values) or failing(list(values)) is None:
         return None
     start, end = 0, len(values)
@@ -70,7 +70,7 @@ def _first(values: Sequence[Any], failing: Callable[[Any], Exception | None]) ->
 
 
 def _parts(obj: Any) -> Iterator[_Parts]:
-    """What the pickler would find in an object, attributes first."""
+    """The parts of an object as the pickler finds them, attributes first."""
     if type(obj) in (list, tuple):
         yield _item, obj
     elif type(obj) in (set, frozenset):
@@ -100,7 +100,7 @@ def _parts(obj: Any) -> Iterator[_Parts]:
 def _reduced(obj: Any) -> Iterator[_Parts]:
     try:
         reduced = obj.__reduce_ex__(5)
-    except Exception:  # it cannot be taken apart: it is the culprit itself
+    except Exception:  # it has no parts: it is the culprit itself
         return
     if not isinstance(reduced, tuple):
         return
@@ -117,7 +117,7 @@ def _reduced(obj: Any) -> Iterator[_Parts]:
         yield _item, list(items)
     if entries is not None:
         yield from _entries(dict(entries))
-    # What its constructor will be called with: mostly what stands in an attribute, too.
+    # Its constructor's arguments: mostly attributes too.
     names = {id(value): f".{name}" for name, value in getattr(obj, "__dict__", {}).items()}
     names[id(type(obj))] = ".__class__"
     values = list(arguments)
@@ -125,13 +125,13 @@ def _reduced(obj: Any) -> Iterator[_Parts]:
 
 
 def _function(function: types.FunctionType) -> Iterator[_Parts]:
-    """A function that is sent by value: it takes with it what it closes over, and the globals that it names."""
+    """A function that is sent by value, with the variables of its closure and the globals that it names."""
     code = function.__code__
     closed = {}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             closed[name] = cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # still empty
             continue
     yield (lambda i: f".<closure>.{list(closed)[i]}"), list(closed.values())
     yield _attributes({"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__})

@@ -1,7 +1,7 @@
-"""What ``torch.utils.data.get_worker_info()`` says in a gpuload worker: the same as in a DataLoader's.
+"""``torch.utils.data.get_worker_info()`` in a gpuload worker: the same as in a DataLoader's.
 
-Runs in workers alone. torch is only touched where the user's own dataset has imported it: a worker that reads image
-files knows nothing of it.
+Runs only in workers. torch is used only if the user's dataset has imported it: a worker that reads image files never
+does.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ _asked = False
 
 
 def worker_info_was_asked() -> bool:
-    """Whether anybody read something of it."""
+    """Whether any of it was read."""
     return _asked
 
 
 def install_worker_info(worker: int, workers: int, seed: int, dataset: Any, *, needed: bool) -> None:
-    """Let torch tell whoever asks which of how many workers this is.
+    """Make torch's ``get_worker_info()`` describe this worker.
 
     Args:
-        worker, workers: which of how many.
-        seed: what `WorkerInfo.seed` says.
+        worker, workers: its number, and how many there are.
+        seed: for `WorkerInfo.seed`.
         dataset: this worker's copy.
-        needed: import torch for it; else only where somebody else did.
+        needed: import torch for it; else do nothing unless torch is already imported.
     """
     if not needed and "torch" not in sys.modules:
         return
-    from torch.utils.data._utils import worker as place
+    from torch.utils.data._utils import worker as torch_worker
 
-    class WorkerInfo(place.WorkerInfo):
-        """torch's own, which notes that it was asked."""
+    class WorkerInfo(torch_worker.WorkerInfo):
+        """torch's own, which notes that it was read."""
 
         def __getattribute__(self, name: str) -> Any:
             global _asked
@@ -41,4 +41,4 @@ def install_worker_info(worker: int, workers: int, seed: int, dataset: Any, *, n
                 _asked = True
             return super().__getattribute__(name)
 
-    place._worker_info = WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+    torch_worker._worker_info = WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)

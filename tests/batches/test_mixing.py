@@ -115,9 +115,9 @@ def test_labels_that_are_numbers_for_each_class(dtype):
         (
             [torch.zeros(3)],
             {},
-            "no labels were found in the batch, a list of 1: they are looked for in its second place, or in a dict "
+            "no labels were found in the batch, a list of 1: they are looked for in its second entry, or in a dict "
             "under a key with 'label' in it; give labels_getter=… a function that returns them, or labels_getter=None "
-            "where there are none",
+            "if there are none",
         ),
         (torch.zeros(3), {}, "no labels were found in the batch, a tensor of shape (3,): they"),
         (
@@ -129,7 +129,7 @@ def test_labels_that_are_numbers_for_each_class(dtype):
         (
             {"image": 1, "labels": ["cat", "dog", "cat"]},
             {},
-            "MixUp: the labels must be a tensor, got a list of 3; let the dataset give a number, or give labels_ge",
+            "MixUp: the labels must be a tensor, got a list of 3; let the dataset return a number, or give labels",
         ),
         ([1, LABELS], {}, "MixUp got integer labels of shape (3,), which need num_classes=… to become soft ones"),
         (
@@ -160,7 +160,7 @@ def test_labels_that_are_numbers_for_each_class(dtype):
         (
             [1, LABELS],
             {"labels_getter": lambda batch: batch[1] + 0, "num_classes": 3},
-            "MixUp(labels_getter=…) returned a tensor of shape (3,) that is none of the batch's own; it must re",
+            "MixUp(labels_getter=…) returned a tensor of shape (3,) that is not in the batch; it must",
         ),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_crop_that_leaves_boxes_out_finds_their_labels(sample, found):
     [
         (lambda: (image(), gl.Boxes(BOXES), labels()), r"and 2, of shape \(3,\), beside the boxes may belong to them"),
         (lambda: (image(), target(classes=labels())), r"'classes', of shape \(3,\).*SanitizeBoundingBoxes\(labels_get"),
-        (lambda: (image(), target(scores=torch.ones(3, 2))), r"no labels to be found, and 'scores', of shape \(3, 2\)"),
+        (lambda: (image(), target(scores=torch.ones(3, 2))), r"no labels were found, and 'scores', of shape \(3, 2\)"),
         (lambda: (image(), target(labels=[1, 2, 3])), r"RandomIoUCrop: what belongs .*got list: \[1, 2, 3\]"),
         (
             lambda: (image(), 7, target(labels=[1, 2, 3])),

@@ -62,11 +62,11 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
             SANITIZE,
             "SanitizeBoundingBoxes takes samples with one leaf.*this one has 0",
         ),
-        (lambda: (image(), {"boxes": gl.Boxes(boxes(1))}), SANITIZE, "no labels to be found under 'boxes'; give Sanit"),
+        (lambda: (image(), {"boxes": gl.Boxes(boxes(1))}), SANITIZE, "no labels were found under 'boxes'; give Sanit"),
         (
             lambda: (image(), gl.Boxes(boxes(1))),
             SANITIZE,
-            "no labels to be found: they are looked for in a dict, got Box",
+            "no labels were found: they are looked for in a dict, got Box",
         ),
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(3)}),
@@ -86,7 +86,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(2)}),
             [T.MultiView([SANITIZE, SANITIZE])],
-            "in each view of a MultiView others",
+            "different boxes in each view of a MultiView",
         ),
         (
             lambda: (image(), gl.Mask(MASK), 1),

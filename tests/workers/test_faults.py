@@ -69,7 +69,7 @@ def test_ten_errors_pass_in_any_case_and_one_in_a_hundred_afterwards():
     shown = "; ".join(
         f"sample {n + 100} ({n}.jpg), at position {n} of epoch 0: DecodeError: broken" for n in (8, 9, 10)
     )
-    assert f"of them: {shown}. Look whether the files can still be reached; loader.errors lists the failures" in text
+    assert f"of them: {shown}. Check whether the files can still be reached; loader.errors lists the failures" in text
     tally.add(1070, [])
     tally.check()  # 11 of 1,100
 
