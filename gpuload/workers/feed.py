@@ -10,7 +10,7 @@ a larger one; one that does not fit the ring is split, down to a single sample, 
 
 Faults: the chunk of a worker that died is done again, and the sample that it was at, alone. Where failed samples are to
 be replaced, others are asked for as a further chunk of the same batch; their rows stand behind the others until the
-batch is gathered (see `gpuload.batches.rows`).
+batch is gathered (see `gpuload.batches.columns`).
 """
 
 from __future__ import annotations
