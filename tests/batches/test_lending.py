@@ -39,6 +39,7 @@ def lent(loader_) -> int:
     return len(ring._lent)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_stays_what_it_is_and_its_slot_comes_back(workers):
     with loader(num_workers=workers) as loader_:
@@ -77,6 +78,7 @@ def test_all_batches_can_be_kept_beyond_what_is_lent():
             assert (rows == indices[:, None] % 251).all()
 
 
+@pytest.mark.slow
 def test_a_batch_outlives_its_loader():
     with loader() as loader_:
         kept = list(loader_)
@@ -87,6 +89,7 @@ def test_a_batch_outlives_its_loader():
         rows.zero_()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_keeps_what_it_was_forked_with():
     with loader(40 * 8) as loader_:
