@@ -12,7 +12,7 @@ from gpuload.batches.columns import Columns
 from gpuload.decode import Decode
 from gpuload.ring.ring import Ring
 from gpuload.transforms import Chain
-from gpuload.workers.batch import Batch
+from gpuload.order.spec import BatchSpec
 from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.job import Job
@@ -38,7 +38,7 @@ def columns(make, count: int = 6, *, chunk: int = 2, transforms=()):
     ring = Ring(1 << 22)
     job = Job(Made(make), Chain(transforms), Decode(), 0)
     feed = Feed(HomeEngine(job, ring), ring, chunk_size=chunk, ahead=1)
-    feed.begin(iter([Batch(0, 0, np.arange(count), np.arange(count))]))
+    feed.begin(iter([BatchSpec(0, 0, np.arange(count), np.arange(count))]))
     batch = feed.take()
     assert batch is not None
     return Columns(batch)

@@ -136,7 +136,9 @@ def test_masks_of_different_number_are_named():
 
 def test_samples_of_different_structure_are_named():
     sample = lambda i: (image(), gl.Mask(MASK), i) if i != 1 else (image(), gl.Mask(MASK))  # noqa: E731
-    with pytest.raises(gl.CollateError, match=r"sample 0 is \(·, ·, ·\), but sample 1 is \(·, ·\).*same structure"):
+    with pytest.raises(
+        gl.CollateError, match=r"sample 0 is \(·, ·, ·\) with .*, but sample 1 is \(·, ·\) with .*same structure"
+    ):
         only_batch(sample)
 
 
