@@ -202,3 +202,80 @@ def _shown(outline: Outline) -> str:
             at[mark[0]].append(str(leaf))
     masks = f" and masks at leaf {', '.join(at['mask'])}" if at["mask"] else ""
     return f"{describe(outline.structure)} with its images at leaf {', '.join(at['image']) or 'none'}{masks}"
+
+
+def _size(node: Structure) -> int:
+    """How many leaves there are in a structure."""
+    return 1 if node == LEAF else sum(map(_size, node[3]))
+
+
+def _column(column: Sequence[Any], number: int, place: Place, names: Callable[[int], str]) -> Any:
+    try:
+        result = default_collate(column)  # pyright: ignore[reportArgumentType]  a tuple will do
+    except (TypeError, RuntimeError, ValueError) as error:
+        shapes = [getattr(value, "shape", None) for value in column]
+        other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
+        where = (
+            f"{names(0)} has shape {tuple(shapes[0] or ())} and {names(other)} has {tuple(shapes[other] or ())}"
+            if other is not None
+            else f"{names(0)} has a {type(column[0]).__name__}"
+        )
+        raise CollateError(
+            f"leaf {number} of the samples cannot be put together into a batch: {where} ({error}); "
+            "return values of one shape, of types that torch's default_collate knows"
+        ) from error
+    return place(result) if isinstance(result, torch.Tensor) else result
+
+
+def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
+    """The masks of a batch, as its images are given."""
+    if ragged == "list":
+        return list(masks)
+    shapes = [tuple(mask.shape) for mask in masks]
+    other = next((row for row, mask in enumerate(masks) if mask.dtype != masks[0].dtype), None)
+    if other is not None:
+        raise CollateError(
+            f"the mask of {columns.name(0)} is {masks[0].dtype}, that of {columns.name(other)} {masks[other].dtype}; "
+            "return masks of one dtype"
+        )
+    if ragged == "pad" and len({shape[:-2] for shape in shapes}) == 1:
+        height, width = (max(shape[axis] for shape in shapes) for axis in (-2, -1))
+        batch = masks[0].new_zeros((len(masks), *shapes[0][:-2], height, width))
+        for row, mask in zip(batch, masks, strict=True):
+            row[..., : mask.shape[-2], : mask.shape[-1]] = mask
+        return batch, torch.tensor([shape[-2:] for shape in shapes]).to(batch.device)
+    other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if other is not None:
+        raise CollateError(
+            f"the masks of a batch have different shapes: that of {columns.name(0)} has {shapes[0]}, that of "
+            f"{columns.name(other)} {shapes[other]}; end the transforms with a crop or a Resize((height, width)), use "
+            "ragged='list', or, for masks of instances, put them into the dict that holds the boxes"
+        )
+    return torch.stack(list(masks))
+
+
+def _placed(ready: dict[int, Any], place: Place) -> dict[int, Any]:
+    """All small tensors on the device, by one copy for each dtype: a batch has some hundred of them."""
+    small: dict[torch.dtype, list[torch.Tensor]] = {}
+
+    def note(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.nbytes <= TOGETHER_BYTES:
+            small.setdefault(value.dtype, []).append(value)
+        return value
+
+    tree_map(note, ready)
+    probe = next((tensors[0] for tensors in small.values()), None)
+    if probe is not None and place(probe) is probe:  # they are where they shall be
+        return ready
+    there: dict[int, torch.Tensor] = {}
+    for tensors in small.values():
+        flat = place(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            there[id(tensor)] = part.view(tensor.shape)
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            return there[id(value)] if id(value) in there else place(value)
+        return value
+
+    return tree_map(move, ready)

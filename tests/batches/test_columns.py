@@ -10,9 +10,9 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.batches.columns import Columns
 from gpuload.decode import Decode
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.transforms import Chain
-from gpuload.order.spec import BatchSpec
 from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.job import Job
