@@ -176,6 +176,7 @@ def check(images, indices):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), picture(index))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_whole_images_stay_what_they_are_and_their_slots_come_back(workers):
     with album(num_workers=workers) as loader_:
@@ -204,6 +205,7 @@ def test_whole_images_are_not_copied_and_lie_as_they_were_decoded():
             assert image.permute(1, 2, 0).is_contiguous()
 
 
+@pytest.mark.processes
 def test_all_batches_of_whole_images_can_be_kept_beyond_what_is_lent():
     with album(480, ring_bytes=24 << 20) as loader_:
         kept = list(loader_)
