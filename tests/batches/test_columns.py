@@ -89,7 +89,7 @@ def test_targets_are_columns_too():
     assert masks.kinds == [("uint8", 2), ("int16", 2)] * 2
     assert masks.table[:, 3].tolist() == [1, 2, 1, 2]  # bytes as channels
     assert [len(boxes.array) for _, boxes in found.points[1].items()] == [1, 2, 3, 4]
-    assert found.fields == [((1, 2),)] * 4
+    assert found.fields == [(1, 2)] * 4
     assert [len(boxes) for boxes in found.boxes([3, 0])] == [4, 1]
 
 
