@@ -2,7 +2,8 @@
 #
 #   make install   gpuload, with NVIDIA's image codec (CUDA 12's wheel; it works without a GPU too)
 #   make demo      see it run
-#   make test      the tests;           ARGS="-k ring" passes arguments on to pytest
+#   make test      all tests and the notebooks; ARGS="-k ring" passes arguments on to pytest
+#   make test-fast the tests that take no time: no processes, no interpreted kernels; under a minute
 #   make lint      ruff and pyright
 #   make format    ruff mends what it can, and formats
 #   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
@@ -20,7 +21,12 @@ INSTALL := $(PIP) install --constraint constraints.txt
 COMPILE := $(BIN)/python -m compileall -q gpuload
 EVERYTHING := --editable '.[cu12,dali,fused,cli,demo]'
 
-.PHONY: install demo test lint format bench notebooks soak clean
+# As many tests at once as there are processors, and in each one thread of torch: threads of several processes that wait
+# for each other take ten times as long. An unmarked test that takes long fails.
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
+TEST := GPULOAD_CHECK_DURATIONS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
+
+.PHONY: install demo test test-fast lint format bench notebooks soak clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -29,7 +35,10 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/gpuload demo $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(TEST) --nbmake tests notebooks $(ARGS)
+
+test-fast: $(VENV)/.installed-test
+	$(TEST) -m "not slow and not interpreter and not processes" tests $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check
@@ -44,7 +53,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.loading $(ARGS)
 
 notebooks: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --overwrite notebooks $(ARGS)
+	$(BIN)/python -m pytest --nbmake --overwrite notebooks $(ARGS)
 
 soak: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.soak $(ARGS)

@@ -1,14 +1,18 @@
-"""What all tests share: where the real photographs are, a folder of JPEGs made on the spot, and the `cuda` marker."""
+"""What all tests share: where the real photographs are, a folder of JPEGs made on the spot, the markers, and what an
+unmarked test may take."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
 from functools import cache
 from pathlib import Path
 
+import cloudpickle
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 from pictures import smooth_image
 
@@ -24,7 +28,74 @@ settings.load_profile("gpuload")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-SHARED = Path(os.environ.get("GPULOAD_SHARED", Path(__file__).parent.parent.parent / "shared"))
+TESTS = Path(__file__).parent
+SHARED = Path(os.environ.get("GPULOAD_SHARED", TESTS.parent.parent / "shared"))
+
+
+# What whole folders are.
+FOLDERS = {
+    "tests/faults/": "processes",
+    "tests/frameworks/": "processes",
+    "tests/recipes/": "slow",
+    "notebooks/": "processes",
+}
+MARKERS = ("slow", "interpreter", "processes", "cuda")
+UNMARKED_S = 0.5
+CHECKED = os.environ.get("GPULOAD_CHECK_DURATIONS") == "1"
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what follows from where a test is, or from its name: Triton's kernels are interpreted for "fused"."""
+    for item in items:
+        if "fused" in item.nodeid:
+            item.add_marker("interpreter")
+        for folder, marker in FOLDERS.items():
+            if item.nodeid.startswith(folder):
+                item.add_marker(marker)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """With GPULOAD_CHECK_DURATIONS=1 fail a test without a marker that takes more than UNMARKED_S.
+
+    It is the processor's time that counts, of this process and its children. One that took too long is run once more,
+    without what it was the first to import. Where many more processes want to run than can, even the processor's time
+    doubles, and none fails.
+    """
+    if not CHECKED or any(map(item.get_closest_marker, MARKERS)):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    spent, reports = _timed(item, nextitem)
+    if spent > UNMARKED_S and all(report.passed for report in reports):
+        item._initrequest()  # pyright: ignore[reportAttributeAccessIssue]  # fixtures are made anew
+        spent, reports = _timed(item, nextitem)
+        busy = os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
+        if spent > UNMARKED_S and not busy and all(report.passed for report in reports):
+            reports[1].outcome = "failed"
+            reports[1].longrepr = (
+                f"{item.nodeid} took {spent:.2f} CPU seconds; a test that takes more than {UNMARKED_S} is marked slow, "
+                "interpreter or processes, so that `make test-fast` leaves it out"
+            )
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _timed(item: pytest.Item, nextitem: pytest.Item | None) -> tuple[float, list[pytest.TestReport]]:
+    before = sum(os.times()[:4])
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    return sum(os.times()[:4]) - before, reports
+
+
+def pytest_collection_finish() -> None:
+    """Let what tests define travel to workers by value, as a notebook's classes do: a worker that imported a module of
+    tests would import torch and pytest with it, which took 1.95 CPU seconds in place of 0.2."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path and Path(path).is_relative_to(TESTS):
+            cloudpickle.register_pickle_by_value(module)
 
 
 @cache

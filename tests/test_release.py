@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves
 import gpuload as gl
 from gpuload import transforms as T
 
+pytestmark = pytest.mark.processes
+
 
 class Everything:
     """Sample i: an image, an array, a mask and boxes."""

@@ -134,6 +134,7 @@ def sources() -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_is_unpickled_or_run_but_what_is_listed():
     uses = {
         (path.relative_to(PACKAGE).as_posix(), function, name)
@@ -183,6 +184,7 @@ def test_the_search_does_not_take_for_a_use(source):
     assert not list(unsafe_uses(source))
 
 
+@pytest.mark.slow
 def test_sockets_are_pairs_and_lead_nowhere():
     for path in sources():
         calls = Calls(ast.parse(path.read_text()))
@@ -198,6 +200,7 @@ def test_sockets_are_pairs_and_lead_nowhere():
                 assert name == "socket.socketpair", where
 
 
+@pytest.mark.slow
 def test_shared_memory_has_no_name():
     for path in sources():
         tree = ast.parse(path.read_text())

@@ -196,8 +196,12 @@ def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
 
 
 def _shown(outline: Outline) -> str:
-    images = [str(leaf) for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True) if mark and mark != GROUP]
-    return f"{describe(outline.structure)} with its images at leaf {', '.join(images) or 'none'}"
+    at: dict[str, list[str]] = {"image": [], "mask": []}
+    for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
+        if mark is not None and mark[0] in at:
+            at[mark[0]].append(str(leaf))
+    masks = f" and masks at leaf {', '.join(at['mask'])}" if at["mask"] else ""
+    return f"{describe(outline.structure)} with its images at leaf {', '.join(at['image']) or 'none'}{masks}"
 
 
 def _size(node: Structure) -> int:

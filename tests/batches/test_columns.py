@@ -10,9 +10,9 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.batches.columns import Columns
 from gpuload.decode import Decode
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.transforms import Chain
-from gpuload.workers.batch import Batch
 from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.job import Job
@@ -38,7 +38,7 @@ def columns(make, count: int = 6, *, chunk: int = 2, transforms=()):
     ring = Ring(1 << 22)
     job = Job(Made(make), Chain(transforms), Decode(), 0)
     feed = Feed(HomeEngine(job, ring), ring, chunk_size=chunk, ahead=1)
-    feed.begin(iter([Batch(0, 0, np.arange(count), np.arange(count))]))
+    feed.begin(iter([BatchSpec(0, 0, np.arange(count), np.arange(count))]))
     batch = feed.take()
     assert batch is not None
     return Columns(batch)
@@ -89,7 +89,7 @@ def test_targets_are_columns_too():
     assert masks.kinds == [("uint8", 2), ("int16", 2)] * 2
     assert masks.table[:, 3].tolist() == [1, 2, 1, 2]  # bytes as channels
     assert [len(boxes.array) for _, boxes in found.points[1].items()] == [1, 2, 3, 4]
-    assert found.fields == [((1, 2),)] * 4
+    assert found.fields == [(1, 2)] * 4
     assert [len(boxes) for boxes in found.boxes([3, 0])] == [4, 1]
 
 
@@ -109,6 +109,7 @@ def test_rows_stand_in_their_order_after_faults():
     assert len(found.structures) == 4
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_of_different_structure_come_to_a_collate_fn_as_they_were(workers):
     def make(index):

@@ -39,6 +39,7 @@ def lent(loader_) -> int:
     return len(ring._lent)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_stays_what_it_is_and_its_slot_comes_back(workers):
     with loader(num_workers=workers) as loader_:
@@ -77,6 +78,7 @@ def test_all_batches_can_be_kept_beyond_what_is_lent():
             assert (rows == indices[:, None] % 251).all()
 
 
+@pytest.mark.slow
 def test_a_batch_outlives_its_loader():
     with loader() as loader_:
         kept = list(loader_)
@@ -87,6 +89,7 @@ def test_a_batch_outlives_its_loader():
         rows.zero_()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_keeps_what_it_was_forked_with():
     with loader(40 * 8) as loader_:
@@ -173,6 +176,7 @@ def check(images, indices):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), picture(index))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_whole_images_stay_what_they_are_and_their_slots_come_back(workers):
     with album(num_workers=workers) as loader_:
@@ -201,6 +205,7 @@ def test_whole_images_are_not_copied_and_lie_as_they_were_decoded():
             assert image.permute(1, 2, 0).is_contiguous()
 
 
+@pytest.mark.processes
 def test_all_batches_of_whole_images_can_be_kept_beyond_what_is_lent():
     with album(480, ring_bytes=24 << 20) as loader_:
         kept = list(loader_)

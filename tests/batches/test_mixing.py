@@ -173,6 +173,7 @@ def images_and(labels) -> list:
     return [(np.zeros((8, 8, 3), np.uint8), label) for label in labels]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("samples", "text"),
     [

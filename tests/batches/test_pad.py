@@ -52,6 +52,7 @@ class Ragged:
 # What arrays become
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_each_array_is_found_again_at_the_start_of_its_row(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 4))
@@ -178,6 +179,7 @@ def test_arrays_in_all_containers() -> None:
 # In loaders
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_torchs_dataloader(workers: int) -> None:
     collate = partial(gl.pad_collate, to=(8, None), value=-1)
@@ -192,6 +194,7 @@ def test_in_torchs_dataloader(workers: int) -> None:
     assert torch.cat([labels for _, labels in batches]).tolist() == list(range(6))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_gpuloads_loader(workers: int) -> None:
     collate = partial(gl.pad_collate, to=(8, None), value=-1)
@@ -206,6 +209,7 @@ def test_in_gpuloads_loader(workers: int) -> None:
         torch.testing.assert_close(labels, expected_labels)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_beside_arrays_in_gpuloads_loader(workers: int) -> None:
     samples = [(gl.Image(np.full((20 + n, 30, 3), n, np.uint8)), {"boxes": np.ones((n, 4))}) for n in range(4)]
@@ -233,6 +237,7 @@ def test_it_can_be_sent_to_other_processes() -> None:
     assert again.data.tolist() == batch.data.tolist()
 
 
+@pytest.mark.processes
 def test_importing_it_imports_no_torch() -> None:
     code = "import sys, gpuload; gpuload.pad_collate; gpuload.Padded; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -48,6 +48,7 @@ def photographs(folder):
     return Photographs(folder, COUNT, torch.device("cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_all_contenders_make_the_same_kind_of_batch(case, photographs):
     with warnings.catch_warnings():
@@ -210,6 +211,7 @@ def test_goals_on_cuda(alone_ms, kornia_ms, met):
     assert [verdict.met for verdict in tables.judge("cuda", [], 256)] == [None, None]
 
 
+@pytest.mark.slow
 def test_command(folder, tmp_path, capsys):
     threads = torch.get_num_threads()
     file = tmp_path / "results.json"

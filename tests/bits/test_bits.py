@@ -14,9 +14,16 @@ from gpuload import transforms as T
 
 ANEW = "to record anew: python tests/bits/record.py"
 PAIRS = [(name, run) for name, case in CASES.items() for run in case.runs]
+WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
+SLOW = {"colours_of_floats", "dino", "masks_of_all_dtypes", "several_images", "targets_in_branches"}
 
 
-@pytest.mark.parametrize(("name", "run"), PAIRS, ids=[f"{name}/{run}" for name, run in PAIRS])
+def param(name: str, run: str) -> Any:
+    marks = [pytest.mark.processes] if name in WITH_WORKERS else [pytest.mark.slow] if name in SLOW else []
+    return pytest.param(name, run, marks=marks, id=f"{name}/{run}")
+
+
+@pytest.mark.parametrize(("name", "run"), [param(name, run) for name, run in PAIRS])
 def test_bits(name, run):
     if reason := difference(run):
         pytest.skip(f"{reason}; {ANEW}")

@@ -39,12 +39,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @examples(300)
 @given(tried())
 def test_batches(example):
     check(example, "batches")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["kornia", "dali"])
 @examples(60)
 @given(tried())

@@ -27,6 +27,7 @@ def demo(console: Console | None = None, **changes: object) -> int:
     return run(Settings(**{**settings, **changes}), console)
 
 
+@pytest.mark.processes
 def test_demo_from_nothing(tmp_path: Path) -> None:
     """As `make demo` runs it, on fewer images: workers of both kinds, made photographs, table, training, sheet."""
     pytest.importorskip("skimage", reason="the extra `demo` is not installed")
@@ -57,6 +58,7 @@ def test_demo_from_nothing(tmp_path: Path) -> None:
         assert sheet.height > 8 * 128
 
 
+@pytest.mark.slow
 def test_data_of_ones_own(jpeg_folder: Path, tmp_path: Path) -> None:
     console = Console(record=True, width=100, file=io.StringIO())
     assert demo(console, data=jpeg_folder, out=tmp_path, batch_size=16) == 0
@@ -112,6 +114,7 @@ def test_version_and_help() -> None:
     assert "demo" in CliRunner().invoke(app, ["--help"]).output
 
 
+@pytest.mark.processes
 def test_without_the_extra() -> None:
     code = "import sys; sys.modules['typer'] = None; from gpuload.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

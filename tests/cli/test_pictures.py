@@ -30,6 +30,7 @@ def test_a_picture_is_a_function_of_its_number() -> None:
     assert Image.open(io.BytesIO(first)).size in {(500, 375), (500, 333), (375, 500), (400, 400)}
 
 
+@pytest.mark.slow
 @from_skimage
 def test_folder_is_made_once_and_finished_after_a_break(tmp_path: Path) -> None:
     root = tmp_path / "made"

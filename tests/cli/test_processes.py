@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 BUSY = "import time\nwhile time.process_time() < 0.3: pass\n"
 
 
+@pytest.mark.processes
 def test_tree_and_cpu_of_a_living_grandchild_and_of_one_that_ended() -> None:
     before = cpu_seconds(os.getpid())
     grandchild = f"import sys\n{BUSY}\nprint('busy', flush=True); sys.stdin.read()"
@@ -33,6 +34,7 @@ def test_tree_and_cpu_of_a_living_grandchild_and_of_one_that_ended() -> None:
     assert cpu_seconds(os.getpid()) - before >= 0.28  # waited for, so it stays counted
 
 
+@pytest.mark.processes
 def test_memory_shared_by_two_processes_counts_half() -> None:
     megabytes = 64
     holder = (

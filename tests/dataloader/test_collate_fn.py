@@ -56,6 +56,7 @@ def all_samples(index):
     return {name: COLLATES[name][1](index) for name in COLLATES}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("chunk_size", [None, 1])
 def test_in_workers_it_is_the_same(chunk_size):
     """In one worker where it has the batch whole, else here."""
@@ -64,6 +65,7 @@ def test_in_workers_it_is_the_same(chunk_size):
     assert alike(gpuload_batches(Made(all_samples), num_workers=1, chunk_size=chunk_size, **options), expected)
 
 
+@pytest.mark.processes
 def test_samples_without_images_are_collated_in_the_worker_and_images_here():
     def whose(samples):
         return [os.getpid()] * len(samples)
@@ -79,6 +81,7 @@ def test_what_it_draws_leaves_the_global_generators_as_they_were():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_exception_of_it_says_which_samples_and_where(workers):
     def fails(samples):
@@ -129,6 +132,7 @@ def pictured(index):
     return gl.Image(np.full((20 + index, 30, 3), index, np.uint8)), index
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_images_come_finished_each_with_its_own_size(workers):
     seen = []
@@ -181,6 +185,7 @@ class Batch:
         return self
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory_is_called_for_it_where_there_is_cuda(monkeypatch, workers):
     plain = gpuload_batches(Made(), 5, collate_fn=Batch, pin_memory=True)
@@ -211,6 +216,7 @@ def test_tensors_of_any_batch_are_page_locked_where_there_is_cuda(monkeypatch):
     assert batch["b"][0][0] == ["n0", "n1"] or batch["b"][0][0] == ("n0", "n1")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_cannot_be_sent_is_made_here(workers, capfd):
     def unsendable(samples):
@@ -223,6 +229,7 @@ def test_what_cannot_be_sent_is_made_here(workers, capfd):
     assert capfd.readouterr().err == ""  # no worker died of it
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_nested_tensors_of_a_collate_fn_arrive(workers):

@@ -48,6 +48,7 @@ def image_array_number(index):
     return np.full((16, 16, 3), index, np.uint8), np.full(1024, index, np.float32), index
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.utils.data.default_collate}, {"chunk_size": 3}])
 def test_images_beside_arrays(workers, options):
@@ -63,6 +64,7 @@ def test_images_beside_arrays(workers, options):
         assert (arrays == numbers[:, None]).all()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_arrays_stay_in_the_order_of_their_samples_whatever_fails(workers, on_error):
@@ -90,6 +92,7 @@ def changing_unsendable(samples):
     return changing(samples), threading.Lock()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Made, Streamed])
 @pytest.mark.parametrize("collate_fn", [changing, changing_unsendable])
@@ -100,12 +103,14 @@ def test_a_collate_fn_that_changes_its_samples_is_applied_once(workers, kind, co
     assert [batch[:, 0].tolist() for batch in batches] == [[100, 101], [102, 103], [104, 105]]
 
 
+@pytest.mark.processes
 def test_streams_whose_chunks_come_back_for_want_of_room_go_on():
     dataset = Streamed(lambda index: np.full(600_000 if index < 2 else 100, index, np.uint8), 40)
     with loader(dataset, 1, num_workers=2, ring_bytes=1 << 20) as loader_:
         assert [int(batch[0, 0]) for batch in loader_] == list(range(40))
 
 
+@pytest.mark.processes
 def test_subclasses_of_arrays_come_from_workers_without_torch(tmp_path):
     path = tmp_path / "numbers"
     np.arange(40_000, dtype=np.float32).tofile(path)
@@ -157,6 +162,7 @@ class Holder:
         return {}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_that_what_it_calls_refers_to_is_collected_with_its_workers(workers):
     holder = Holder(workers)
@@ -187,6 +193,7 @@ def test_a_state_between_two_epochs_holds_what_the_sampler_says_however_it_is_as
         assert [batch.tolist() for batch in second] == expected
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [3])
 def test_each_worker_has_a_batch_to_do(workers):
     """Where a batch is one worker's affair."""

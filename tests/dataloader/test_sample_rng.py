@@ -21,6 +21,7 @@ def numbers(**options) -> list[int]:
     return [first for batch in batches for first, _ in batch]
 
 
+@pytest.mark.processes
 def test_it_is_a_function_of_seed_epoch_and_position():
     expected = numbers(epochs=2)
     assert len(set(expected)) == 20
@@ -86,6 +87,7 @@ class Augmented:
         return self.transform(np.zeros(3))
 
 
+@pytest.mark.processes
 def test_a_library_with_generators_of_its_own_is_seeded_by_it():
     expected = gpuload_batches(Augmented(KeepsItsOwn()), 8)[0]
     assert len(expected[:, 0].unique()) == 8

@@ -97,12 +97,14 @@ def test_the_length_is_dataloaders(name):
             len(iter(ours))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["random", "weighted", "an iterable without a length"])
 def test_a_sampler_says_the_same_with_workers(name):
     expected = torch_batches(Made(), 3, sampler=SAMPLERS[name]())
     assert alike(gpuload_batches(Made(), 3, sampler=SAMPLERS[name](), num_workers=2, chunk_size=1), expected)
 
 
+@pytest.mark.processes
 def test_keys_may_be_anything_that_can_be_sent():
     names = ["a", ("b", 2), None, 2**70, 1.5]
     dataset = Made(repr)
@@ -120,6 +122,7 @@ def test_a_dataset_without_a_length_will_do_with_a_sampler():
     assert keys(gpuload_batches(Endless(), 2, sampler=[10**12, 3])) == [[2 * 10**12, 6]]
 
 
+@pytest.mark.processes
 def test_a_sampler_is_read_no_further_than_batches_are_in_work():
     given = Numbers(*range(1000))
     with loader(Made(samples=1000), 4, sampler=given, num_workers=1, prefetch_factor=2) as loader_:
@@ -187,6 +190,7 @@ BATCH_SAMPLERS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "workers"), [*((name, 0) for name in BATCH_SAMPLERS), ("lists", 2), ("torch's", 2)])
 def test_a_batch_sampler_says_the_same_as_in_dataloader(name, workers):
     expected = torch_batches(Made(), batch_sampler=BATCH_SAMPLERS[name](), epochs=2)
@@ -217,6 +221,7 @@ def test_without_a_batch_size_samples_come_one_by_one(shuffle):
     assert (found == sorted(found)) is not shuffle
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sampler_of_whole_batches_with_no_batch_size_asks_the_dataset_for_lists(workers):
     rows = TensorDataset(torch.arange(20).view(10, 2), torch.arange(10))
@@ -306,6 +311,7 @@ def test_arguments_that_exclude_each_other_are_refused_as_dataloader_does(option
         loader(Made(), **options)
 
 
+@pytest.mark.processes
 def test_an_error_of_the_sampler_comes_out_of_next():
     class Breaks:
         def __iter__(self):

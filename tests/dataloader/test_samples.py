@@ -73,6 +73,7 @@ def all_kinds(index):
     return {kind: make(index) for kind, make in KINDS.items() if kind != "a dict of the user's own"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("batch_size", [3, None])
 def test_samples_of_all_kinds_come_through_workers_unchanged(batch_size):
     expected = torch_batches(Made(all_kinds, 6), batch_size)
@@ -142,6 +143,7 @@ def test_what_dataloader_cannot_collate_is_refused(kind):
     assert "sample 0" in str(caught.value)
 
 
+@pytest.mark.processes
 def test_a_memmap_comes_as_dataloader_collates_it(tmp_path):
     rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(6, 1000))
     rows[:] = np.arange(6000).reshape(6, 1000)
@@ -203,6 +205,7 @@ def test_torchs_own_datasets_give_what_they_give_in_dataloader(name):
     assert alike(gpuload_batches(torch_datasets()[name], 3), torch_batches(torch_datasets()[name], 3))
 
 
+@pytest.mark.processes
 def test_torchs_own_datasets_give_it_in_workers_too():
     chosen = ConcatDataset(
         [Subset(TensorDataset(*COLUMNS), [7, 2, 2, 5]), random_split(TensorDataset(*COLUMNS), [4, 6])[0]]

@@ -80,6 +80,7 @@ def test_the_rest_is_what_it_would_have_been_wherever_it_was_stopped(name, batch
         assert seen + rest == undisturbed
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["by counting", "by its iterator's", "torch's"])
 def test_and_with_workers(name):
     with loader(STREAMS[name](), num_workers=2) as loader_:
@@ -261,6 +262,7 @@ def test_of_a_dataset_and_its_iterator_both_states_are_saved():
         assert again.passes == 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_dataset_remembers_from_epoch_to_epoch_is_in_the_state_of_an_epochs_end(workers):
     class Ordered(Passes):
@@ -288,6 +290,7 @@ def test_a_state_loaded_into_the_loader_that_gave_it_takes_it_back():
         assert epoch(loader_)[0][0] == [4, 5]
 
 
+@pytest.mark.processes
 def test_a_chunk_that_is_done_again_for_want_of_room_costs_no_sample_and_no_state():
     class Pictures(OwnState):
         def __iter__(self):

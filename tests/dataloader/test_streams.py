@@ -73,6 +73,7 @@ def test_samples_may_be_of_any_kind_and_images_are_images():
     assert alike(ours, theirs)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_endless_stream_is_read_as_far_as_it_is_needed(workers):
     class Endless:
@@ -194,6 +195,7 @@ def test_no_workers_is_the_default_and_there_is_no_worker_info():
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_workers_take_turns_by_batches_as_dataloaders_do():
     expected = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9]]
     with gl.Loader(Counting(11), 3, num_workers=2, device="cpu") as loader, warnings.catch_warnings():
@@ -202,6 +204,7 @@ def test_workers_take_turns_by_batches_as_dataloaders_do():
     assert keys(gpuload_batches(Counting(11), 3, num_workers=2, drop_last=True)) == expected[:3]
 
 
+@pytest.mark.processes
 def test_a_stream_that_is_not_shared_out_is_told():
     with gl.Loader(Unshared(6), 2, num_workers=2, device="cpu") as loader:
         with pytest.warns(RuntimeWarning, match="workers 0 and 1 gave the same first .* every sample comes 2 times"):
@@ -209,6 +212,7 @@ def test_a_stream_that_is_not_shared_out_is_told():
         assert sorted(number for batch in batches for number in batch) == sorted([*range(6)] * 2)  # as in DataLoader
 
 
+@pytest.mark.processes
 def test_worker_init_fn_may_share_it_out():
     """By the copy of the dataset that the worker has, as torch's documentation shows it."""
 
@@ -231,6 +235,7 @@ def test_worker_init_fn_may_share_it_out():
     assert found == [[0, 1], [4, 5], [2, 3], [6]]
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_killed_in_mid_stream_costs_no_sample_and_repeats_none(tmp_path):
     undisturbed = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11], [12, 14, 16], [13, 15, 17], [18], [19]]
     mark = tmp_path / "killed"
@@ -239,6 +244,7 @@ def test_a_worker_that_is_killed_in_mid_stream_costs_no_sample_and_repeats_none(
     assert mark.exists()
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_killed_from_outside_costs_no_sample():
     with gl.Loader(Counting(60), 3, num_workers=2, device="cpu") as loader:
         undisturbed = keys(loader)
@@ -251,6 +257,7 @@ def test_a_worker_that_is_killed_from_outside_costs_no_sample():
     assert found == undisturbed
 
 
+@pytest.mark.processes
 def test_a_slow_worker_does_not_change_the_order():
     class Slow(Counting):
         def __iter__(self):
@@ -263,6 +270,7 @@ def test_a_slow_worker_does_not_change_the_order():
     assert keys(gpuload_batches(Slow(12), 2, num_workers=2)) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
 
 
+@pytest.mark.processes
 def test_a_stream_that_ends_early_leaves_the_others_their_turns():
     class Uneven:
         def __iter__(self):

@@ -22,6 +22,7 @@ def torch_first(worker):
     import torch.utils.data  # noqa: F401
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("first", [torch_first, None])
 def test_get_worker_info_says_in_each_worker_which_it_is(first):
     options = {"batch_size": 1, "collate_fn": list, "num_workers": 2, "seed": 5, "worker_init_fn": first}
@@ -35,6 +36,7 @@ def test_without_workers_there_is_none():
     assert gpuload_batches(Made(whoami, 2), 2, collate_fn=list) == [[None, None]]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("epochs", [3])
 @pytest.mark.parametrize("persistent", [True, False])
 def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, persistent, epochs):
@@ -48,6 +50,7 @@ def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, 
     assert len({pid for _, pid in started}) == 2 * times
 
 
+@pytest.mark.processes
 def test_worker_init_fn_may_change_its_worker():
     """Its copy of the dataset, its environment, its processors."""
     cpu = min(os.sched_getaffinity(0))
@@ -68,6 +71,7 @@ def test_worker_init_fn_is_not_called_without_workers():
     torch_batches(Made(), worker_init_fn=lambda worker: 1 // 0)
 
 
+@pytest.mark.processes
 def test_an_error_of_worker_init_fn_ends_the_epoch_and_says_where():
     def fails(worker):
         raise ZeroDivisionError("not on my watch")
@@ -81,6 +85,7 @@ def test_an_error_of_worker_init_fn_ends_the_epoch_and_says_where():
 # -- randomness -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("first", [torch_first, None])
 def test_what_samples_draw_is_the_same_with_any_workers(first):
     """Where DataLoader's draws hang on num_workers."""
@@ -92,6 +97,7 @@ def test_what_samples_draw_is_the_same_with_any_workers(first):
     assert gpuload_batches(Made(drawn), seed=1, **options) != expected
 
 
+@pytest.mark.processes
 def test_what_worker_init_fn_draws_differs_between_workers_and_not_between_runs(tmp_path):
     def note(worker):
         (tmp_path / f"{worker}").write_text(str(random.random()))
@@ -107,6 +113,7 @@ def test_what_worker_init_fn_draws_differs_between_workers_and_not_between_runs(
 # -- when they start and end ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_workers_that_stay_have_the_dataset_as_it_was_and_new_ones_see_what_became_of_it():
     for persistent, later in ((True, 1), (False, 100)):
         dataset = [1, 1]
@@ -121,6 +128,7 @@ def test_workers_that_stay_have_the_dataset_as_it_was_and_new_ones_see_what_beca
         assert (len(loader), keys(loader)) == (2, [[100, 100], [100]])
 
 
+@pytest.mark.processes
 def test_persistent_workers_are_the_same_processes_and_the_others_are_gone_after_each_epoch():
     with gl.Loader(Made(lambda key: os.getpid(), 2), num_workers=1, device="cpu") as loader:
         assert len({batch.item() for _ in range(2) for batch in loader}) == 1
@@ -144,6 +152,7 @@ def test_a_fork_is_refused(context):
         gl.Loader(Made(), multiprocessing_context=context)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("in_order", [True, False])
 def test_batches_come_in_order_whatever_is_slow(in_order):
     def slow_at_0(key):
@@ -155,6 +164,7 @@ def test_batches_come_in_order_whatever_is_slow(in_order):
     assert keys(found) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+@pytest.mark.processes
 def test_prefetch_factor_says_how_many_batches_are_in_work_beyond_the_one_in_use(tmp_path):
     def note(key):
         (tmp_path / str(key)).touch()
@@ -172,11 +182,13 @@ def test_prefetch_factor_says_how_many_batches_are_in_work_beyond_the_one_in_use
         torch.utils.data.DataLoader(Made(), prefetch_factor=2)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"timeout": 30}])
 def test_a_timeout_costs_nothing_where_nothing_hangs(options):
     assert keys(gpuload_batches(Made(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
+@pytest.mark.processes
 def test_an_exception_of_a_sample_is_a_sample_error_where_dataloader_raises_its_type():
     def fails(key):
         raise KeyError(f"no {key}")
@@ -242,6 +254,7 @@ class Epochs:
         self.epoch = epoch
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_set_epoch_reaches_the_dataset_where_it_is(workers):
     with gl.Loader(Epochs(), 4, num_workers=workers, device="cpu") as loader:
@@ -253,6 +266,7 @@ def test_set_epoch_reaches_the_dataset_where_it_is(workers):
         assert [batch.tolist() for batch in loader] == [[7] * 4] * 2
 
 
+@pytest.mark.processes
 def test_an_error_in_the_datasets_set_epoch_in_a_worker_is_told():
     class Here(Epochs):
         def set_epoch(self, epoch):

@@ -171,6 +171,7 @@ NAMES = st.text(st.sampled_from("aAb-. 0é☃\U0001f600\ufffd\n"), min_size=1, m
 TREES = st.lists(st.lists(NAMES, min_size=1, max_size=3), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(tree=TREES)
 def test_the_order_is_torchvisions_for_any_tree(
@@ -206,6 +207,7 @@ def test_the_order_does_not_depend_on_the_order_of_scanning(tmp_path: Path, monk
     assert relative(ImageFolder(tmp_path)) == before
 
 
+@pytest.mark.processes
 def test_the_order_does_not_depend_on_the_locale(tmp_path: Path) -> None:
     make(tmp_path, "c/é.jpg", "c/e.jpg", "c/f.jpg", "c/E.jpg", b"c/\xff.jpg")
     code = (
@@ -504,6 +506,7 @@ def test_the_reprs_say_how_many(tmp_path: Path) -> None:
     assert repr(ImageFiles(tmp_path)) == f"ImageFiles('{tmp_path}': 3 images)"
 
 
+@pytest.mark.processes
 def test_importing_and_reading_needs_no_torch(many: ImageFolder) -> None:
     code = (
         "import sys; from gpuload.datasets import ImageFolder; import gpuload.order.permutation\n"

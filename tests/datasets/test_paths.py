@@ -22,6 +22,7 @@ def packed(names: list[bytes], root: str = "/root") -> Paths:
     return Paths.pack(root, [(b"".join(names), np.array([len(name) for name in names], np.uint32))])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(pieces=st.lists(st.lists(NAMES, max_size=5), max_size=5))
 def test_gives_back_what_was_packed(pieces: list[list[bytes]]) -> None:

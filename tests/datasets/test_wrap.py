@@ -140,6 +140,7 @@ def test_a_folder_yields_bytes_in_the_same_order_with_the_same_labels(vision: Mo
     assert repr(wrapped) == f"wrap(ImageFolder({str(folder)!r}): 10 images in 3 classes)"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_wrapped_folder_gives_the_batches_of_gpuloads_own(vision: ModuleType, folder: Path, workers: int) -> None:
     options: dict[str, Any] = {
@@ -163,6 +164,7 @@ def test_the_pixels_are_those_that_torchvision_decodes(vision: ModuleType, folde
             assert labels.tolist() == [label]
 
 
+@pytest.mark.processes
 def test_workers_import_no_torch_for_it(vision: ModuleType, folder: Path) -> None:
     theirs = vision.ImageFolder(folder, target_transform=lambda label: (label, "torch" in sys.modules))
     with gl.Loader(gl.wrap(theirs), 5, num_workers=2, device="cpu", transforms=[T.CenterCrop(16)]) as loader:
@@ -171,6 +173,7 @@ def test_workers_import_no_torch_for_it(vision: ModuleType, folder: Path) -> Non
     assert not any(imported.any() for _, (_, imported) in batches)
 
 
+@pytest.mark.processes
 def test_what_travels_is_small_and_needs_neither_library(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
     theirs = vision.ImageFolder(folder)
     theirs.samples = theirs.samples * 1000
@@ -228,6 +231,7 @@ def test_subclasses_loaders_and_modes(vision: ModuleType, folder: Path) -> None:
         gl.wrap(reading, mode="P")
 
 
+@pytest.mark.processes
 def test_errors_of_reading_name_the_path(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
     theirs = vision.ImageFolder(folder)
     path = str(tmp_path / "gone.jpg")
@@ -305,6 +309,7 @@ def test_coco_gives_the_same_targets(vision: ModuleType, coco: Coco) -> None:
         assert repr(wrapped) == f"wrap({kind.__name__}({str(coco.root)!r}): 4 images)"
 
 
+@pytest.mark.processes
 def test_coco_in_a_loader(vision: ModuleType, coco: Coco) -> None:
     def count(target: list[dict]) -> tuple[int, bool]:
         return len(target), bool({"torch", "torchvision", "pycocotools"} & set(sys.modules))
@@ -319,6 +324,7 @@ def test_coco_in_a_loader(vision: ModuleType, coco: Coco) -> None:
     assert not imported.any()
 
 
+@pytest.mark.processes
 def test_coco_with_its_boxes_padded(vision: ModuleType, coco: Coco) -> None:
     def boxes(target: list[dict]) -> np.ndarray:
         return np.array([annotation["bbox"] for annotation in target], np.float32).reshape(-1, 4)
@@ -426,6 +432,7 @@ def rows(hf: ModuleType, tmp_path: Path) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_rows_yield_bytes_wherever_an_image_was(rows: Any, tmp_path: Path) -> None:
     wrapped = gl.wrap(rows)
     assert len(wrapped) == len(rows) == 6
@@ -441,6 +448,7 @@ def test_rows_yield_bytes_wherever_an_image_was(rows: Any, tmp_path: Path) -> No
     assert isinstance(rows[0]["image"], PILImage.Image), "the dataset that was given must stay as it is"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_rows_in_a_loader(hf: ModuleType, rows: Any, tmp_path: Path, workers: int, where: str) -> None:
@@ -560,6 +568,7 @@ def test_containers_are_kept_around_what_is_wrapped(vision: ModuleType, folder: 
     assert subset.dataset is theirs, "the container that was given must stay as it is"
 
 
+@pytest.mark.processes
 def test_a_random_split_in_a_loader(vision: ModuleType, folder: Path) -> None:
     train, _ = random_split(vision.ImageFolder(folder), [6, 4], torch.Generator().manual_seed(3))
     own = Subset(gl.ImageFolder(folder), train.indices)
@@ -602,6 +611,7 @@ def test_torchvisions_others_are_refused_by_name(vision: ModuleType) -> None:
         gl.wrap(vision.FakeData(3))
 
 
+@pytest.mark.processes
 def test_importing_it_imports_neither_library() -> None:
     code = "import sys, gpuload; gpuload.wrap; sys.exit(bool({'torch', 'torchvision', 'datasets'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -71,6 +71,7 @@ def test_every_file_decodes_as_pillow_decodes_it_or_is_refused(corpus, files, ex
     assert min(outcomes.values()) > 60
 
 
+@pytest.mark.slow
 def test_regions_of_every_file_are_slices_on_every_path(files):
     rng = np.random.default_rng(13)
     decoders = [Decoder(Decode(exif=True), prefer=name) for name in ("nvimgcodec", "simplejpeg", "pillow")]
@@ -89,6 +90,7 @@ def test_regions_of_every_file_are_slices_on_every_path(files):
             assert apart <= 2, (path.name, (top, left, h, w))
 
 
+@pytest.mark.processes
 def test_no_file_kills_hangs_or_bloats_the_process(files):
     """Two epochs over all files in one process, as a worker would run them, within limits that the kernel enforces."""
     code = (

@@ -136,6 +136,7 @@ def test_any_bytes_give_pixels_or_a_decode_error(decoder, picture, encode):
     assert min(map(len, refusals)) > 30
 
 
+@pytest.mark.processes
 def test_nothing_reaches_the_terminal(tmp_path, picture, encode):
     """Not libjpeg's warnings, not libtiff's, not nvImageCodec's at its import: file descriptor 2 stays silent."""
     jpeg = encode(picture, "JPEG", quality=90)

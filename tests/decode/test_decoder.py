@@ -222,6 +222,7 @@ def test_without_the_jpeg_decoders_pillow_does_the_work(picture, encode, monkeyp
         decoder.decode(cut, decoder.header(cut))
 
 
+@pytest.mark.processes
 def test_importing_the_room_imports_no_decoder_and_no_torch():
     code = (
         "import sys, gpuload.decode\n"

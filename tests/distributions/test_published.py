@@ -288,6 +288,7 @@ DEFINITIONS: dict[str, Definition] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_draws_are_distributed_as_published(name):
     definition = DEFINITIONS[name]

@@ -24,7 +24,8 @@ PRELUDE = '''
 import gc, json, os, resource, sys, time
 import numpy as np
 import gpuload as gl
-from gpuload import limits, transforms as T
+from gpuload import transforms as T
+from gpuload.loader import limits
 
 class Numbered:
     """Sample i is an image of level i % 251; its memory is taken only where it is copied to."""

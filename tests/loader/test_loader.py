@@ -57,6 +57,7 @@ def children() -> set[int]:
 # -- what comes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_a_folder_of_jpegs_becomes_batches_of_floats_and_labels(jpeg_folder):
     batches = epoch(gl.ImageFolder(jpeg_folder), batch_size=10, transforms=RECIPE, num_workers=2)
     assert [tuple(images.shape) for images, _ in batches] == [(10, 3, 64, 64)] * 4 + [(8, 3, 64, 64)]
@@ -66,6 +67,7 @@ def test_a_folder_of_jpegs_becomes_batches_of_floats_and_labels(jpeg_folder):
     assert -3 < float(images.min()) < 0 < float(images.max()) < 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 @pytest.mark.parametrize("chunk", [1, 5, 16])
 def test_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_folder, workers, chunk):
@@ -80,6 +82,7 @@ def test_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_fold
         assert torch.equal(info.indices, info_.indices)
 
 
+@pytest.mark.slow
 def test_a_sample_is_augmented_the_same_whatever_the_batch_size(jpeg_folder):
     dataset = gl.ImageFolder(jpeg_folder)
     whole = torch.cat([images for images, _ in epoch(dataset, batch_size=48, shuffle=True, transforms=RECIPE)])
@@ -143,6 +146,7 @@ def jpeg(index: int) -> gl.Encoded:
     return gl.Encoded(simplejpeg.encode_jpeg(picture(index), quality=95, colorsubsampling="444"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "make",
     [
@@ -162,6 +166,7 @@ def test_decoded_images_of_any_kind_are_taken(make, workers):
     assert torch.equal(images, expected)
 
 
+@pytest.mark.processes
 def test_nesting_is_kept_as_default_collate_keeps_it():
     from collections import namedtuple
 
@@ -177,6 +182,7 @@ def test_nesting_is_kept_as_default_collate_keeps_it():
         assert batch["v"].tolist() == [[0, 0, 0], [0, 1, 2]]
 
 
+@pytest.mark.slow
 def test_all_images_of_a_sample_share_its_draws():
     [(left, right, _)] = epoch(
         Samples(lambda i: (gl.Image(picture(i)), gl.Image(picture(i)), i), 8), batch_size=8, transforms=RECIPE
@@ -195,6 +201,7 @@ def test_arrays_of_different_shape_are_named():
         epoch(Samples(lambda i: np.zeros(i), 3), batch_size=3)
 
 
+@pytest.mark.processes
 def test_the_users_own_random_numbers_are_a_function_of_the_position():
     import random
 
@@ -248,6 +255,7 @@ def test_ragged_list_and_pad():
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_a_batch_that_is_kept_keeps_its_values(jpeg_folder):
     with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=RECIPE, num_workers=1, device="cpu") as loader:
         kept = [images for images, _ in loader]
@@ -257,6 +265,7 @@ def test_a_batch_that_is_kept_keeps_its_values(jpeg_folder):
     assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_ring_smaller_than_a_batch_gives_the_same_batches(jpeg_folder, workers):
     options = {"batch_size": 24, "transforms": [T.Resize((64, 64))], "num_workers": workers}
@@ -287,6 +296,7 @@ def snapshot() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), len(children()), mapped
 
 
+@pytest.mark.processes
 def test_ten_epochs_broken_off_in_the_middle_leave_what_the_first_left(jpeg_folder):
     with gl.Loader(
         gl.ImageFolder(jpeg_folder), 4, shuffle=True, transforms=RECIPE, num_workers=2, device="cpu"
@@ -303,6 +313,7 @@ def test_ten_epochs_broken_off_in_the_middle_leave_what_the_first_left(jpeg_fold
         assert loader._session.ring.slots == slots
 
 
+@pytest.mark.processes
 def test_closing_leaves_nothing_and_the_next_iter_starts_anew(jpeg_folder):
     before = snapshot()
     loader = gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu")
@@ -317,6 +328,7 @@ def test_closing_leaves_nothing_and_the_next_iter_starts_anew(jpeg_folder):
     assert snapshot() == before
 
 
+@pytest.mark.processes
 def test_workers_stay_from_epoch_to_epoch(jpeg_folder):
     with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as loader:
         list(loader)
@@ -325,6 +337,7 @@ def test_workers_stay_from_epoch_to_epoch(jpeg_folder):
         assert children() == first
 
 
+@pytest.mark.processes
 def test_a_loop_that_is_left_by_an_exception_does_not_hang(jpeg_folder):
     loader = gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu")
 
@@ -366,6 +379,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("end", ["pass", "break", "import sys; sys.exit(0)"])
 def test_a_script_without_a_main_guard_runs_and_ends_silently(tmp_path, end):
     script = tmp_path / "script.py"
@@ -375,6 +389,7 @@ def test_a_script_without_a_main_guard_runs_and_ends_silently(tmp_path, end):
     assert done.stdout.startswith("[0, 2, 4, 6]\n")
 
 
+@pytest.mark.processes
 def test_code_without_a_file_runs_as_in_a_notebook():
     code = textwrap.dedent(SCRIPT.format(end="pass"))
     done = subprocess.run([sys.executable, "-W", "error", "-"], input=code, capture_output=True, text=True, timeout=60)
@@ -382,6 +397,7 @@ def test_code_without_a_file_runs_as_in_a_notebook():
     assert done.stdout == "[0, 2, 4, 6]\n[8, 10, 12, 14]\n[16, 18]\n"
 
 
+@pytest.mark.slow
 def test_a_folder_dataset_with_read_as_its_loader_is_decoded_by_region(jpeg_folder):
     """As torchvision's ``ImageFolder(root, loader=gpuload.read)``: samples are tuples of what the loader gives."""
     paths = gl.ImageFiles(jpeg_folder).paths
@@ -390,6 +406,7 @@ def test_a_folder_dataset_with_read_as_its_loader_is_decoded_by_region(jpeg_fold
     assert torch.equal(with_read[0][0], without[0])
 
 
+@pytest.mark.processes
 def test_importing_gpuload_is_light():
     code = (
         "import sys, gpuload; gpuload.ImageFolder, gpuload.Encoded; print('torch' in sys.modules, 'PIL' in sys.modules)"
@@ -463,6 +480,7 @@ def test_a_dataset_without_a_length_is_refused():
         gl.Loader((i for i in range(3)), device="cpu")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_exception_of_the_dataset_arrives_with_index_position_and_traceback(workers):
     def fail_at_5(index):
@@ -488,6 +506,7 @@ BAD_FILES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", BAD_FILES)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_file_is_a_sample_error_with_its_path(tmp_path, capfd, kind, workers):
@@ -525,6 +544,7 @@ def test_the_epoch_goes_on_after_a_sample_error():
         assert next(iterator).tolist() == [4, 5]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_smaller_than_the_crop_names_the_sample(workers):
     with pytest.raises(gl.SampleError, match=r"sample 0.*at position 0"):
@@ -533,6 +553,7 @@ def test_an_image_smaller_than_the_crop_names_the_sample(workers):
         )
 
 
+@pytest.mark.processes
 def test_a_sample_that_kills_its_worker_is_named_and_the_others_arrive():
     def die_at_6(index):
         if index == 6:
@@ -552,6 +573,7 @@ def test_a_sample_that_kills_its_worker_is_named_and_the_others_arrive():
 # -- odd surroundings -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_after_workers_died_too_often_the_next_epoch_starts_anew(tmp_path):
     mark = tmp_path / "healed"
 
@@ -583,6 +605,7 @@ class Falls:
         return (int, ("not a number",))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_object_that_cannot_be_unpickled_here_is_an_error_of_its_samples(workers):
     falls = lambda i: Falls() if i == 3 else i  # noqa: E731
@@ -613,6 +636,7 @@ def test_a_ctrl_c_without_workers_ends_the_epoch_and_the_next_one_is_whole():
         assert torch.cat(list(loader)).tolist() == list(range(10))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_in_a_forked_child_the_loader_says_whose_it_is_and_the_child_lives(workers):
     loader = gl.Loader(Samples(lambda i: i), 2, num_workers=workers, device="cpu")
@@ -642,6 +666,7 @@ def test_in_a_forked_child_the_loader_says_whose_it_is_and_the_child_lives(worke
     loader.close()
 
 
+@pytest.mark.slow
 def test_batches_made_in_inference_mode_are_ordinary_tensors_and_so_are_later_ones(jpeg_folder):
     with gl.Loader(gl.ImageFolder(jpeg_folder), 16, transforms=RECIPE, num_workers=0, device="cpu") as loader:
         with torch.inference_mode():
@@ -652,6 +677,7 @@ def test_batches_made_in_inference_mode_are_ordinary_tensors_and_so_are_later_on
     assert all(torch.equal(a, b) for a, b in zip(inside, outside, strict=True))
 
 
+@pytest.mark.slow
 def test_torchs_global_defaults_change_nothing(jpeg_folder):
     options = {"batch_size": 16, "transforms": RECIPE}
     expected = epoch(gl.ImageFolder(jpeg_folder), **options)
@@ -667,11 +693,13 @@ def test_torchs_global_defaults_change_nothing(jpeg_folder):
         assert torch.equal(images, images_)
 
 
+@pytest.mark.processes
 def test_numpy_integers_are_integers(jpeg_folder):
     batches = epoch(gl.ImageFolder(jpeg_folder), batch_size=np.int64(24), num_workers=np.int32(1), transforms=RECIPE)
     assert len(batches) == 2
 
 
+@pytest.mark.processes
 def test_paths_that_are_no_strings_in_the_import_path_do_not_matter(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     assert len(epoch(Samples(lambda i: i), num_workers=1)) == 10

@@ -51,6 +51,7 @@ def epochs(loader_, count=2) -> list[tuple]:
     return [batch for _ in range(count) for batch in taken(iter(loader_))]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("stop", [0, 1, 4, 6, 7])
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "chunk_size": 2}])
 def test_the_rest_of_the_epoch_and_all_later_ones_are_equal_to_the_last_bit(stop, options):
@@ -68,6 +69,7 @@ def test_the_rest_of_the_epoch_and_all_later_ones_are_equal_to_the_last_bit(stop
     assert seen + rest == undisturbed
 
 
+@pytest.mark.processes
 def test_the_state_says_what_was_yielded_and_not_what_was_prefetched():
     with loader(Noise(33), num_workers=2, prefetch_factor=4) as loader_:
         assert (loader_.state_dict()["epoch"], loader_.state_dict()["position"]) == (0, 0)
@@ -175,6 +177,7 @@ def global_steps(loaders, most=10**9) -> list[tuple]:
     return result
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(samples=st.integers(1, 70), batch=st.integers(1, 3), stops=st.tuples(st.integers(0, 4), st.integers(0, 4)))
 def test_one_then_four_then_two_ranks_see_what_one_would_have_seen(samples, batch, stops):
@@ -196,6 +199,7 @@ def test_one_then_four_then_two_ranks_see_what_one_would_have_seen(samples, batc
     assert resumed == undisturbed
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     samples=st.integers(1, 60),
@@ -218,6 +222,7 @@ def test_ranks_keep_step_whatever_fails(samples, batch, ranks, uneven, on_error,
     assert not {number for step in steps for _, number, _ in step} & bad
 
 
+@pytest.mark.processes
 @settings(max_examples=8, deadline=None)
 @given(
     samples=st.integers(4, 60),
@@ -298,6 +303,7 @@ def test_too_few_samples_for_the_ranks_are_said():
 # -- replay ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_one_augmented_sample_is_had_again():
     dataset = Noise(33)
     with loader(dataset, num_workers=2) as loader_:

@@ -136,6 +136,7 @@ def check(make, stop: int, batch_size: int | None) -> None:
     assert seen == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAMPLERS)
 @settings(max_examples=12, deadline=None)
 @given(length=st.integers(1, 40), batch_size=st.integers(1, 7), stop=st.integers(0, 30), drop_last=st.booleans())
@@ -149,6 +150,7 @@ def test_samplers(kind, length, batch_size, stop, drop_last):
     check(make, stop, batch_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Stream, Counting])
 @settings(max_examples=20, deadline=None)
 @given(length=st.integers(1, 40), batch_size=st.integers(1, 7), stop=st.integers(0, 30), drop_last=st.booleans())

@@ -35,6 +35,7 @@ def excess(counts: np.ndarray, expected: np.ndarray | float, freedom: int) -> fl
 # A permutation, for every size
 
 
+@pytest.mark.slow
 def test_a_permutation_for_every_n_up_to_10_000() -> None:
     wrong = [n for n in range(1, 10_001) if not is_permutation(Shuffle(n, epoch_key(n, 0))(np.arange(n)), n)]
     assert wrong == []
@@ -45,6 +46,7 @@ def test_a_permutation_for_larger_n(n: int) -> None:
     assert is_permutation(Shuffle(n, epoch_key(1, 2))(np.arange(n)), n)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(n=st.one_of(st.integers(1, 10**12), st.integers(TABLE_MAX - 3, TABLE_MAX + 300)), key=KEYS, data=st.data())
 def test_different_positions_have_different_indices_within_the_range(n: int, key: Key, data: st.DataObject) -> None:

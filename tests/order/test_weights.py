@@ -88,6 +88,7 @@ class Noise:
         return self.images[index], index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"repeats": 3, "shuffle": True}, {"weights": np.arange(50)}])
 @settings(max_examples=8, deadline=None)
 @given(stop=st.integers(0, 13))

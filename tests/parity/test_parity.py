@@ -15,6 +15,7 @@ from gpuload.transforms.base import Transform
 CASES = all_cases()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_parity(case: Case, run: str):

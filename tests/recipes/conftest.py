@@ -35,7 +35,13 @@ def backend(request) -> str:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def few(images) -> list[Image.Image]:
+    """A few of them, made small."""
+    return [image.resize((56, 42)) for image in images[:4]]
+
+
 @pytest.fixture
-def pictures(backend, images) -> list[Image.Image]:
-    """What a recipe is tried on with a backend: a few, made small, where kernels are interpreted."""
-    return [image.resize((56, 42)) for image in images[:4]] if backend == "fused" else images
+def pictures(backend, images, few) -> list[Image.Image]:
+    """What a recipe is tried on with a backend: small ones where kernels are interpreted."""
+    return few if backend == "fused" else images

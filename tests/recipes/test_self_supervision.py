@@ -10,6 +10,7 @@ from recipes.common import (
     IMAGENET_STD,
     check_replay,
     check_runners,
+    made,
     ours,
     resized_within,
     shape_of,
@@ -96,7 +97,7 @@ def test_simclr(pictures, backend):
     own = simclr(T, side(backend, 112), OUR_END)
     assert T.from_torchvision(original) == own
     chain = [T.MultiView([own] * 2)]
-    found = ours(pictures, chain, len(pictures), backend=backend)
+    found = made(pictures, chain, backend)
     assert shape_of(found) == shape_of(theirs(pictures, Views(original, original), len(pictures)))
     assert not torch.equal(found[0][0], found[0][1])
     for view in (0, 1):

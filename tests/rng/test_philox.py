@@ -61,6 +61,7 @@ def test_known_answers_hold_wherever_a_counter_lies_in_a_large_array() -> None:
         assert found[place].tolist() == answer
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(counters=st.lists(st.lists(UINT32, min_size=4, max_size=4), max_size=9), key=KEYS)
 def test_equals_the_algorithm_in_plain_integers(counters: list[list[int]], key: Key) -> None:

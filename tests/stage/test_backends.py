@@ -33,6 +33,7 @@ def backend(request) -> str:
     return request.param
 
 
+@pytest.mark.slow
 def test_an_epoch_is_the_same_on_every_backend(jpeg_folder, backend):
     with loader(jpeg_folder, "torch") as reference, loader(jpeg_folder, backend) as other:
         for (images, labels), (expected, numbers) in zip(other, reference, strict=True):
@@ -40,6 +41,7 @@ def test_an_epoch_is_the_same_on_every_backend(jpeg_folder, backend):
             torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.processes
 def test_bits_do_not_depend_on_workers(jpeg_folder, backend):
     with loader(jpeg_folder, backend) as first, loader(jpeg_folder, backend, num_workers=2, chunk_size=3) as second:
         for (images, _), (others, _) in zip(first, second, strict=True):
@@ -98,6 +100,7 @@ def test_what_is_missing_is_said_when_the_loader_is_made(monkeypatch, name, plac
     assert isinstance(caught.value, ImportError)
 
 
+@pytest.mark.processes
 def test_a_loader_imports_only_the_backend_that_it_runs_on():
     code = (
         "import sys, gpuload as gl; loader = gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], "

@@ -10,6 +10,8 @@ import torch
 
 from gpuload.stage.memory import OutputPool
 
+pytestmark = pytest.mark.slow
+
 SHAPE = (4, 3, 300, 300)
 
 

@@ -93,6 +93,7 @@ def test_what_floats_mean(make_images, make_batch, end, dtype, expected, scale):
     torch.testing.assert_close(result.float(), pixels.float() / scale, atol=0, rtol=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_bits_do_not_depend_on_the_batch(make_images, make_batch, interpolation):
     transforms = [T.Resize(90, interpolation), T.RandomCrop(70, 4, padding_mode="reflect"), *TRAIN]

@@ -111,6 +111,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["torch", "kornia"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_loader_in_a_forked_process(name):

@@ -112,6 +112,7 @@ def test_masks_of_different_sizes_go_as_images_do():
     assert masks.sum(dim=(1, 2)).tolist() == [20 * 50, 21 * 50, 22 * 50]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_collate_fn_gets_plain_tensors(workers):
     def collate(samples):
@@ -185,6 +186,7 @@ def test_tensors_of_a_batch_go_to_the_device_together():
 # -- dtypes -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float32"])
 @pytest.mark.parametrize("axes", [2, 3])
 def test_masks_of_any_type_keep_it_and_their_values(dtype, axes):
@@ -238,6 +240,7 @@ def png(array: np.ndarray, mode: str | None = None, palette: bool = False, **opt
     return gl.Encoded(file.getvalue(), source="mask.png")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", ["palette", "grey", "16 bit"])
 def test_an_encoded_mask_gives_what_is_stored(kind, workers):
@@ -290,6 +293,7 @@ def test_sanitizing_leaves_out_labels_and_instance_masks():
         assert target["semantic"].shape == (40, 50)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_labels_getter_names_what_else_is_left_out(workers):
     getter = lambda sample: (sample[1]["Labels"], sample[1]["area"], sample[1]["iscrowd"])  # noqa: E731

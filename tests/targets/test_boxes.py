@@ -51,6 +51,7 @@ def reference(random: np.random.Generator, options, trials: int, scale=(0.3, 1.0
             return [left, top, new_width, new_height, int(inside.sum())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "trials"), [((0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0), 40), ((0.1, 0.3), 5), ((0.5, 2.0), 3)]
 )
@@ -103,6 +104,7 @@ def test_a_search_that_cannot_end_ends():
     assert drawn.kept.all()
 
 
+@pytest.mark.slow
 def test_torchvision_finds_as_many_whole_images_and_boxes():
     torchvision()
     from torchvision import tv_tensors

@@ -46,7 +46,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
             r"must be of one size, but there are 40×50 and 20×50",
         ),
         (lambda: (image(), gl.Boxes(boxes(1))), [T.AutoAugment()], "AutoAugment moves pixels of the image alone"),
-        (lambda: (image(), gl.Mask(MASK)), [T.RandAugment()], "RandAugment moves pixels.*leave it out, or yield no"),
+        (lambda: (image(), gl.Mask(MASK)), [T.RandAugment()], "RandAugment moves pixels.*leave it out, or return no"),
         (
             lambda: (image(), gl.Mask(MASK)),
             [T.RandomApply([T.TrivialAugmentWide()])],
@@ -136,7 +136,9 @@ def test_masks_of_different_number_are_named():
 
 def test_samples_of_different_structure_are_named():
     sample = lambda i: (image(), gl.Mask(MASK), i) if i != 1 else (image(), gl.Mask(MASK))  # noqa: E731
-    with pytest.raises(gl.CollateError, match=r"sample 0 is \(·, ·, ·\), but sample 1 is \(·, ·\).*same structure"):
+    with pytest.raises(
+        gl.CollateError, match=r"sample 0 is \(·, ·, ·\) with .*, but sample 1 is \(·, ·\) with .*same structure"
+    ):
         only_batch(sample)
 
 

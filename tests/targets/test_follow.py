@@ -150,6 +150,7 @@ def epoch(**options):
         return list(loader)
 
 
+@pytest.mark.processes
 def test_any_number_of_workers_gives_the_same_targets():
     expected = epoch(num_workers=0)
     assert equal(epoch(num_workers=2, chunk_size=3), expected)
@@ -163,6 +164,7 @@ def test_any_number_of_workers_gives_the_same_targets():
                 assert set(mask.unique().tolist()) <= {0, 200, number + 1}
 
 
+@pytest.mark.processes
 def test_a_resumed_epoch_goes_on_with_the_same_targets():
     expected = epoch(num_workers=0)
     options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu"}
@@ -202,6 +204,7 @@ def test_targets_on_a_gpu_are_those_of_the_cpu():
                     torch.testing.assert_close(value, other[name].cpu(), rtol=0, atol=0)
 
 
+@pytest.mark.processes
 def test_crops_by_boxes_may_stand_anywhere_and_within_others():
     inner = T.RandomApply([T.RandomHorizontalFlip(), T.RandomIoUCrop()], p=0.6)
     again = T.RandomOrder([T.RandomIoUCrop(), T.RandomVerticalFlip()])

@@ -10,6 +10,8 @@ from PIL import Image
 
 import gpuload as gl
 
+pytestmark = pytest.mark.processes
+
 
 def png(array: np.ndarray, *, cut: int = 0) -> bytes:
     stream = io.BytesIO()

@@ -64,6 +64,7 @@ def simulated(original, n: int) -> tuple[list[tuple], list[tuple[int, ...]], np.
     return [entry for (entry,) in described_], counts, np.array(weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [{}, {"severity": 10, "mixture_width": 2, "chain_depth": 2, "alpha": 0.4, "all_ops": False}]
 )
@@ -80,6 +81,7 @@ def test_draws(v2, arguments):
         assert stats.ks_2samp(params.weights[:, column], weights[:, column]).pvalue > 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "alpha"), [(3, 1.0), (2, 0.4), (5, 3.0)])
 def test_shares(width, alpha):
     n = 30_000

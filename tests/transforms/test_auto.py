@@ -117,6 +117,7 @@ def test_operations_are_torchvisions_on_pillow_images(v2, kind):
         assert kind == "Contrast" or difference.mean() < 0.01, (kind, magnitude)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_auto_augment_draws(v2, policy):
     theirs = simulated(v2.AutoAugment(v2.AutoAugmentPolicy(policy)))
@@ -133,6 +134,7 @@ def test_auto_augment_draws_both_operations_by_themselves():
     assert abs(done.all(axis=1).mean() - both) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ops", "magnitude", "bins"), [(1, 9, 31), (2, 4, 10), (3, 30, 31)])
 def test_rand_augment_draws(v2, num_ops, magnitude, bins):
     theirs = simulated(v2.RandAugment(num_ops, magnitude, bins), 3000)
@@ -144,6 +146,7 @@ def test_rand_augment_draws(v2, num_ops, magnitude, bins):
         assert alike([sample[:2] for sample in ours], [sample[:2] for sample in theirs]) > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bins", [31, 5])
 def test_trivial_augment_draws(v2, bins):
     theirs = simulated(v2.TrivialAugmentWide(bins), 8000)

@@ -159,6 +159,7 @@ def test_the_module_at_the_end_is_kept_apart_and_stays_at_home():
     assert pickle.loads(pickle.dumps(chain)) == T.Chain([T.CenterCrop(8)])
 
 
+@pytest.mark.processes
 def test_it_travels_small_and_brings_no_torch():
     chain = T.Chain([T.RandomResizedCrop(224, interpolation=2), T.ColorJitter(0.4), T.ToDtype(torch.float16, True)])
     data = pickle.dumps(chain, protocol=5)

@@ -123,6 +123,7 @@ def simulate_cutmix(height, width, alpha, rng):
     return top, left, bottom - top, right - left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "width", "alpha"), [(224, 224, 1.0), (40, 61, 0.2), (5, 90, 3.0), (1, 1, 1.0)])
 def test_boxes_of_cutmix_are_distributed_as_published(height, width, alpha):
     found = draw(T.CutMix(alpha=alpha), height=height, width=width)

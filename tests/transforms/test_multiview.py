@@ -79,6 +79,7 @@ def test_the_region_is_what_any_view_needs_and_no_more():
         assert left + width == max(box[row, 1] + box[row, 3] for box in boxes)
 
 
+@pytest.mark.processes
 def test_equal_bits_with_any_workers_and_one_sample_made_again():
     transforms = [T.MultiView([GLOBAL, *[LOCAL] * 2]), NORMALIZE]
     at_home, by_two = load(transforms, num_workers=0), load(transforms, num_workers=2)

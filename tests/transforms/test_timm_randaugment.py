@@ -93,6 +93,7 @@ def simulated(published, config: str, hparams: dict | None, n: int) -> tuple[lis
     return made, filters, [len(entry) for entry in made]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "hparams", "n"),
     [
@@ -119,6 +120,7 @@ def test_draws_of_one_magnitude(published, config, hparams, n):
     assert alike([entry for sample in ours for entry in sample], [entry for one in theirs for entry in one]) > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "hparams"),
     [

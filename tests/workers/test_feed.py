@@ -105,6 +105,7 @@ def expected(n: int, size: int) -> list[list[int]]:
     return [[7 * p for p in range(start, min(start + size, n))] for start in range(0, n, size)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(1, 80),

@@ -155,6 +155,7 @@ def job(dataset, transforms=()) -> Job:
 LOCK = threading.Lock()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "path"),
     [

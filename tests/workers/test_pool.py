@@ -26,6 +26,8 @@ from gpuload.workers.pool import WorkerPool
 from gpuload.workers.process import check_platform
 from gpuload.workers.protocol import Reply, Request, Status
 
+pytestmark = pytest.mark.processes
+
 LIMIT_S = 30.0
 
 

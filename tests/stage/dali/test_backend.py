@@ -93,6 +93,7 @@ def test_dali_is_not_installed(monkeypatch):
         compile_stage(T.Chain([T.Resize(5)]), device="cpu", backend="dali")
 
 
+@pytest.mark.processes
 def test_dali_cannot_be_imported():
     """One without its dynamic mode, say. In a process of its own, since DALI is imported here already."""
     program = (
@@ -108,6 +109,7 @@ def test_dali_cannot_be_imported():
     assert done.stdout.startswith("BackendError backend='dali' needs DALI with its dynamic mode")
 
 
+@pytest.mark.processes
 def test_importing_the_package_imports_no_dali():
     program = "import sys, gpuload.stage.dali; print([name for name in sys.modules if name.startswith('nvidia')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

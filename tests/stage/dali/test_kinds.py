@@ -38,6 +38,7 @@ CLOSE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_the_same_levels(name, compare, images):
     compared = compare(EXACT[name], images)
@@ -46,6 +47,7 @@ def test_the_same_levels(name, compare, images):
     assert compared.most <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLOSE)
 def test_a_level_in_a_few_hundred(name, compare, images):
     compared = compare(CLOSE[name], images)
@@ -54,6 +56,7 @@ def test_a_level_in_a_few_hundred(name, compare, images):
     assert compared.most <= 1
 
 
+@pytest.mark.slow
 def test_color_jitter_has_each_samples_order(compare, images):
     compared = compare([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], images * 2)
     assert compared.native == ["dali"]
@@ -132,6 +135,7 @@ def test_maps_that_are_not_affine_are_refused(compare, make_images):
         compare([Bent(30)], make_images(4, 3))
 
 
+@pytest.mark.slow
 def test_branches(compare, images):
     jitter = T.ColorJitter(0.4, 0.4, 0.4)
     for transforms in (

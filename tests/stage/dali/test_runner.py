@@ -34,6 +34,7 @@ def test_layouts_and_dtypes(memory_format, dtype, apart, compare, images):
     assert compared.most <= apart
 
 
+@pytest.mark.slow
 def test_results_that_are_padded_or_of_all_sizes(compare, images):
     for ragged in ("list", "pad"):
         compared = compare([T.Pad(2), NORMALIZE], images, ragged=ragged)
@@ -100,6 +101,7 @@ def test_images_between_two_backends(compare, images):
     assert compared.most < 1e-6
 
 
+@pytest.mark.slow
 def test_more_images_than_a_piece(compare, images):
     seldom = T.RandomApply([T.RandomInvert(1.0), T.RandomCrop(20), T.Pad(10)], p=0.02)  # none in the second piece
     transforms = [*CROPS, seldom, T.ColorJitter(0.4, 0.4), NORMALIZE, T.RandomErasing()]
@@ -122,6 +124,7 @@ def no_collector():
     gc.enable()
 
 
+@pytest.mark.slow
 def test_nothing_is_held_and_memory_does_not_grow(make_images, no_collector):
     """Batches of changing sizes, orders and counts; the memory of the input is free when a call returns."""
     chain, stage = stage_of([T.RandomResizedCrop(32), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.GaussianBlur(5), NORMALIZE])
@@ -172,6 +175,7 @@ def test_an_error_leaves_nothing_behind(make_images):
     assert stage(images, program).shape == (4, 3, 32, 32)
 
 
+@pytest.mark.slow
 def test_no_more_threads_than_torch_has(make_images):
     chain, stage = stage_of([T.RandomResizedCrop(32), NORMALIZE])
     images = RaggedImages.from_arrays(make_images(2, 8))

@@ -127,7 +127,7 @@ def expected(job: dict[Any, int], axis: int, name: str) -> np.ndarray:
 def test_weights_of_resizing_are_the_references_to_the_last_bit(name):
     rng = np.random.default_rng(7)
     jobs = []
-    for number in range(40):
+    for number in range(20):
         low = 300 if number % 8 == 0 else 40  # some reach over many pixels
         box, size = (tuple(rng.integers(1, high, 2).tolist()) for high in (low, 40))
         if number % 5 == 0:

@@ -95,6 +95,7 @@ print(KorniaBackend.missing(torch.device("cpu")))
 """
 
 
+@pytest.mark.processes
 def test_it_says_what_is_missing_and_imports_kornia_late():
     done = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

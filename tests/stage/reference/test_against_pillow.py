@@ -86,6 +86,7 @@ def levels(tensor: torch.Tensor) -> np.ndarray:
     return tensor.permute(1, 2, 0).to(torch.float64).numpy()
 
 
+@pytest.mark.slow
 def test_the_evaluation_recipe_on_all_photographs(photo_arrays, make_batch):
     chain = T.Chain([T.Resize(256), T.CenterCrop(224)])
     ragged, draws = make_batch(chain, photo_arrays)

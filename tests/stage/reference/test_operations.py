@@ -145,6 +145,7 @@ def test_tiny_images(make_batch, transform, size):
         np.testing.assert_array_equal(single, batched)
 
 
+@pytest.mark.slow
 def test_every_stretch_is_pillows():
     for least in range(256):
         greatest = np.arange(least, 256)
