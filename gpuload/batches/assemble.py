@@ -1,9 +1,9 @@
 """From the parts of a batch to what the user gets: its columns finished, and put together.
 
-Runs in the main process, within the transfer's stream. There is one way: the columns of the batch are read, its images
-go through the stage, masks, boxes and keypoints follow them, blocks of arrays are put together by one copy. Then all of
-it is collated as torch's `default_collate` does; or, where the user has rules of his own, samples are put together
-again row by row, for the `collate_fn`, unless a worker has run that already.
+Runs in the main process, within the transfer's stream. The columns of the batch are read, its images go through the
+stage, masks, boxes and keypoints follow them, and blocks of arrays are joined by one copy. Then all of it is collated
+as torch's `default_collate` does; or, for a user's `collate_fn`, samples are put together again row by row, unless a
+worker has run it already.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from gpuload.workers.batch import Batch
 
 __all__ = ["Assembly", "BatchInfo"]
 
-DEPTH = 3  # so deep tensors are looked for in objects of a user's own class
+DEPTH = 3  # how deep objects of a user's own class are searched for tensors
 
 
 class BatchInfo(NamedTuple):
-    """Where a batch stands, given beside it with ``info=True``: a named tuple, as trainers can move it.
+    """Which samples a batch holds, given beside it with ``info=True``: a named tuple, which trainers can move.
 
     Attributes:
         epoch: the epoch's number.
         step: the batch's number in the epoch, from 0.
-        positions: int64 (N,), the place of each sample in the epoch's order.
-        indices: int64 (N,), its index in the dataset; a list, where a sampler gives keys that are no integers. Of an
-            iterable dataset, how many samples its worker's stream gave before it.
+        positions: int64 (N,), each sample's position in the epoch's order.
+        indices: int64 (N,), its index in the dataset; a list if a sampler gives keys that are not integers. For an
+            iterable dataset, how many samples its worker gave before it.
         valid: bool (N,), False for rows that only fill up a batch.
     """
 
@@ -59,36 +59,35 @@ class Assembly:
     Args:
         options: the loader's.
         stage: the compiled transforms.
-        transfer: brings what is in the slots, and all else, to the device.
+        transfer: brings slots and tensors to the device.
     """
 
     def __init__(self, options: BatchOptions, stage: Any, transfer: Any) -> None:
         self._options = options
         self._stage = stage
         self._transfer = transfer
-        # Whether the user has rules of his own; samples are put together one by one for them.
-        self._by_row = options.collate_fn is not None or options.single
+        self._by_row = options.by_row
         self._pool = None if transfer.asynchronous else OutputPool()
         chain = options.chain
         changes = len(chain) or chain.module is not None or chain.views is not None
         self._lends = self._pool is not None and options.ragged == "list" and not changes and not self._by_row
-        self._targets: TargetStage | None = None  # made where a sample has targets
-        self._told = False  # that a module does not move them
+        self._targets: TargetStage | None = None  # made once a sample has targets
+        self._told = False  # whether the warning that a module does not move targets was given
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> tuple[Any, list[torch.Tensor]]:
         """The batch, and its tensors.
 
         Args:
-            batch: done; its slots are given back when they have been read.
+            batch: complete; its slots are given back when they have been read.
             info: give `BatchInfo` too.
-            release: gives them back.
+            release: gives the slots back.
 
         Raises:
             CollateError: the samples cannot be put together.
         """
         columns, chain = Columns(batch), self._options.chain
         if columns.collated is not None:
-            release()  # it was copied out as it was unpickled
+            release()  # it was copied when it was unpickled
             if columns.collated.error:
                 raise _collate_error(columns, columns.collated.error, columns.collated.traceback)
             value = self._on_device(columns.collated.value)
@@ -97,11 +96,11 @@ class Assembly:
         else:
             outline = outline_of(columns)
             finished = self.finish(batch, columns, release, by_row=False)
-            pairing, place = finished.pairing, self._placed
-            # Labels are checked and mixed before they go to the device, which would have to be waited for.
-            first = place if pairing is None else lambda tensor: tensor
+            pairing, ragged = finished.pairing, self._options.ragged
+            # Labels are checked and mixed before they go to the device, to avoid waiting for it.
+            first = self._placed if pairing is None else lambda tensor: tensor
             with torch.device("cpu"):  # whatever torch's default device is
-                value = collate(columns, outline, finished, views=chain.views, ragged=self._options.ragged, place=first)
+                value = collate(columns, outline, finished, views=chain.views, ragged=ragged, to_device=first)
                 value = value if pairing is None else self._on_device(soften(value, pairing, columns.name))
         if columns.has_targets and chain.module is not None and not (self._told or batch.warning):
             self._told, batch.warning = True, _images_alone(chain)
@@ -111,8 +110,7 @@ class Assembly:
         return value, _tensors(value, DEPTH)
 
     def finish(self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool) -> Finished:
-        """Finish the columns of a batch, and give its slots back; `by_row`: images among the cells of each row, and all
-        blocks as values."""
+        """Finish the columns of a batch, and give its slots back; `by_row`: images become cells, and blocks values."""
         finished = Finished([{} for _ in range(len(columns))], pairing=self._pairing(batch, columns))
         if by_row or columns.has_targets:
             columns.spread_blocks()
@@ -151,7 +149,7 @@ class Assembly:
         for leaf in columns.blocks.keys() - finished.whole.keys():
             finished.whole[leaf] = stacked(columns.blocks[leaf], columns, pixels, starts, self._pool)
         if not loads:
-            release()  # all that was in the slots has been copied, or lent
+            release()  # all that is in the slots is copied or lent
         return finished
 
     def _images(
@@ -163,8 +161,7 @@ class Assembly:
         drawn: Sequence[Program],
         pairing: Pairing | None,
     ) -> Any:
-        """The finished images of a column; `pairing` says how they are mixed, where they are, and is told their
-        shares."""
+        """The finished images of a column; `pairing`, if they are mixed, gives partners and takes shares."""
         if pairing is not None:
             self._pair(drawn[0], columns, images.rows, pairing)
         partners, pixels = None if pairing is None else pairing.partners, pixels_of(images)
@@ -175,14 +172,14 @@ class Assembly:
         return views[0] if self._options.chain.views is None else views
 
     def _drawn(self, epoch: int, columns: Columns, images: Images) -> list[Program]:
-        """What is drawn for images, for each view."""
+        """The programs for images, one for each view."""
         chain, key = self._options.chain, philox.epoch_key(self._options.seed, epoch)
         boxes = columns.boxes(images.rows.tolist()) if chain.reads_boxes else None
         positions = columns.positions[images.rows]
         return [chain.draw(key, positions, images.sizes_hw, boxes, view=view) for view in range(len(chain.lines))]
 
     def _pairing(self, batch: Batch, columns: Columns) -> Pairing | None:
-        """Whose image is mixed with whose, where the transforms do that."""
+        """The partners of a batch, if the transforms mix images."""
         mixing = self._options.chain.mixing
         if mixing is None:
             return None
@@ -193,26 +190,26 @@ class Assembly:
         return Pairing(mixing, partners_of(numbers))
 
     def _module_seed(self, epoch: int, columns: Columns, view: int) -> int | None:
-        """What torch's generators are seeded with for the module at the end of the transforms: the batch is named by
-        its first position, which stays the same when an epoch is resumed."""
+        """The seed of torch's generators for the module at the end of the transforms, from the batch's first position,
+        which is the same when an epoch is resumed."""
         if self._options.chain.module is None:
             return None
         key = philox.epoch_key(self._options.seed, epoch)
         return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
     def _pair(self, draws: Program, columns: Columns, which: np.ndarray, pairing: Pairing) -> None:
-        """Tell who is mixed with whom, and how much."""
+        """Give `pairing` the shares drawn for the images of rows `which`."""
         if len(which) != len(columns):
             missing = int(np.setdiff1d(np.arange(len(columns)), which)[0])
             raise CollateError(
                 f"{type(pairing.mixing).__name__} mixes the images of all samples of a batch, but "
-                f"{columns.name(missing)} has fewer images than {columns.name(int(which[0]))}; let all samples have as "
-                "many"
+                f"{columns.name(missing)} has fewer images than {columns.name(int(which[0]))}; let all samples have "
+                "the same number"
             )
         pairing.take(draws, columns.name)
 
     def _collated(self, columns: Columns, finished: Finished) -> Any:
-        """What the user's rules make of the samples."""
+        """The samples, through the `collate_fn` if there is one."""
         samples = columns.samples(finished.cells, unwrapped)
         collate_fn, pairing = self._options.collate_fn, finished.pairing
         given = samples[0] if self._options.single else samples
@@ -226,8 +223,8 @@ class Assembly:
         return value if pairing is None else soften(value, pairing, columns.name)
 
     def _on_device(self, value: Any) -> Any:
-        """What a `collate_fn` made, its tensors on the device; objects of other classes than containers stay, pinned by
-        their own ``pin_memory()`` where that was asked for."""
+        """A collated batch with its tensors on the device; other objects stay, pinned by their own ``pin_memory()`` if
+        that was asked for."""
         return tree_map(self._moved, value)
 
     def _moved(self, leaf: Any) -> Any:
@@ -248,8 +245,7 @@ class Assembly:
         return self._transfer.place(tensor)
 
     def _info(self, batch: Batch, columns: Columns) -> BatchInfo:
-        plain = all(isinstance(index, int | np.integer) for index in columns.indices)
-        place = self._placed
+        plain, place = all(isinstance(index, int | np.integer) for index in columns.indices), self._placed
         return BatchInfo(
             batch.spec.epoch,
             batch.spec.step,
@@ -272,9 +268,8 @@ def _ragged(columns: Columns, images: Images, table: np.ndarray, pixels: Any) ->
 
 def _images_alone(chain: Chain) -> str:
     return (
-        f"the module {chain.module_name} at the end of the transforms gets the images alone; the masks, boxes and "
-        "keypoints beside them stay where they are. Where it moves pixels, use transforms of gpuload in its place, "
-        "which move both"
+        f"the module {chain.module_name} at the end of the transforms gets the images alone; masks, boxes and "
+        "keypoints stay where they are. If it moves pixels, use transforms of gpuload instead, which move both"
     )
 
 
@@ -286,7 +281,7 @@ def _collate_error(columns: Columns, what: str, traceback: str) -> CollateError:
 
 
 def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
-    """All tensors in a batch, those in the attributes of a user's own objects too."""
+    """All tensors in a batch, also in attributes of a user's own objects."""
     found = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
@@ -305,7 +300,7 @@ def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
 
 
 class _Names(Sequence[str]):
-    """How to name each image of a batch in an error, made up when one is asked for."""
+    """The name of each image of a batch, for errors; made when asked for."""
 
     def __init__(self, columns: Columns, which: np.ndarray) -> None:
         self._columns = columns

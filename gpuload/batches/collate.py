@@ -1,9 +1,9 @@
 """The finished columns of a batch put together: image columns as one tensor, the rest as `default_collate` does.
 
-Runs in the main process, after the stage. Nesting is kept the way torch's `default_collate` keeps it: a tuple of a
-sample becomes a list of the batch, named tuples and mappings keep their type. A dict (or dataclass) that holds boxes or
-keypoints comes as a list, one for each image, and so samples may differ within it; boxes and keypoints that stand
-elsewhere come as a list of tensors; masks outside such a dict as one tensor.
+Runs in the main process, after the stage. Nesting is as with torch's `default_collate`: a tuple of a sample becomes a
+list of the batch, named tuples and mappings keep their type. A dict (or dataclass) that holds boxes or keypoints
+becomes a list, one for each image, so samples may differ within it; boxes and keypoints elsewhere become a list of
+tensors; masks outside such dicts become one tensor.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gpuload.ring.chunk import TensorBits
 __all__ = ["Outline", "collate", "outline_of", "row_of", "unwrapped"]
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
-Place = Callable[[torch.Tensor], torch.Tensor]
-Mark = tuple[str, int]  # "image" and which of its sample's; or "mask", "points", "group" and 0
-GROUP: Mark = ("group", 0)  # a container that comes as a list, one for each image
+ToDevice = Callable[[torch.Tensor], torch.Tensor]
+Mark = tuple[str, int]  # "image" and its number in the sample; or "mask", "points", "group" and 0
+GROUP: Mark = ("group", 0)  # a container that becomes a list, one for each image
 
 
 @dataclass(slots=True)
 class Group:
-    """A container of a sample that comes by itself: its structure, and its first leaf."""
+    """A container that becomes a list: its structure, and its first leaf."""
 
     node: Structure
     leaf: int
@@ -40,8 +40,8 @@ class Group:
 
 @dataclass(slots=True)
 class Outline:
-    """What a batch looks like: its structure, in which a group is one leaf, what each of its leaves is (None: a value),
-    and for each of these which leaf of its sample, or group, each row has there."""
+    """The form of a batch: its structure, in which a group is one leaf; what each of its leaves is (None: a value); and
+    for each of these the leaf of the sample, or the group, that each row has there."""
 
     structure: Structure
     marks: list[Mark | None]
@@ -49,10 +49,10 @@ class Outline:
 
 
 def outline_of(columns: Columns) -> Outline:
-    """How the samples of a batch go together.
+    """The outline of a batch.
 
     Raises:
-        CollateError: they differ in structure, or in where their images are; the message names two of them.
+        CollateError: samples differ in structure, or in where their images are; the message names two of them.
     """
     marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
     for kind, found in (("image", columns.images), ("mask", columns.masks)):
@@ -87,8 +87,8 @@ def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
 
 
 def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | Group]) -> tuple[Structure, int]:
-    """The structure of a sample from leaf `at` on, in which each container that comes as a list is one leaf, and the
-    leaf behind it; the leaves to `found`."""
+    """The structure of a sample's node that begins at leaf `at`, each group being one leaf, and the leaf after the
+    node; `found` takes the leaves."""
     if node == LEAF:
         found.append(at)
         return LEAF, at + 1
@@ -104,23 +104,15 @@ def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | G
 
 
 def collate(
-    columns: Columns,
-    outline: Outline,
-    finished: Finished,
-    *,
-    views: int | None,
-    ragged: str,
-    place: Place,
+    columns: Columns, outline: Outline, finished: Finished, *, views: int | None, ragged: str, to_device: ToDevice
 ) -> Any:
     """Build the batch.
 
     Args:
-        columns: what its samples have.
-        outline: how they go together.
-        finished: what of them is finished.
-        views: how many a `MultiView` makes.
-        ragged: what becomes of masks of different sizes: as of images.
-        place: moves a tensor to the device.
+        columns, outline, finished: the batch as columns, its form, and its finished columns.
+        views: of a `MultiView`.
+        ragged: how masks of different sizes are collated, as for images.
+        to_device: moves a tensor to the device.
 
     Raises:
         CollateError: masks differ in size, or the values of a leaf cannot be put together; the message names two
@@ -148,7 +140,7 @@ def collate(
         elif kind == "points":
             points = _cells(columns, finished, leaves)
             ready[number] = points if views is None else [list(view) for view in zip(*points, strict=True)]
-    ready = _placed(ready, place)
+    ready = _moved(ready, to_device)
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
             groups = zip(outline.leaves[number], ready[number], strict=True)
@@ -159,11 +151,11 @@ def collate(
         number = next(numbers)
         if number in ready:
             return ready[number]
-        # Strings stay as they are: default_collate has a tuple of them in the place of a tuple's, else a list.
+        # Strings stay as they are: default_collate returns a tuple of them within a tuple or list, else a list.
         column = _cells(columns, finished, outline.leaves[number])
-        return _column(tuple(column) if within in ("tuple", "list") else column, number, place, columns.name)
+        return _column(tuple(column) if within in ("tuple", "list") else column, number, to_device, columns.name)
 
-    return assembled(outline.structure, leaf, keep_tuples=False)  # as default_collate has it
+    return assembled(outline.structure, leaf, keep_tuples=False)  # like default_collate
 
 
 def unwrapped(value: Any) -> Any:
@@ -172,7 +164,7 @@ def unwrapped(value: Any) -> Any:
 
 
 def row_of(batch: Any, views: int | None, row: int) -> Any:
-    """An image of a batch, as the stage gave it: N×C×H×W, a list, or (N×C×H×W, sizes)."""
+    """One image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes)."""
     if views is not None:
         return [row_of(view, None, row) for view in batch]
     if isinstance(batch, tuple):
@@ -182,7 +174,7 @@ def row_of(batch: Any, views: int | None, row: int) -> Any:
 
 
 def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
-    """A leaf of all rows, finished, or as its values stand."""
+    """A leaf of all rows: finished, or its values."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
     if column is not None and column.rows is None and not any(leaf in own for own in finished.cells):
@@ -205,13 +197,13 @@ def _shown(outline: Outline) -> str:
 
 
 def _size(node: Structure) -> int:
-    """How many leaves there are in a structure."""
+    """The number of leaves."""
     return 1 if node == LEAF else sum(map(_size, node[3]))
 
 
-def _column(column: Sequence[Any], number: int, place: Place, names: Callable[[int], str]) -> Any:
+def _column(column: Sequence[Any], number: int, to_device: ToDevice, names: Callable[[int], str]) -> Any:
     try:
-        result = default_collate(column)  # pyright: ignore[reportArgumentType]  a tuple will do
+        result = default_collate(column)  # pyright: ignore[reportArgumentType]  tuples work too
     except (TypeError, RuntimeError, ValueError) as error:
         shapes = [getattr(value, "shape", None) for value in column]
         other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
@@ -224,11 +216,11 @@ def _column(column: Sequence[Any], number: int, place: Place, names: Callable[[i
             f"leaf {number} of the samples cannot be put together into a batch: {where} ({error}); "
             "return values of one shape, of types that torch's default_collate knows"
         ) from error
-    return place(result) if isinstance(result, torch.Tensor) else result
+    return to_device(result) if isinstance(result, torch.Tensor) else result
 
 
 def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
-    """The masks of a batch, as its images are given."""
+    """The masks of a batch, in the form of its images."""
     if ragged == "list":
         return list(masks)
     shapes = [tuple(mask.shape) for mask in masks]
@@ -254,8 +246,8 @@ def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
     return torch.stack(list(masks))
 
 
-def _placed(ready: dict[int, Any], place: Place) -> dict[int, Any]:
-    """All small tensors on the device, by one copy for each dtype: a batch has some hundred of them."""
+def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
+    """All tensors on the device, small ones by one copy for each dtype: a batch has some hundred of them."""
     small: dict[torch.dtype, list[torch.Tensor]] = {}
 
     def note(value: Any) -> Any:
@@ -265,17 +257,17 @@ def _placed(ready: dict[int, Any], place: Place) -> dict[int, Any]:
 
     tree_map(note, ready)
     probe = next((tensors[0] for tensors in small.values()), None)
-    if probe is not None and place(probe) is probe:  # they are where they shall be
+    if probe is not None and to_device(probe) is probe:  # they are there already
         return ready
     there: dict[int, torch.Tensor] = {}
     for tensors in small.values():
-        flat = place(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        flat = to_device(torch.cat([tensor.reshape(-1) for tensor in tensors]))
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             there[id(tensor)] = part.view(tensor.shape)
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            return there[id(value)] if id(value) in there else place(value)
+            return there[id(value)] if id(value) in there else to_device(value)
         return value
 
     return tree_map(move, ready)

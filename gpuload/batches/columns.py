@@ -1,10 +1,10 @@
-"""A batch as columns, read out of its chunks: rows in the order of their positions, whatever came of each chunk.
+"""A batch as columns, read from its chunks, with rows in the order of their positions.
 
-Runs in the main process, between the feed and the stage; holds views of what the chunks hold. A leaf has the number
-that it got where its sample was taken apart, see `gpuload.ring.chunk`.
+Runs in the main process, between the feed and the stage; holds views of the chunks. A leaf keeps the number that it got
+when its sample was taken apart, see `gpuload.ring.chunk`.
 
-Rows lie chunk by chunk. Without faults that is the order of their positions already; samples that stand in for failed
-ones come behind the others, and samples that were skipped are missing.
+Rows come chunk by chunk. Without faults that is the order of their positions; substitutes for failed samples come after
+the others, and skipped samples are missing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["Columns", "Finished", "Images"]
 
 @dataclass(slots=True)
 class Images:
-    """The first images, or masks, of the samples of a batch, or the second ones …
+    """The first images (or masks) of all samples of a batch, or the second ones …
 
     Attributes:
         rows: int64 (M,), which rows of the batch have one, ascending.
-        leaves: for each of these, which leaf of its sample it is.
-        table: int64 (M, 10), as `gpuload.ring.chunk.ImageColumn` has it, the offsets counted in the slot.
-        parts: int64 (M,), in which part of the batch each lies.
-        kinds: of masks, for each the dtype and how many axes it has.
+        leaves: for each row, which leaf it is.
+        table: int64 (M, 10), as in `gpuload.ring.chunk.ImageColumn`, with offsets in the slot.
+        parts: int64 (M,), the part of the batch that each is in.
+        kinds: of masks, for each the dtype and number of axes.
     """
 
     rows: np.ndarray
@@ -52,7 +52,7 @@ class Images:
         return self.table[:, 4:6]
 
     def leaf(self, count: int) -> int | None:
-        """The one leaf that they are, if so many rows have one, all in the same place."""
+        """The leaf that they are, if all `count` rows have one there, else None."""
         alike = len(self.rows) == count and self.leaves.count(self.leaves[0]) == count
         return self.leaves[0] if alike else None
 
@@ -63,17 +63,16 @@ class Columns:
     Attributes:
         positions: int64 (N,), in the order of the batch.
         indices: the dataset index of each.
-        valid: bool (N,), False for rows that only fill the batch up.
-        structures: what `gpuload.datasets.tree` says of each sample; one, where all have the same.
+        valid: bool (N,), False for rows that only fill up the batch.
+        structures: of each sample, see `gpuload.datasets.tree`; only one if all are equal.
         images, masks: see `Images`.
         points: boxes and keypoints, by their leaf.
-        values: all other leaves that lie in no block.
-        blocks: the leaves that lie in blocks of one type in all parts: for each the number of the part, the part, and
-            the block.
+        values: all other leaves that are not in blocks.
+        blocks: the leaves in blocks of one type in all parts: the number of each part, the part, and the block.
         fields: of each row with boxes, the leaves that go with them; see `ChunkContent`.
-        collated: what the user's `collate_fn` made of the batch in the worker, if it did.
+        collated: the batch as the user's `collate_fn` made it in the worker, if it did.
         sources: where the images of each came from.
-        order: where each row lies among the rows of the parts; None: in the same order.
+        order: for each row its number among the rows of the parts; None: the same order.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -86,7 +85,7 @@ class Columns:
         if batch.errors:
             positions = np.concatenate([part.positions[content.rows] for _, part, content in self._parts])
             indices: Any = [part.indices[row] for _, part, content in self._parts for row in content.rows]
-            # Their places in the batch as it was planned; a batch that is wrapped round is not ascending.
+            # Their rows in the planned batch; positions of a batch that wraps around are not ascending.
             planned = np.argsort(batch.spec.positions, kind="stable")
             self.order = np.argsort(planned[np.searchsorted(batch.spec.positions[planned], positions)], kind="stable")
             self.positions = positions[self.order]
@@ -95,7 +94,7 @@ class Columns:
             self.positions, self.indices = batch.spec.positions, batch.spec.indices
         self.valid = np.ones(len(self.positions), np.bool_)
         if batch.spec.valid is not None:
-            # Rows that fill up repeat a position, and stand behind the one that counts, where this batch has that.
+            # Rows that fill up repeat a position, after the row that counts, if this batch has that one.
             counts = np.isin(self.positions, batch.spec.positions[batch.spec.valid])
             self.valid[1:] = self.positions[1:] != self.positions[:-1]
             self.valid &= counts
@@ -108,7 +107,7 @@ class Columns:
         having = any(content.fields for content in contents)
         self.fields = self._in_order(self._per_row("fields", ())) if having else []
         self._bases = np.cumsum([0, *(len(content.rows) for content in contents)]).tolist()
-        # Where each row of the parts is in the batch.
+        # For each row of the parts its row in the batch.
         self._row: np.ndarray | None = None if self.order is None else np.argsort(self.order)
         self.images = self._images(lambda content: content.images)
         self.masks = self._images(lambda content: content.masks)
@@ -118,12 +117,10 @@ class Columns:
         self._find_blocks()
 
     def __len__(self) -> int:
-        """How many rows."""
         return len(self.positions)
 
     @property
     def has_targets(self) -> bool:
-        """Whether any sample has masks, boxes or keypoints."""
         return bool(self.masks or self.points)
 
     def name(self, row: int) -> str:
@@ -131,7 +128,6 @@ class Columns:
         return f"sample {self.indices[row]}" + (f" ({self.sources[row]})" if self.sources[row] else "")
 
     def structure(self, row: int) -> Structure:
-        """The structure of a row."""
         return self.structures[0 if len(self.structures) == 1 else row]
 
     def boxes(self, rows: Sequence[int]) -> list[np.ndarray]:
@@ -142,13 +138,13 @@ class Columns:
         return [to_xyxy(found[row].array, found[row].format) for row in rows]
 
     def table(self, images: Images, starts: Sequence[int]) -> np.ndarray:
-        """The table of images, its offsets counted in memory in which the parts of the batch begin at `starts`."""
+        """The table of images, with offsets in a memory where the parts begin at `starts`."""
         table = images.table.copy()
         table[:, 0] += np.asarray(starts, np.int64)[images.parts]
         return table
 
     def spread_blocks(self) -> None:
-        """Make values of all leaves that lie in blocks."""
+        """Turn all blocks into values."""
         for leaf, entries in list(self.blocks.items()):
             self._spread(leaf, entries)
         self.blocks = {}
@@ -157,8 +153,8 @@ class Columns:
         """The samples of the batch put together again, row by row.
 
         Args:
-            finished: for each row leaves that are finished, by their number.
-            plain: what becomes of the value of any other leaf.
+            finished: of each row the finished leaves, by number.
+            plain: applied to the values of all other leaves.
         """
         rows: list[dict[int, Any]] = [{} for _ in range(len(self))]
         for leaf, column in (*self.values.items(), *self.points.items()):
@@ -171,7 +167,7 @@ class Columns:
         return samples
 
     def _per_row(self, name: str, default: Any = None) -> list[list[Any]]:
-        """Of each chunk one entry a row, where its description has one for all."""
+        """For each chunk one entry for each row, even if its description has one for all."""
         found = []
         for _, _, content in self._parts:
             entries = getattr(content, name) or [default]
@@ -231,7 +227,7 @@ class Columns:
         return merged
 
     def _find_blocks(self) -> None:
-        """Keep the blocks of the leaves that lie in blocks of one type in all parts; those of others become values."""
+        """Keep leaves that are in blocks of one type in all parts; blocks of other leaves become values."""
         found: dict[int, list[tuple[int, Part, Block]]] = {}
         for number, part, content in self._parts:
             for block in content.blocks:
@@ -244,7 +240,7 @@ class Columns:
                 self._spread(leaf, entries)
 
     def _spread(self, leaf: int, entries: list[tuple[int, Part, Block]]) -> None:
-        """Values of what lies in blocks, beside the values that other parts have of the same leaf."""
+        """Turn blocks of a leaf into values, added to the values that other parts have of it."""
         values = dict(self.values[leaf].items()) if leaf in self.values else {}
         at_of = {number: at for at, (number, _, _) in enumerate(self._parts)}
         for number, part, block in entries:
@@ -266,11 +262,11 @@ class Finished:
     """The finished columns of a batch.
 
     Attributes:
-        cells: of each row the leaves that are finished by themselves, by their number.
-        whole: leaves that are finished for all rows at once: blocks; and masks as one tensor, where they are alike.
-        images: beside `Columns.images`, as the stage gave them; with a `MultiView` a list of these.
-        drawn: what was drawn for the first of these, for each view.
-        pairing: how they were mixed, where they were.
+        cells: of each row the leaves finished one by one, by number.
+        whole: leaves finished for all rows at once: blocks; and masks of equal shapes as one tensor.
+        images: for each of `Columns.images` the stage's result; with a `MultiView` a list of results.
+        drawn: the programs of the first of these, for each view.
+        pairing: how they were mixed, if they were.
     """
 
     cells: list[dict[int, Any]]

@@ -1,8 +1,8 @@
-"""What of a batch stays in its slots: blocks of arrays, and whole images that no transform changes.
+"""What a batch may leave in its slots: blocks of arrays, and whole images that no transform changes.
 
-On the CPU tensors that look at a slot are given to the user, and the slot is free again when the last of them is gone;
-where the transfer refuses that, and on other devices, the bytes are copied. Runs in the main process, within the
-transfer's stream.
+On the CPU the user gets tensors that are views of a slot, which is free again when the last of them is gone; if the
+transfer refuses that, and on other devices, the bytes are copied. Runs in the main process, within the transfer's
+stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Entries = Sequence[tuple[int, "Part", Block]]
 
 
 def lent_blocks(transfer: Any, columns: Columns) -> dict[int, torch.Tensor]:
-    """The batch's blocks as what lies in its slot, where it is all in one and worth it; else nothing."""
+    """The batch's blocks as views of its slot, if one slot has them all and lending is worth it; else none."""
     entries = {leaf: found[0] for leaf, found in columns.blocks.items() if len(found) == 1}
     if not entries or len(entries) < len(columns.blocks):
         return {}
@@ -38,20 +38,20 @@ def lent_blocks(transfer: Any, columns: Columns) -> dict[int, torch.Tensor]:
         return {}
     ready = {}
     for leaf, (_, _, block) in entries.items():
-        tensor = torch.from_numpy(arrays[leaf])  # which keeps this very array
+        tensor = torch.from_numpy(arrays[leaf])  # it keeps this array object alive
         ready[leaf] = tensor.view(getattr(torch, block.torch_dtype)) if block.torch_dtype else tensor
     return ready
 
 
 def lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> list[list[torch.Tensor]]:
-    """The images of a batch as they were decoded, C×H×W: views of the slots, H×W×C, as far as these are lent."""
+    """The images of a batch as decoded, C×H×W: views of slots, H×W×C, if those are lent, else of copies."""
     memory: list[torch.Tensor | None] = []
     for part in batch.parts:
         if part.data is None:
             memory.append(None)
             continue
         bytes_ = part.data[: part.used_bytes]
-        tensor = torch.from_numpy(bytes_)  # which keeps this very array
+        tensor = torch.from_numpy(bytes_)  # it keeps this array object alive
         if not (_worth_it(part) and transfer.lend(part, [bytes_])):
             tensor = pool.empty((len(bytes_),), torch.uint8).copy_(tensor)
         memory.append(tensor)
@@ -78,8 +78,8 @@ def _worth_it(part: Part) -> bool:
 def stacked(
     entries: Entries, columns: Columns, pixels: torch.Tensor | None, starts: Sequence[int], pool: OutputPool | None
 ) -> torch.Tensor:
-    """A leaf that lies in blocks, N×…: on the device, where `pixels` are what the transfer has loaded, its parts
-    beginning at `starts`; else in memory of the `pool`."""
+    """A leaf in blocks as one tensor, N×…: in memory of the `pool`; without one on the device, from `pixels`, where the
+    parts begin at `starts`."""
     order, first = columns.order, entries[0][2]
     dtype = getattr(torch, first.torch_dtype or first.dtype)
     if pool is None:

@@ -1,8 +1,8 @@
-"""Doing one chunk: samples → regions → pixels in a slot. The same code in a worker and, with num_workers=0, at home.
+"""Doing one chunk: samples → regions → pixels in a slot. Runs in a worker or, with num_workers=0, the main process.
 
-A chunk is done in three passes over its few samples: take them from the dataset and read the headers; draw all their
-decode regions at once; decode each region to its place in the slot. A sample that fails is recorded and left out; it
-never fails the chunk. Nothing is kept from one chunk to the next but the decoder and the read-only dataset.
+There are three steps: take the samples from the dataset and read the headers; draw all decode regions at once; decode
+each region into the slot. A sample that fails is recorded and left out; it never fails the chunk. From one chunk to the
+next only the decoder, the dataset, and collated batches that did not fit their slot are kept.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gpuload.workers.source import Ended, Source
 
 __all__ = ["ChunkRunner"]
 
-# Of an error's text so many characters are kept: thousands of records may be.
+# How many characters of an error's text are kept: there may be thousands of records.
 MAX_CAUSE, MAX_TRACEBACK = 1000, 8000
-KEPT_BATCHES = 8  # that a collate_fn made and that wait for a larger slot; another worker may get that
+KEPT_BATCHES = 8  # collated, and waiting for a larger slot, which another worker may get
 
 
 class ChunkRunner:
@@ -50,9 +50,9 @@ class ChunkRunner:
         self._reader = SampleReader(job)
         self.source = Source(job.dataset, job.seed)
         self._guard = guard_generators and self.source.seeds
-        # A batch of plain data is collated where it is made; images are put together after the stage.
+        # A batch of plain data is collated in the worker; with images, after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain)
-        self._made: dict[Any, Collated] = {}  # collated, and not yet in a slot that is large enough
+        self._made: dict[Any, Collated] = {}  # collated, but not yet in a slot
         self._sends = False  # whether a collated batch could be sent
 
     def run(
@@ -94,8 +94,8 @@ class ChunkRunner:
                 reply = _pack(request, slot, 0, content, keep_types=True)
                 self._sends = True
             except Exception:
-                # It cannot be sent (a generator, say, or what holds a lock): it is made where it stays. The samples
-                # may have been changed, so they are taken from the dataset once more; of an iterator there is a copy.
+                # It cannot be sent (a generator, say, or an object with a lock), so the main process collates. The
+                # samples may have changed, so the dataset gives them again; an iterator's were copied before.
                 self._collates = False
                 if request.iterable is None:
                     return self.run(request, slot, note, wanted)
@@ -115,9 +115,9 @@ class ChunkRunner:
         errors: list[tuple[int, ErrorRecord]],
         place: IterablePlace | None,
     ) -> Reply:
-        """From the samples to what lies in the slot."""
+        """Put the samples into the slot."""
         regions = self._regions(request, loaded, errors)
-        # What fits into the slot is decided before any pixel is decoded.
+        # Check the size before any pixel is decoded.
         nbytes = 0
         for sample, own in zip(loaded, regions, strict=True):
             pictures = [*sample.images.values(), *sample.masks.values()]
@@ -140,12 +140,12 @@ class ChunkRunner:
         return self._reply(request, slot, at, decoded, errors, place)
 
     def _collated(self, request: Request, samples: list[Any]) -> Collated:
-        """What `collate_fn` makes of a batch, once: it may change the samples, so a chunk that is done again, in a
-        larger slot, gets what was made before."""
+        """The batch from `collate_fn`, called only once: it may change the samples, so a chunk that is done again in a
+        larger slot gets the first result."""
         key = _made_key(request)
         if key not in self._made:
             if request.iterable is not None and not self._sends:
-                with contextlib.suppress(Exception):  # what cannot be copied is not
+                with contextlib.suppress(Exception):  # some samples cannot be copied
                     samples = copy.deepcopy(samples)
             self._made[key] = self._collate(samples)
             if len(self._made) > KEPT_BATCHES:
@@ -166,11 +166,11 @@ class ChunkRunner:
     def _regions(
         self, request: Request, loaded: list[Sample], errors: list[tuple[int, ErrorRecord]]
     ) -> list[list[Region]]:
-        """For each sample the regions of its images; a sample whose draw fails is taken out of `loaded`."""
+        """For each sample the regions of its images; samples whose draw fails are removed from `loaded`."""
         try:
             return self._draw_regions(request, loaded)
         except ValueError:
-            # One image that a transform cannot take: find out whose it is, one sample at a time.
+            # A transform refuses an image: find out which one, sample by sample.
             results: list[list[Region]] = []
             for sample in list(loaded):
                 try:
@@ -208,8 +208,7 @@ class ChunkRunner:
         try:
             return _pack(request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None)
         except Exception as error:
-            # A leaf that cannot be sent. Which one is not worth the search: the dataset gives the same kind for each
-            # sample.
+            # A leaf cannot be sent. No search for it: a dataset usually returns the same types for each sample.
             errors += [(s.row, _record(request, s.row, s.source, _unsendable(error))) for s in decoded]
             return _pack(request, slot, 0, ChunkContent(errors=sorted(errors, key=_row), iterable=place))
 
@@ -234,7 +233,7 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as worse:  # an exception class of the user's own
-        return f"(its text cannot be had: {type(worse).__name__})"
+        return f"(its text is not available: {type(worse).__name__})"
 
 
 def _record(request: Request, row: int, source: str | None, error: BaseException) -> ErrorRecord:

@@ -1,7 +1,7 @@
-"""One sample on its way to a slot: taken apart, its headers read, its pixels decoded; and many of them as columns.
+"""One sample on its way to a slot: taken apart, headers read, pixels decoded; and a chunk's samples as columns.
 
-Here each leaf of a sample gets its number, depth first in the sample's tree, which it keeps up to the batch. Runs in
-workers, and with ``num_workers=0`` in the main process; imports no torch. Keeps nothing from one sample to the next.
+Each leaf of a sample gets its number here, depth first, and keeps it up to the batch. Runs in workers, and with
+``num_workers=0`` in the main process; imports no torch. Keeps nothing from one sample to the next.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Region = list[int]  # top, left, height, width
 
 @dataclass(slots=True)
 class Picture:
-    """An image, or a mask, of a sample: what the dataset gave and, of a file, its header. `channels` are those of the
-    result, of a mask the bytes of all its numbers; `kind` is a mask's dtype, and how many axes it has."""
+    """An image or mask of a sample: what the dataset gave and, for a file, its header. `channels` is for the result, or
+    a mask's bytes a pixel; `kind` is a mask's dtype and number of axes."""
 
     leaf: Encoded | Image | Mask
     header: Any
@@ -40,12 +40,12 @@ class Picture:
     width: int
     channels: int
     kind: tuple[str, int] | None = None
-    placed: list[int] = field(default_factory=list)  # once it is decoded: a row of an `ImageColumn`
+    placed: list[int] = field(default_factory=list)  # once decoded: its row of `ImageColumn.table`
 
 
 @dataclass(slots=True)
 class Sample:
-    """One sample: the row that it belongs to, what the dataset gave, its structure, and its leaves by their number."""
+    """One sample: its row, what the dataset gave, its structure, and its leaves by number."""
 
     row: int
     given: Any
@@ -64,7 +64,7 @@ class Sample:
 
 
 class Sourced(Exception):
-    """Carries the source of the image that failed; the error itself is the cause."""
+    """Carries the source of the image that failed; the error itself is its cause."""
 
     def __init__(self, source: str | None) -> None:
         super().__init__(source)
@@ -84,7 +84,7 @@ class SampleReader:
         """Take a sample apart and read its headers.
 
         Raises:
-            TypeError, ValueError: it has no image where one is needed, or its targets do not fit to it.
+            TypeError, ValueError: it has no image though one is needed, or its targets do not fit the image.
             Sourced: a header cannot be read.
         """
         if given is None and self._job.collate_fn is None:
@@ -126,7 +126,7 @@ class SampleReader:
         if not images:
             raise TypeError(
                 f"the sample, {one_line(describe(sample.structure, leaves))}, has masks, boxes or keypoints, but no "
-                "image that they are in; return it in the same sample"
+                "image that they belong to; return it in the same sample"
             )
         if targets and self._no_targets is not None:
             raise ValueError(self._no_targets)
@@ -162,8 +162,7 @@ class SampleReader:
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
     def decode(self, sample: Sample, regions: Iterable[Region], slot: np.ndarray, at: int) -> int:
-        """Put the pixels of a sample, a region for each image and mask, into the slot from `at` on; returns where they
-        end.
+        """Decode a region of each image and mask into the slot from `at` on; returns where they end.
 
         Raises:
             Sourced: one of them cannot be decoded.
@@ -178,9 +177,7 @@ class SampleReader:
                     assert picture.kind is not None
                     self._decode_mask(leaf, header, (top, left, height, width), out.view(picture.kind[0]))
                 elif isinstance(leaf, Encoded):
-                    self._decoder.decode(
-                        leaf, header, (top, left, height, width), out.reshape(height, width, picture.channels)
-                    )
+                    self._decoder.decode(leaf, header, (top, left, height, width), pixels)
                 else:
                     pixels[...] = leaf.hwc[top : top + height, left : left + width]
             except Exception as error:
@@ -202,7 +199,7 @@ class SampleReader:
 
 
 def as_columns(samples: Sequence[Sample]) -> ChunkContent:
-    """What a chunk came to, of its samples that were decoded."""
+    """The content of a chunk: its decoded samples."""
     structures = _one_for_all([sample.structure for sample in samples])
     return ChunkContent(
         [sample.row for sample in samples],
@@ -242,12 +239,12 @@ def _value_columns(samples: Sequence[Mapping[int, Any]]) -> list[ValueColumn]:
 
 
 def _one_for_all(entries: list[Any]) -> list[Any]:
-    """One entry, where all are equal."""
+    """One entry, if all are equal."""
     return entries[:1] if all(entry == entries[0] for entry in entries) else entries
 
 
 def _nearly_an_image(leaves: Sequence[Any]) -> str:
-    """What to do about the first leaf that may be meant as an image and is taken for none."""
+    """A hint on the first leaf that is not an image but may be meant as one."""
     for leaf in leaves:
         if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
             continue
@@ -255,7 +252,7 @@ def _nearly_an_image(leaves: Sequence[Any]) -> str:
         if axes == 2 and dtype == "uint8":
             return ": if the array H×W is one, write gpuload.Image(array)"
         if axes == 3 and dtype.startswith(("float", "bfloat")):
-            return f": images must be uint8, not {dtype}; leave out the dataset's ToTensor, or what else scales them"
+            return f": images must be uint8, not {dtype}; leave out the dataset's ToTensor, or whatever scales them"
     return ""
 
 

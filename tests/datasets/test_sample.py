@@ -170,7 +170,7 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
         (
             {"x": torch.zeros(3, 40, 50), "y": 7, "z": [None, "a"]},
             "the sample, {'x': float32 tensor 3×40×50, 'y': int, 'z': [None, str]}, has no image for the transforms: "
-            "images must be uint8, not float32; leave out the dataset's ToTensor, or what else scales them; return",
+            "images must be uint8, not float32; leave out the dataset's ToTensor, or whatever scales them; return",
         ),
         (
             (np.float32(1), np.zeros((), np.int64), np.zeros((3, 4), np.uint16)),

@@ -331,7 +331,7 @@ def test_an_exception_without_a_text_is_an_error_like_others():
 
     with loader(Mutes(16, bad=[3]), on_error="skip") as loader_:
         assert 3 not in numbers_of(epoch(loader_))
-    assert [entry.cause for entry in loader_.errors] == ["Mute: (its text cannot be had: KeyError)"]
+    assert [entry.cause for entry in loader_.errors] == ["Mute: (its text is not available: KeyError)"]
 
 
 def test_rows_of_a_batch_that_is_wrapped_round_keep_their_order():

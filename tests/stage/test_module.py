@@ -136,8 +136,8 @@ TARGETS = {
 @pytest.mark.parametrize("collate_fn", [None, list])
 def test_targets_that_do_not_move_with_the_module_are_told_of_once(name, collate_fn):
     text = (
-        "the module kornia's Shifted at the end of the transforms gets the images alone; the masks, boxes and "
-        "keypoints beside them stay where they are. Where it moves pixels, use transforms of gpuload in its place"
+        "the module kornia's Shifted at the end of the transforms gets the images alone; masks, boxes and "
+        "keypoints stay where they are. If it moves pixels, use transforms of gpuload instead, which move both"
     )
     with with_targets(TARGETS[name], [Shifted()], collate_fn=collate_fn) as loader:
         with pytest.warns(RuntimeWarning, match=re.escape(text)) as caught:

@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.collate import _placed
+from gpuload.batches.collate import _moved
 
 
 class Samples:
@@ -172,7 +172,7 @@ def test_tensors_of_a_batch_go_to_the_device_together():
 
     large = torch.arange(20_000)
     given = {0: [[torch.ones(2, 4), torch.arange(3)], [torch.zeros(0, 4), torch.tensor(5), "name"]], 2: large}
-    there = _placed(given, place)
+    there = _moved(given, place)
     assert len(moved) <= 4  # one to see whether they move, one for each type, and the large one
     assert there[0][0][0].shape == (2, 4)
     assert there[0][1][0].shape == (0, 4)
@@ -349,5 +349,5 @@ def test_only_a_mask_of_torchvisions_is_no_image():
     from torchvision import tv_tensors
 
     mask = tv_tensors.Mask(torch.ones(1, 40, 50, dtype=torch.uint8))
-    with pytest.raises(gl.SampleError, match="has masks, boxes or keypoints, but no image that they are in"):
+    with pytest.raises(gl.SampleError, match="has masks, boxes or keypoints, but no image that they belong to"):
         only_batch(lambda i: {"mask": mask})

@@ -39,7 +39,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (lambda: (image(), gl.Keypoints([[1, 2, 3]])), [], r"keypoints must be an array \(…, 2\).*got shape \(1, 3\)"),
         (lambda: (image(), gl.Mask(np.zeros(5))), [], r"H×W, or N×H×W .*got shape \(5,\)"),
         (lambda: (image(), gl.Mask(np.array(["a"]))), [], r"Mask\(\) takes an array of numbers, got <U1"),
-        (lambda: {"boxes": gl.Boxes(boxes(1)), "y": 1}, [], "masks, boxes or keypoints, but no image that they are in"),
+        (lambda: {"boxes": gl.Boxes(boxes(1)), "y": 1}, [], "boxes or keypoints, but no image that they belong to"),
         (
             lambda: (gl.Image(image()), gl.Image(image(20)), gl.Boxes(boxes(1))),
             [],
