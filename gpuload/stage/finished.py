@@ -53,8 +53,8 @@ def apply_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> 
 
 
 def boxes_within(record: Erase, windows_tlhw: np.ndarray) -> np.ndarray:
-    """The boxes to erase, int64 (B, n, 4), relative to windows of the images and cut to them; a box outside gets the height
-    or width 0."""
+    """The boxes to erase, int64 (B, n, 4), relative to windows of the images and cut to them; the height or
+    width of a box outside becomes 0."""
     boxes = record.boxes_tlhw
     start = np.maximum(boxes[:, :, :2] - windows_tlhw[:, None, :2], 0)
     end = np.minimum(boxes[:, :, :2] + boxes[:, :, 2:] - windows_tlhw[:, None, :2], windows_tlhw[:, None, 2:])

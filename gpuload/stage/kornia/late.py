@@ -72,8 +72,8 @@ def _eraser(record: Erase) -> Change:
 
 
 def _random(keys: np.ndarray, boxes: np.ndarray, images: torch.Tensor, *, pixels: bool) -> list[torch.Tensor]:
-    """The normal numbers for each box of images: one for each channel, or, with `pixels`, images with one for each pixel
-    of the box. They are counted from box to box, as in all backends."""
+    """The normal numbers for each box of images: one for each channel, or, with `pixels`, images with one for each
+    pixel of the box. They are counted from box to box, as in all backends."""
     n, channels, height, width = images.shape
     areas = boxes[:, :, 2:].prod(axis=2)
     counts = channels * (areas if pixels else areas > 0)

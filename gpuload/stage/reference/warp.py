@@ -157,8 +157,8 @@ def nearest_pixels(
 
 
 def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For which maps, float64 (N, 8), nearest pixels are found by adding up steps, and for which in fixed point, bool (N,);
-    for the others in float64. `ends_hw`, int64 (N, 2): where the results end."""
+    """For which maps, float64 (N, 8), nearest pixels are found by adding up steps, and for which in fixed point, bool
+    (N,); for the others in float64. `ends_hw`, int64 (N, 2): where the results end."""
     a, b, c, d, e, f, g, h = coefficients.T
     affine = (g == 0) & (h == 0)
     scaling = affine & (b == 0) & (d == 0)
