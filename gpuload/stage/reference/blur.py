@@ -50,8 +50,8 @@ WEIGHT_UNIT: Final = 1 << 16
 def blur_weights(width: int, sigma: float) -> np.ndarray:
     """The weights of a Gaussian kernel, in units of 1 / `WEIGHT_UNIT`, with the sum `WEIGHT_UNIT`: float64 (n,), n odd,
     at most `width`, without zeros at the ends."""
-    places = np.arange(width) - width // 2
-    density = np.exp(-0.5 * (places / sigma) ** 2)
+    distances = np.arange(width) - width // 2
+    density = np.exp(-0.5 * (distances / sigma) ** 2)
     weights = np.rint(density / density.sum() * WEIGHT_UNIT)
     weights[width // 2] += WEIGHT_UNIT - weights.sum()
     found = np.flatnonzero(weights)
@@ -135,9 +135,9 @@ def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     blurred = levels.to(torch.float64)
     for axis in (3, 2):
         length = levels.shape[axis]
-        places = upload(np.clip(np.arange(-radius, length + radius), 0, length - 1), levels.device)
+        indices = upload(np.clip(np.arange(-radius, length + radius), 0, length - 1), levels.device)
         for _ in range(PASSES):
-            padded = blurred.index_select(axis, places)
+            padded = blurred.index_select(axis, indices)
             blurred = padded.narrow(axis, radius, length) * taps[:, 0]
             for far in range(1, radius + 1):
                 pair = padded.narrow(axis, radius - far, length) + padded.narrow(axis, radius + far, length)
@@ -194,10 +194,10 @@ def _padded(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dtype) ->
     shape, length = list(levels.shape), levels.shape[axis]
     shape[axis] += 2 * radius
     padded = torch.empty(shape, dtype=dtype, device="cpu")
-    places = torch.from_numpy(mirrored(length, radius))
+    indices = torch.from_numpy(mirrored(length, radius))
     padded.narrow(axis, radius, length).copy_(levels)
-    padded.narrow(axis, 0, radius).copy_(levels.index_select(axis, places[:radius]))
-    padded.narrow(axis, radius + length, radius).copy_(levels.index_select(axis, places[radius + length :]))
+    padded.narrow(axis, 0, radius).copy_(levels.index_select(axis, indices[:radius]))
+    padded.narrow(axis, radius + length, radius).copy_(levels.index_select(axis, indices[radius + length :]))
     return padded
 
 

@@ -92,8 +92,8 @@ class Source:
         across = base + columns * column_step
         down = rows * row_step
         channel = torch.arange(self.channels, device=device) * self.channel_step
-        places = across[:, None, None, :] + down[:, None, :, None] + channel[None, :, None, None]  # (n, C, H, W)
-        return self.pixels[places]
+        indices = across[:, None, None, :] + down[:, None, :, None] + channel[None, :, None, None]  # (n, C, H, W)
+        return self.pixels[indices]
 
     def dense(self) -> torch.Tensor:
         """All pixels N×C×H×W; the images must be of one size."""

@@ -3,7 +3,7 @@
 torch has kernels for uint8 on the CPU (AVX2; Pillow's algorithm in 16-bit fixed point) that cost a third of Pillow's
 time. Like Pillow up to version 12 they go along the rows first; newer versions begin with the cheaper axis, which
 differs where bicubic overshoots 0 … 255 in between. The kernels always start at the image's first pixel. So for a part
-of a result (the window of a crop after a resize) the source is put at its place in the whole image, next to pixels that
+of a result (the window of a crop after a resize) the source is put where it is in the whole image, next to pixels that
 nothing depends on, and the result is computed up to the window's end with the scale given: it equals that part of the
 whole result to the last bit.
 
