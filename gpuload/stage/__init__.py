@@ -1,7 +1,4 @@
-"""What applies transforms to batches: torch is at home here, and nowhere below.
-
-A backend is given what was drawn, and applies it; it draws nothing itself.
-"""
+"""Applies transforms to batches, with torch. A backend is given what was drawn, and draws nothing itself."""
 
 from gpuload.stage.compile import BackendName, MemoryFormat, Ragged, check_stage, compile_stage
 from gpuload.stage.memory import OutputPool

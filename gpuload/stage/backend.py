@@ -1,9 +1,9 @@
-"""What a backend is: something that applies a program to pixels, and says beforehand which records it can do that for.
+"""What a backend is: it applies programs to pixels, and says beforehand which records it can apply.
 
 A backend is made once for a stage and asked for runners, one for each run of neighbouring transforms that it has; see
-`gpuload.stage.segments`. It draws nothing, and sees no transform: all that it may know stands in
-`gpuload.transforms.program`. All backends give the same levels within the tolerances of ``docs/parity.md``, of which
-`gpuload.stage.reference` is the middle.
+`gpuload.stage.segments`. It draws nothing, and sees no transform: all that it may know is in
+`gpuload.transforms.program`. All backends give the levels of `gpuload.stage.reference`, within the tolerances of
+``docs/parity.md``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Backend", "Late", "Levels"]
 
 
 class Levels(Protocol):
-    """Takes images through neighbouring transforms that work on levels."""
+    """Takes images through a run of transforms that work on levels."""
 
     def __call__(
         self,
@@ -37,20 +37,20 @@ class Levels(Protocol):
         """Apply what was drawn.
 
         Args:
-            images: of which the first of the windows is there, at least.
+            images: they cover at least the first of the windows.
             program: of this run.
-            windows_tlhw: before each record, and of the result: what is wanted of it.
+            windows_tlhw: the windows of the images before each record, and of the results.
             outputs: image i is finished and written to ``outputs[i]``, C×H×W.
-            late: of the transforms right behind, which work on finished images, and which this backend has too.
+            late: of the transforms right after, which work on finished images, if this backend has them too.
 
         Returns:
-            What of `late` is still to be done.
+            The part of `late` that is still to be done.
         """
         ...
 
 
 class Late(Protocol):
-    """Changes finished images, where they lie."""
+    """Changes finished images in place."""
 
     def __call__(self, outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
         """Apply what was drawn; arguments as for `gpuload.stage.finished.apply_late`."""
@@ -58,7 +58,7 @@ class Late(Protocol):
 
 
 class Backend(ABC):
-    """What applies programs.
+    """Applies programs.
 
     Args:
         device: where the images are.
@@ -77,20 +77,18 @@ class Backend(ABC):
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
-        """What is missing to use it on a device, and what to do; None where nothing is. Imports nothing large."""
+        """What it needs on a device and does not find, and what to do; None if nothing. Imports nothing large."""
         return None
 
     @abstractmethod
     def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
-        """Why the reference runs such a record in its place, in some words; None where it runs here.
-
-        `late`: it is applied to finished images.
-        """
+        """Why the reference runs these records instead, in a few words; None if they run here. `late`: they are applied
+        to finished images."""
 
     @abstractmethod
     def levels(self, finish: Finish) -> Levels:
-        """What runs records that work on levels, and finishes the results."""
+        """A runner of records that work on levels, which finishes the results."""
 
     @abstractmethod
     def late(self) -> Late:
-        """What runs records that work on finished images."""
+        """A runner of records that work on finished images."""

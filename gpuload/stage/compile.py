@@ -26,7 +26,7 @@ MemoryFormat = Literal["contiguous_format", "channels_last"]
 Ragged = Literal["error", "list", "pad", "views"]
 
 FLOATS: Final = ("float16", "bfloat16", "float32")
-# Imported when they are asked for: Kornia, DALI and Triton take seconds.
+# Imported when asked for: Kornia, DALI and Triton take seconds.
 HOMES: Final = {
     "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
     "kornia": ("gpuload.stage.kornia", "KorniaBackend"),
@@ -57,20 +57,20 @@ def compile_stage(
             ``"bfloat16"``, or torch's objects. None: what `ToDtype` says, float32 without it. Images that stay levels
             are uint8 in any case.
         memory_format: ``"contiguous_format"`` (N×C×H×W) or ``"channels_last"``, or torch's objects.
-        ragged: what becomes of images whose sizes differ in the end: ``"error"``, ``"list"`` (a list of tensors, in
-            any case) or ``"pad"`` (zeros on the right and at the bottom, and the sizes beside it, in any case);
-            ``"views"`` is a list too, of views of one tensor where all sizes are the same.
+        ragged: what happens if the sizes of the results differ: ``"error"``. Always a list of tensors: ``"list"``.
+            Always padded with zeros on the right and at the bottom, and returned with the sizes: ``"pad"``. A list, of
+            views of one tensor if all sizes are equal: ``"views"``.
         cpu_threads: how many threads torch uses within a call, at least 1; None: as many as it is set to.
         runner: of the reference: ``"single"`` takes one image after the other (CPU), ``"batched"`` many at once; None:
-            the one that is for the device.
+            by the device.
 
     Raises:
-        TypeError: `chain` is no Chain, or an option is of another type.
+        TypeError: `chain` is no Chain, or an option is of the wrong type.
         ValueError: an option is not one of these, or does not go with the chain.
-        BackendError: a backend that was asked for cannot be used here.
+        BackendError: the backend that was asked for cannot be used here.
     """
     device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, cpu_threads)
-    if device.type == "cuda" and device.index is None:  # what is kept on it stays there, whatever is current later
+    if device.type == "cuda" and device.index is None:  # constants stay on it, whichever device is current later
         device = torch.device("cuda", torch.cuda.current_device())
     if runner is not None:
         _one_of("runner", runner, get_args(Runner))
@@ -103,8 +103,10 @@ def check_stage(
     ragged: str,
     cpu_threads: int | None,
 ) -> tuple[torch.device, str | None, str]:
-    """The arguments of `compile_stage`, checked: the device, the dtype's and the memory format's name. `device` None is
-    the one that there is. CUDA is not begun to be used: that a loader is made must not cost a context on a GPU.
+    """Check the arguments of `compile_stage`; returns the device, and the names of the dtype and the memory format.
+
+    `device` None: CUDA if it is available, else the CPU. CUDA is not initialized: making a loader must not cost a
+    context on a GPU.
 
     Raises:
         TypeError, ValueError, BackendError: as `compile_stage` does.
@@ -146,7 +148,7 @@ def check_stage(
 
 
 def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool) -> tuple[Backend, str | None]:
-    """The backend of a name; or the reference and the reason, with a warning, where it cannot be had but need not."""
+    """The backend of this name; or, if it cannot be used and is not `forced`, the reference and why, with a warning."""
     try:
         if missing := _class_of(name).missing(device):
             raise BackendError(missing)
@@ -155,7 +157,7 @@ def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool
         if forced and not isinstance(error, CompilerError):
             raise
         note = f"{name} cannot be used: {error}"
-        # Named by its own place, it is shown once, however many loaders there are.
+        # With this line as its origin, it is shown once, however many loaders there are.
         warnings.warn(f"the backend 'torch' is used on {device}, since {note}", RuntimeWarning, stacklevel=1)
         return reference, note
 

@@ -19,11 +19,11 @@ __all__ = ["UNCHANGED", "Finish"]
 
 @dataclass(frozen=True)
 class Finish:
-    """What becomes of levels.
+    """How levels become results.
 
     Attributes:
         dtype: of the results.
-        scale, bias: a and b, for each channel that `Normalize` names, or one for all.
+        scale, bias: a and b, one for each channel of `Normalize`, or one for all.
         channels: how many channels `Normalize` needs, or None.
     """
 
@@ -34,7 +34,7 @@ class Finish:
 
     @classmethod
     def of(cls, transforms: Iterable[Transform], dtype: str | None) -> Finish:
-        """What transforms in a row ask for; `dtype` is of float results, None for what `ToDtype` says, or float32."""
+        """What these transforms ask for; `dtype` is of float results, None: what `ToDtype` says, else float32."""
         factor, named, normalize = None, None, None
         outlines = (outline for transform in transforms for outline in transform.outline)
         for record in (outline.numbers for outline in outlines if outline.numbers is not None):
@@ -53,7 +53,7 @@ class Finish:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the numbers stay what they are."""
+        """Whether numbers are the levels themselves."""
         return set(self.scale) == {1.0} and set(self.bias) == {0.0}
 
     def check(self, channels: int, label: str) -> None:
@@ -74,4 +74,4 @@ def _constant(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]
 
 
-UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # levels stay what they are
+UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # results are levels

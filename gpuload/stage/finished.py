@@ -1,9 +1,8 @@
-"""What is done to finished images: they are erased, flipped, and mixed with each other, where they lie.
+"""The reference on finished images: erases, flips and mixes them in place.
 
-What the reference does from the first transform of a chain on that works on finished images: one record after the other
-over the whole batch, in the memory of the batch, on its device; nothing is kept. Other backends have their own way, and
-leave here what they lack. Numbers are worked on as float32 and rounded to the batch's
-dtype once.
+Applies the late records of a program one after the other to the whole batch, in its memory, on its device; nothing is
+kept. Other backends leave to this module what they lack. The arithmetic is in float32, rounded to the batch's dtype
+once.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from gpuload.stage.upload import upload
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip, Mix
 
-__all__ = ["Outputs", "apply_late", "boxes_within", "erase_levels", "neighbours"]
+__all__ = ["Outputs", "apply_late", "boxes_within", "erase_levels", "neighbours", "random_numbers"]
 
 Outputs = torch.Tensor | Sequence[torch.Tensor]
 
-PIECE: Final = 16  # images whose random pixels are made at once on a device: some 100 numbers of 64 bits for each
+PIECE: Final = 16  # images whose random pixels are made at once on a GPU: each pixel takes some 100 numbers of 64 bits
 
 
 def neighbours(count: int) -> np.ndarray:
-    """Who is whose partner where nothing else is known: rows 2k and 2k + 1; int64 (count,), the own row for none."""
+    """The partners if none are given: rows 2k and 2k + 1; int64 (count,), a row's own number if it has none."""
     rows = np.arange(count, dtype=np.int64)
     partners = rows ^ 1
     return np.where(partners < count, partners, rows)
@@ -39,8 +38,8 @@ def apply_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> 
     Args:
         outputs: N×C×H×W, or a list of C×H×W; they are changed.
         late: of the transforms that work on finished images, see `Program.split`.
-        partners: int64 (N,), the row of each image's partner in MixUp and CutMix, its own where it has none; two are
-            each other's. None: `neighbours`.
+        partners: int64 (N,), the row of each image's partner in MixUp and CutMix, its own if it has none; partners are
+            mutual. None: `neighbours`.
     """
     for record in late.records:
         rows = np.arange(len(late), dtype=np.int64) if record.rows is None else record.rows
@@ -54,10 +53,8 @@ def apply_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> 
 
 
 def boxes_within(record: Erase, windows_tlhw: np.ndarray) -> np.ndarray:
-    """The boxes to erase, int64 (B, n, 4), as they lie in windows of the images; what is outside is cut off.
-
-    Nothing is left of a box whose height or width is 0.
-    """
+    """The boxes to erase, int64 (B, n, 4), relative to windows of the images and cut to them; the height or
+    width of a box outside becomes 0."""
     boxes = record.boxes_tlhw
     start = np.maximum(boxes[:, :, :2] - windows_tlhw[:, None, :2], 0)
     end = np.minimum(boxes[:, :, :2] + boxes[:, :, 2:] - windows_tlhw[:, None, :2], windows_tlhw[:, None, 2:])
@@ -65,7 +62,7 @@ def boxes_within(record: Erase, windows_tlhw: np.ndarray) -> np.ndarray:
 
 
 def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
-    """Erase boxes of windows of images N×C×H×W that are still levels; they are not changed themselves."""
+    """Windows of images, N×C×H×W, still levels, with boxes erased: a copy."""
     levels, boxes = levels.clone(), boxes_within(record, windows_tlhw)
     constant = upload(np.array(record.numbers, np.uint8)[:, None, None], levels.device)
     for row, number in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():
@@ -91,25 +88,25 @@ def _erase(outputs: Outputs, rows: np.ndarray, record: Erase) -> None:
         constant = torch.tensor(record.numbers, dtype=torch.float32, device="cpu")[:, None, None]
         if first.device.type != "cpu":
             constant = upload(constant.numpy(), first.device)
-        for place in there.tolist():
-            for box in boxes[place]:
+        for index in there.tolist():
+            for box in boxes[index]:
                 if box[2]:
-                    _inside(outputs[int(rows[place])], box).copy_(constant)
+                    _inside(outputs[int(rows[index])], box).copy_(constant)
         return
-    per_pixel = record.kind == "pixel"
-    for start in range(0, len(there), 1 if first.device.type == "cpu" else PIECE):
-        some = there[start : start + (1 if first.device.type == "cpu" else PIECE)]
-        channels = first.shape[0]
+    channels, per_pixel = first.shape[0], record.kind == "pixel"
+    step = 1 if first.device.type == "cpu" else PIECE
+    for start in range(0, len(there), step):
+        some = there[start : start + step]
         areas = record.boxes_tlhw[some, :, 2:].prod(axis=2)
         counts = channels * (areas if per_pixel else areas > 0)
         most = int(counts.sum(axis=1).max())
-        for place, numbers in zip(some.tolist(), random_numbers(record.keys[some], most, first.device), strict=True):
+        for index, numbers in zip(some.tolist(), random_numbers(record.keys[some], most, first.device), strict=True):
             at = 0
-            for box in boxes[place]:
+            for box in boxes[index]:
                 if box[2]:
                     shape = (channels, *(box[2:] if per_pixel else (1, 1)))
                     count = int(np.prod(shape))
-                    _inside(outputs[int(rows[place])], box).copy_(numbers[at : at + count].view(shape))
+                    _inside(outputs[int(rows[index])], box).copy_(numbers[at : at + count].view(shape))
                     at += count
 
 
@@ -135,18 +132,16 @@ def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
     for row, partner in enumerate(partners.tolist()):
         if row < partner:  # both of a pair at once: each needs the other as it was
             one, other = outputs[row], outputs[partner]
-            changes = [
-                _mixed(one, other, shares[row], boxes[row]),
-                _mixed(other, one, shares[partner], boxes[partner]),
-            ]
-            for target, change in changes:
+            first = _mixed(one, other, shares[row], boxes[row])
+            second = _mixed(other, one, shares[partner], boxes[partner])
+            for target, change in (first, second):
                 target.copy_(change)
 
 
 def _mixed(
     own: torch.Tensor, other: torch.Tensor, share: float, box_tlhw: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The part of an image that changes, and what it becomes, in memory of its own."""
+    """A view of the part of an image that changes, and its new numbers in memory of their own."""
     if box_tlhw[2]:
         return _inside(own, box_tlhw), _inside(other, box_tlhw).clone()
     if share == 1:
@@ -156,7 +151,7 @@ def _mixed(
 
 
 def _mix_at_once(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
-    """The same with batched operations, with the same roundings."""
+    """The same, with the same roundings, with batched operations."""
     paired = partners != np.arange(len(partners))
     blended = np.flatnonzero(paired & (mix.box_tlhw[:, 2] == 0) & (mix.share < 1))
     pasted = np.flatnonzero(paired & (mix.box_tlhw[:, 2] > 0))

@@ -1,8 +1,8 @@
-"""Masks through the geometry of a chain: by the nearest pixel, their numbers as they are.
+"""Takes masks through the geometry of a chain: by the nearest pixel, their numbers unchanged.
 
-A mask comes as an image whose channels are the bytes of its numbers (N masks of 8 bytes each: 8 N channels), and is
-moved by the runner that moves images, through what of the program moves pixels; then the bytes are seen as numbers
-again. So all dtypes and any number of masks are one case. What is filled in are the bytes of the fill for masks.
+A mask comes as an image whose channels are the bytes of its numbers (N masks of 8 bytes each: 8 N channels). The runner
+for images takes it through those records of the program that move pixels, with the bytes of the fill for masks; then
+the bytes are read as numbers again. So all dtypes and any number of masks are one case.
 
 Runs in the process of the stage; keeps scratch memory as its runner does.
 """
@@ -31,7 +31,7 @@ class MaskStage:
 
     Args:
         device: where they are.
-        runner: which of the reference's moves them; None: the one that is for the device.
+        runner: which of the reference's runners moves them; None: by the device.
     """
 
     def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
@@ -46,11 +46,11 @@ class MaskStage:
         Args:
             masks: their decoded regions, the bytes of their numbers as channels.
             program: of their images.
-            kinds: of each its numpy dtype and how many axes it has: 2 for H×W, 3 for N×H×W.
+            kinds: each mask's numpy dtype and number of axes: 2 for H×W, 3 for N×H×W.
 
         Returns:
-            Each of them, in the dtype that a `ToDtype` gives masks, else in its own; and all of them as one tensor, if
-            they are of one dtype and shape.
+            Each mask, in the dtype that a `ToDtype` gives masks, else in its own; and all of them as one tensor, if
+            they have one dtype and shape.
 
         Raises:
             ValueError: a fill does not fit a dtype.
@@ -77,15 +77,8 @@ class MaskStage:
     def _group(
         self, masks: RaggedImages, program: Program, rows: np.ndarray, dtype: np.dtype[Any], axes: int, channels: int
     ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
-        """Masks of one dtype and number."""
-        some = RaggedImages(
-            masks.pixels,
-            masks.offsets[rows],
-            masks.shapes[rows],
-            masks.sizes_hw[rows],
-            masks.regions_tlhw[rows],
-            [str(masks.labels[row]) for row in rows.tolist()],
-        )
+        """Masks of one dtype and one number of channels."""
+        some = masks.take(rows)
         program = _of_masks(program if len(rows) == len(program) else program.take(rows), dtype, channels)
         sizes, windows = program.results_hw, program.windows_tlhw
         if (sizes == sizes[0]).all():
@@ -105,7 +98,7 @@ def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Ten
     """Bytes …×(N · bytes)×H×W as numbers …×N×H×W, or …×H×W of masks with two axes."""
     kind, size = getattr(torch, dtype.name), dtype.itemsize
     *before, channels, height, width = levels.shape
-    if not levels.numel():  # no masks; their strides are not such that another type could be seen in them
+    if not levels.numel():  # no masks; strides of an empty tensor allow no view as another type
         return levels.new_empty((*before, 0, height, width), dtype=kind)
     if size > 1:
         levels = levels.view(*before, channels // size, size, height, width).movedim(-3, -1).contiguous()
@@ -115,7 +108,7 @@ def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Ten
 
 
 def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
-    """What of a program moves masks of a dtype: by the nearest pixel, filled with the bytes of their fill."""
+    """The records of a program that move pixels: by the nearest pixel, filled with the bytes of the fill for masks."""
     records: list[Record] = []
     for record in program.records:
         if isinstance(record, Box | Warp):
@@ -133,7 +126,7 @@ def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
 
 
 def _holds(dtype: np.dtype[Any], fill: float) -> bool:
-    """Whether a fill is a number of a dtype, or, of floats, can be rounded to one; bool takes whole numbers."""
+    """Whether a dtype holds a fill: floats after rounding, bool any whole number."""
     if dtype.kind == "f":
         return abs(fill) <= float(np.finfo(dtype).max) or fill in (math.inf, -math.inf) or fill != fill
     if not isinstance(fill, int):

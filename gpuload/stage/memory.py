@@ -1,16 +1,15 @@
 """Memory for batches on the CPU, used again and again.
 
 A fresh tensor's pages are faulted in one by one while the stage writes them: 430 µs an image for 224×224 float32 on
-one core, 87 µs in memory that was used before. So the memory of a batch is a mapping of our own, seen by torch through
-`numpy.frombuffer`; when the last tensor that looks at it is gone, the finalizer of that array returns the mapping to
-the pool. Nothing has to be given back by hand, and a user who keeps a batch simply keeps its memory.
+one core, 87 µs in memory that was used before. So the memory of a batch is a mapping of our own, which torch sees
+through `numpy.frombuffer`; when the last tensor on it is gone, that array's finalizer returns the mapping to the pool.
+Nothing is given back by hand, and a user who keeps a batch keeps its memory.
 
-The mappings are private, so a child that the user forks writes to its own copy, and in huge pages where the kernel has
-them: first written at 11 ms for 38 MB instead of 27 (31 if shared), and 12% faster from then on.
+The mappings are private, so a child that the user forks writes to its own copy, and in huge pages if the kernel has
+them: first written in 11 ms for 38 MB instead of 27 (31 if shared), and 12% faster from then on.
 
-Owned by a stage, used by the process that runs it; finalizers may run in any thread, so the list of free mappings is
-only ever touched by single operations that are atomic in CPython. Free mappings are bounded in number; what is in use
-is the user's.
+Owned by a stage, used by the process that runs it. Finalizers may run in any thread, so the list of free mappings is
+only touched by single operations that are atomic in CPython. The number of free mappings is bounded.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ __all__ = ["OutputPool"]
 
 GRAIN_BYTES: Final = 2 << 20  # a huge page; sizes are rounded up to it
 PRIVATE: Final = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-SMALL_BYTES: Final = 1 << 20  # below this the allocator of torch does as well
+SMALL_BYTES: Final = 1 << 20  # below it torch's allocator is as fast
 
 
 class OutputPool:
     """Gives tensors whose memory is taken back when they are no longer referenced.
 
     Args:
-        max_free: how many mappings are kept for later use at most; 0 for none.
+        max_free: how many mappings are kept for later use.
 
     Raises:
         ValueError: `max_free` is negative.
@@ -66,7 +65,7 @@ class OutputPool:
         size = -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
         for mapping in list(self._free):
             if size <= len(mapping) <= 2 * size:
-                with contextlib.suppress(ValueError):  # a batch could have been made in another thread meanwhile
+                with contextlib.suppress(ValueError):  # another thread may have taken it
                     self._free.remove(mapping)
                     return mapping
         mapping = mmap.mmap(-1, size, **PRIVATE)

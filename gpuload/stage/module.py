@@ -1,7 +1,7 @@
-"""A torch module at the end of the transforms: applied to the batch as it is, with generators that are seeded for it.
+"""A torch module at the end of the transforms: applied to whole batches, with torch's generators seeded.
 
 A module such as Kornia's `AugmentationSequential` draws from torch's global generators. They are seeded for the call
-and put back behind it, so that what it draws hangs on the loader's seed, the epoch and the batch alone.
+and restored after it, so what it draws depends on the loader's seed, the epoch and the batch alone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,10 @@ __all__ = ["apply_module", "seeded"]
 
 
 def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
-    """What a module makes of a batch.
+    """Apply an ``nn.Module`` to a batch N×C×H×W.
 
-    Args:
-        module: an ``nn.Module``.
-        batch: N×C×H×W.
-        seed: of torch's generators during the call; None leaves them as they are.
-
-    Returns:
-        What it returns. It carries gradients of the module's parameters, where there are such as want them.
+    The result carries gradients if a parameter of the module requires them. `seed`: of torch's generators during the
+    call; None leaves them as they are.
     """
     wanted = any(parameter.requires_grad for parameter in module.parameters())
     with torch.set_grad_enabled(wanted), seeded(seed, batch.device):
@@ -33,7 +28,7 @@ def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators of the CPU and of a device; afterwards they are as they were."""
+    """Seed torch's generators of the CPU and of a device; restore them afterwards."""
     if seed is None:
         yield
         return

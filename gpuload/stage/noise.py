@@ -1,12 +1,12 @@
-"""Normal random numbers that are the same bits on every device.
+"""Normal random numbers with the same bits on every device.
 
-They are made of table look-ups, one multiplication each and one addition, which every device rounds alike; a logarithm
-or a cosine (Box and Muller's way) is not the same on two of them, and costs more. A word of Philox gives two 16-bit
-numbers, the table turns each into a normal one (the quantile in the middle of its cell), and a rotation of this pair
-by atan(3/4) makes another pair of independent normal numbers, on a grid of 2**32 and with tails to 6 sigma.
+They are made by table look-ups, multiplications and additions, which every device rounds alike; logarithms and cosines
+(Box and Muller's method) differ between devices, and cost more. A word of Philox gives two 16-bit numbers, the table
+turns each into a normal one (the quantile in the middle of its cell), and a rotation of this pair by atan(3/4) makes
+another pair of independent normal numbers, on a grid of 2**32 and with tails to 6 sigma.
 
-`normals` makes them with numpy, `batch_normals` with torch, for a batch on any device, to the last bit. The table is
-kept, once for each device: 256 KB.
+`normals` makes them with numpy, `batch_normals` with torch on any device, with the same bits. The table of 256 KB is
+kept once for each device.
 """
 
 from __future__ import annotations
@@ -27,16 +27,7 @@ ROTATION: Final = (0.8, 0.6)  # cosine and sine; each is rounded to float32 once
 
 
 def normals(key_words: tuple[int, int], count: int) -> np.ndarray:
-    """`count` standard normal numbers.
-
-    A larger count only appends: the first ones stay the same.
-
-    Args:
-        key_words: two 32-bit words, drawn for this use.
-        count: not negative.
-
-    Returns:
-        float32 (count,).
+    """Standard normal numbers, float32 (count,), of two 32-bit words drawn for this use. A larger count only appends.
 
     Example:
         >>> normals((1, 2), 3).tolist() == normals((1, 2), 9)[:3].tolist()
@@ -62,20 +53,20 @@ def quantiles() -> np.ndarray:
 
     half = 1 << 15
     inverse = NormalDist().inv_cdf
-    # Python's own is correct to 1e-16 and the same everywhere; 0.05 s, once in a process.
+    # Python's inverse is correct to 1e-16 and the same everywhere; 0.05 s, once in a process.
     upper = np.array([inverse((half + cell + 0.5) / (2 * half)) for cell in range(half)])
     upper /= np.sqrt(np.mean(upper**2))
     return np.concatenate([-upper[::-1], upper]).astype(np.float32)
 
 
 def batch_normals(key_words: torch.Tensor, count: int) -> torch.Tensor:
-    """For each row of `key_words`, whole numbers (N, 2), as many standard normal numbers: float32 (N, count)."""
+    """`normals` for each row of `key_words`, integers (N, 2): float32 (N, count)."""
     blocks = -(-count // PER_BLOCK)
     words = _philox(key_words.to(torch.int64), blocks).flatten(1)  # N × blocks × 4
     table = _table(words.device)
     first, second = table[words & 0xFFFF], table[words >> 16]
     cosine, sine = ROTATION
-    # Each product is rounded by itself: one kernel for a product and a sum may round but once.
+    # One operation after the other: a kernel that fused a product and a sum might round only once.
     one = first * cosine
     one += second * sine
     other = second * cosine
@@ -85,7 +76,7 @@ def batch_normals(key_words: torch.Tensor, count: int) -> torch.Tensor:
 
 def _philox(keys: torch.Tensor, blocks: int) -> torch.Tensor:
     """The words of the counters 0 … blocks - 1, int64 (N, blocks, 4). int64 products of 32-bit words wrap at 2**64 and
-    keep all their bits; a shift's sign is cut off."""
+    keep all bits; the sign that a shift extends is masked off."""
     n = len(keys)
     word0 = torch.arange(blocks, device=keys.device).expand(n, blocks)
     word1 = word2 = word3 = torch.zeros_like(word0)

@@ -1,4 +1,4 @@
-"""What becomes of images and where: one group of a `Loader`'s options, which checks itself. Main process."""
+"""The options of a `Loader` that say how and where images are made. Main process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["StageOptions", "check_device"]
 
 @dataclass(frozen=True, kw_only=True)
 class StageOptions:
-    """Which transforms run where, and what they give. Whether a backend can run them is for `check_stage` to say.
+    """Which transforms run where, and what they give; `check_stage` checks whether a backend can run them.
 
     Args:
         transforms, device, dtype, memory_format, backend: as for `Loader`.
 
     Attributes:
         transforms: a `Chain`.
-        device: None: the one that there is at the first `iter()`.
+        device: None: chosen at the first `iter()`.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -46,8 +46,8 @@ class StageOptions:
 
 
 def check_device(device: Any) -> torch.device:
-    """A CPU or a CUDA device, be there one or not. A number is that of a CUDA device; a CPU loses its own, as torch
-    ignores it.
+    """A CPU or a CUDA device, whether it exists or not. A number means a CUDA device; a CPU's number is dropped, as
+    torch ignores it.
 
     Raises:
         TypeError, ValueError: it is neither.
@@ -57,7 +57,7 @@ def check_device(device: Any) -> torch.device:
         raise TypeError(text)
     try:
         found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except (RuntimeError, ValueError):  # torch's lists all kinds that it knows
+    except (RuntimeError, ValueError):  # torch's message lists all kinds that it knows
         raise ValueError(text) from None
     if found.type not in ("cpu", "cuda"):
         raise ValueError(text)

@@ -1,7 +1,4 @@
-"""Which backend runs which transform: decided from the declarations, before any image is seen, and shown to the user.
-
-Pure functions of a chain and a backend; a `Plan` is immutable.
-"""
+"""Which backend runs which transform: decided from the declarations, before any image is seen, and shown to users."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ class PlanStep:
 
     Attributes:
         transform: the declaration.
-        backend: the name of what runs it.
-        reason: why that is the reference, where another backend was chosen; else None.
+        backend: the name of the backend that runs it.
+        reason: why the reference runs it and not the chosen backend; else None.
     """
 
     transform: Transform
@@ -41,7 +38,7 @@ class Plan:
         device: where batches are made.
         views: the steps of each view; one, without a `MultiView`.
         module: the name of a module at the end of the transforms, which gets the batch's images; None without one.
-        note: why another backend than the fastest is used, where that is so.
+        note: why another backend than the fastest is used; else None.
     """
 
     backend: str
@@ -52,11 +49,11 @@ class Plan:
 
     @property
     def steps(self) -> tuple[PlanStep, ...]:
-        """The steps of all views, one behind the other."""
+        """The steps of all views, in order."""
         return tuple(step for view in self.views for step in view)
 
     def backend_of(self, name: str) -> str:
-        """The backend that runs the first transform of a name, such as ``"ColorJitter"``.
+        """The backend that runs the first transform with this name, such as ``"ColorJitter"``.
 
         Raises:
             KeyError: there is none.
@@ -81,7 +78,6 @@ class Plan:
 
 
 def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Plan:
-    """The plan for a chain."""
     return Plan(
         backend=backend.name,
         device=str(backend.device),
@@ -92,14 +88,14 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 
 
 def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
-    """The steps for transforms one behind the other."""
+    """The steps for the transforms of a line."""
     end = next((number for number, transform in enumerate(transforms) if transform.late), len(transforms))
     reasons = [_lacking(transform, backend, late=number >= end) for number, transform in enumerate(transforms)]
     steps = [
         PlanStep(transform, backend.name if reason is None else REFERENCE, reason)
         for transform, reason in zip(transforms, reasons, strict=True)
     ]
-    # What finishes images is done by what writes them: the last run on levels.
+    # Images are finished by the run that writes them: the last one on levels.
     for number, transform in enumerate(transforms[:end]):
         if transform.makes and reasons[number] is not None:
             for later in range(number + 1, end):
@@ -107,13 +103,13 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
                 steps[later] = PlanStep(transforms[later], REFERENCE, reason)
         last = steps[end - 1]
         if transform.makes and last.backend != steps[number].backend:
-            reason = None if last.reason is None else f"done with {type(last.transform).__name__} behind it"
+            reason = None if last.reason is None else f"done with {type(last.transform).__name__} after it"
             steps[number] = PlanStep(transform, last.backend, reason)
     return tuple(steps)
 
 
 def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | None:
-    """Why the reference runs a transform; one that holds others runs where all of these can."""
+    """Why the reference runs a transform: the backend lacks it, or one of those that it holds."""
     for outline in transform.outline:
         if reason := backend.lacks(outline, late=late):
             return f"{outline.name}: {reason}" if transform.children else reason

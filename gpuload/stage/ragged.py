@@ -1,8 +1,8 @@
-"""A batch of decoded regions of all sizes, lying in one flat tensor: what a stage works on.
+"""A batch of decoded regions of all sizes in one flat tensor: the input of a stage.
 
 Layout: image i is H×W×C uint8, contiguous, from byte ``offsets[i]`` of `pixels`. On the CPU `pixels` is the whole ring
 of shared memory, which is never copied; on CUDA it is the batch's bytes. A stage only reads it, and is done with it
-when the call returns (on CUDA: when the stream has come so far).
+when the call returns (on CUDA: when the stream has reached that point).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RaggedImages:
         offsets: int64 (B,), each image's first byte in `pixels`.
         shapes: int64 (B, 3), height, width and channels of the decoded region.
         sizes_hw: int64 (B, 2), of the whole upright image.
-        regions_tlhw: int64 (B, 4), where the decoded region lies in it.
-        labels: what an image is called in an error.
+        regions_tlhw: int64 (B, 4), the decoded region of it.
+        labels: the images' names in errors.
     """
 
     pixels: torch.Tensor
@@ -39,12 +39,18 @@ class RaggedImages:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def take(self, rows: np.ndarray) -> RaggedImages:
+        """Some of the images, without a copy of their pixels."""
+        shapes, sizes_hw, regions_tlhw = self.shapes[rows], self.sizes_hw[rows], self.regions_tlhw[rows]
+        labels = [str(self.labels[row]) for row in rows.tolist()]
+        return RaggedImages(self.pixels, self.offsets[rows], shapes, sizes_hw, regions_tlhw, labels)
+
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray], device: str | torch.device = "cpu") -> RaggedImages:
         """Whole images, H×W×C uint8, one after the other.
 
         Raises:
-            TypeError: one of them is something else.
+            TypeError: an array is something else.
 
         Example:
             >>> RaggedImages.from_arrays([np.zeros((4, 5, 3), np.uint8)]).sizes_hw
@@ -59,6 +65,5 @@ class RaggedImages:
         flat = np.concatenate([array.ravel() for array in arrays]) if len(arrays) else np.empty(0, np.uint8)
         regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
         labels = [f"image {number}" for number in range(len(arrays))]
-        return cls(
-            torch.from_numpy(flat).to(device), ends - shapes.prod(axis=1), shapes, shapes[:, :2], regions, labels
-        )
+        starts = ends - shapes.prod(axis=1)
+        return cls(torch.from_numpy(flat).to(device), starts, shapes, shapes[:, :2], regions, labels)

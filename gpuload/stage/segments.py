@@ -1,7 +1,7 @@
-"""A line of transforms on several backends: cut into runs, each of neighbours that the same backend has.
+"""A line of transforms on several backends, cut into runs of neighbours on the same backend.
 
-Between two runs images are levels again, uint8 H×W×C in one flat tensor, of which a run sees the windows that matter;
-that memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in the process of the stage.
+Between two runs images are levels again, uint8 H×W×C in one flat tensor, only the windows that the next run needs. That
+memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in the process of the stage.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class _Run:
     start: int
     end: int
 
+    def bounds(self, program: Program) -> tuple[int, int]:
+        """Where its records begin and end in a program."""
+        return program.place_of(self.start), program.place_of(self.end)
+
 
 class SegmentRunner:
     """Applies a line of transforms to batches.
@@ -39,49 +43,49 @@ class SegmentRunner:
     Args:
         steps: where each transform runs.
         finish: the end of the line.
-        backends: by name: those that the steps name, and the reference.
+        backends: by name, those of the steps and the reference.
     """
 
     def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
         at = next((number for number, step in enumerate(steps) if step.transform.late), len(steps))
         self._runs = _runs(steps[:at], 0) or [_Run("torch", 0, 0)]
-        self._behind = _runs(steps[at:], at)
+        self._after = _runs(steps[at:], at)
         self._levels: list[Levels] = [
             backends[run.backend].levels(UNCHANGED if number < len(self._runs) - 1 else finish)
             for number, run in enumerate(self._runs)
         ]
-        self._late: list[Late] = [backends[run.backend].late() for run in self._behind]
+        self._late: list[Late] = [backends[run.backend].late() for run in self._after]
         self._scratch = [torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(2)]
 
     def __call__(
         self, images: RaggedImages, program: Program, outputs: Outputs, partners: np.ndarray | None = None
     ) -> None:
-        """Write the result for image i to ``outputs[i]``, C×H×W; it is mixed with that of its partner, see
+        """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
         `gpuload.stage.finished.apply_late`."""
         program, late = program.split()
         windows = program.windows_tlhw
-        behind = [] if late is None else [late.part(*_places(late, run)) for run in self._behind]
+        later = [] if late is None else [late.part(*run.bounds(late)) for run in self._after]
         for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
-            start, end = _places(program, run)
+            start, end = run.bounds(program)
             part, seen = program.part(start, end), windows[start : end + 1]
             if number == len(self._runs) - 1:
-                # The same backend may do what comes next in the same pass.
-                joins = bool(behind) and self._behind[0].backend == run.backend
-                left = levels(images, part, seen, outputs, behind[0] if joins else None)
-                behind = [left, *behind[1:]] if joins else behind
+                # The same backend may apply the first of the late records in the same pass.
+                joins = bool(later) and self._after[0].backend == run.backend
+                left = levels(images, part, seen, outputs, later[0] if joins else None)
+                later = [left, *later[1:]] if joins else later
             else:
                 between, memory = self._between(images, part, seen[-1], number)
                 levels(images, part, seen, memory, None)
                 images = between
-        for run_late, rest in zip(self._late, behind, strict=True):
+        for run_late, rest in zip(self._late, later, strict=True):
             if rest is not None:
                 run_late(outputs, rest, partners)
 
     def _between(
         self, images: RaggedImages, program: Program, windows_tlhw: np.ndarray, number: int
     ) -> tuple[RaggedImages, list[torch.Tensor]]:
-        """What a run that is not the last one makes: as the images that the next one gets, and as the outputs of this
-        one, which are views of these."""
+        """Memory for the results of a run that is not the last: as the next run's images, and, as views of these, this
+        run's outputs."""
         channels = int(images.shapes[0, 2])
         for record in program.records:
             if isinstance(record, Ops) and record.channels is not None:
@@ -98,31 +102,24 @@ class SegmentRunner:
         return RaggedImages(pixels, offsets, shapes, program.results_hw, windows_tlhw, images.labels), outputs
 
     def _memory(self, nbytes: int, device: torch.device, number: int) -> torch.Tensor:
-        """Memory for what lies between two runs. A run reads what the one before it wrote, so that there are two
-        pieces in turn."""
+        """Memory between two runs. A run reads what the one before it wrote, so two pieces take turns."""
         if device.type != "cpu":
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
-        place = number % 2
-        if len(self._scratch[place]) < nbytes:
-            self._scratch[place] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-        return self._scratch[place][:nbytes]
+        turn = number % 2
+        if len(self._scratch[turn]) < nbytes:
+            self._scratch[turn] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        return self._scratch[turn][:nbytes]
 
 
 def _runs(steps: Sequence[PlanStep], first: int) -> list[_Run]:
-    """Neighbours on one backend. What changes no pixels of levels is part of the run that follows, so that none only
-    copies; at the end it is what finishes images."""
+    """Neighbours on one backend. A step that changes no pixels of levels joins the run after it, so that no run only
+    copies; at the end of the line it keeps its own, which finishes images."""
     names = [step.backend for step in steps]
     for number in reversed(range(len(steps) - 1)):
         if not any(issubclass(outline.kind, CHANGES_PIXELS) for outline in steps[number].transform.outline):
             names[number] = names[number + 1]
     runs, start = [], first
     for name, group in groupby(names):
-        count = sum(1 for _ in group)
-        runs.append(_Run(name, start, start + count))
-        start += count
+        runs.append(_Run(name, start, start + len(list(group))))
+        start = runs[-1].end
     return runs
-
-
-def _places(program: Program, run: _Run) -> tuple[int, int]:
-    """Where the records of a run begin and end."""
-    return program.place_of(run.start), program.place_of(run.end)

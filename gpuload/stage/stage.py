@@ -1,4 +1,4 @@
-"""A compiled stage: makes batches, in memory of its own, of what was decoded and drawn.
+"""A compiled stage: makes batches from decoded images and programs.
 
 Made once for a loader, in its process, by `gpuload.stage.compile_stage`, and called once for each batch. It owns the
 pool that the batches' memory comes from on the CPU, and the scratch memory of its runners; it starts no thread.
@@ -29,7 +29,7 @@ from gpuload.transforms.program.ops import Mixture, Ops
 
 __all__ = ["Result", "Stage"]
 
-_forked = False  # whether this process was forked off one that had imported this
+_forked = False  # whether this process was forked after this module was imported
 
 
 def _in_child() -> None:
@@ -47,7 +47,7 @@ class Stage:
 
     Attributes:
         device: where the results are.
-        dtype: of the results; of the first view's, where there are several.
+        dtype: of the results of the first view.
         plan: which backend runs which transform.
     """
 
@@ -88,23 +88,23 @@ class Stage:
         Args:
             images: the decoded regions, on the stage's device.
             program: from the chain's `draw`, for these images.
-            view: which of the chain's views they are for, from 0.
-            partners: int64 (N,), with which row each is mixed, where a transform mixes images; its own for none. Two
-                are each other's. None: rows 2k and 2k + 1.
+            view: the number of the chain's view that they are for.
+            partners: int64 (N,), the row that each image is mixed with, its own if it has none; partners are mutual.
+                None: rows 2k and 2k + 1.
             seed: of torch's generators while a module at the end of the chain runs; None leaves them alone.
 
         Returns:
             N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
 
         Raises:
-            ValueError: the images do not go together: in channels, or in size with ``ragged="error"``; or they do not
-                fit the draws, the transforms, a view or the partners.
+            ValueError: the images differ in channels, or, with ``ragged="error"``, in size; or they do not fit the
+                program, the transforms, a view or the partners.
         """
         channels = self.check(images, program, view, partners)
         run, dtype, sizes = self._runs[view], self._finishes[view].dtype, program.results_hw
         threads = _intra_op_threads(self._threads)
-        # A batch may be made within a user's inference_mode and used outside it; scratch memory lives on in any case.
-        # Nor does what a backend computes hang on the user's autocast: a convolution would be one of bfloat16.
+        # A batch may be made within a user's inference_mode and used outside it, and scratch memory lives on. Nor do
+        # results depend on the user's autocast, which would make convolutions bfloat16.
         exact = torch.autocast(self.device.type, enabled=False)
         with torch.inference_mode(False), torch.no_grad(), exact, threads:
             equal = bool((sizes == sizes[0]).all())
@@ -115,16 +115,12 @@ class Stage:
             batch = self._empty((len(images), channels, *sizes.max(axis=0).tolist()), dtype)
             if self._ragged == "pad":
                 batch.zero_()
-                outputs = [
-                    image[:, :height, :width]
-                    for image, (height, width) in zip(batch.unbind(), sizes.tolist(), strict=True)
-                ]
-                run(images, program, outputs)
+                run(images, program, [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)])
                 return batch, upload(np.array(sizes), self.device)
             run(images, program, batch, partners)
             if self._chain.module is None:
                 return self._views(batch, len(images)) if self._ragged == "views" else batch
-        # The module is the user's own affair, autocast and all.
+        # The user's autocast applies to the user's module.
         with torch.inference_mode(False), torch.no_grad(), _intra_op_threads(self._threads):
             result = apply_module(self._chain.module, batch, seed)
             return self._views(result, len(images)) if self._ragged == "views" else result
@@ -144,7 +140,7 @@ class Stage:
         return list(result.unbind())
 
     def check(self, images: RaggedImages, program: Program, view: int = 0, partners: np.ndarray | None = None) -> int:
-        """How many channels the results have, if the images fit the chain and each other."""
+        """Check that the images fit the chain and each other; returns how many channels the results have."""
         if len(images) == 0 or len(images) != len(program):
             raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(program)}")
         if not 0 <= view < len(self._finishes):
@@ -183,7 +179,6 @@ class Stage:
         return channels
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for N×C×H×W results."""
         n, channels, height, width = shape
         inner = (n, height, width, channels) if self._channels_last else tuple(shape)
         if self._pool is not None:
@@ -193,12 +188,10 @@ class Stage:
         return batch.permute(0, 3, 1, 2) if self._channels_last else batch
 
     def _empty_list(self, channels: int, sizes_hw: np.ndarray, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Memory for results of different sizes."""
         return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]
 
 
 def _check_partners(partners: np.ndarray, count: int) -> None:
-    """Refuse partners of which two are not each other's."""
     expected = f"partners must be an int64 array of shape ({count},)"
     if not isinstance(partners, np.ndarray):
         raise ValueError(f"{expected}, got {type(partners).__name__}")
@@ -218,7 +211,7 @@ def _check_partners(partners: np.ndarray, count: int) -> None:
 
 
 def _channels_after(transforms: Sequence[Transform], channels: int, label: str) -> int:
-    """How many channels images of so many have after all transforms, if those fit."""
+    """Check that the transforms fit images of this many channels; returns how many these have afterwards."""
     for transform in transforms:
         for inner in _with_children(transform):
             if isinstance(inner, RandomErasing) and not inner.fits(channels):
@@ -249,9 +242,9 @@ def _with_children(transform: Transform) -> Iterator[Transform]:
 
 @contextlib.contextmanager
 def _intra_op_threads(count: int | None) -> Iterator[None]:
-    """Let torch use so many threads for an operation; afterwards as many as before."""
+    """Let torch use this many threads for an operation; afterwards as many as before."""
     before = torch.get_num_threads()
-    count = 1 if _forked else count  # torch's other threads did not come along, and it would wait for them
+    count = 1 if _forked else count  # a fork has none of torch's other threads, and torch would wait for them
     if count is None or count == before:
         yield
         return

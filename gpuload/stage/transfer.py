@@ -1,11 +1,11 @@
 """Slots → device: where the pixels of a batch go, and when its slots are free again.
 
-On the CPU nothing moves: the stage reads the ring, and the slots are free when it has ended. A batch of plain arrays
-that lies in one slot may be that slot, until the user lets go of it.
+On the CPU nothing moves: the stage reads the ring, and the slots are free when it is done. A batch of plain arrays in
+one slot may be lent from that slot, until the user lets go of it.
 
-On CUDA the ring's slots are page-locked as they come into being, and one side stream does everything: it copies the
-used bytes of each slot into one buffer on the device, runs the stage, and records two events: after the copies (then
-the slots are free again) and after the stage (the consumer's stream waits for it; the host never does). The finished
+On CUDA the ring's slots are page-locked when they are made, and one side stream does everything: it copies the used
+bytes of each slot into one buffer on the device, runs the stage, and records two events: after the copies (then the
+slots are free again) and after the stage (the consumer's stream waits for it; the host never does). The finished
 tensors are recorded on the consumer's stream, so that their memory is not handed out again while it still reads them.
 
 Runs in the main process, without a thread of its own.
@@ -27,7 +27,7 @@ import torch
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, Slot, align
 
-if TYPE_CHECKING:  # of the room beside, and only its type
+if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
 
 __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer"]
@@ -36,7 +36,7 @@ __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer"]
 class CpuTransfer:
     """The batch stays where it is."""
 
-    asynchronous = False  # whether a batch may be issued while the one before it is in use
+    asynchronous = False  # whether a batch may be issued while the previous one is in use
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -44,19 +44,17 @@ class CpuTransfer:
 
     @contextlib.contextmanager
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
-        """Where everything of a batch is issued; `after_consumer`: behind what the consumer has issued so far."""
+        """Issue a batch within this; `after_consumer`: it waits for what the consumer has issued so far."""
         yield
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        """The pixels as one flat uint8 tensor on the device, and the offset in it where each part begins.
-
-        From here on it is the transfer that calls `release`, when the slots are free.
-        """
+        """The pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on the transfer
+        calls `release`, when the slots are free."""
         self._release, batch.loaded = release, True
         parts = batch.parts
         if all(part.slot is not None or part.used_bytes == 0 for part in parts):
             return torch.from_numpy(self._ring.bytes), [part.slot.offset if part.slot else 0 for part in parts]
-        # Parts were moved out of a full ring: gather all of them in one place.
+        # Some parts were moved out of a full ring.
         ends = np.cumsum([part.used_bytes for part in parts]).tolist()
         whole = np.empty(ends[-1], np.uint8)
         for part, end in zip(parts, ends, strict=True):
@@ -65,7 +63,7 @@ class CpuTransfer:
         return torch.from_numpy(whole), [end - part.used_bytes for part, end in zip(parts, ends, strict=True)]
 
     def finish(self) -> Any:
-        """Everything of the batch was issued, or given up. Returns a ticket for `hand_over`."""
+        """End a batch, issued or given up. Returns a ticket for `hand_over`."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -74,23 +72,23 @@ class CpuTransfer:
         """Make the tensors safe to use on the caller's current stream."""
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A small tensor of the batch (labels), on the device."""
+        """Bring a small tensor of the batch (labels) to the device."""
         return tensor
 
     def lend(self, part: Part, arrays: Sequence[np.ndarray]) -> bool:
-        """Leave a part's slot to arrays that look at it, for as long as they live, where that can be done."""
+        """Lend a part's slot to arrays in it for as long as they live; whether that was possible."""
         if part.slot is None or not self._ring.lend(part.slot, arrays):
             return False
         part.slot = None
         return True
 
     def reclaim(self, wait: bool) -> bool:
-        """Free slots whose copies have ended, or whose users; True where any were. With `wait`, wait for the oldest
+        """Free slots that were copied, or whose users have let go; whether there were any. `wait`: for the oldest
         copy."""
         return self._ring.collect()
 
     def close(self) -> None:
-        """Let go of the ring. No worker writes to it any more."""
+        """Let go of the ring, which no worker writes to any more."""
 
 
 class CudaTransfer(CpuTransfer):
@@ -117,17 +115,17 @@ class CudaTransfer(CpuTransfer):
             yield
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        # Blocks of arrays are seen as their own type where they lie, which takes aligned addresses.
+        # Blocks of arrays are viewed in place as their own type, which takes aligned addresses.
         starts = np.cumsum([0, *(align(part.used_bytes, ALIGN) for part in batch.parts)]).tolist()
         flat = torch.empty(starts.pop(), dtype=torch.uint8, device=self.device)
         try:
             for part, start in zip(batch.parts, starts, strict=True):
                 if part.data is not None and part.used_bytes:
                     source = torch.from_numpy(part.data[: part.used_bytes])
-                    place = flat[start : start + part.used_bytes]
-                    place.copy_(source, non_blocking=part.slot is not None and not self._refused)
+                    target = flat[start : start + part.used_bytes]
+                    target.copy_(source, non_blocking=part.slot is not None and not self._refused)
         finally:
-            # Whatever happens next, the slots are free behind this event, and not before.
+            # Whatever happens next, the slots are free after this event, and not before.
             copies_done = torch.cuda.Event()
             copies_done.record(self._stream)
             self._copied.append((copies_done, release))
@@ -135,7 +133,7 @@ class CudaTransfer(CpuTransfer):
         return flat, starts
 
     def finish(self) -> torch.cuda.Event:
-        """The event behind everything that the batch needs, its labels included."""
+        """An event after everything that the batch needs, its labels included."""
         done = torch.cuda.Event()
         done.record(self._stream)
         return done
@@ -161,7 +159,7 @@ class CudaTransfer(CpuTransfer):
 
     def close(self) -> None:
         """Wait for the copies, and unlock every slot: memory must not be unmapped while it is registered."""
-        with contextlib.suppress(RuntimeError):  # a CUDA context that an earlier error has broken
+        with contextlib.suppress(RuntimeError):  # an earlier error may have broken the CUDA context
             self._stream.synchronize()
         self._copied.clear()
         self._ring.on_new = self._ring.on_retire = None
@@ -195,11 +193,7 @@ class CudaTransfer(CpuTransfer):
 
 
 def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:
-    """The transfer for a device.
-
-    Raises:
-        ValueError: a device that is neither the CPU nor CUDA.
-    """
+    """The transfer for a device; ValueError if it is neither the CPU nor CUDA."""
     if device.type == "cpu":
         return CpuTransfer(ring)
     if device.type == "cuda":
@@ -212,10 +206,8 @@ def _runtime() -> Any:
 
 
 def _clear_last_error() -> None:
-    """A refused registration leaves its error behind, and torch would raise it at its next launch.
-
-    Several copies of the runtime may be loaded; the error is in one of them.
-    """
+    """Clear the error of a refused registration, which torch would raise at its next launch. Several copies of the
+    runtime may be loaded; the error is in one of them."""
     with open(f"/proc/{os.getpid()}/maps") as maps:
         mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "libcudart" in line}
     for path in mapped:

@@ -1,8 +1,8 @@
 """Small arrays to the device, without waiting for it.
 
-A copy from pageable memory makes the host wait for all that was issued before it on the stream, and a stage uploads
-some dozens of small arrays for each batch. So they go through torch's cache of page-locked memory, which knows the
-stream that reads it and keeps the memory until then.
+A copy from pageable memory makes the host wait for all that was issued on the stream before, and a stage uploads dozens
+of small arrays for each batch. So they go through torch's cache of page-locked memory, which knows the stream that
+reads it and keeps the memory until then.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 
 __all__ = ["upload", "upload_together"]
 
-ALIGNMENT: Final = 16  # bytes: what vector loads of a GPU ask for
+ALIGNMENT: Final = 16  # bytes, for a GPU's vector loads
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device; on the CPU a view of it."""
+    """A tensor on the device; on the CPU a view of the array."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def upload_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """The same for several arrays, by one copy: each takes some ten microseconds, however small it is."""
+    """The same for several arrays, by one copy: a copy takes some ten microseconds, however small it is."""
     ends = np.cumsum([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
     flat = np.zeros(ends[-1], np.uint8)
     starts = [0, *ends[:-1]]

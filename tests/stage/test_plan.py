@@ -97,7 +97,7 @@ def test_one_that_holds_others_runs_where_all_of_them_can():
 def test_images_are_finished_where_they_are_written():
     found = plan(T.RandomInvert(), NORMALIZE, T.RandomHorizontalFlip())
     assert [step.backend for step in found.steps] == ["picky", "torch", "torch"]
-    assert found.steps[1].reason == "done with RandomHorizontalFlip behind it"
+    assert found.steps[1].reason == "done with RandomHorizontalFlip after it"
 
 
 def test_finished_images():

@@ -1,4 +1,4 @@
-"""What DALI has of the transforms, and why it does not have the rest. Imports no DALI before a backend is made."""
+"""Which transforms DALI has, and why it lacks the rest. DALI is imported when a backend is made, not before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LACKING", "DaliBackend"]
 
 INSTALL: Final = "pip install 'gpuload[dali]' (CUDA 12, or no GPU) or 'gpuload[dali-cu13]' (CUDA 13)"
 
-# Of `gpuload.transforms.program.ops.OPS`, what DALI has no operators to build from.
+# The operations of `gpuload.transforms.program.ops.OPS` that DALI's operators cannot be combined to.
 LACKING: Final = {
     "equalize": "DALI's equalize is OpenCV's, not Pillow's",
     "noise": "DALI draws its own noise",
@@ -29,14 +29,7 @@ LACKING: Final = {
 
 
 class DaliBackend(Backend):
-    """DALI, as a stage on a device.
-
-    Args:
-        device: where the images are.
-
-    Raises:
-        BackendError: DALI is not installed, or has no dynamic mode.
-    """
+    """NVIDIA's DALI; BackendError if it is not installed, or has no dynamic mode."""
 
     name: ClassVar[str] = "dali"
 
@@ -48,8 +41,7 @@ class DaliBackend(Backend):
             from gpuload.stage.dali.engine import Engine
         except ImportError as error:
             raise BackendError(
-                f"backend='dali' needs DALI with its dynamic mode, and what is installed cannot be used ({error}); "
-                f"{INSTALL}"
+                f"backend='dali' needs DALI with its dynamic mode; this one cannot be used ({error}): {INSTALL}"
             ) from error
         self._engine: Engine = Engine(device)
 
@@ -88,5 +80,5 @@ class DaliBackend(Backend):
 def _installed() -> bool:
     try:
         return importlib.util.find_spec("nvidia.dali") is not None
-    except ModuleNotFoundError:  # no package of NVIDIA's at all
+    except ModuleNotFoundError:  # there is no `nvidia` package
         return False

@@ -1,10 +1,10 @@
-"""Operations on the colours of each image, built from DALI's operators and arithmetic: the meaning is the reference's.
+"""Operations on colours as the reference means them, built from DALI's operators and arithmetic.
 
-They take and give uint8 H×W×C batches, and `values`, float64 (n, `VALUES`), what was drawn for each image. DALI's own
-contrast turns about a constant, and its saturation and hue are rotations in YIQ, so none of them is used. What counts
-is how many operators there are, not what they do: each has memory of its own to fill, and takes 0.2 ms to be called.
+They take and return uint8 H×W×C batches; `values`, float64 (n, `VALUES`), is what was drawn for each image. DALI's own
+contrast turns about a constant, and its saturation and hue are rotations in YIQ, so none of them is used. The number of
+operators decides the time, not what they do: each has memory of its own to fill, and a call takes 0.2 ms.
 
-DALI rounds floats that become levels, and Pillow cuts them off: so half a level is taken away before.
+DALI rounds floats to levels, and Pillow truncates them: so half a level is subtracted before.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = [
 ]
 
 math = ndd.math
-CUT: Final = GUARD - 0.5  # added to a number that is rounded, so that it is cut off
+CUT: Final = GUARD - 0.5  # added to a number before it is rounded, to truncate it
 
 
 def to_levels(batch: ndd.Batch) -> ndd.Batch:
-    """Floats as levels: rounded, and cut to 0 … 255."""
+    """Floats as levels: rounded, and clamped to 0 … 255."""
     return ndd.cast(batch, dtype=ndd.uint8)
 
 
 def blend(images: ndd.Batch, other: ndd.Batch, values: np.ndarray) -> ndd.Batch:
-    """Images by a factor for each, the first of its values, and the rest of something else: images, or numbers."""
+    """Images times their factor, the first of the values, plus 1 - factor times other images or numbers."""
     factor = values[:, 0].astype(np.float32)
     rest = other * numbers(1 - factor, images) + CUT
     return to_levels(own(images * numbers(factor, images)) + rest)
@@ -101,7 +101,7 @@ def grayscale(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 
 
 def in_channels(images: ndd.Batch, count: int) -> ndd.Batch:
-    """Grey levels in so many channels."""
+    """Grey levels in this many channels."""
     if _channels(images) == count:
         return images
     first = _channel(images, 0)
@@ -124,7 +124,7 @@ def invert(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 def solarize(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
     """Invert levels from a threshold on."""
     kept = images < numbers(np.ceil(values[:, 0]).astype(np.float32), images)
-    # Both are 0 or a level, so that nothing is rounded.
+    # Both summands are 0 or a level, so nothing is rounded.
     return to_levels(kept * images + ~kept * ~images)
 
 
@@ -141,7 +141,7 @@ def posterize(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 
 
 def autocontrast(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
-    """Stretch each channel to 0 … 255; in float64, as Pillow does it."""
+    """Stretch each channel to 0 … 255, in float64 like Pillow."""
     least, greatest = (
         ndd.cast(reduce(images, axes=[0, 1], keep_dims=True), dtype=ndd.float64)
         for reduce in (ndd.reductions.min, ndd.reductions.max)
@@ -158,11 +158,11 @@ def _channels(images: ndd.Batch) -> int:
 
 
 def _channel(images: ndd.Batch, start: Any) -> ndd.Batch:
-    """One channel: a number, or a batch with one for each image."""
+    """One channel; `start`: its number, or a batch with one for each image."""
     start = [start] if isinstance(start, int) else start
     return ndd.slice(images, start=start, shape=[1], axis_names="C")
 
 
 def _grey(images: ndd.Batch) -> ndd.Batch:
-    """The grey levels, H×W×1; one colour in 770 is a level from Pillow's."""
+    """The grey levels, H×W×1; for one colour in 770 a level from Pillow's."""
     return ndd.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)

@@ -1,12 +1,12 @@
 """DALI as a stage uses it: one evaluation context, made at the first call, with as many threads as torch has.
 
-The context holds DALI's operators and its pool of threads; both go with the `Engine`. Operators are kept by their
+The context holds DALI's operators and its pool of threads, and ends with the `Engine`. Operators are cached by their
 constant arguments, so what changes from batch to batch is always given as a batch, never as a number.
 
 **On the CPU** operators run while they are called, and are done with their inputs when they return.
 
-**On CUDA** they are issued on torch's current stream, or, where that is the legacy default stream, which DLPack cannot
-name for certain, on a stream of the engine's own that the current one waits for, and that waited for it. DALI frees its
+**On CUDA** they are issued on torch's current stream. If that is the legacy default stream, which DLPack cannot name
+for certain, they are issued on a side stream of the engine, and each of the two waits for the other. DALI frees its
 memory in the order of that stream, so nothing waits on the host. This part was written without a GPU at hand and has
 not been run on one.
 """
@@ -24,7 +24,7 @@ from nvidia.dali.experimental import dynamic as ndd
 
 __all__ = ["Engine", "ndd", "numbers", "own", "samples", "types"]
 
-types: Any = dali_types  # constants of operators; made at run time, so that no type checker knows them
+types: Any = dali_types  # made at run time, so that no type checker knows them
 
 
 class Engine:
@@ -36,41 +36,35 @@ class Engine:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._place: ndd.Device | None = None
-        self._context: ndd.EvalContext | None = None
+        self.on_cpu = device.type == "cpu"
+        self._made: tuple[ndd.Device, ndd.EvalContext] | None = None
         self._made_for: tuple[int, int] | None = None
         self._side: torch.cuda.Stream | None = None
 
-    @property
-    def on_cpu(self) -> bool:
-        """Whether images are on the CPU."""
-        return self.device.type == "cpu"
-
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """What is called within runs on the device, on torch's current stream there."""
+        """Run DALI's operators within this on the device, on torch's current stream there."""
         with self._stream() as stream:
-            place, context = self._of(torch.get_num_threads(), stream)
-            with place, context, ndd.EvalMode.sync_cpu:
+            device, context = self._context(torch.get_num_threads(), stream)
+            with device, context, ndd.EvalMode.sync_cpu:
                 yield
 
-    def _of(self, threads: int, stream: torch.cuda.Stream | None) -> tuple[ndd.Device, ndd.EvalContext]:
+    def _context(self, threads: int, stream: torch.cuda.Stream | None) -> tuple[ndd.Device, ndd.EvalContext]:
         made_for = (threads, 0 if stream is None else stream.cuda_stream)
-        if self._place is None or self._context is None or self._made_for != made_for:
+        if self._made is None or self._made_for != made_for:
             if self.on_cpu:
-                place = ndd.Device("cpu")
+                device = ndd.Device("cpu")
             else:
-                place = ndd.Device(
-                    "gpu", torch.cuda.current_device() if self.device.index is None else self.device.index
-                )
-            with place:  # on a machine with a GPU, DALI would make a context for that
-                context = ndd.EvalContext(num_threads=threads, device_id=place.device_id, cuda_stream=stream)
-            self._place, self._context, self._made_for = place, context, made_for
-        return self._place, self._context
+                number = self.device.index
+                device = ndd.Device("gpu", torch.cuda.current_device() if number is None else number)
+            with device:  # else DALI would make a context for the GPU if there is one
+                context = ndd.EvalContext(num_threads=threads, device_id=device.device_id, cuda_stream=stream)
+            self._made, self._made_for = (device, context), made_for
+        return self._made
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[torch.cuda.Stream | None]:
-        """The stream that DALI is to work on, torch's current one within; None on the CPU."""
+        """The stream for DALI, which is torch's current one within this; None on the CPU."""
         if self.on_cpu:
             yield None
             return
@@ -85,27 +79,27 @@ class Engine:
             with torch.cuda.stream(self._side):
                 yield self._side
         finally:
-            # All that was given was allocated on the current stream, which gets it back behind this.
+            # The inputs were allocated on the current stream, which may reuse their memory after this.
             current.wait_stream(self._side)
 
 
 def own(batch: ndd.Batch) -> ndd.Batch:
-    """A batch without what it was made from.
+    """A batch that does not hold what it was made from.
 
     In DALI 2.4 a result holds the call that made it, which holds its inputs, and so on back to the stage's: the memory
-    of a whole chain would be taken up to its end, and ColorJitter took twice the time and more, in page faults.
+    of a whole chain would be held up to its end, and ColorJitter took more than twice the time, in page faults.
     """
     return ndd.Batch(batch.evaluate()._storage)
 
 
 def samples(batch: ndd.Batch) -> list[ndd.Tensor]:
-    """The images of a batch, each by itself; with `Batch.tensors` they and the batch would hold each other, and their
-    memory would wait for the garbage collector."""
+    """The images of a batch one by one. Those of `Batch.tensors` and the batch would hold each other, and their memory
+    would wait for the garbage collector."""
     storage = batch.evaluate()._storage
     return [ndd.Tensor(storage[row]) for row in range(len(storage))]
 
 
 def numbers(values: np.ndarray, like: ndd.Batch) -> ndd.Batch:
-    """One number, or array, for each image, on the device of a batch: for DALI's arithmetic."""
+    """One number or array for each image, on the device of a batch, for DALI's arithmetic."""
     made = ndd.as_batch(np.ascontiguousarray(values))
     return made if like.device.device_type == "cpu" else made.to_device(like.device)

@@ -1,7 +1,7 @@
-"""Boxes that are overwritten, by DALI's `erase`: with one number for each channel, or with random ones.
+"""Random erasing by DALI's `erase`: with one number for each channel, or with random ones.
 
-Random numbers are those of the reference (`gpuload.stage.finished.random_numbers`), given to DALI as inputs: a box is
-erased to 0 and its numbers are added, laid out to the size of the image.
+Random numbers are the reference's (`gpuload.stage.finished.random_numbers`), given to DALI as inputs: a box is erased
+to 0, and an image of 0 with the numbers in that box is added.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["erase"]
 
 
 def erase(images: Images, record: Erase, before: np.ndarray) -> Images:
-    """Overwrite boxes of windows of images that are levels or finished, of any form, which stays."""
+    """Erase boxes of windows of images, levels or finished, in any layout."""
     boxes_tlhw = boxes_within(record, before)
     there = boxes_tlhw[:, :, 2:].min(axis=2).max(axis=1) > 0
     if not there.any():
@@ -35,25 +35,17 @@ def erase(images: Images, record: Erase, before: np.ndarray) -> Images:
 
 
 def _filled(images: Images, boxes_tlhw: np.ndarray, fill: tuple[float, ...]) -> Images:
-    count = len(images)
-    anchors, sizes = (boxes_tlhw[:, :, part].reshape(count, -1).astype(np.float32) for part in (slice(2), slice(2, 4)))
-    return Images(
-        ndd.erase(
-            images.batch,
-            anchor=ndd.as_batch(anchors),
-            shape=ndd.as_batch(sizes),
-            axis_names="HW",
-            fill_value=list(fill),
-        )
-    )
+    parts = (boxes_tlhw[:, :, part].reshape(len(images), -1) for part in (slice(2), slice(2, 4)))
+    anchor, shape = (ndd.as_batch(part.astype(np.float32)) for part in parts)
+    return Images(ndd.erase(images.batch, anchor=anchor, shape=shape, axis_names="HW", fill_value=list(fill)))
 
 
 def _random(images: Images, boxes_tlhw: np.ndarray, keys: np.ndarray, *, per_pixel: bool) -> Images:
-    channels, place = images.channels, images.raw.device
-    device = torch.device("cpu") if place.device_type == "cpu" else torch.device("cuda", place.device_id)
+    channels, on = images.channels, images.raw.device
+    device = torch.device("cpu") if on.device_type == "cpu" else torch.device("cuda", on.device_id)
     areas = boxes_tlhw[:, :, 2:].prod(axis=2)
     counts = channels * (areas if per_pixel else (areas > 0))
-    # One key after the other where one sequence is made at a time; together they would all be as long as the longest.
+    # One key after the other: together all sequences would be as long as the longest.
     made = [random_numbers(keys[row : row + 1], int(counts[row].sum()), device)[0] for row in range(len(images))]
     sizes, planar = images.sizes_hw, images.layout == "CHW"
     starts = np.cumsum(counts, axis=1) - counts
@@ -64,9 +56,7 @@ def _random(images: Images, boxes_tlhw: np.ndarray, keys: np.ndarray, *, per_pix
             found = made[row][starts[row, number] : starts[row, number] + counts[row, number]]
             found = found.view((channels, height, width) if per_pixel else (channels, int(height > 0), int(height > 0)))
             found = found.expand(channels, height, width)
-            found = found if planar else found.permute(1, 2, 0)
-            patches.append(found.contiguous())
-        laid = Images(ndd.as_batch(patches, layout=images.layout))
-        laid = laid.cut(np.hstack([-boxes[:, :2], sizes]))
-        images = Images(_filled(images, boxes[:, None], (0.0,)).batch + laid.batch)
+            patches.append((found if planar else found.permute(1, 2, 0)).contiguous())
+        added = Images(ndd.as_batch(patches, layout=images.layout)).cut(np.hstack([-boxes[:, :2], sizes]))
+        images = Images(_filled(images, boxes[:, None], (0.0,)).batch + added.batch)
     return images

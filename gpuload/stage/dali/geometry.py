@@ -1,15 +1,15 @@
-"""What moves pixels, by DALI's operators: crops and padding, resampling, affine maps.
+"""Crops and padding, resampling and affine maps by DALI's operators.
 
-**Resampling** is DALI's with antialiasing, whose filters are Pillow's (triangular; cubic with a = -½), but for two
-things. Where a filter reaches beyond the image, DALI repeats the last pixel, and Pillow leaves out what is beyond: up
-to 25 levels at the borders. So the image is laid into zeros, and the result divided by the share of the weights that
-fell on the image, which takes 0.8 ms more for a crop of 500×375 to 224. And DALI keeps floats between the columns and
-the rows, where Pillow rounds to levels and cuts off what bicubic overshoots: up to 23 levels on photographs. So bicubic
-goes in two passes, along the rows first as the reference does. What is left is a level, rarely two.
+**Resampling** is DALI's with antialiasing. Its filters are Pillow's (triangular; cubic with a = -½), with two
+differences. Where a filter reaches beyond the image, DALI repeats the last pixel and Pillow leaves it out: up to 25
+levels at the borders. So the image is padded with zeros, and the result divided by the share of the weights that fell
+on the image, which takes 0.8 ms more for a crop of 500×375 to 224. And DALI keeps floats between columns and rows,
+where Pillow rounds to levels and clamps what bicubic overshoots: up to 23 levels on photographs. So bicubic goes in two
+passes, along the rows first as in the reference. A difference of a level is left, rarely two.
 
-**Warps** fill what lies outside the image with one number and blend with it at the border, where Pillow goes on with
-the last pixel up to the border and fills behind it. So the image is warped with its last pixels repeated, and beside it
-an image of ones by the nearest pixel, which says what is inside.
+**Warps** fill the outside of the image with one number and blend with it at the border, where Pillow repeats the last
+pixel up to the border and fills beyond it. So the image is warped with its last pixels repeated, and an image of ones
+by the nearest pixel, which says what is inside.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from gpuload.transforms.program.windows import FILTERS, SUPPORT
 __all__ = ["crop", "resize", "warp"]
 
 KERNELS: Final = {
-    "nearest": types.INTERP_NN,  # of maps
+    "nearest": types.INTERP_NN,  # of warps only
     "bilinear": types.INTERP_LINEAR,
     "bicubic": types.INTERP_CUBIC,
 }
-GUARD: Final = 1e-3  # what a blend of four equal levels may lose before it is cut off
+GUARD: Final = 1e-3  # more than a blend of four equal levels loses before it is truncated
 
 
 def crop(images: Images, record: Box, before: np.ndarray, after: np.ndarray) -> Images:
@@ -44,21 +44,14 @@ def crop(images: Images, record: Box, before: np.ndarray, after: np.ndarray) -> 
         return images
     if record.padding_mode == "constant":
         return images.cut(boxes, record.fill)
-    inside = (corners >= 0).all() and (corners + after[:, 2:] <= before[:, 2:]).all()
-    if inside:
+    if (corners >= 0).all() and (corners + after[:, 2:] <= before[:, 2:]).all():
         return images.cut(boxes)
-    # The border's pixels are repeated by what looks up the nearest pixel of a map that only shifts.
+    # A shift by the nearest pixel repeats the border's pixels.
     maps = np.zeros((len(boxes), 2, 3), np.float32)
     maps[:, 0, 0] = maps[:, 1, 1] = 1
     maps[:, :, 2] = corners[:, ::-1]
-    return Images(
-        ndd.warp_affine(
-            images.batch,
-            ndd.as_batch(maps),
-            size=ndd.as_batch(after[:, 2:].astype(np.float32)),
-            interp_type=types.INTERP_NN,
-        )
-    )
+    size = ndd.as_batch(after[:, 2:].astype(np.float32))
+    return Images(ndd.warp_affine(images.batch, ndd.as_batch(maps), size=size, interp_type=types.INTERP_NN))
 
 
 def resize(images: Images, record: Box, before: np.ndarray, after: np.ndarray) -> Images:
@@ -77,7 +70,7 @@ def resize(images: Images, record: Box, before: np.ndarray, after: np.ndarray) -
 def _resized(
     images: Images, interpolation: str, starts: np.ndarray, ends: np.ndarray, given_hw: np.ndarray, size_hw: np.ndarray
 ) -> Images:
-    """The parts between starts and ends, in pixels, brought to sizes."""
+    """The parts of images between starts and ends, in pixels, resized."""
     batch = images.batch
     if interpolation == "bicubic":
         (top, left), (bottom, right) = starts.T, ends.T
@@ -89,10 +82,8 @@ def _resized(
 
 
 def _pass(batch: ndd.Batch, interpolation: str, starts: np.ndarray, ends: np.ndarray, size_hw: np.ndarray) -> ndd.Batch:
-    """The same, for images that are zero beyond their borders; what that takes away at the borders is made up for.
-
-    Whether it does is asked of each image by itself, or its bits would depend on the others of its batch.
-    """
+    """The same in one pass. Results whose filter reaches beyond the image are corrected, and only in images
+    that have any, so that the bits of an image do not depend on its batch."""
     images = Images(batch)
     shares = _shares(interpolation, starts, ends, size_hw, images.sizes_hw)
     short = np.array([any((share != 1).any() for share in pair) for pair in shares])
@@ -100,13 +91,13 @@ def _pass(batch: ndd.Batch, interpolation: str, starts: np.ndarray, ends: np.nda
     def sampled(some: Images, rows: np.ndarray, short: bool) -> Images:
         regions = starts[rows], ends[rows], size_hw[rows]
         if short:
-            return Images(_made_up(some, interpolation, *regions, [shares[row] for row in rows.tolist()]))
+            return Images(_corrected(some, interpolation, *regions, [shares[row] for row in rows.tolist()]))
         return Images(_sampled(some.batch, interpolation, *regions))
 
     return grouped(images, short, sampled).batch
 
 
-def _made_up(
+def _corrected(
     images: Images,
     interpolation: str,
     starts: np.ndarray,
@@ -116,7 +107,7 @@ def _made_up(
 ) -> ndd.Batch:
     margin = np.ceil(SUPPORT[interpolation] * np.maximum((ends - starts) / size_hw, 1)).astype(np.int64) + 1
     padded = images.cut(np.hstack([-margin, images.sizes_hw + 2 * margin])).batch
-    # Bicubic overshoots, and a level that is cut off could not be made up for.
+    # Bicubic overshoots, and a clamped level could not be corrected.
     dtype = ndd.float32 if interpolation == "bicubic" else None
     found = _sampled(padded, interpolation, starts + margin, ends + margin, size_hw, dtype)
     down = ndd.as_batch([share.astype(np.float32)[:, None, None] for share, _ in shares]).to_device(found.device)
@@ -127,8 +118,7 @@ def _made_up(
 def _shares(
     interpolation: str, starts: np.ndarray, ends: np.ndarray, size_hw: np.ndarray, lengths_hw: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each image, for the rows and the columns of its result, all weights of the filter over those that lie within
-    the image."""
+    """For each image, for the rows and the columns of its result, the filter's weights over those within the image."""
     axes = []
     for axis in (0, 1):
         columns = (part[:, axis].tolist() for part in (starts, ends, size_hw, lengths_hw))
@@ -168,17 +158,13 @@ def _weights(distance: np.ndarray, interpolation: str) -> np.ndarray:
 
 
 def warp(images: Images, record: Warp, after: np.ndarray) -> Images:
-    """Affine maps; what lies outside is filled. `after` are the windows of the results.
-
-    Raises:
-        ValueError: a map is not affine.
-    """
+    """Affine maps; the outside is filled. `after` are the windows of the results. ValueError if a map is not affine."""
     coefficients = np.where(record.warped[:, None], record.coefficients, np.eye(3).ravel()[:8])
     if coefficients[:, 6:].any():
         row = int(coefficients[:, 6:].any(axis=1).argmax())
         raise ValueError(
-            f"DALI's warp is affine, but what {record.name} drew for row {row} of the batch has the "
-            f"coefficients g, h = {coefficients[row, 6:].tolist()}, which must be 0; use another backend"
+            f"DALI's warp is affine, but {record.name} drew the coefficients g, h = "
+            f"{coefficients[row, 6:].tolist()} for row {row} of the batch, which must be 0; use another backend"
         )
     maps = coefficients[:, :6].reshape(-1, 2, 3).copy()
     maps[:, :, 2] += maps[:, :, 0] * after[:, 1, None] + maps[:, :, 1] * after[:, 0, None]
@@ -190,8 +176,7 @@ def warp(images: Images, record: Warp, after: np.ndarray) -> Images:
     ones = [np.ones((height, width, 1), np.uint8) for height, width in images.sizes_hw.tolist()]
     there = ndd.as_batch(ones, layout="HWC").to_device(pixels.device)
     inside = ndd.warp_affine(there, matrix, size=size, interp_type=types.INTERP_NN, fill_value=0.0)
-    fill = np.array(record.fill, np.float32)
-    outside = numbers(np.tile(fill, (len(images), 1, 1, 1)), pixels)
-    # Pillow cuts filtered levels off behind the decimal point.
+    outside = numbers(np.tile(np.array(record.fill, np.float32), (len(images), 1, 1, 1)), pixels)
+    # Pillow truncates filtered levels.
     cut = GUARD - 0.5 if record.filters == "bilinear" else 0.0
     return Images(to_levels((warped + cut - outside) * inside + outside))

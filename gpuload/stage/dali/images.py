@@ -1,10 +1,10 @@
 """The images of a batch as DALI holds them, on their way through a line of transforms.
 
 They are levels, uint8 H×W×C, up to the end: a batch of 64 at 224×224 is 10 MB, where float32 would be 39 MB that every
-operator reads and writes. The operator at the end (`finished`) makes numbers and the layout of the results of them, and
-mirrors them too, so a mirroring that comes last waits for it.
+operator reads and writes. The operator at the end (`finished`) makes the numbers and the layout of the results, and can
+mirror too, so a horizontal flip that comes last waits for it.
 
-An `Images` is immutable and lives as long as a call of the stage; its first batch is a view of the stage's input.
+An `Images` is immutable and lives as long as a call of the stage; the first one is a view of the stage's input.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Images:
     """Images of any sizes and one number of channels.
 
     Attributes:
-        raw: of layout "HWC"; images that are finished may be "CHW". Whoever takes it sees to `mirrored`.
-        mirrored: bool (n,), which of them are still to be mirrored left and right; None for none.
+        raw: of layout "HWC", finished images also "CHW", before `mirrored`.
+        mirrored: bool (n,), which of them are still to be mirrored left to right; None: none.
     """
 
     raw: ndd.Batch
@@ -38,7 +38,7 @@ class Images:
 
     @classmethod
     def of_ragged(cls, images: RaggedImages, windows_tlhw: np.ndarray) -> Images:
-        """Windows of images: views of the memory that they lie in, where the windows are all that is there."""
+        """Windows of images: views of their memory, if these are the whole decoded regions."""
         views = [
             images.pixels[offset : offset + height * width * channels].view(height, width, channels)
             for offset, (height, width, channels) in zip(images.offsets.tolist(), images.shapes.tolist(), strict=True)
@@ -58,7 +58,7 @@ class Images:
 
     @property
     def channels(self) -> int:
-        """How many."""
+        """The number of channels."""
         return self.raw.shape[0][self.layout.index("C")]
 
     @property
@@ -69,18 +69,18 @@ class Images:
 
     @property
     def batch(self) -> ndd.Batch:
-        """With nothing still to be done."""
+        """The images, mirrored."""
         return self.raw if self.mirrored is None else _flip(self.raw, horizontal=self.mirrored)
 
     def finished(self, layout: str, dtype: Any, mean: Sequence[float] = (), std: Sequence[float] = ()) -> ndd.Batch:
-        """In a layout, as numbers of a type, (level - mean) / std."""
+        """(level - mean) / std in a layout, as numbers of a type."""
         more: dict[str, Any] = {"mean": list(mean), "std": list(std)} if mean else {}
         if self.mirrored is not None:
             more["mirror"] = ndd.as_batch(self.mirrored.astype(np.int32))
         return ndd.crop_mirror_normalize(self.raw, dtype=dtype, output_layout=layout, **more)
 
     def flip(self, flipped: np.ndarray, axis: int) -> Images:
-        """Mirror some of them: `axis` 0 upside down, 1 left and right."""
+        """Mirror some of them: `axis` 0 upside down, 1 left to right."""
         if not flipped.any():
             return self
         if axis == 1:
@@ -88,7 +88,7 @@ class Images:
         return Images(_flip(self.raw, horizontal=self.mirrored, vertical=flipped))
 
     def cut(self, tlhw: np.ndarray, fill: Sequence[float] = (0,)) -> Images:
-        """Boxes of them, int64 (n, 4); what is outside is filled, with one number or one for each channel."""
+        """Boxes of them, int64 (n, 4); the outside is filled with one number or one for each channel."""
         return Images(
             ndd.slice(
                 self.batch,
@@ -108,7 +108,7 @@ class Images:
 
 
 def merged(parts: Sequence[tuple[np.ndarray, Images]]) -> Images:
-    """Images of one batch from its parts: which rows, and these."""
+    """Images from parts of their batch, each with its rows."""
     if len(parts) == 1:
         rows, images = parts[0]
         return images if np.array_equal(rows, np.arange(len(rows))) else images.take(np.argsort(rows))
@@ -120,7 +120,7 @@ def merged(parts: Sequence[tuple[np.ndarray, Images]]) -> Images:
 
 
 def grouped(images: Images, keys: np.ndarray, change: Callable[[Images, np.ndarray, Any], Images]) -> Images:
-    """Change images, those of one key, (n,), together: `change` is given these, their rows and the key."""
+    """Change images in groups of equal keys, (n,): `change` is given a group, its rows and the key."""
     images, parts = Images(images.batch), []
     for key in np.unique(keys).tolist():
         rows = np.flatnonzero(keys == key)

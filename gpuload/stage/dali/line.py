@@ -1,8 +1,4 @@
-"""What each kind of record does to the images of a batch in DALI, from window to window.
-
-The same for images that are levels and for those that are finished: of the latter, only `Flip` and `Erase` are asked
-for.
-"""
+"""What each kind of record does to the images of a batch in DALI. On finished images only `Flip` and `Erase` occur."""
 
 from __future__ import annotations
 
@@ -21,8 +17,8 @@ __all__ = ["apply_program"]
 def apply_program(images: Images, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> Images:
     """Take images through records; windows as for `gpuload.stage.backend.Levels`.
 
-    Images are taken out of the batch for records of some rows, and come back when a record wants them in another
-    company: each way of a branch is taken out once, however many records it has.
+    Images are taken out of the batch for records of some rows, and come back when a record has other rows that overlap
+    with them: each branch is taken out once, however many records it has.
     """
     out: dict[bytes, tuple[np.ndarray, Images]] = {}
     for record, before, after in zip(program.records, windows_tlhw, windows_tlhw[1:], strict=False):
@@ -40,7 +36,7 @@ def apply_program(images: Images, program: Program, windows_tlhw: tuple[np.ndarr
 
 
 def _joined(images: Images, out: dict[bytes, tuple[np.ndarray, Images]]) -> Images:
-    """Images of which some were taken out and changed."""
+    """Images, with those that were taken out and changed."""
     if not out:
         return images
     rest = np.setdiff1d(np.arange(len(images)), np.concatenate([rows for rows, _ in out.values()]))

@@ -1,7 +1,4 @@
-"""Operations that look at the pixels around each, by DALI's filters: blur and sharpness.
-
-They take and give what those of `gpuload.stage.dali.color` do.
-"""
+"""Blur and sharpness by DALI's filters; arguments and results as in `gpuload.stage.dali.color`."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from gpuload.stage.dali.images import Images
 
 __all__ = ["blur", "sharpness"]
 
-# Pillow's SMOOTH. A thirteenth of a whole number is never near a half, so that all round it alike.
+# Pillow's SMOOTH. A thirteenth of a whole number is never close to a half, so everyone rounds it alike.
 KERNEL: Final = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 
@@ -27,10 +24,10 @@ def blur(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 
 
 def sharpness(images: ndd.Batch, values: np.ndarray) -> ndd.Batch:
-    """Blend with a smoothed image, whose borders are those of the image itself."""
+    """Blend with a smoothed image, whose border pixels are the image's."""
     sizes = Images(images).sizes_hw
     smoothed = ndd.filter(images, ndd.as_batch(np.repeat(KERNEL[None], len(sizes), axis=0)))
     inner = np.hstack([np.ones_like(sizes), np.maximum(sizes - 2, 0)])
     whole = np.hstack([-np.ones_like(sizes), sizes])
-    # Differences of levels wrap around in uint8, and come back when they are added.
+    # Differences of levels wrap around in uint8, and the sum wraps back.
     return blend(images, images + Images(smoothed - images).cut(inner).cut(whole).batch, values)

@@ -1,4 +1,4 @@
-"""The operations of `gpuload.transforms.program.ops` that are made of DALI's, and each image's own order of them."""
+"""The operations of `gpuload.transforms.program.ops` in DALI, in each image's own order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["OPERATIONS", "operate"]
 
 Operation = Callable[[ndd.Batch, np.ndarray], ndd.Batch]
 
-# None leaves images as they are. What is not here is in `gpuload.stage.dali.backend.LACKING`.
+# None leaves images as they are. The others are in `gpuload.stage.dali.backend.LACKING`.
 OPERATIONS: Final[dict[str, Operation | None]] = {
     "brightness": color.brightness,
     "contrast": color.contrast,
@@ -36,11 +36,7 @@ OPERATIONS: Final[dict[str, Operation | None]] = {
 
 
 def operate(images: Images, record: Ops) -> Images:
-    """Do the operations, the first of all images first; images with the same one go together.
-
-    Raises:
-        TypeError: one of them is not made of DALI's.
-    """
+    """Do each image's operations; images with the same n-th one go together. TypeError if DALI lacks one."""
     codes = np.where(record.codes == NOTHING, code("identity"), record.codes)
     for turn in range(codes.shape[1]):
         images = _turn(images, codes[:, turn], record.values[:, turn])
@@ -52,7 +48,7 @@ def operate(images: Images, record: Ops) -> Images:
 def _turn(images: Images, codes: np.ndarray, values: np.ndarray) -> Images:
     def operated(some: Images, rows: np.ndarray, number: int) -> Images:
         if OPS[number] not in OPERATIONS:
-            raise TypeError(f"{OPS[number]} is no operation that is made of DALI's")
+            raise TypeError(f"DALI has no operators for {OPS[number]}")
         operation = OPERATIONS[OPS[number]]
         return some if operation is None else Images(operation(some.batch, values[rows]))
 

@@ -1,9 +1,9 @@
-"""A batch through DALI: from the stage's memory, through a line of transforms, into the memory of the results.
+"""Takes a batch through DALI: from the stage's memory, through a line of transforms, into the memory of the results.
 
 Inputs are views that go to DALI through DLPack and are never copied; results are in DALI's memory and are copied once,
-by torch, which also makes float16 and bfloat16 of them on the CPU. On the CPU a batch goes in pieces, so that what lies
-between two operators stays small: 39 MB for 64 images of 224×224 as float32. Nothing is kept from call to call but the
-engine, whose operators hold no images.
+by torch, which also makes float16 and bfloat16 of them on the CPU. There a batch goes in pieces, so that the images
+between two operators stay small: 39 MB for 64 of 224×224 as float32. Only the engine is kept from call to call; its
+operators hold no images.
 """
 
 from __future__ import annotations
@@ -54,14 +54,12 @@ class DaliLevels:
                 rows = np.arange(start, min(start + step, len(images)))
                 windows = tuple(window[rows] for window in windows_tlhw)
                 drawn = program if len(rows) == len(program) else program.take(rows)
-                some = apply_program(Images.of_ragged(_taken(images, rows), windows[0]), drawn, windows)
-                behind = None if late is None else late.take(rows)
-                self._write(some, outputs[start : start + len(rows)], behind)
+                some = apply_program(Images.of_ragged(images.take(rows), windows[0]), drawn, windows)
+                self._write(some, outputs[start : start + len(rows)], None if late is None else late.take(rows))
         return None
 
     def _write(self, images: Images, outputs: Outputs, late: Program | None) -> None:
-        layout = _layout(outputs)
-        finish = self._finish
+        layout, finish = _layout(outputs), self._finish
         if finish.dtype == torch.uint8:
             finished = images.batch if layout == "HWC" else images.finished("CHW", ndd.uint8)
         else:
@@ -75,7 +73,7 @@ class DaliLevels:
 
 
 class DaliLate:
-    """Changes finished images, where they lie: erases and flips.
+    """Erases and flips finished images in place.
 
     Args:
         engine: DALI on the device.
@@ -99,41 +97,28 @@ class DaliLate:
         _copy(apply_program(Images(given), late, late.windows_tlhw).batch, outputs)
 
 
-def _taken(images: RaggedImages, rows: np.ndarray) -> RaggedImages:
-    """Some of the images, where they lie."""
-    return RaggedImages(
-        images.pixels,
-        images.offsets[rows],
-        images.shapes[rows],
-        images.sizes_hw[rows],
-        images.regions_tlhw[rows],
-        [images.labels[int(row)] for row in rows],
-    )
-
-
 def _layout(outputs: Outputs) -> str:
-    """How results lie in memory, each by itself."""
+    """The layout of each result in memory."""
     return "HWC" if not outputs[0].is_contiguous() and outputs[0].permute(1, 2, 0).is_contiguous() else "CHW"
 
 
 def _worked(dtype: torch.dtype) -> torch.dtype:
-    """What numbers are worked on as: floats as float32, levels as they are."""
+    """The dtype that DALI works on: float32 for floats, else the same."""
     return torch.float32 if dtype.is_floating_point else dtype
 
 
 def _copy(batch: ndd.Batch, outputs: Outputs) -> None:
-    """Copy results H×W×C or C×H×W to where they belong."""
+    """Copy results H×W×C or C×H×W to the outputs."""
     order = (2, 0, 1) if batch.layout == "HWC" else (0, 1, 2)
     if isinstance(outputs, torch.Tensor):
-        found = batch.torch()
-        outputs.copy_(found.permute(0, *(axis + 1 for axis in order)))
+        outputs.copy_(batch.torch().permute(0, *(axis + 1 for axis in order)))
         return
     for output, sample in zip(outputs, samples(batch), strict=True):
         output.copy_(sample.torch().permute(order))
 
 
 def _changed(late: Program) -> np.ndarray:
-    """Which images anything is done to, bool (n,)."""
+    """Which images are changed, bool (n,)."""
     found = np.zeros(len(late), np.bool_)
     for record in late.records:
         match record:

@@ -39,5 +39,5 @@ def tile_of(device: torch.device) -> Tile:
 
 
 def portions(count: int) -> Iterator[slice]:
-    """The images of each launch, one program along the second axis of the grid for each, of so many."""
+    """The images of each launch, which has one program for each along the grid's second axis."""
     return (slice(first, first + SECOND_AXIS) for first in range(0, count, SECOND_AXIS))

@@ -20,7 +20,7 @@ from gpuload.stage.fused import record as R
 from gpuload.stage.fused.pointwise import ERASE_BOX, POINTWISE
 from gpuload.stage.fused.statistics import STATISTICS
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.warp import nearest_ways, scaled_places
+from gpuload.stage.reference.warp import nearest_ways, scaled_pixels
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import (
     CHANGES_PIXELS,
@@ -42,7 +42,7 @@ __all__ = ["OPERATIONS", "Passes"]
 KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 SINGLE: Final = np.array([name in POINTWISE and name not in STATISTICS for name in OPS])
 OF_STATISTICS: Final = np.array([name in STATISTICS for name in OPS])
-FAR: Final = 5  # pixels further than so many sigmas from a blur's middle weigh less than a millionth of it each
+FAR: Final = 5  # pixels further than this many sigmas from a blur's middle weigh less than a millionth of it each
 IDENTITY: Final = code("identity")
 WARPED: Final = code("warp")
 OPERATIONS: Final = frozenset(POINTWISE) | {OPS[number] for number in KERNELS} | {"warp"}  # that there are passes for
@@ -220,7 +220,7 @@ class Passes:
         named = np.flatnonzero(nearest & scaling)
         for some in _of_one_size(windows[named, 2:]):
             here = named[some]
-            places = list(scaled_places(coefficients[here], tuple(windows[here[0], 2:].tolist()), windows[here, :2]))
+            places = list(scaled_pixels(coefficients[here], tuple(windows[here[0], 2:].tolist()), windows[here, :2]))
             for axis, length in enumerate((R.HEIGHT, R.WIDTH)):
                 ends = self.ints[at[here], rows[here], length][:, None]
                 places[axis] = np.where(places[axis] < ends, places[axis], -1)
@@ -331,10 +331,8 @@ class Passes:
     def _whole(self, rows: np.ndarray) -> None:
         """Write all that is read, as it is."""
         at = self.last[rows], rows
-        self.ints[(*at, R.OUT_HEIGHT)], self.ints[(*at, R.OUT_WIDTH)] = (
-            self.ints[(*at, R.HEIGHT)],
-            self.ints[(*at, R.WIDTH)],
-        )
+        self.ints[(*at, R.OUT_HEIGHT)] = self.ints[(*at, R.HEIGHT)]
+        self.ints[(*at, R.OUT_WIDTH)] = self.ints[(*at, R.WIDTH)]
         self.ints[(*at, R.STEP_Y)] = self.ints[(*at, R.STEP_X)] = 1
 
     def _sizes(self, rows: np.ndarray) -> np.ndarray:

@@ -81,7 +81,7 @@ class FusedRunner:
 
     Args:
         finish: the end of the chain, for 1 or 3 channels.
-        device: where.
+        device: where the images are.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:

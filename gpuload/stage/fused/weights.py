@@ -61,7 +61,7 @@ __all__ = ["GAUSSIAN", "LINES_AT_ONCE", "TAPS_AT_ONCE", "Tables", "make_tables",
 
 GAUSSIAN: Final = tl.constexpr(100)  # unlike any filter of resampling
 
-# The filter takes so many taps, and so many rows of the source, at once: tables are padded with weights of 0.
+# How many taps, and how many rows of the source, the filter takes at once: tables are padded with weights of 0.
 TAPS_AT_ONCE: Final = tl.constexpr(2)
 LINES_AT_ONCE: Final = tl.constexpr(4)
 

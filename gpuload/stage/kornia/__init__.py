@@ -1,7 +1,7 @@
-"""The backend ``"kornia"``: Kornia's own functional operators with our draws.
+"""The backend ``"kornia"``: Kornia's functional operators with our draws.
 
-Kornia's are batched, but for what they leave to their caller: which images of a batch are changed, by which operations,
-and in which order. Importing this package imports no Kornia; making the backend does.
+The operators are batched; which images of a batch are changed, by which operations and in which order, is decided here.
+Importing this package imports no Kornia; making the backend does.
 """
 
 from gpuload.stage.kornia.backend import KorniaBackend

@@ -1,7 +1,5 @@
-"""The backend ``"kornia"``: what it has, and what the reference does in its place.
-
-Kornia is imported when the backend is made, never before: it takes half a second.
-"""
+"""Which transforms Kornia has, and why it lacks the rest. Kornia is imported when a backend is made, not before: it
+takes half a second."""
 
 from __future__ import annotations
 
@@ -21,19 +19,12 @@ __all__ = ["KorniaBackend"]
 MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install kornia`"
 RESIZE: Final = "Kornia's resize lies up to 87 levels from Pillow's"
 NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"
-BICUBIC: Final = "Kornia's bicubic filter is another than Pillow's (a = -0.75, not -1): up to 28 levels"
+BICUBIC: Final = "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1): up to 28 levels"
 LACKING: Final = {"pillow_blur": "Kornia has no box blur of a fractional radius"}
 
 
 class KorniaBackend(Backend):
-    """Kornia's functional operators with our draws.
-
-    Args:
-        device: where the images are.
-
-    Raises:
-        BackendError: Kornia cannot be imported.
-    """
+    """Kornia's functional operators with our draws; BackendError if Kornia cannot be imported."""
 
     name: ClassVar[str] = "kornia"
 

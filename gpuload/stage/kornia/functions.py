@@ -1,23 +1,23 @@
-"""Operations of `gpuload.transforms.program.ops.OPS` as Kornia computes them: numbers in, numbers out, nothing rounded.
+"""Operations of `gpuload.transforms.program.ops.OPS` as Kornia computes them: floats in and out, not rounded to levels.
 
 Images are float N×C×H×W on the scale of levels, 0 … 255; `values` is float64 (N, `VALUES`), what was drawn for each
-image. Functions are pure: they work in memory of their own, and gradients flow through them wherever the definition has
-one. `gpuload.stage.kornia.operations` brings their results back to levels.
+image. Functions are pure: they work in memory of their own, and gradients flow through them if the definition has any.
+`gpuload.stage.kornia.operations` makes levels of their results.
 
-Where several functions of Kornia bear the name of an operation, the one is taken that means what Pillow means, and
-where none does, the operation is built of others (on photographs of 220×180 and on random images, in levels):
+If several functions of Kornia have the name of an operation, the one that means the same as Pillow's is used; if none
+does, the operation is built from others (on photographs of 220×180 and on random images, in levels):
 
 - brightness: `adjust_brightness` adds, `adjust_brightness_accumulative` multiplies.
 - contrast: `adjust_contrast` multiplies as well (up to 143 levels from Pillow), and
-  `adjust_contrast_with_mean_subtraction` does not round the mean (9% of the numbers differ by one). It is a blend with
-  `add_weighted`, in the order of Pillow's own arithmetic. So are saturation (`adjust_saturation` works in HSV: up to
+  `adjust_contrast_with_mean_subtraction` does not round the mean (9% of the numbers differ by one). Here it is a blend
+  by `add_weighted`, in the order of Pillow's arithmetic. So are saturation (`adjust_saturation` works in HSV: up to
   195; `adjust_saturation_with_gray_subtraction` does not round the grey: 14% differ by one) and sharpness
   (`kornia.enhance.sharpness` does not round the smoothed image: 16% differ by one).
-- hue: `adjust_hue` keeps hue and saturation as floats, where Pillow has 8 bits (up to 17); between `rgb_to_hsv` and
-  `hsv_to_rgb` they are cut to 8 bits here (up to 4).
-- autocontrast: `normalize_min_max` subtracts first, where Pillow multiplies first and then cuts (8 numbers of 10,000
-  differ by one), and makes a channel of one level black; `add_weighted` again.
-- grey: `rgb_to_grayscale` with Pillow's weights in place of its own (3 numbers of 10,000 differ by one).
+- hue: `adjust_hue` keeps hue and saturation as floats, where Pillow has 8 bits (up to 17); here they are truncated to 8
+  bits between `rgb_to_hsv` and `hsv_to_rgb` (up to 4).
+- autocontrast: `normalize_min_max` subtracts first, where Pillow multiplies first and then truncates (8 numbers of
+  10,000 differ by one), and makes a channel of one level black; `add_weighted` again.
+- grey: `rgb_to_grayscale` with Pillow's weights (3 numbers of 10,000 differ by one).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 
 WHITE: Final = 255.0
 CIRCLE: Final = 2 * math.pi
-# What is cut to whole numbers after float32 arithmetic may lie below one by some 5e-5.
+# Before truncation, float32 results may be below a whole number by some 5e-5.
 GUARD: Final = 1e-4
 
 
@@ -70,7 +70,7 @@ def brightness(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def contrast(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """A blend with the mean grey level, a whole number. Sums of whole numbers are the same in any batch."""
+    """A blend with the mean grey level, a whole number. Sums of whole numbers do not depend on the batch."""
     grey = _grey(images)
     count = grey[0].numel()
     total = grey.to(torch.int64).sum(dim=(1, 2, 3), keepdim=True)
@@ -84,11 +84,11 @@ def saturation(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def sharpness(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """A blend with the smoothed image, whole numbers; its border is that of the image."""
+    """A blend with the smoothed image, whole numbers; its border is the image's."""
     height, width = images.shape[2:]
     if height < 3 or width < 3:
         return images
-    # The weights are whole numbers, which are exact in any arithmetic that a convolution may be done in, TF32 too.
+    # The weights are whole numbers, exact in any arithmetic of a convolution, TF32 too.
     kernel = images.new_ones(1, 3, 3)
     kernel[0, 1, 1] = 5
     planes = images.flatten(0, 1)[None]  # as channels of one image: 64 images of 128×128 in 4 ms on the CPU, not 80
@@ -99,7 +99,7 @@ def sharpness(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def hue(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """HSV and back, with hue and saturation cut to 8 bits, as Pillow's are, and the hue turned by ⌊255 turns⌋."""
+    """To HSV and back, with hue and saturation truncated to 8 bits, as in Pillow, and the hue turned by ⌊255 turns⌋."""
     if images.shape[1] == 1:
         return images
     turns, saturated, value = rgb_to_hsv(images / WHITE).split(1, dim=1)
@@ -120,7 +120,7 @@ def invert(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def solarize(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Levels from a threshold on are inverted. It is put between two levels, where no rounding can touch it."""
+    """Levels from a threshold on are inverted. It is moved between two levels, where rounding does not matter."""
     thresholds = (np.ceil(values[:, 0]) - 0.5) / WHITE
     return kornia_solarize(images / WHITE, upload(thresholds, images.device).to(images.dtype)) * WHITE
 
@@ -142,7 +142,7 @@ def equalize(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def autocontrast(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Each channel stretched to 0 … 255; one of a single level stays as it is."""
+    """Each channel stretched to 0 … 255; a channel of one level stays as it is."""
     numbers = images.to(torch.float64)
     least, greatest = torch.aminmax(numbers.flatten(2), dim=2)
     flat = greatest == least
@@ -152,7 +152,7 @@ def autocontrast(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def blur(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """A Gaussian blur with mirrored borders, float64: so TF32, which has 10 bits, is out of the question."""
+    """A Gaussian blur with mirrored borders, in float64, so that TF32 with its 10 bits is never used."""
     sizes, which = np.unique(values[:, :2].astype(np.int64), axis=0, return_inverse=True)
     numbers = images.to(torch.float64)
     if len(sizes) == 1:
@@ -166,9 +166,8 @@ def blur(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def noise(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Normal numbers, cut off behind the decimal point, are added; they are those of all backends."""
-    keys = upload(values[:, 2:4], images.device)
-    numbers = batch_normals(keys, images[0].numel()).view_as(images)
+    """The sum with truncated normal numbers, the same ones as in all backends."""
+    numbers = batch_normals(upload(values[:, 2:4], images.device), images[0].numel()).view_as(images)
     numbers = torch.trunc(numbers * _each(values[:, 1], images) + _each(values[:, 0], images))
     return weighted(images, 1.0, numbers.to(images.dtype), 1.0)
 
@@ -188,12 +187,12 @@ def _grey(images: torch.Tensor) -> torch.Tensor:
 
 
 def _blend(images: torch.Tensor, other: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """The other image, and the factor times what the image differs from it: so Pillow adds them up."""
+    """The other image plus the factor times the difference from it, in Pillow's order."""
     return weighted(images - other, _each(values[:, 0], images), other, 1.0)
 
 
 def _blurred(numbers: torch.Tensor, values: np.ndarray, width: int, height: int) -> torch.Tensor:
-    sigmas_yx = torch.from_numpy(values[:, [3, 2]])  # Kornia looks at them, so they stay with the host
+    sigmas_yx = torch.from_numpy(values[:, [3, 2]])  # on the host, since Kornia reads them
     rows, columns = numbers.shape[2:]
     down, across = height // 2, width // 2
     if down < rows and across < columns:

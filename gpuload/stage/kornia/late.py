@@ -1,7 +1,7 @@
-"""Kornia on finished images: they are erased, flipped and mixed where they lie.
+"""Kornia on finished images: erases, flips and mixes them in place.
 
-The order, and what is drawn, are those of `gpuload.stage.finished`; numbers are worked on as float32 and rounded to
-the batch's dtype once. Nothing is kept.
+The order and the random numbers are those of `gpuload.stage.finished`; the arithmetic is in float32, rounded to the
+batch's dtype once. Nothing is kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gpuload.transforms.program.ops import Erase, Flip, Mix, Record
 
 __all__ = ["run_late"]
 
-PIECE: Final = 16  # images at once: random pixels take some 100 numbers of 64 bits for each
+PIECE: Final = 16  # images at once: each random pixel takes some 100 numbers of 64 bits
 
-# What becomes of some images N×C×H×W; where they stand in the record, int64 (N,).
+# From some images N×C×H×W and their indices in the record, int64 (N,), to the changed images.
 Change = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
 
@@ -38,34 +38,32 @@ def run_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> No
                 _change(outputs, record, record.boxes_tlhw[:, :, 2].max(axis=1) > 0, _eraser(record))
             case Mix():
                 _mix(outputs, record, neighbours(len(late)) if partners is None else partners)
-            case _:
-                pass  # it does nothing to pixels
 
 
 def _change(outputs: Outputs, record: Record, which: np.ndarray, change: Change) -> None:
-    """Change some of a record's images, bool (n,): of a list one by one, for their sizes may differ."""
-    rows, places = np.arange(len(which)) if record.rows is None else record.rows, np.flatnonzero(which)
+    """Change some of a record's images, bool (n,); those of a list one by one, since their sizes may differ."""
+    rows, changed = np.arange(len(which)) if record.rows is None else record.rows, np.flatnonzero(which)
     if not isinstance(outputs, torch.Tensor):
-        for place in places.tolist():
-            output = outputs[int(rows[place])]
-            output.copy_(change(output[None], np.array([place]))[0])
+        for number in changed.tolist():
+            output = outputs[int(rows[number])]
+            output.copy_(change(output[None], np.array([number]))[0])
         return
-    for start in range(0, len(places), PIECE):
-        some = places[start : start + PIECE]
+    for start in range(0, len(changed), PIECE):
+        some = changed[start : start + PIECE]
         index = upload(rows[some], outputs.device)
         outputs[index] = change(outputs[index], some)
 
 
 def _eraser(record: Erase) -> Change:
-    """What erases the boxes of images, one box of all images after the other."""
+    """A change that erases the first boxes of all images, then the second ones, …"""
 
-    def erase(images: torch.Tensor, places: np.ndarray) -> torch.Tensor:
-        boxes = record.boxes_tlhw[places]
+    def erase(images: torch.Tensor, which: np.ndarray) -> torch.Tensor:
+        boxes = record.boxes_tlhw[which]
         if record.kind == "const":
             constant = upload(np.array(record.numbers, np.float32)[:, None, None], images.device)
             numbers = [constant] * boxes.shape[1]
         else:
-            numbers = _random(record.keys[places], boxes, images, pixels=record.kind == "pixel")
+            numbers = _random(record.keys[which], boxes, images, pixels=record.kind == "pixel")
         for number, written in enumerate(numbers):
             images = erased(images, boxes[:, number], written)
         return images
@@ -74,8 +72,8 @@ def _eraser(record: Erase) -> Change:
 
 
 def _random(keys: np.ndarray, boxes: np.ndarray, images: torch.Tensor, *, pixels: bool) -> list[torch.Tensor]:
-    """The normal numbers for each box of images, in an image of its own where each of the `pixels` has one; they are
-    counted from box to box, as all backends count them."""
+    """The normal numbers for each box of images: one for each channel, or, with `pixels`, images with one for each
+    pixel of the box. They are counted from box to box, as in all backends."""
     n, channels, height, width = images.shape
     areas = boxes[:, :, 2:].prod(axis=2)
     counts = channels * (areas if pixels else areas > 0)
@@ -106,5 +104,5 @@ def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
         own, other = (outputs[upload(rows, device)] for rows in (paste, partners[paste]))
         size_hw = outputs.shape[2], outputs.shape[3]
         changes.append((paste, torch.where(inside(mix.box_tlhw[paste], size_hw, device), other, own)))
-    for rows, change in changes:  # behind both: each image is mixed with its partner as that was
+    for rows, change in changes:  # after both: an image is mixed with its partner as it was before
         outputs[upload(rows, device)] = change

@@ -1,7 +1,7 @@
-"""Kornia's operations on levels: what `gpuload.stage.kornia.functions` gives, brought back to whole numbers.
+"""Kornia's operations on levels: the results of `gpuload.stage.kornia.functions`, rounded.
 
-As in the reference's `operations`, levels are float32 N×C×H×W and hold whole numbers in 0 … 255, and so do results.
-Runs on any device, in the process of the stage.
+As in the reference's `operations`, levels and results are float32 N×C×H×W, whole numbers in 0 … 255. Runs on any
+device, in the process of the stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Function = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
 
 def _cut(function: Function, guard: float = 0.0) -> Operation:
-    """Cut off behind the decimal point, as Pillow's blends are."""
+    """Truncated, as Pillow's blends are; with a guard of 0.5, rounded, halves up."""
 
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
         return torch.floor(function(levels, values) + guard).clamp(0, 255).to(levels.dtype)
@@ -35,7 +35,7 @@ def _cut(function: Function, guard: float = 0.0) -> Operation:
 
 
 def _rounded(function: Function) -> Operation:
-    """Rounded to the nearest whole number, and halves to the even one."""
+    """Rounded to the nearest whole number, halves to the even one."""
 
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
         return torch.round(function(levels, values)).clamp(0, 255).to(levels.dtype)
@@ -43,18 +43,13 @@ def _rounded(function: Function) -> Operation:
     return operation
 
 
-def _half_up(function: Function) -> Operation:
-    """Rounded to the nearest whole number, and halves up."""
-    return _cut(function, 0.5)
-
-
 OPERATIONS: Final[dict[str, Operation]] = {
     "brightness": _cut(functions.brightness),
     "contrast": _cut(functions.contrast),
     "saturation": _cut(functions.saturation),
     "sharpness": _cut(functions.sharpness),
-    "hue": _half_up(functions.hue),
-    "grayscale": _half_up(functions.grayscale),
+    "hue": _cut(functions.hue, 0.5),
+    "grayscale": _cut(functions.grayscale, 0.5),
     "autocontrast": _cut(functions.autocontrast),
     "blur": _rounded(functions.blur),
     "invert": _rounded(functions.invert),
@@ -68,8 +63,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 def mix(levels: torch.Tensor, record: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]) -> torch.Tensor:
-    """The mixture of images with what chains of operations make of them: AugMix, as
-    `gpuload.stage.reference.mixture.mix_batch` has it; `operate` may work in place."""
+    """AugMix; arguments as for `gpuload.stage.reference.mixture.mix_batch`."""
     shares = upload(record.weights.astype(np.float32), levels.device)[:, :, None, None, None]
     total = levels * shares[:, 0]
     for chain in range(record.codes.shape[1]):

@@ -1,6 +1,6 @@
-"""A chain on batches with Kornia: the runner of the reference for batches, with Kornia's way of changing pixels.
+"""Kornia's runner on levels: the reference's runner for batches, with pixels changed by Kornia.
 
-Images of one size go together, so each of Kornia's functions is called once for all images that it is drawn for; where
+Images of one size go together, so each of Kornia's functions is called once for all images that it is drawn for; if
 sizes differ between two transforms, images are taken one by one. Nothing is kept from call to call.
 """
 
@@ -25,18 +25,13 @@ from gpuload.transforms.program.ops import Box, Erase, Flip, Mixture
 
 __all__ = ["KorniaRunner"]
 
-# Images at once on the CPU. Kornia makes a new tensor at each step: of 8 images of 224×224 these lie in memory that the
-# process has; of 64 it comes from the system each time (autocontrast 3.3 and 14 ms for an image, hue 7.7 and 16).
+# Images at once on the CPU. Kornia makes a new tensor at each step: for 8 images of 224×224 the process reuses memory,
+# for 64 it gets new memory from the system each time (autocontrast 3.3 and 14 ms for an image, hue 7.7 and 16).
 CPU_PIECE: Final = 8
 
 
 class KorniaRunner(BatchRunner):
-    """Applies transforms that work on levels, all but those that resample boxes.
-
-    Args:
-        finish: the end of the chain.
-        device: where.
-    """
+    """Applies transforms that work on levels, all but those that resample boxes."""
 
     operations: ClassVar[Mapping[str, Operation]] = operations.OPERATIONS
 

@@ -1,1 +1,1 @@
-"""The reference: all transforms with torch and numpy, image by image on the CPU, batch by batch on CUDA."""
+"""The reference: all transforms with torch and numpy, image by image on the CPU, in batches on CUDA."""

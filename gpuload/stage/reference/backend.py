@@ -1,5 +1,4 @@
-"""The backend ``"torch"``: all records, on the CPU image by image, on CUDA batch by batch. What the others are held
-against, and what runs in their place."""
+"""The backend ``"torch"``, the reference: it has all records, and runs what the other backends lack."""
 
 from __future__ import annotations
 
@@ -23,12 +22,7 @@ Runner = Literal["single", "batched"]
 
 
 class TorchBackend(Backend):
-    """The reference.
-
-    Args:
-        device: where the images are.
-        runner: ``"single"`` or ``"batched"``; None: the one that is for the device.
-    """
+    """The reference; `runner` None: by the device."""
 
     name: ClassVar[str] = "torch"
 
@@ -47,13 +41,13 @@ class TorchBackend(Backend):
 
 
 def reference_runner(finish: Finish, device: torch.device, runner: Runner | None = None) -> SingleRunner | BatchRunner:
-    """The one that is named, or that is for a device."""
+    """The runner with this name, else the device's."""
     single = device.type == "cpu" if runner is None else runner == "single"
     return SingleRunner(finish) if single else BatchRunner(finish, device)
 
 
 def levels_of(runner: SingleRunner | BatchRunner) -> Levels:
-    """A runner of the reference as one of a backend, which leaves all that is late."""
+    """A runner of the reference as a backend's, which leaves all late records to be done."""
 
     def run(
         images: RaggedImages,

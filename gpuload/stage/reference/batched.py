@@ -1,8 +1,8 @@
 """The reference on CUDA: a program applied to many images at once, with batched tensor operations.
 
-The images of a batch lie in *parts*, each with the rows that it holds: a record picks its rows out of them, and what it
-makes is a new part. Where images that go together differ in size, they are taken one by one. Everything is issued on
-the current stream; numbers go to the device as small arrays. Nothing is kept from call to call.
+The images of a batch are in *groups*, each with its rows: a record takes its rows out of them, and its results are a
+new group. If images that go through a record together differ in size, all are taken one by one. Everything is issued
+on the current stream; numbers go to the device as small arrays. Nothing is kept from call to call.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["BatchRunner", "dense"]
 
-PIECE: Final = 64  # images at once: what a resize needs in between is some 3 MB for each
+PIECE: Final = 64  # images at once: between its axes a resize needs some 3 MB for each
 
-Part = tuple[np.ndarray, Source]  # rows of a batch, ascending, and where their pixels lie
+Group = tuple[np.ndarray, Source]  # rows of a batch, ascending, and where their pixels are
 
 
 class BatchRunner:
     """Applies programs to batches.
 
-    What it does to pixels stands in methods of its own, which another backend may have its own way of; levels N×C×H×W
-    are uint8 where they are moved, and float32 where operations work on them.
+    What changes pixels is in methods that another backend may override; levels N×C×H×W are uint8 when they are moved,
+    and float32 in operations.
 
     Args:
         finish: the end of the chain.
-        device: where.
+        device: where the images are.
     """
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
@@ -83,7 +83,7 @@ class BatchRunner:
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
     ) -> torch.Tensor:
         everyone = np.arange(len(rows))
-        parts: list[Part] = [(everyone, Source.of_ragged(images, rows, windows[0]))]
+        groups: list[Group] = [(everyone, Source.of_ragged(images, rows, windows[0]))]
         for number, record in enumerate(program.records):
             if not isinstance(record, CHANGES_PIXELS):
                 continue
@@ -92,13 +92,13 @@ class BatchRunner:
             if record.rows is not None:
                 own, before, after = record.rows, before[record.rows], after[record.rows]
             if len(own):
-                source, parts = _picked(parts, own)
-                parts.append((own, self._apply(source, record, before, after)))
-        levels = dense(_picked(parts, everyone)[0])
+                source, groups = _picked(groups, own)
+                groups.append((own, self._apply(source, record, before, after)))
+        levels = dense(_picked(groups, everyone)[0])
         return levels if self._finish.dtype == torch.uint8 else self._finished(levels)
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
-        """The numbers that levels become, float32."""
+        """Finished images, float32."""
         result = levels.to(torch.float32)
         if not self._finish.is_identity:
             result.mul_(self._constants[0]).add_(self._constants[1])
@@ -149,7 +149,7 @@ class BatchRunner:
         fill: Sequence[float],
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
-        """Images through a map; arguments as for `warp_batch`."""
+        """Images through maps; arguments as for `warp_batch`."""
         return warp_batch(levels, coefficients, size, interpolation, fill, corners=corners)
 
     def _warp(self, source: Source, record: Warp, after: np.ndarray) -> Source:
@@ -170,7 +170,7 @@ class BatchRunner:
         return Source.of_dense(results)
 
     def _operate(self, levels: torch.Tensor, record: Ops) -> torch.Tensor:
-        """Do the operations, the first of all images first; images with the same one go together."""
+        """Do each image's operations; images with the same n-th one go together."""
         filters = filter_codes(record.filters, record.codes.shape)
         for turn in range(record.codes.shape[1]):
             for code in np.unique(record.codes[:, turn]).tolist():
@@ -193,7 +193,7 @@ class BatchRunner:
         filters: np.ndarray,
         fill: Sequence[float],
     ) -> None:
-        """Warp these images in place, those of one filter together."""
+        """Warp some images in place, those with the same filter together."""
         size = levels.shape[2], levels.shape[3]
         for number in np.unique(filters).tolist():
             some = np.flatnonzero(filters == number)
@@ -203,24 +203,24 @@ class BatchRunner:
 
 
 def _resized(source: Source, record: Box, before: np.ndarray, after: np.ndarray) -> Source:
-    """Windows of resized boxes, those of one filter together."""
+    """Windows of resized boxes, those with the same filter together."""
     corners = before[:, :2] - record.box_tlhw[:, :2]
     boxes, sizes = record.box_tlhw[:, 2:], record.size_hw
     filters = filter_codes(record.filters, len(before))
-    parts: list[Part] = []
+    groups: list[Group] = []
     for number in np.unique(filters).tolist():
         rows = np.flatnonzero(filters == number)
         some = source if len(rows) == len(filters) else source.take(rows)
         found = resize(some, corners[rows], boxes[rows], sizes[rows], after[rows], FILTERS[number])
-        parts.append((rows, Source.of_dense(found)))
-    return _picked(parts, np.arange(len(filters)))[0]
+        groups.append((rows, Source.of_dense(found)))
+    return _picked(groups, np.arange(len(filters)))[0]
 
 
-def _picked(parts: Sequence[Part], rows: np.ndarray) -> tuple[Source, list[Part]]:
-    """The images of some rows, in their order, and the parts that are left."""
-    picked: list[Part] = []
-    left: list[Part] = []
-    for own, source in parts:
+def _picked(groups: Sequence[Group], rows: np.ndarray) -> tuple[Source, list[Group]]:
+    """The images of some rows, in their order, and the groups that are left."""
+    picked: list[Group] = []
+    left: list[Group] = []
+    for own, source in groups:
         inside = np.isin(own, rows, assume_unique=True)
         if inside.all():
             picked.append((own, source))
@@ -245,35 +245,33 @@ def _picked(parts: Sequence[Part], rows: np.ndarray) -> tuple[Source, list[Part]
 
 
 def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
-    """Whether the images that go through a record together are of one size there, and all results are.
-
-    Images may come in any size to what takes pixels where they lie: a box, or a flip.
-    """
-    loose = np.ones(len(program), np.bool_)  # nothing was made of them yet: only their pixels are named
+    """Whether the images of each record have one size, and all results too. Images of any size may go through the first
+    box or flip, which reads pixels where they are."""
+    untouched = np.ones(len(program), np.bool_)  # still a view of the stage's input
     for number, record in enumerate(program.records):
         rows = slice(None) if record.rows is None else record.rows
         before, after = windows[number][rows, 2:], windows[number + 1][rows, 2:]
         if not len(after) or not isinstance(record, CHANGES_PIXELS):
             continue
-        gathers = isinstance(record, Box | Flip) and loose[rows].all()
+        gathers = isinstance(record, Box | Flip) and untouched[rows].all()
         if (not gathers and (before != before[0]).any()) or (after != after[0]).any():
             return False
-        loose[rows] = False
+        untouched[rows] = False
     results = windows[-1][:, 2:]
     return not (results != results[0]).any()
 
 
 def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
-    """The size that all of them have."""
+    """The size of all windows."""
     return int(windows_tlhw[0, 2]), int(windows_tlhw[0, 3])
 
 
 def dense(source: Source) -> torch.Tensor:
-    """All pixels of images of one size, N×C×H×W, to be read only: where they lie, if they lie as they are wanted."""
+    """All pixels of images of one size, N×C×H×W, read-only: a view if they are contiguous, else a copy."""
     count, height, width = len(source.base), int(source.heights[0]), int(source.widths[0])
     length = source.channels * height * width
     first = int(source.base[0])
-    as_wanted = (
+    contiguous = (
         (source.channel_step == height * width or source.channels == 1)
         and (source.row_step == width).all()
         and (source.column_step == 1).all()
@@ -281,6 +279,6 @@ def dense(source: Source) -> torch.Tensor:
         and (source.widths == width).all()
         and (source.base == first + np.arange(count) * length).all()
     )
-    if not as_wanted:
+    if not contiguous:
         return source.dense()
     return source.pixels[first : first + count * length].view(count, source.channels, height, width)

@@ -1,17 +1,17 @@
-"""Operations that look at the pixels around each: blurs and sharpness, on batches and on one image on the CPU.
+"""Blurs and sharpness, on batches and on one image on the CPU.
 
 Levels of batches are float32 N×C×H×W, whole numbers in 0 … 255. All sums are exact in the floats that hold them, so
-they may be made in any order, and bits depend neither on the batch nor on the device: weights of a Gaussian blur are
-whole multiples of 2**-16, its first pass needs the 24 bits of float32, the second 40 of float64's 53.
+bits depend neither on their order nor on the batch or the device: weights of a Gaussian blur are whole multiples of
+2**-16, its first pass needs the 24 bits of float32, the second 40 of float64's 53.
 
 The Gaussian blur of one image on the CPU has the same bits. Each pass is a product with a band of weights, cut into
-tiles of `TILE` columns, so that matrix multiplication does what is not zero and little more (224×224×3 with 23×23
-weights, one core: 0.2 ms for rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 3 ms).
+tiles of `TILE` columns, so that matrix multiplication meets few zeros (224×224×3 with 23×23 weights, one core: 0.2 ms
+for rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 3 ms).
 
 `box_blur` is Pillow's `ImageFilter.GaussianBlur`: three box blurs, along rows and then along columns; one image on the
-CPU goes to Pillow itself. A box has a whole radius and a share of the pixel on either side beyond it, in units of
-2**-24; sums are whole numbers below 2**33, exact in float64, so that both ways give the same levels. They differ by
-some levels from the Gaussian kernel of torchvision, `blur`. Source: Gwosdek et al., SSVM 2011.
+CPU goes to Pillow itself. A box has a whole radius and a share of the pixel beyond it on either side, in units of
+2**-24; sums are whole numbers below 2**33, exact in float64, so both give the same levels. They differ by some levels
+from the Gaussian kernel of torchvision, `blur`. Source: Gwosdek et al., SSVM 2011.
 
 Runs in the process of the stage, one thread.
 """
@@ -48,10 +48,10 @@ WEIGHT_UNIT: Final = 1 << 16
 
 @lru_cache(maxsize=512)
 def blur_weights(width: int, sigma: float) -> np.ndarray:
-    """The weights of a Gaussian kernel, in units of 1 / `WEIGHT_UNIT`: float64 (n,), n odd, at most `width`; those at
-    the ends that would be 0 are left out. They sum up to `WEIGHT_UNIT`."""
-    places = np.arange(width) - width // 2
-    density = np.exp(-0.5 * (places / sigma) ** 2)
+    """The weights of a Gaussian kernel, in units of 1 / `WEIGHT_UNIT`, with the sum `WEIGHT_UNIT`: float64 (n,), n odd,
+    at most `width`, without zeros at the ends."""
+    distances = np.arange(width) - width // 2
+    density = np.exp(-0.5 * (distances / sigma) ** 2)
     weights = np.rint(density / density.sum() * WEIGHT_UNIT)
     weights[width // 2] += WEIGHT_UNIT - weights.sum()
     found = np.flatnonzero(weights)
@@ -62,19 +62,19 @@ def blur_weights(width: int, sigma: float) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def mirrored(length: int, radius: int) -> np.ndarray:
-    """Which pixels stand at -radius … length + radius - 1, mirrored at the last pixels as often as needed."""
+    """Which pixels are read for -radius … length + radius - 1, mirrored at the last pixels as often as needed."""
     return padded_places(np.arange(-radius, length + radius), length, "reflect")
 
 
 def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """A Gaussian blur, rows and columns, with mirrored borders: `gaussian_blur2d` of Kornia, which is torchvision's."""
+    """A Gaussian blur with mirrored borders: torchvision's, and Kornia's `gaussian_blur2d`."""
     rows = _blurred(levels, 3, [blur_weights(int(row[0]), row[2]) for row in values.tolist()])
     both = _blurred(rows.to(torch.float64), 2, [blur_weights(int(row[1]), row[3]) for row in values.tolist()])
     return both.round_().to(levels.dtype)
 
 
 def _blurred(levels: torch.Tensor, axis: int, kernels: list[np.ndarray]) -> torch.Tensor:
-    """Along one axis, each image with a kernel of its own."""
+    """Blur along one axis, each image with its own kernel."""
     radius = max(len(kernel) for kernel in kernels) // 2
     weights = np.stack([np.pad(kernel, radius - len(kernel) // 2) for kernel in kernels]) / WEIGHT_UNIT
     taps = upload(weights, levels.device).to(levels.dtype)[:, :, None, None, None]
@@ -102,7 +102,7 @@ def smooth(levels: torch.Tensor) -> torch.Tensor:
     rows = levels[..., :-2] + levels[..., 1:-1] + levels[..., 2:]
     total = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]
     total += 4 * levels[:, :, 1:-1, 1:-1]
-    # A thirteenth of a whole number is never near a half, so that float32 rounds it as Pillow does.
+    # A thirteenth of a whole number is never close to a half, so float32 rounds it as Pillow does.
     smoothed = levels.clone()
     smoothed[:, :, 1:-1, 1:-1] = total.add_(6.5).div_(13).floor_()
     return smoothed
@@ -124,7 +124,7 @@ def box_blur_image(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """The same for levels N×C×H×W, float32; `values` are float64 (N, …), a radius first."""
+    """The same for levels N×C×H×W, float32; `values`, float64 (N, …), begin with the radius."""
     boxes = [_box(radius) for radius in values[:, 0].tolist()]
     radius = max(whole for whole, _, _ in boxes) + 1
     weights = np.zeros((len(boxes), radius + 1))
@@ -135,9 +135,9 @@ def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     blurred = levels.to(torch.float64)
     for axis in (3, 2):
         length = levels.shape[axis]
-        places = upload(np.clip(np.arange(-radius, length + radius), 0, length - 1), levels.device)
+        indices = upload(np.clip(np.arange(-radius, length + radius), 0, length - 1), levels.device)
         for _ in range(PASSES):
-            padded = blurred.index_select(axis, places)
+            padded = blurred.index_select(axis, indices)
             blurred = padded.narrow(axis, radius, length) * taps[:, 0]
             for far in range(1, radius + 1):
                 pair = padded.narrow(axis, radius - far, length) + padded.narrow(axis, radius + far, length)
@@ -147,7 +147,7 @@ def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def _box(radius: float) -> tuple[int, int, int]:
-    """The whole radius of the boxes, the weight of a pixel inside, and that of the two beyond; Pillow has float32."""
+    """The whole radius of the boxes, the weights of a pixel inside and of the two beyond; in float32 like Pillow."""
     deviation = np.float32(radius)
     variance = deviation * deviation / np.float32(PASSES)
     whole = np.float32(np.floor((np.sqrt(12.0 * float(variance) + 1.0).astype(np.float32) - 1.0) / 2.0))
@@ -191,19 +191,18 @@ def blur_image(levels: Floats, kernel_width: int, kernel_height: int, sigma_x: f
 
 def _padded(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dtype) -> torch.Tensor:
     """The image, mirrored at both ends of an axis."""
-    shape = list(levels.shape)
-    length = shape[axis]
-    shape[axis] = length + 2 * radius
+    shape, length = list(levels.shape), levels.shape[axis]
+    shape[axis] += 2 * radius
     padded = torch.empty(shape, dtype=dtype, device="cpu")
-    places = torch.from_numpy(mirrored(length, radius))
+    indices = torch.from_numpy(mirrored(length, radius))
     padded.narrow(axis, radius, length).copy_(levels)
-    padded.narrow(axis, 0, radius).copy_(levels.index_select(axis, places[:radius]))
-    padded.narrow(axis, radius + length, radius).copy_(levels.index_select(axis, places[radius + length :]))
+    padded.narrow(axis, 0, radius).copy_(levels.index_select(axis, indices[:radius]))
+    padded.narrow(axis, radius + length, radius).copy_(levels.index_select(axis, indices[radius + length :]))
     return padded
 
 
 def _band(weights: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """What a tile's columns take of the tile and its surroundings: (TILE + n - 1) × TILE."""
+    """The weights of a tile and its surroundings for each of its columns: (TILE + n - 1) × TILE."""
     band = torch.zeros(TILE + len(weights) - 1, TILE, dtype=dtype, device="cpu")
     diagonals = band.as_strided((TILE, len(weights)), (TILE + 1, TILE))
     diagonals.copy_(torch.from_numpy(weights / WEIGHT_UNIT))

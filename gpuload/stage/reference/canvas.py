@@ -1,8 +1,8 @@
-"""One image on its way through a chain on the CPU, in whichever form was made last.
+"""One image on its way through a chain on the CPU.
 
-Levels are a numpy array H×W×C, so that crops and flips are views and cost nothing; colour works on a float32 scratch
-C×H×W that holds whole numbers. One canvas lives as long as its runner, with its scratch memory; it is used by the
-process of the stage, one thread.
+Levels are a numpy array H×W×C, so crops and flips are views and cost nothing; colour works on a float32 scratch C×H×W
+of whole numbers. A canvas lives as long as its runner, with its scratch memory; used by one thread of the stage's
+process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ __all__ = ["Canvas"]
 
 
 class Canvas:
-    """One image on its way: where it lies in the memory of the batch's sources, or its levels as uint8 H×W×C, or as
-    floats; whichever was made last."""
+    """One image in the form that was made last: an offset in the stage's input, levels as uint8 H×W×C, or floats."""
 
     def __init__(self) -> None:
         self.pixels = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -29,7 +28,7 @@ class Canvas:
         self._scratch = Floats(1, 0, 0)
 
     def begin(self, offset: int, shape: list[int], top: int, left: int, height: int, width: int) -> None:
-        """Begin with a window of the image of a shape that lies at an offset in `flat`."""
+        """Begin with a window of the image with this offset in `flat` and this shape."""
         step = shape[1] * shape[2]
         self._image = self._floats = None
         if width == shape[1]:
@@ -55,13 +54,11 @@ class Canvas:
         return self._image
 
     def planes(self) -> torch.Tensor:
-        """The levels as the kernels of torch want them."""
-        if self._start is not None:
-            return planes_at(self.pixels, *self._start[:4])
-        return planes(self.image())
+        """The levels for torch's kernels."""
+        return planes(self.image()) if self._start is None else planes_at(self.pixels, *self._start[:4])
 
     def floats(self) -> Floats:
-        """The levels as floats, to be worked on in place."""
+        """The levels as floats, to be changed in place."""
         if self._floats is None:
             height, width, channels = self.image().shape
             if self._scratch.array.shape != (channels, height, width):

@@ -1,15 +1,15 @@
 """The arithmetic of colour transforms on levels: on batches on any device, and tuned for one image on the CPU.
 
-Every function works in place and leaves whole numbers behind. The meaning is Pillow's (ImageEnhance, and the hue shift
-that torchvision makes of Pillow's HSV): blends are cut off after the decimal point, not rounded. Statistics of an image
-are sums of whole numbers that are exact in floats, so they are the same in any batch and in any order of summation.
+Every function works in place, on whole numbers, with whole numbers as results. The meaning is Pillow's (ImageEnhance,
+and torchvision's hue shift in Pillow's HSV): blends are truncated, not rounded. Statistics of an image are sums of
+whole numbers that are exact in floats, so they depend neither on the batch nor on the order of summation.
 
-Batches are float tensors N×C×H×W that hold whole numbers in 0 … 255; `factor` is a number for all images, or a tensor
-of shape (N, 1, 1, 1). `SingleColor` gives the same results for one image. What costs on a processor is the number of
-passes over the planes of an image and whether they stay in its cache, so it works in place on float32 C×H×W, with three
-planes of scratch memory that are kept. numpy and torch look at the same memory, and each is used where it is faster
-(224×224, one core: a difference of planes 11 µs in numpy, 19 µs in torch; clamping three planes 75 and 22 µs; torch's
-comparisons and `where` 90 and 60 µs, so there are none there).
+Batches are float tensors N×C×H×W with levels 0 … 255; `factor` is a number for all images, or a tensor of shape
+(N, 1, 1, 1). `SingleColor` gives the same results for one image. Its time depends on the number of passes over an
+image's planes and on whether they stay in the cache, so it works in place on float32 C×H×W, with three planes of
+scratch memory. numpy and torch share that memory, and each is used where it is faster (224×224, one core: a difference
+of planes 11 µs in numpy, 19 µs in torch; clamping three planes 75 and 22 µs; torch's comparisons and `where` 90 and
+60 µs, so they are not used).
 
 Runs in the process of the stage, one thread.
 """
@@ -30,11 +30,11 @@ Factor = float | torch.Tensor
 # products and sums are exact, since they have 24 bits.
 LUMA: Final = (19595 / 65536, 38470 / 65536, 7471 / 65536)
 
-# A blend by an affine map m + f (x - m) = f x + (1 - f) m loses the last bits where x = m, and cutting off would then
-# miss a level; this is more than what is lost (6e-5 at 511), and shifts one level in 10,000.
+# An affine blend, m + f (x - m) = f x + (1 - f) m, loses the last bits where x = m, and truncated it would be a level
+# too low. This is more than what is lost (6e-5 at 511), and shifts one level in 10,000.
 GUARD: Final = 1e-4
 
-TINY: Final = 1e-20  # added to whole numbers that may be 0 before they divide 0
+TINY: Final = 1e-20  # added to whole numbers that may be 0 before 0 is divided by them
 
 
 def luma(levels: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ def luma(levels: torch.Tensor) -> torch.Tensor:
 
 
 def _to_levels(levels: torch.Tensor, factor: Factor) -> None:
-    """Cut off what is outside 0 … 255 and behind the decimal point. A factor in 0 … 1 cannot lead outside."""
+    """Clamp to 0 … 255, which a factor in 0 … 1 never leaves, and truncate."""
     if isinstance(factor, torch.Tensor) or factor > 1:
         levels.clamp_(0, 255)
     levels.floor_()
@@ -60,18 +60,15 @@ def brightness(levels: torch.Tensor, factor: Factor) -> None:
 
 
 def contrast(levels: torch.Tensor, factor: Factor) -> None:
-    """Blend with the mean grey level, rounded: Pillow's `ImageEnhance.Contrast`.
-
-    It is the grey level of the mean colour; Pillow takes the mean of the rounded grey levels, which lies within some
-    thousandths.
-    """
+    """Blend with the mean grey level, rounded: Pillow's `ImageEnhance.Contrast`. It is the grey level of the mean
+    colour; Pillow's mean of the rounded grey levels differs by some thousandths."""
     channels, height, width = levels.shape[1:]
     # Rows first: their sums stay below 2**24, where float32 is exact, then float64, exact below 2**53.
     sums = levels.sum(dim=3, keepdim=True).sum(dim=2, keepdim=True, dtype=torch.float64)
     if channels == 3:
         sums = sums[:, :1] * LUMA[0] + sums[:, 1:2] * LUMA[1] + sums[:, 2:] * LUMA[2]
     mean = sums.div(height * width).add_(0.5).floor_()
-    # The factor is a float32, as Pillow's is; what is added is worked out in float64 on all devices.
+    # The factor is a float32, as Pillow's is; the summand is computed in float64 on all devices.
     rest = 1 - (factor.double() if isinstance(factor, torch.Tensor) else factor)
     levels.mul_(factor).add_((mean * rest + GUARD).to(levels.dtype))
     _to_levels(levels, factor)
@@ -87,9 +84,7 @@ def saturation(levels: torch.Tensor, factor: Factor) -> None:
 
 def hue(levels: torch.Tensor, factor: Factor) -> None:
     """Turn the hue by a fraction of the circle: Pillow's HSV and back, with torchvision's shift of H by ⌊255 factor⌋.
-
-    H and S are rounded down to whole numbers in 0 … 255 on the way, as Pillow's are.
-    """
+    H and S are rounded down to whole numbers in 0 … 255 on the way, as in Pillow."""
     if levels.shape[1] == 1:
         return
     red, green, blue = levels.split(1, dim=1)
@@ -102,7 +97,7 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
     turns = torch.copysign(distance, green - blue).mul_(-255 / 6).add_(255 / 2).floor_()
     shift = torch.trunc(factor * 255).to(levels.dtype) if isinstance(factor, torch.Tensor) else int(factor * 255)
     sixths = _wrap(turns + shift, 256).mul_(6 / 255)
-    # What the channels lack at most: the saturation, rounded down to whole numbers as Pillow's is, of the value.
+    # By how much channels are below the value at most: the saturation, rounded down, times the value.
     lack = (chroma * 255).div_(value + TINY).floor_().mul_(value).mul_(1 / 255)
     value = value - lack + 0.5
     for channel, start, sign, centre in ((red, -1, 1, 3), (green, 2, -1, 2), (blue, 2, -1, 4)):
@@ -112,7 +107,7 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
 
 
 def _wrap(numbers: torch.Tensor, period: float) -> torch.Tensor:
-    """The remainder of a division, in place; `torch.remainder` takes several times as long."""
+    """Remainders, in place; `torch.remainder` takes several times as long."""
     return numbers.sub_(torch.mul(numbers, 1 / period).floor_(), alpha=period)
 
 
@@ -125,7 +120,7 @@ ADJUST: Final[dict[str, Callable[[torch.Tensor, Factor], None]]] = {
 
 
 class Floats:
-    """Levels of one image as float32 C×H×W, seen by numpy and by torch."""
+    """Levels of one image as float32 C×H×W, shared by numpy and torch."""
 
     __slots__ = ("array", "tensor")
 
@@ -135,11 +130,7 @@ class Floats:
 
 
 class SingleColor:
-    """Adjusts one image after the other.
-
-    Attributes:
-        adjust: by the name of the adjustment, a function that changes levels by a factor, in place.
-    """
+    """Adjusts one image after the other. `adjust`: by name, the functions that change levels by a factor, in place."""
 
     def __init__(self) -> None:
         self.adjust: dict[str, Callable[[Floats, float], None]] = {
@@ -166,7 +157,7 @@ class SingleColor:
 
     def _contrast(self, levels: Floats, factor: float) -> None:
         channels, height, width = levels.array.shape
-        # As in `color.contrast`; the luma of every pixel, of which Pillow takes the mean, costs three times as much.
+        # As in `contrast`; the luma of every pixel, whose mean Pillow takes, costs three times as much.
         sums = levels.tensor.sum(dim=2).numpy().sum(axis=1, dtype=np.float64).tolist()
         grey = sums[0] if channels == 1 else sum(weight * total for weight, total in zip(LUMA, sums, strict=True))
         mean = int(grey / (height * width) + 0.5)
@@ -201,9 +192,7 @@ class SingleColor:
         least = chroma
         np.maximum(np.maximum(red, green, out=value), blue, out=value)
         np.minimum(np.minimum(red, green, out=least), blue, out=least)
-        # With R, G, B in 0 … 1 between the least and the greatest channel, the hue is 1 + G + B - R sixths of the
-        # circle where G ≥ B, and 5 - (G + B - R) elsewhere: 3 minus a distance with the sign of G - B.
-        np.add(green, blue, out=turns)
+        np.add(green, blue, out=turns)  # the formulas are those of `hue`
         np.subtract(turns, red, out=turns)
         np.subtract(turns, least, out=turns)
         np.subtract(green, blue, out=green)
@@ -216,8 +205,7 @@ class SingleColor:
         np.add(turns, 255 / 2, out=turns)
         np.floor(turns, out=turns)
         _turn(turns, int(factor * 255) % 256, red, zeros, ones)
-        # What the channels lack at most: the saturation, rounded down to whole numbers as Pillow's is, of the value.
-        np.multiply(chroma, 255.0, out=chroma)
+        np.multiply(chroma, 255.0, out=chroma)  # becomes `lack`
         np.add(value, TINY, out=red)
         np.divide(chroma, red, out=chroma)
         np.floor(chroma, out=chroma)
@@ -240,7 +228,7 @@ class SingleColor:
 
 
 def _turn(turns: np.ndarray, shift: int, room: np.ndarray, zeros: np.ndarray, ones: np.ndarray) -> None:
-    """Add a shift to hues in 0 … 255, which wrap at 256, and bring them to 0 … 6."""
+    """Add a shift to hues in 0 … 255, wrap them at 256, and scale them to 0 … 6."""
     np.add(turns, shift, out=turns)
     np.subtract(turns, 255.0, out=room)
     np.maximum(room, zeros, out=room)

@@ -1,12 +1,12 @@
-"""Resampling and cropping a whole batch with tensor operations: what the reference does on CUDA.
+"""The reference's resampling and cropping of batches, with tensor operations.
 
-A `Source` says where the pixels of every image of a batch lie in one flat uint8 tensor: pixel (y, x) of channel c of
-image i is at ``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. So a ragged batch and a dense
-tensor look the same, and crops and flips only change numbers on the host. Pixels move when a result is gathered: loops
-run over the taps of a filter, never over images. The arithmetic is Pillow's fixed point to the last bit (along the
-rows, rounded to levels, then along the columns).
+A `Source` says where the pixels of a batch are in one flat uint8 tensor: pixel (y, x) of channel c of image i is at
+``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. So a ragged batch and a dense tensor look the
+same, and crops and flips only change numbers on the host. Pixels move when a result is gathered: loops run over the
+taps of a filter, never over images. The arithmetic is Pillow's fixed point to the last bit (along the rows, rounded to
+levels, then along the columns).
 
-Works on any device. Nothing here is kept from call to call.
+Works on any device. Nothing is kept from call to call.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,10 +25,12 @@ from gpuload.transforms.program.windows import PRECISION_BITS, filter_weights, n
 
 __all__ = ["Source", "crop", "resize"]
 
+PER_IMAGE: Final = ("base", "row_step", "column_step", "heights", "widths")
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where the pixels of n images lie; all arrays are int64 (n,), on the host."""
+    """Where the pixels of n images are; all arrays are int64 (n,), on the host."""
 
     pixels: torch.Tensor
     base: np.ndarray
@@ -41,11 +44,8 @@ class Source:
     @classmethod
     def of_ragged(cls, images: RaggedImages, rows: np.ndarray, windows_tlhw: np.ndarray) -> Source:
         """Windows of some images of a batch."""
-        heights, widths, channels = images.shapes[rows].T
-        row_step = widths * channels
-        whole = cls(
-            images.pixels, images.offsets[rows], row_step, channels.copy(), 1, heights, widths, int(channels[0])
-        )
+        heights, widths, own = images.shapes[rows].T
+        whole = cls(images.pixels, images.offsets[rows], widths * own, own.copy(), 1, heights, widths, int(own[0]))
         return whole.cut(windows_tlhw - np.pad(images.regions_tlhw[rows, :2], ((0, 0), (0, 2))))
 
     @classmethod
@@ -63,23 +63,15 @@ class Source:
 
     @classmethod
     def joined(cls, sources: Sequence[Source]) -> Source | None:
-        """The images of several sources, one after the other; None where they do not lie in one tensor alike."""
+        """The images of several sources, in order; None if they are not in one tensor with equal channel steps."""
         first = sources[0]
         if any(one.pixels is not first.pixels or one.channel_step != first.channel_step for one in sources):
             return None
-        names = ("base", "row_step", "column_step", "heights", "widths")
-        return replace(first, **{name: np.concatenate([getattr(one, name) for one in sources]) for name in names})
+        return replace(first, **{name: np.concatenate([getattr(one, name) for one in sources]) for name in PER_IMAGE})
 
     def take(self, rows: np.ndarray) -> Source:
         """Some of the images."""
-        return replace(
-            self,
-            base=self.base[rows],
-            row_step=self.row_step[rows],
-            column_step=self.column_step[rows],
-            heights=self.heights[rows],
-            widths=self.widths[rows],
-        )
+        return replace(self, **{name: getattr(self, name)[rows] for name in PER_IMAGE})
 
     def flip(self, flipped: np.ndarray, *, horizontally: bool) -> Source:
         """Mirror some of the images."""
@@ -90,7 +82,7 @@ class Source:
 
     @cached_property
     def _steps(self) -> torch.Tensor:
-        """base, row_step and column_step on the device, int64 (3, n); uploaded once, however many taps gather."""
+        """base, row_step and column_step on the device, int64 (3, n); uploaded once for all taps."""
         return upload(np.stack([self.base, self.row_step, self.column_step]), self.pixels.device)
 
     def gather(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -100,8 +92,8 @@ class Source:
         across = base + columns * column_step
         down = rows * row_step
         channel = torch.arange(self.channels, device=device) * self.channel_step
-        places = across[:, None, None, :] + down[:, None, :, None] + channel[None, :, None, None]  # (n, C, H, W)
-        return self.pixels[places]
+        indices = across[:, None, None, :] + down[:, None, :, None] + channel[None, :, None, None]  # (n, C, H, W)
+        return self.pixels[indices]
 
     def dense(self) -> torch.Tensor:
         """All pixels N×C×H×W; the images must be of one size."""
@@ -119,8 +111,8 @@ def crop(
     """Boxes that may reach beyond the image, N×C×H×W.
 
     Args:
-        source: the windows of the images that there are.
-        corners: int64 (n, 4), top and left of the wanted box, then of the source, in the frames of the images.
+        source: windows of the images.
+        corners: int64 (n, 4), top and left of the wanted box, then of the source, in the whole images.
         size_hw: of the boxes.
         frames_hw: int64 (n, 2), the sizes of the images.
         mode: the padding mode.
@@ -152,28 +144,23 @@ def resize(
     """Windows of resized boxes, N×C×H×W; all windows must be of one size.
 
     Args:
-        source: the parts of the boxes that there are.
-        corners: int64 (n, 2), where in the boxes they lie.
-        boxes_hw, sizes_hw: int64 (n, 2), the sizes of the boxes, and what they are resized to.
+        source: parts of the boxes.
+        corners: int64 (n, 2), their top and left in the boxes.
+        boxes_hw, sizes_hw: int64 (n, 2), the sizes of the boxes before and after.
         windows_tlhw: int64 (n, 4), the parts of the results that are wanted.
         interpolation: the filter.
     """
     device = source.pixels.device
     height, width = windows_tlhw[0, 2:].tolist()
     if interpolation == "nearest":
-        at = [
-            upload(
-                np.stack(
-                    [
-                        nearest_indices(box[axis], size[axis], window[axis], window[axis + 2]) - corner[axis]
-                        for box, size, window, corner in zip(boxes_hw, sizes_hw, windows_tlhw, corners, strict=True)
-                    ]
-                ),
-                device,
-            )
+        rows, columns = (
+            [
+                nearest_indices(box[axis], size[axis], window[axis], window[axis + 2]) - corner[axis]
+                for box, size, window, corner in zip(boxes_hw, sizes_hw, windows_tlhw, corners, strict=True)
+            ]
             for axis in (0, 1)
-        ]
-        return source.gather(at[0], at[1])
+        )
+        return source.gather(upload(np.stack(rows), device), upload(np.stack(columns), device))
     axes = []
     for axis, count in ((0, height), (1, width)):
         firsts, weights = filter_weights(
@@ -197,7 +184,7 @@ def resize(
 
 
 def _range(lengths: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    """0, 1, 2 … up to the greatest length, for each image: (n, length)."""
+    """0, 1, 2 … below the greatest length, for each image: (n, length)."""
     return torch.arange(int(lengths.max()), device=like.device).expand(len(lengths), -1)
 
 

@@ -1,8 +1,8 @@
 """Mixtures of chains of operations: AugMix, on one image on the CPU and on batches on any device.
 
-The shares are multiplied with levels and summed up in float32, the image first, then chain after chain, and cut off
-behind the decimal point, as torchvision does it; both ways round the same products and sums, so their results are the
-same. `GUARD` keeps an image that is mixed with itself as it is, where a sum of shares stays below 1 by its last bit.
+Levels are multiplied by their shares and summed up in float32, the image first, then chain after chain, and truncated,
+as in torchvision; both ways round the same products and sums, so their results are equal. With `GUARD` an image mixed
+with itself stays as it is, even if its shares' sum is below 1 by the last bit.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from gpuload.transforms.program.ops import Mixture, Ops
 
 __all__ = ["GUARD", "mix_batch", "mix_image"]
 
-GUARD: Final = 1e-4  # what is lost is some 6e-5 at most: four roundings of numbers below 256
+GUARD: Final = 1e-4  # at most some 6e-5 is lost: four roundings of numbers below 256
 
 
 def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
-    """Replace the image on a canvas by its mixture with what each of the chains makes of it there.
+    """Replace the image on a canvas by its mixture with the results of chains.
 
     Args:
         canvas: holds the image.
         shares: float32 (1 + chains), of the image itself and of each chain.
-        chains: what works on the canvas.
+        chains: each changes the image on the canvas.
     """
     image = canvas.image()
     total = image * shares[0]
     for chain, share in zip(chains, shares[1:], strict=True):
         canvas.set(image)
         chain()
-        # Floats are read as they lie: bringing them to levels first would take a pass more.
+        # Floats are read as they are: making them levels first would take another pass.
         levels = canvas.floats().array.transpose(1, 2, 0) if canvas.is_float else canvas.image()
         total += levels * share
     total += np.float32(GUARD)

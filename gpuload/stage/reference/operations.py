@@ -1,14 +1,13 @@
 """What each of `gpuload.transforms.program.ops.OPS` means: on batches on any device, and on one image on the CPU.
 
-`OPERATIONS` are for batches. Levels are float32 N×C×H×W and hold whole numbers in 0 … 255; so do results. An operation
-may work in place, and returns where its result is. `values` is float64 (N, `VALUES`), what was drawn for each image, in
-the host's memory: operations take what they need to the device, since some must know a number before they issue
-anything. The meaning is Pillow's wherever Pillow has the operation. Statistics of an image are sums and counts of whole
-numbers, so an image's result never depends on the batch that it is in. ``"warp"`` and ``"identity"`` are not among
-them: whoever calls an operation does these.
+`OPERATIONS` are for batches. Levels and results are float32 N×C×H×W, whole numbers in 0 … 255. An operation may work in
+place, and returns its result. `values` is float64 (N, `VALUES`), what was drawn for each image, on the host, since some
+operations need a number before they issue anything. The meaning is Pillow's if Pillow has the operation. Statistics of
+an image are sums and counts of whole numbers, so an image's result never depends on its batch. The callers do
+``"warp"`` and ``"identity"`` themselves.
 
-`SingleOperations` does the same to one image, with a batch of one where nothing faster is known; where something is,
-both have the same results. Runs in the process of the stage, one thread.
+`SingleOperations` does the same to one image with the same results, as a batch of one unless there is a faster way.
+Runs in the process of the stage, one thread.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
 def _factor(name: str) -> Operation:
     adjust = ADJUST[name]
-    # A turn is cut to 255ths, for which it must not be rounded before: 51 / 255 less its last bit is no 51.
+    # A turn is truncated to 255ths, and must not be rounded before: 51 / 255 without its last bit would be 50.
     dtype = np.float64 if name == "hue" else np.float32
 
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
@@ -47,7 +46,7 @@ def _factor(name: str) -> Operation:
 
 
 def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Add normal numbers, cut off behind the decimal point as torchvision does it on uint8 images, and clip."""
+    """Add normal numbers, truncated as by torchvision on uint8 images, and clamp."""
     numbers = upload(values[:, :2].astype(np.float32), levels.device)[:, :, None, None, None]
     keys = upload(values[:, 2:4], levels.device)
     added = batch_normals(keys, levels[0].numel()).view_as(levels)
@@ -56,7 +55,7 @@ def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def in_channels(levels: torch.Tensor, count: int) -> torch.Tensor:
-    """Grey levels in so many channels."""
+    """Grey levels in this many channels."""
     return levels if count == levels.shape[1] else levels[:, :1].expand(-1, count, -1, -1)
 
 
@@ -81,8 +80,6 @@ ImageOperation = Callable[[Canvas, Sequence[float]], None]
 
 
 class SingleOperations:
-    """Applies operations to a canvas."""
-
     def __init__(self) -> None:
         color = SingleColor()
         tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in color.adjust.items()}
@@ -118,7 +115,7 @@ def _batched(name: str) -> ImageOperation:
 
 
 def canvas_in_channels(canvas: Canvas, count: int) -> None:
-    """Bring grey levels to so many channels."""
+    """Bring grey levels to this many channels."""
     channels = canvas.floats().array.shape[0] if canvas.is_float else canvas.image().shape[2]
     if count != channels:
         canvas.set(np.repeat(canvas.image()[:, :, :1], count, axis=2))
@@ -137,7 +134,6 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def warp_canvas(canvas: Canvas, values: Sequence[float], interpolation: str, fill: Sequence[float]) -> None:
-    """Do a warp by this filter, with this fill."""
+    """Warp an image to its own size."""
     image = canvas.image()
-    height, width = image.shape[:2]
-    canvas.set(warp_image(image, values, (height, width), interpolation, fill))
+    canvas.set(warp_image(image, values, (image.shape[0], image.shape[1]), interpolation, fill))

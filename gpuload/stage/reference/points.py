@@ -1,12 +1,12 @@
-"""Operations that map each level by itself: solarize, posterize, equalize and others, as Pillow's.
+"""Pillow's operations on single pixels: solarize, posterize, equalize and others.
 
 Batches are float32 N×C×H×W, whole numbers in 0 … 255, on any device. What is not linear goes through tables of 256
-entries, worked out from counts of whole numbers, so that an image's result has the same bits in any batch.
+entries, computed from counts of whole numbers, so an image's result has the same bits in any batch.
 
 `POINTS` are the same for one image on the CPU, tuned, with the same results. They work on the uint8 levels H×W×C, a
-quarter of the memory of floats. Comparisons and masks of bytes run at many bytes an instruction (224×224×3: 10 µs
-each); numpy's look-up of bytes turns them into 64-bit places first, so tables go through `bytes.translate` (20 µs a
-plane, a third of it).
+quarter of the memory of floats. Comparisons and masks of bytes take many bytes an instruction (224×224×3: 10 µs each);
+numpy's look-up turns bytes into 64-bit indices first, so tables go through `bytes.translate` (20 µs a plane, a third of
+numpy's time).
 
 Runs in the process of the stage, one thread.
 """
@@ -42,7 +42,7 @@ LEVELS: Final = 256
 
 
 def posterize_step(bits: float) -> int:
-    """How far the levels lie apart of which so many bits are kept."""
+    """The distance of neighbouring levels if this many bits are kept."""
     return 1 << (8 - int(bits))
 
 
@@ -53,18 +53,18 @@ def invert(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 def solarize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Invert levels from a threshold on: Pillow's `ImageOps.solarize`."""
-    threshold = _constant(np.ceil(values[:, 0]), levels)  # before it is rounded to float32: 34 + 1e-14 is not 34
+    threshold = _constant(np.ceil(values[:, 0]), levels)  # `ceil` in float64: 34 + 1e-14 is not 34
     return torch.where(levels < threshold, levels, 255 - levels)
 
 
 def solarize_add(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Raise levels below a threshold, to 255 at most: timm's, a table by Pillow's `Image.point`."""
+    """Raise levels below a threshold, to 255 at most: timm's, by Pillow's `Image.point`."""
     threshold, added = _constant(values[:, 0], levels), _constant(values[:, 1], levels)
     return torch.where(levels < threshold, (levels + added).clamp_(max=255), levels)
 
 
 def posterize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Keep the upper bits: Pillow's `ImageOps.posterize`; of 0 bits nothing is left."""
+    """Keep the upper bits: Pillow's `ImageOps.posterize`; with 0 bits all levels are 0."""
     step = _constant(np.array([posterize_step(bits) for bits in values[:, 0].tolist()]), levels)
     return levels.div_(step).floor_().mul_(step)
 
@@ -75,7 +75,7 @@ def grayscale(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def permute(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Channels in another order. There is but one order of one channel."""
+    """Channels in another order; a single channel stays."""
     if levels.shape[1] == 1:
         return levels
     channels = upload(values[:, :3].astype(np.int64), levels.device)
@@ -90,27 +90,26 @@ def autocontrast(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 def equalize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Spread the levels of each channel evenly: Pillow's `ImageOps.equalize`."""
-    n, channels = levels.shape[:2]
-    places = levels.flatten(2).to(torch.int64)
-    counts = torch.zeros(n, channels, LEVELS, dtype=torch.int64, device=levels.device)
-    counts.scatter_add_(2, places, torch.ones_like(places))
+    indices = levels.flatten(2).to(torch.int64)
+    counts = indices.new_zeros(*levels.shape[:2], LEVELS)
+    counts.scatter_add_(2, indices, torch.ones_like(indices))
     return _look_up(levels, equalize_table(counts))
 
 
 def stretch_table(least: torch.Tensor, greatest: torch.Tensor) -> torch.Tensor:
-    """What becomes of each level, float64 (…, 256), where these are the ends of the levels, float64 (…)."""
+    """The new level of each level, float64 (…, 256), from the least and the greatest, float64 (…)."""
     ramp = torch.arange(LEVELS, dtype=torch.float64, device=least.device)
     span = greatest - least
-    scale = torch.full_like(span, 255) / span.clamp(min=1)  # a number over a tensor is a product with its reciprocal
+    scale = torch.full_like(span, 255) / span.clamp(min=1)  # torch would multiply a plain number by a reciprocal
     offset = -least * scale
-    # Cut off behind the decimal point, in the order of Pillow's operations: the numbers are float64 there too.
+    # Truncated, in the order of Pillow's operations, which are in float64 too.
     product = ramp * scale[..., None]
     stretched = (product + offset[..., None]).trunc_().clamp_(0, 255)
     return torch.where((span > 0)[..., None], stretched, ramp)
 
 
 def equalize_table(counts: torch.Tensor) -> torch.Tensor:
-    """What becomes of each level, float64 (…, 256), where so many pixels have it, int64 (…, 256)."""
+    """The new level of each level, float64 (…, 256), from the numbers of pixels with it, int64 (…, 256)."""
     ramp = torch.arange(LEVELS, device=counts.device)
     last = torch.where(counts > 0, ramp, 0).amax(dim=-1, keepdim=True)
     step = (counts.sum(dim=-1, keepdim=True) - counts.gather(-1, last)) // 255
@@ -121,8 +120,7 @@ def equalize_table(counts: torch.Tensor) -> torch.Tensor:
 
 def _look_up(levels: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
     """Each channel through its table, N×C×256."""
-    places = levels.flatten(2).to(torch.int64)
-    return tables.to(levels.dtype).gather(2, places).view_as(levels)
+    return tables.to(levels.dtype).gather(2, levels.flatten(2).to(torch.int64)).view_as(levels)
 
 
 def _constant(numbers: np.ndarray, levels: torch.Tensor) -> torch.Tensor:
@@ -167,14 +165,12 @@ def _permute(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def _planes(canvas: Canvas) -> np.ndarray:
-    """The levels as C×H×W, in memory of their own."""
-    planes = np.empty(canvas.image().transpose(2, 0, 1).shape, np.uint8)
-    np.copyto(planes, canvas.image().transpose(2, 0, 1))
-    return planes
+    """A copy of the levels, C×H×W."""
+    return canvas.image().transpose(2, 0, 1).copy()
 
 
 def _look_up_planes(planes: np.ndarray, tables: torch.Tensor) -> np.ndarray:
-    """Each plane through its table of C × 256, in place; seen as H×W×C."""
+    """Each plane through its table of C × 256, in place; returned as H×W×C."""
     for plane, table in zip(planes, tables.to(torch.uint8).numpy(), strict=True):
         plane[:] = np.frombuffer(plane.tobytes().translate(table.tobytes()), np.uint8).reshape(plane.shape)
     return planes.transpose(1, 2, 0)

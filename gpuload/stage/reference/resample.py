@@ -1,19 +1,20 @@
 """Resampling of uint8 images, one at a time on the CPU: torch's antialiasing kernels, within a level of Pillow's.
 
 torch has kernels for uint8 on the CPU (AVX2; Pillow's algorithm in 16-bit fixed point) that cost a third of Pillow's
-time. Like Pillow up to version 12 they go along the rows first; newer versions begin with the axis that is cheaper,
-which differs where bicubic overshoots 0 … 255 in between. The kernels always start at the image's first pixel, so a
-part of a result (the window of a crop behind a resize) is made by laying the source where it lies in the whole, beside
-pixels that nothing depends on, and asking for the result up to the window's end, with the scale given: that equals the
-part of the whole result to the last bit.
+time. Like Pillow up to version 12 they go along the rows first; newer versions begin with the cheaper axis, which
+differs where bicubic overshoots 0 … 255 in between. The kernels always start at the image's first pixel. So for a part
+of a result (the window of a crop after a resize) the source is put where it is in the whole image, next to pixels that
+nothing depends on, and the result is computed up to the window's end with the scale given: it equals that part of the
+whole result to the last bit.
 
-Used by the process that runs the stage. A `Resampler` keeps scratch memory between calls and is not to be shared
-between threads; a result is valid until the next call.
+Used by the process that runs the stage. A `Resampler` keeps scratch memory between calls and must not be shared between
+threads; a result is valid until the next call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from gpuload.transforms.program.windows import nearest_indices
 
 __all__ = ["Resampler", "contiguous", "planes", "planes_at"]
 
-# What torch.nn.functional.interpolate(antialias=True) calls; through torch.ops a call takes 12 µs longer.
+# As called by torch.nn.functional.interpolate(antialias=True); through torch.ops a call takes 12 µs longer.
 KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "bilinear": torch._C._nn._upsample_bilinear2d_aa,  # pyright: ignore[reportAttributeAccessIssue]
     "bicubic": torch._C._nn._upsample_bicubic2d_aa,  # pyright: ignore[reportAttributeAccessIssue]
@@ -40,11 +41,7 @@ class Resampler:
         self._result = _Scratch()
 
     def whole(self, planes: torch.Tensor, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
-        """The whole of an image, resized; it is given as `planes` makes it.
-
-        Returns:
-            H×W×C, scratch memory.
-        """
+        """A whole image, given as `planes` makes it, resized: H×W×C, scratch memory."""
         out = self._result.of((*size_hw, planes.shape[1]))
         KERNELS[interpolation](planes, size_hw, False, None, None, out=out.planes)
         return out.image
@@ -61,10 +58,9 @@ class Resampler:
         """A window of a resized box.
 
         Args:
-            image: h×w×C, the part of the box that there is.
-            corner: where in the box it lies.
-            box_hw: the size of the whole box.
-            size_hw: the size that the whole box is resized to.
+            image: h×w×C, a part of the box.
+            corner: its top and left in the box.
+            box_hw, size_hw: the size of the whole box before and after.
             window: the part of the result that is wanted.
             interpolation: the filter.
 
@@ -85,9 +81,9 @@ class Resampler:
         for axis in (0, 1):
             end, there = window[axis] + window[axis + 2], corner[axis] + image.shape[axis]
             if size_hw[axis] == box_hw[axis]:
-                there = end  # an axis whose length stays is left out by the kernel, which is told by equal lengths
+                there = end  # equal lengths tell the kernel to leave out an axis that is not resized
             elif end == there:
-                end += 1  # and here it must not be; there is one more, or this would be the whole axis
+                end += 1  # so here they must differ; there is one more pixel, or this would be the whole axis
             ends.append(end)
             source_hw.append(there)
         source = self._source.of((*source_hw, image.shape[2]))
@@ -99,7 +95,7 @@ class Resampler:
 
 
 class _Scratch:
-    """Memory for an image of any size, as numpy and as torch see it."""
+    """Memory for an image of any size, shared by numpy and torch."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
@@ -108,7 +104,7 @@ class _Scratch:
     def of(self, shape: tuple[int, int, int]) -> _Scratch:
         """This, for an image H×W×C."""
         if self.image.shape != shape:
-            nbytes = shape[0] * shape[1] * shape[2]
+            nbytes = prod(shape)
             if len(self._memory) < nbytes:
                 self._memory = np.empty(nbytes, np.uint8)
             self.image = self._memory[:nbytes].reshape(shape)
@@ -117,14 +113,14 @@ class _Scratch:
 
 
 def planes(image: np.ndarray) -> torch.Tensor:
-    """An H×W×C array as torch sees a batch of one: 1×C×H×W in channels-last memory, without a copy."""
+    """An H×W×C array as a batch of one: 1×C×H×W in channels-last memory, without a copy if it is contiguous."""
     image = contiguous(image)
     return planes_at(torch.from_numpy(image), 0, *image.shape)
 
 
 def contiguous(image: np.ndarray) -> np.ndarray:
-    """An H×W×C array in C order. (numpy takes ten times as long as torch to copy a mirrored one.)"""
-    if len(image) == 1 and image.strides[0] < 0:  # numpy calls a single mirrored row contiguous, torch does not
+    """An H×W×C array in C order; numpy takes ten times as long as torch to copy a mirrored one."""
+    if len(image) == 1 and image.strides[0] < 0:  # contiguous for numpy, but not for torch
         image = image[::-1]
     if image.strides[1] < 0:
         return torch.from_numpy(np.ascontiguousarray(image[:, ::-1])).flip(1).numpy()

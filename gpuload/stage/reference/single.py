@@ -1,10 +1,10 @@
 """The reference on the CPU: a chain applied to one image after the other.
 
-An image is taken through all its transforms while it lies in the cache, and its result is written once, into the memory
-of the batch: 224×224 RGB is 150 KB as levels and 600 KB as float32, where a whole batch has 38 MB.
+An image is taken through all its transforms while it is in the cache, and its result is written once, into the memory
+of the batch: 224×224 RGB is 150 KB as levels and 600 KB as float32, a whole batch 38 MB.
 
-Runs in the process of the stage; keeps scratch memory from image to image, so a runner is not to be shared between
-threads. The result for an image does not depend on the batch that it is in.
+Runs in the process of the stage; keeps scratch memory from image to image, so a runner must not be shared between
+threads. The result for an image does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class SingleRunner:
                 zip(images.offsets.tolist(), images.shapes.tolist(), windows.tolist(), strict=True)
             ):
                 canvas.begin(offset, shape, *window)
-                for place, step in ways[row]:
-                    step(place, canvas)
+                for index, step in ways[row]:
+                    step(index, canvas)
                 write(row, canvas)
         finally:
-            canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # the ring is not held on to
+            canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # let go of the ring
 
     def _writer(self, outputs: Outputs) -> Step:
-        """The end of the chain, into the memory of the batch."""
+        """A function that finishes the image on a canvas and writes it to the batch."""
         scale, bias, affine = self._scale, self._bias, not self._finish.is_identity
         if outputs[0].dtype not in (torch.uint8, torch.float32):
 
@@ -95,9 +95,7 @@ class SingleRunner:
         long as one over a row."""
         n, height, width, channels = arrays.shape
         rows = arrays.reshape(n, height, width * channels)
-        scale, bias = (
-            np.tile(np.broadcast_to(constant.ravel(), channels), width) for constant in (self._scale, self._bias)
-        )
+        scale, bias = (np.tile(np.broadcast_to(some.ravel(), channels), width) for some in (self._scale, self._bias))
 
         def write(row: int, canvas: Canvas) -> None:
             image = canvas.floats().array.transpose(1, 2, 0) if canvas.is_float else contiguous(canvas.image())

@@ -1,8 +1,8 @@
 """What each kind of record does to one image on the CPU.
 
-A `Steps` turns the program of a batch into steps, functions of (place among the record's rows, canvas), made once for a
-batch; each image is then taken through its own. Keeps scratch memory between batches; used by one thread of the
-stage's process.
+A `Steps` turns the program of a batch into steps, functions of (index among the record's rows, canvas), once for a
+batch; each image is then taken through its own. Keeps scratch memory between batches; used by one thread of the stage's
+process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from gpuload.transforms.program.windows import FILTERS, padded_places
 
 __all__ = ["Step", "Steps"]
 
-# What is done to the canvas for the image at a place among a record's rows.
 Step = Callable[[int, Canvas], None]
 
 WARP: Final = code_of("warp")
@@ -34,14 +33,14 @@ MIRROR = {0: (slice(None, None, -1),), 1: (slice(None), slice(None, None, -1))}
 
 
 class Steps:
-    """Makes steps."""
+    """Makes the steps of batches."""
 
     def __init__(self) -> None:
         self._operations = SingleOperations()
         self._resamplers: list[Resampler] = []
 
     def of(self, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> list[list[tuple[int, Step]]]:
-        """For each image of a batch its steps, from window to window, and its place among the rows of each."""
+        """For each image of a batch its steps, each with the image's index among the record's rows."""
         ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
         everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
         for number, record in enumerate(program.records):
@@ -55,12 +54,12 @@ class Steps:
                 resized[rows] = most + 1
             step = self._step(record, before, after, resampler)
             if step is not None:
-                for place, row in enumerate(rows.tolist()):
-                    ways[row].append((place, step))
+                for index, row in enumerate(rows.tolist()):
+                    ways[row].append((index, step))
         return ways
 
     def _step(self, record: Record, before: np.ndarray, after: np.ndarray, resampler: Resampler | None) -> Step | None:
-        """What a record does, from window to window; None where it is part of the chain's end."""
+        """What a record does to an image; None if nothing, or only at the end of the chain."""
         match record:
             case Flip():
                 return _flip(record)
@@ -79,18 +78,14 @@ class Steps:
         return None
 
     def _resampler(self, number: int) -> Resampler:
-        """One for each resize that an image goes through: a result is valid until the next call."""
+        """One for each resize that an image goes through, since a result is valid until the next call."""
         while number >= len(self._resamplers):
             self._resamplers.append(Resampler())
         return self._resamplers[number]
 
     def _operate(self, record: Ops, before: np.ndarray, after: np.ndarray) -> Step:
-        codes, values = record.codes.tolist(), record.values.tolist()
-        filters, fill, channels = (
-            filter_codes(record.filters, record.codes.shape).tolist(),
-            record.fill,
-            record.channels,
-        )
+        codes, values, fill, channels = record.codes.tolist(), record.values.tolist(), record.fill, record.channels
+        filters = filter_codes(record.filters, record.codes.shape).tolist()
         apply = self._operations.apply
         windows = None if np.array_equal(before, after) else after.tolist()
 
@@ -164,8 +159,8 @@ def _crop_filled(
     before: np.ndarray,
     results_hw: np.ndarray,
 ) -> Step:
-    """What there is of the image is copied at once, or only looked at where nothing is to be filled: a detection recipe
-    took three times as long when pixels were gathered."""
+    """The part inside the image is copied at once, or is a view if nothing is to be filled: gathering pixels made a
+    detection recipe take three times as long."""
     first = np.clip(-starts, 0, results_hw)
     lengths = np.clip(sizes_hw - starts, first, results_hw) - first
     corners, firsts, sizes = (starts + first - before[:, :2]).tolist(), first.tolist(), results_hw.tolist()
@@ -196,10 +191,8 @@ def _resize(record: Box, before: np.ndarray, after: np.ndarray, resampler: Resam
         if window[:2] == [0, 0] and window[2:] == size != box and interpolation != "nearest":
             canvas.set(resampler.whole(canvas.planes(), (size[0], size[1]), interpolation))
             return
-        result = resampler.window(
-            canvas.image(), tuple(corners[row]), tuple(box), tuple(size), tuple(window), interpolation
-        )
-        canvas.set(result)
+        corner, box, size, window = map(tuple, (corners[row], box, size, window))
+        canvas.set(resampler.window(canvas.image(), corner, box, size, window, interpolation))
 
     return step
 
@@ -209,12 +202,10 @@ def _warp(record: Warp, before: np.ndarray, after: np.ndarray) -> Step:
     warped, windows, filters = record.warped.tolist(), after.tolist(), _names(record.filters, len(before))
 
     def step(row: int, canvas: Canvas) -> None:
-        top, left, height, width = windows[row]
         if warped[row]:
             canvas.set(warp_image(canvas.image(), coefficients[row], tuple(sizes[row]), filters[row], fill))
-        image = canvas.image()
-        if image.shape[:2] != (height, width):
-            canvas.set(image[top : top + height, left : left + width])
+        if list(canvas.image().shape[:2]) != windows[row][2:]:
+            _cut(canvas, windows[row])
 
     return step
 
@@ -229,13 +220,13 @@ def _erase(record: Erase, before: np.ndarray) -> Step | None:
     rows = set(np.nonzero(boxes[:, :, 2:].all(axis=2))[0].tolist())
     if not rows:
         return None
-    places, levels = boxes.tolist(), np.array(record.numbers, np.uint8)
+    corners, levels = boxes.tolist(), np.array(record.numbers, np.uint8)
 
     def step(row: int, canvas: Canvas) -> None:
         if row not in rows:
             return
-        image = canvas.image().copy()  # it may lie in the ring
-        for top, left, height, width in places[row]:
+        image = canvas.image().copy()  # the image itself may be in the ring
+        for top, left, height, width in corners[row]:
             image[top : top + height, left : left + width] = levels
         canvas.set(image)
 

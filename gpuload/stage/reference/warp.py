@@ -1,13 +1,14 @@
 """Projective maps of images: Pillow's `Image.transform`, on one image on the CPU, and on batches on any device.
 
-On the CPU it is Pillow itself (224×224 RGB in 0.1, 0.9 and 2.0 ms by nearest, bilinear and bicubic; the same with numpy
-takes several times as long). On batches the same arithmetic is done with tensor operations, to the last bit on a
-machine where Pillow was built without fused multiply-adds, as it is for x86-64:
+On the CPU it is Pillow itself (224×224 RGB in 0.1, 0.9 and 2.0 ms by nearest, bilinear and bicubic; numpy takes several
+times as long). On batches tensor operations do the same arithmetic, to the last bit if Pillow was built without fused
+multiply-adds, as it is for x86-64:
 
-- Pixel (x, y) of the result looks at its centre, (x + ½, y + ½), mapped, in float64. Where that lies outside the image
-  it is filled; the taps of a filter that lie outside are those on the border. Filtered levels are cut, not rounded.
-- The nearest pixel is found in three ways: of a map that only scales and shifts by adding up steps along each axis, of
-  another affine map in 16.16 fixed point, of a projective one as above.
+- Pixel (x, y) of the result shows the point that its centre, (x + ½, y + ½), is mapped to, in float64. If that is
+  outside the image, the pixel is filled; taps of a filter outside are those on the border. Filtered levels are
+  truncated, not rounded.
+- The nearest pixel is found in three ways: for a map that only scales and shifts by adding up steps along each axis,
+  for another affine map in 16.16 fixed point, for a projective one as above.
 
 Nothing is kept from call to call.
 """
@@ -23,14 +24,14 @@ from PIL import Image
 
 from gpuload.stage.upload import upload
 
-__all__ = ["mapped_places", "nearest_places", "nearest_ways", "scaled_places", "warp_batch", "warp_image"]
+__all__ = ["mapped_points", "nearest_pixels", "nearest_ways", "scaled_pixels", "warp_batch", "warp_image"]
 
 FILTERS: Final = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
-FIXED_LIMIT: Final = 32768.0  # places beyond it are not found in fixed point
+FIXED_LIMIT: Final = 32768.0  # for coordinates beyond it fixed point is not used
 
 
 def warp_image(
@@ -47,51 +48,46 @@ def warp_image(
         coefficients: the eight of `gpuload.transforms.program.ops.Warp`.
         size_hw: of the result.
         interpolation: the filter.
-        fill: what lies outside the image: one level, or one for each channel.
+        fill: the levels outside the image: one, or one for each channel.
 
     Returns:
         H'×W'×C uint8, memory of its own.
     """
     channels = image.shape[2]
     levels = np.broadcast_to(np.asarray(fill, np.uint8), channels)
-    if channels == 1:
-        return _transform(Image.fromarray(image[:, :, 0]), coefficients, size_hw, interpolation, int(levels[0]))[
-            ..., None
-        ]
     if channels == 3:
-        color = tuple(levels.tolist())
-        return _transform(Image.fromarray(image), coefficients, size_hw, interpolation, color)
-    if interpolation != "nearest":
-        # Pillow would multiply two or four channels by an alpha.
+        return _transform(image, coefficients, size_hw, interpolation, tuple(levels.tolist()))
+    if channels == 1 or interpolation != "nearest":
+        # One by one: Pillow would multiply two or four channels by an alpha.
         planes = [
-            _transform(Image.fromarray(image[:, :, channel]), coefficients, size_hw, interpolation, int(level))
+            _transform(image[:, :, channel], coefficients, size_hw, interpolation, int(level))
             for channel, level in enumerate(levels)
         ]
         return np.stack(planes, axis=2)
     height, width = image.shape[:2]
-    numbers = Image.fromarray(np.arange(height * width, dtype=np.int32).reshape(height, width))
-    places = _transform(numbers, coefficients, size_hw, interpolation, -1)
-    result = image.reshape(height * width, channels)[places]
-    result[places < 0] = levels
+    numbers = np.arange(height * width, dtype=np.int32).reshape(height, width)
+    indices = _transform(numbers, coefficients, size_hw, interpolation, -1)
+    result = image.reshape(height * width, channels)[indices]
+    result[indices < 0] = levels
     return result
 
 
 def _transform(
-    image: Image.Image,
+    image: np.ndarray,
     coefficients: Sequence[float],
     size_hw: tuple[int, int],
     interpolation: str,
-    fill: float | Sequence[float],
+    fill: float | tuple[float, ...],
 ) -> np.ndarray:
     affine = coefficients[6] == coefficients[7] == 0
-    result = image.transform(
+    result = Image.fromarray(image).transform(
         (size_hw[1], size_hw[0]),
         Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
         coefficients[:6] if affine else coefficients,
         FILTERS[interpolation],
-        fillcolor=tuple(fill) if isinstance(fill, Sequence) else fill,
+        fillcolor=fill,
     )
-    return np.array(result)  # a copy, since what Pillow gives must not be written to
+    return np.array(result)  # a copy, since Pillow's memory must not be written to
 
 
 def warp_batch(
@@ -103,15 +99,14 @@ def warp_batch(
     *,
     corners: np.ndarray | None = None,
 ) -> torch.Tensor:
-    """Images of one size, each through a map of its own.
+    """Images of one size, each through its own map.
 
     Args:
         levels: N×C×H×W uint8.
         coefficients: float64 (N, 8), on the host.
         size_hw: of the results.
         interpolation, fill: as for `warp_image`.
-        corners: int64 (N, 2), top and left of the part of each result that is wanted, which `size_hw` is the size of
-            then; None for the whole.
+        corners: int64 (N, 2), top and left of the windows of the results that are made, of `size_hw`; None: (0, 0).
 
     Returns:
         N×C×H'×W' uint8.
@@ -122,22 +117,22 @@ def warp_batch(
     flat = levels.reshape(n, channels, height * width)
     outside = upload(np.asarray(fill, np.uint8).reshape(-1, 1), levels.device)
     if interpolation == "nearest":
-        y, x = nearest_places(levels, coefficients, size_hw, corners)
+        y, x = nearest_pixels(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         found = _take(flat, torch.where(inside, y * width + x, 0))
     else:
-        y, x = mapped_places(levels, coefficients, size_hw, corners)
+        y, x = mapped_points(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         filtered = _bilinear if interpolation == "bilinear" else _bicubic
-        half = x.new_tensor(0.5)  # what lies outside may be infinite, or no number
+        half = x.new_tensor(0.5)  # points outside may be infinite or NaN
         found = filtered(flat, torch.where(inside, y, half), torch.where(inside, x, half), height, width)
     return torch.where(inside[:, None], found, outside).view(n, channels, *size_hw)
 
 
-def mapped_places(
+def mapped_points(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the centres of pixels are shown from, y and x, float64 (N, H'·W')."""
+    """The points that the centres of pixels are mapped to, y and x, float64 (N, H'·W')."""
     a, b, c, d, e, f, g, h = upload(np.ascontiguousarray(coefficients.T), like.device)[:, :, None, None]
     centres = [upload(corners[:, axis, None] + (np.arange(size_hw[axis]) + 0.5), like.device) for axis in (0, 1)]
     y, x = centres[0][:, :, None], centres[1][:, None, :]
@@ -145,26 +140,25 @@ def mapped_places(
     return ((d * x + e * y + f) / scale).flatten(1), ((a * x + b * y + c) / scale).flatten(1)
 
 
-def nearest_places(
+def nearest_pixels(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which pixels are shown, y and x, int64 (N, H'·W'); some place outside where none is."""
+    """The pixels that are shown, y and x, int64 (N, H'·W'); outside the image if none is."""
     scaling, fixed = nearest_ways(coefficients, corners + np.array(size_hw))
-    shape = (len(coefficients), size_hw[0] * size_hw[1])
-    places = torch.empty(2, *shape, dtype=torch.int64, device=like.device)
+    found = torch.empty(2, len(coefficients), size_hw[0] * size_hw[1], dtype=torch.int64, device=like.device)
     for which, find in ((scaling, _scaled), (fixed, _fixed), (~scaling & ~fixed, _floating)):
         rows = np.flatnonzero(which)
         if len(rows) == len(which):
             return find(like, coefficients, size_hw, corners)
         if len(rows):
             index = upload(rows, like.device)
-            places[0, index], places[1, index] = find(like, coefficients[rows], size_hw, corners[rows])
-    return places[0], places[1]
+            found[0, index], found[1, index] = find(like, coefficients[rows], size_hw, corners[rows])
+    return found[0], found[1]
 
 
 def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How the nearest pixels of maps float64 (N, 8) are found, whose results end at `ends_hw`, int64 (N, 2): of which
-    by adding up steps, and of which in fixed point, bool (N,); of the others in float64."""
+    """For which maps, float64 (N, 8), nearest pixels are found by adding up steps, and for which in fixed point, bool
+    (N,); for the others in float64. `ends_hw`, int64 (N, 2): where the results end."""
     a, b, c, d, e, f, g, h = coefficients.T
     affine = (g == 0) & (h == 0)
     scaling = affine & (b == 0) & (d == 0)
@@ -175,15 +169,15 @@ def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndar
     return scaling, fixed
 
 
-def scaled_places(
+def scaled_pixels(
     coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'), which may lie
-    behind the image; -1 before it."""
+    """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'); -1 before the
+    image, and any number after it."""
     a, _, c, _, e, f, _, _ = coefficients.T
     found = []
     for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
-        # Sums from the first pixel on, of which a window takes its own: their rounding is part of the result.
+        # Sums always begin at the first pixel, as their rounding is part of the result; a window takes its own.
         steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
         steps[:, 0] = first + step * 0.5
         sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)
@@ -194,10 +188,8 @@ def scaled_places(
 def _scaled(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, columns = (upload(found, like.device) for found in scaled_places(coefficients, size_hw, corners))
-    y = rows[:, :, None].expand(-1, -1, size_hw[1])
-    x = columns[:, None, :].expand(-1, size_hw[0], -1)
-    return y.flatten(1), x.flatten(1)
+    y, x = (upload(found, like.device) for found in scaled_pixels(coefficients, size_hw, corners))
+    return y[:, :, None].expand(-1, -1, size_hw[1]).flatten(1), x[:, None, :].expand(-1, size_hw[0], -1).flatten(1)
 
 
 def _fixed(
@@ -218,21 +210,22 @@ def _fixed(
 def _floating(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    y, x = mapped_places(like, coefficients, size_hw, corners)
+    y, x = mapped_points(like, coefficients, size_hw, corners)
     return tuple(torch.where(v >= 0, v, -1.0).clamp_(max=2.0**31).to(torch.int64) for v in (y, x))  # pyright: ignore[reportReturnType]
 
 
-def _take(flat: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Pixels (N, C, P) at places (N, P) of images (N, C, H·W)."""
-    return flat.gather(2, places[:, None, :].expand(-1, flat.shape[1], -1))
+def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Pixels (N, C, P) with indices (N, P) of images (N, C, H·W)."""
+    return flat.gather(2, indices[:, None, :].expand(-1, flat.shape[1], -1))
 
 
-def _taps(place: torch.Tensor, length: int, first: int, count: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The pixels of one axis from `first` around a place on, and how far it is from the one before it, (N, 1, P)."""
-    place = place - 0.5
-    before = place.floor()
+def _taps(points: torch.Tensor, length: int, first: int, count: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Along one axis, `count` pixels around points, from `first` on, counted from the pixel before each point; and the
+    distance from that pixel, (N, 1, P)."""
+    points = points - 0.5
+    before = points.floor()
     whole = before.to(torch.int64)
-    return [(whole + (first + tap)).clamp_(0, length - 1) for tap in range(count)], (place - before)[:, None]
+    return [(whole + (first + tap)).clamp_(0, length - 1) for tap in range(count)], (points - before)[:, None]
 
 
 def _bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -255,7 +248,7 @@ def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, 
 
 
 def _cubic(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
-    """Keys' cubic with a = -1, in the order in which Pillow adds, which is part of the result."""
+    """Keys' cubic with a = -1, in the order in which Pillow adds, which the result depends on."""
     v1, v2, v3, v4 = taps
     square = 2 * (v1 - v2) + v3 - v4
     cube = v2 - v1 - v3 + v4

@@ -128,7 +128,7 @@ class Bent(T.RandomRotation):
 
 def test_maps_that_are_not_affine_are_refused(compare, make_images):
     text = (
-        "DALI's warp is affine, but what Bent drew for row 1 of the batch has the coefficients g, h = [0.0, 0.25], "
+        "DALI's warp is affine, but Bent drew the coefficients g, h = [0.0, 0.25] for row 1 of the batch, "
         "which must be 0; use another backend"
     )
     with pytest.raises(ValueError, match=re.escape(text)):

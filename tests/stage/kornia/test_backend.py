@@ -61,9 +61,9 @@ LACKING = [
     (T.Resize(20), "Kornia's resize lies up to 87 levels from Pillow's"),
     (T.Resize(20, "nearest"), "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"),
     (T.RandomResizedCrop(20), "Kornia's resize lies up to 87 levels from Pillow's"),
-    (T.RandomRotation(9, "bicubic"), "Kornia's bicubic filter is another than Pillow's (a = -0.75, not -1)"),
-    (T.RandAugment(interpolation="bicubic"), "Kornia's bicubic filter is another than Pillow's"),
-    (T.TimmRandAugment("rand-m9-mstd0.5"), "Kornia's bicubic filter is another than Pillow's"),
+    (T.RandomRotation(9, "bicubic"), "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1)"),
+    (T.RandAugment(interpolation="bicubic"), "Kornia's bicubic filter is not Pillow's"),
+    (T.TimmRandAugment("rand-m9-mstd0.5"), "Kornia's bicubic filter is not Pillow's"),
     (T.TimmRandAugment("rand-n4-p1-mstdinf-t3aw"), "Kornia has no box blur of a fractional radius"),
     (T.RandomApply([T.RandomInvert(), T.Resize(20)]), "Resize: Kornia's resize lies up to 87 levels from Pillow's"),
 ]
