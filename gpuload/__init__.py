@@ -3,8 +3,7 @@
 Worker processes read files and decode the region that the first crop needs; everything else happens for a whole batch
 on the device. See `Loader`.
 
-This module only re-exports, and imports what it names when it is first used: worker processes import gpuload too, and
-must not pay for torch.
+Names are imported at their first use: worker processes import gpuload too, and must not pay for torch.
 """
 
 from __future__ import annotations

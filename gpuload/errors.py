@@ -1,8 +1,6 @@
-"""The errors that gpuload raises.
+"""The errors that users catch: each is a `GpuloadError`, and says what came, what was expected, where, and what to do.
 
-One idea: every error that a user of the library is meant to catch is a `GpuloadError`, and says what came,
-what was expected, where, and what to do. Errors of one sample travel between processes as values
-(`ErrorRecord`), never as exceptions.
+The error of a sample travels between processes as a value (`ErrorRecord`), never as an exception.
 """
 
 from __future__ import annotations
@@ -24,12 +22,11 @@ __all__ = [
 
 
 class GpuloadError(Exception):
-    """Base class of all errors that gpuload raises on purpose, besides `ValueError` and `TypeError` for bad
-    arguments."""
+    """Base class of gpuload's errors, except for bad arguments, which are a `ValueError` or `TypeError`."""
 
 
 class BackendError(GpuloadError, ImportError):
-    """The backend that was asked for cannot be used here; the message says what is missing and how to get it."""
+    """The chosen backend cannot be used here; the message says what is missing and how to get it."""
 
 
 class CompilerError(BackendError):
@@ -37,14 +34,14 @@ class CompilerError(BackendError):
 
 
 class DecodeError(GpuloadError):
-    """The bytes of one image cannot be decoded as asked; the message says why, in the decoders' own words.
+    """The bytes of an image cannot be decoded; the message says why, in the decoders' own words.
 
     Raised by `gpuload.decode`. Inside a `Loader` it becomes the cause of a `SampleError`.
     """
 
 
 class CollateError(GpuloadError):
-    """Samples that loaded cannot be put together into one batch; the message names two that differ."""
+    """Samples do not fit into one batch; the message names two that differ."""
 
 
 class LimitError(GpuloadError):
@@ -56,7 +53,7 @@ class WorkerError(GpuloadError):
 
 
 class TooManyErrors(GpuloadError):
-    """More samples failed than `Faults.max_error_rate` allows, or all that were tried in the place of one."""
+    """More samples failed than `Faults.max_error_rate` allows, or every substitute for a sample failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +62,12 @@ class ErrorRecord:
 
     Attributes:
         epoch: the epoch's number.
-        position: the sample's place in the epoch's order.
+        position: the sample's position in the epoch's global order.
         index: its index (or key) in the dataset.
-        source: its path or other origin, where one is known.
+        source: its path or other origin, if known.
         cause: one line, such as ``"DecodeError: not an image: …"``.
         traceback: of the process where it happened, as text.
-        replaced_by: the index of the sample that was tried in its place, or None.
+        replaced_by: the index of the sample that was tried instead, or None.
     """
 
     epoch: int
@@ -82,7 +79,7 @@ class ErrorRecord:
     replaced_by: object = None
 
     def describe(self) -> str:
-        """Which sample it was and what was wrong, in one line."""
+        """Which sample failed, and why, in one line."""
         origin = f" ({self.source})" if self.source else ""
         return f"sample {self.index!r}{origin}, at position {self.position} of epoch {self.epoch}: {self.cause}"
 
@@ -91,9 +88,9 @@ class SampleError(GpuloadError):
     """One sample could not be read, decoded or collated.
 
     Attributes:
-        index: the dataset index (or key) of the sample.
-        position: its place in the epoch's global order.
-        source: its path or other origin, where one is known.
+        index: the sample's index (or key) in the dataset.
+        position: its position in the epoch's global order.
+        source: its path or other origin, if known.
         cause: one line that names the exception and its message.
         worker_traceback: the traceback of the process where it happened, as text.
     """
@@ -116,6 +113,6 @@ class SampleError(GpuloadError):
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """A message of several lines as one, cut where it gets longer than `limit` characters."""
+    """A message's lines joined into one of at most `limit` characters."""
     joined = "; ".join(line.strip() for line in text.splitlines() if line.strip())
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"

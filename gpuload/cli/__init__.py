@@ -1,7 +1,4 @@
-"""The command line: ``gpuload demo``. Needs the extra `cli`, and says so where it is missing.
-
-This module imports nothing of that extra; `gpuload.cli.app` does.
-"""
+"""The command line: ``gpuload demo``. It needs the extra `cli`, which only `gpuload.cli.app` imports."""
 
 from __future__ import annotations
 

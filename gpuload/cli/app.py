@@ -1,4 +1,4 @@
-"""The commands and their options. What they do lies in a module of its own each, imported when it is run."""
+"""The commands and their options. Each is done by its own module, imported when it is run."""
 
 from __future__ import annotations
 

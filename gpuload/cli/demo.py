@@ -1,6 +1,6 @@
 """``gpuload demo``: real photographs through gpuload and through torch's DataLoader, side by side, then training.
 
-Everything runs in the foreground of one process and its workers; what it writes lies in `Settings.out`.
+Everything runs in the foreground of one process and its workers; output goes to `Settings.out`.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _progress(console: Console, transient: bool = False) -> Progress:
 
 
 def _table(costs: dict[str, Cost], epochs: int) -> Table:
-    """What was measured: a row for each figure, a column for each loader, and how many times better the first is."""
+    """The results: a line for each figure, the figures of both loaders, and how many times better the first is."""
     first, second = costs.values()
     work = f"decode, random crop to {SIZE}×{SIZE}, flip, normalise"
     table = Table(title=f"{_count(epochs, 'epoch')}: {work}", title_justify="left")
@@ -173,7 +173,7 @@ def _table(costs: dict[str, Cost], epochs: int) -> Table:
 
 
 def compared(mine: float, theirs: float, higher_is_better: bool) -> str:
-    """How the first figure stands to the second: "2.0 × more"; nothing where one of them is none."""
+    """The first figure compared to the second: "2.0 × more"; "" if one of them is missing."""
     ratio = mine / theirs if mine and theirs else math.nan
     if math.isnan(ratio):
         return ""
@@ -193,7 +193,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 def _train(
     loader: gl.Loader, sheet: ContactSheet, classes: int, epochs: int, device: torch.device, console: Console
 ) -> None:
-    """Train a small network on the batches, say how the loss goes, and keep some images for the sheet."""
+    """Train a small network on the batches, report the loss, and keep some images for the sheet."""
     console.print("\nThe same batches once more, with a small network training on them:")
     trainer = Trainer(classes, device)
     threads = torch.get_num_threads()
@@ -215,7 +215,7 @@ def _train(
                 progress.update(task, rate=f"epoch {epoch + 1}, loss {loss:.2f}")
             losses += of_epoch
             mean = sum(of_epoch) / len(of_epoch)
-            report.append(f"epoch {epoch + 1}: loss {mean:.2f}, {right / seen:.0%} of the images named rightly")
+            report.append(f"epoch {epoch + 1}: loss {mean:.2f}, {right / seen:.0%} of the images classified correctly")
             progress.update(task, rate=f"loss {mean:.2f}")
     torch.set_num_threads(threads)
     console.print("\n".join(report), soft_wrap=True)

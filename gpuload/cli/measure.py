@@ -1,7 +1,4 @@
-"""Runs a loader for some epochs, with nothing behind it, and says what that took.
-
-Runs in the main process; reads the costs of the process tree from /proc (see `gpuload.cli.processes`).
-"""
+"""Runs a loader for some epochs, without a training step, and measures its cost (by `gpuload.cli.processes`)."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ __all__ = ["Cost", "images_of", "measure"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What `epochs` passes over the data took."""
+    """The cost of loading."""
 
     images_per_s: float
     cpu_s_per_1000: float
@@ -35,9 +32,9 @@ def images_of(batch: Any) -> torch.Tensor:
 
 
 def measure(loader: Iterable[Any], epochs: int, device: torch.device, on_batch: Callable[[int], None]) -> Cost:
-    """Pass over the loader `epochs` times; `on_batch` is told how many images came.
+    """Iterate over the loader `epochs` times; `on_batch` gets the number of images in each batch.
 
-    Images per second and CPU time are those of all epochs, less the wait for the very first batch, while workers start.
+    Images per second and CPU time are of all epochs, without the wait for the very first batch, while workers start.
     """
     before = set(tree(os.getpid()))
     images, wall_s, cpu_s, first_batch_s = 0, 0.0, 0.0, 0.0

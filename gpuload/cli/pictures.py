@@ -1,8 +1,8 @@
-"""A folder of JPEGs to try things with, made from the photographs that scikit-image's wheel holds.
+"""A folder of JPEGs to try things with, made from the photographs in scikit-image's wheel.
 
 Each photograph is one class; its images are random crops of it, resized to the size of a photo, flipped, and changed
-in brightness, contrast and saturation. Image `number` is a function of `number` alone. Nothing is downloaded: the
-files are read where scikit-image is installed, without importing it.
+in brightness, contrast and saturation. Image `number` is a function of `number` alone. Nothing is downloaded, and
+scikit-image is not imported.
 """
 
 from __future__ import annotations
@@ -34,15 +34,11 @@ ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 class PhotographsMissing(Exception):
-    """scikit-image is not installed, or has not the photographs that it had."""
+    """scikit-image is not installed, or lacks the photographs."""
 
 
 def photographs() -> dict[str, Path]:
-    """The files of the photographs by class, as they lie in the installed scikit-image.
-
-    Raises:
-        PhotographsMissing: there is no scikit-image, or fewer than two of them are in it.
-    """
+    """The files of the photographs in the installed scikit-image, by class; PhotographsMissing if fewer than two."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise PhotographsMissing(
@@ -56,7 +52,7 @@ def photographs() -> dict[str, Path]:
 
 
 def make_picture(photograph: Image.Image, number: int) -> bytes:
-    """A JPEG of some part of the photograph, a function of the photograph and `number`."""
+    """A JPEG of a part of the photograph, a function of the photograph and `number`."""
     rng = np.random.default_rng([0x6750, number])
     width, height = SIZES_WH[rng.integers(len(SIZES_WH))]
     largest = min(photograph.width / width, photograph.height / height)
@@ -84,7 +80,7 @@ def make_folder(root: Path, *, count: int, progress: Callable[[int], None] = lam
         FileExistsError: `root` exists and was not made by this function.
     """
     sources = photographs()
-    note = root.with_name(root.name + ".made")  # beside the folder: what lies in it is classes
+    note = root.with_name(root.name + ".made")  # beside the folder, which has classes only
     wanted = f"{count} pictures of {', '.join(sources)}; recipe 1\n"
     if note.exists() and note.read_text() == wanted and root.exists():
         progress(count)

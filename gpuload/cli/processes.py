@@ -1,7 +1,4 @@
-"""What a tree of processes costs, read from Linux's /proc: CPU seconds, and memory shared out in proportion.
-
-Asked by the process that is measured, about itself and its workers. Keeps no state.
-"""
+"""The cost of a tree of processes, from Linux's /proc: CPU seconds, and memory with shared pages in proportion."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third (the state) on, or None where the process is gone."""
+    """The fields of /proc/PID/stat from the third (the state) on, or None if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -35,7 +32,7 @@ def tree(root_pid: int) -> list[int]:
 
 
 def cpu_seconds(root_pid: int) -> float:
-    """User and system time of the whole tree so far, with the children that have ended and been waited for."""
+    """User and system time of the whole tree so far, including children that were waited for."""
     ticks = 0
     for pid in tree(root_pid):
         if fields := _stat_fields(pid):
@@ -44,12 +41,12 @@ def cpu_seconds(root_pid: int) -> float:
 
 
 def proportional_mb(pid: int) -> float:
-    """PSS: the process's own pages, and its share of those that several processes map. 0 where it is gone."""
+    """PSS: the process's own pages, and its share of those that several processes map. 0 if it is gone."""
     return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss:") / 1024
 
 
 def shared_mb(pid: int) -> float:
-    """The part of `proportional_mb` that is shared memory: rings, and batches on their way. 0 where it is gone."""
+    """The part of `proportional_mb` that is shared memory: rings, and batches on their way. 0 if it is gone."""
     return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss_Shmem:") / 1024
 
 

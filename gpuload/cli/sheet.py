@@ -26,7 +26,7 @@ def to_uint8(images_nchw: torch.Tensor, mean: Sequence[float], std: Sequence[flo
 
 
 class ContactSheet:
-    """Collects up to `columns` images for each of up to `rows` classes, or of all, where there are no classes."""
+    """Collects up to `columns` images for each of up to `rows` classes, or of any if there are no classes."""
 
     def __init__(self, classes: Sequence[str], *, rows: int = 8, columns: int = 8) -> None:
         self.classes = list(classes)
@@ -38,10 +38,10 @@ class ContactSheet:
         return all(len(row) == self.columns for row in self.rows)
 
     def add(self, images_nhwc: np.ndarray, labels: Sequence[int] | None) -> None:
-        """Put images where there is room for them: in the row of their class, or in the first that has room."""
-        for place, image in enumerate(images_nhwc):
+        """Put images into the row of their class, or without classes into the first that has room, if there is one."""
+        for number, image in enumerate(images_nhwc):
             if labels is not None:
-                room = self.rows[labels[place] : labels[place] + 1]
+                room = self.rows[labels[number] : labels[number] + 1]
             else:
                 room = [row for row in self.rows if len(row) < self.columns][:1]
             if room and len(room[0]) < self.columns:

@@ -1,7 +1,7 @@
 """The same work with torch's DataLoader: decode with Pillow, crop and resize, flip, to tensor, normalise.
 
-Its workers run `CroppedPictures.__getitem__` for each sample, as a training script without gpuload would. Nothing but
-torch and Pillow is needed, and nothing is done that could be left out: the box is cropped while it is resized.
+Its workers run `CroppedPictures.__getitem__` for each sample, as in a training script without gpuload. It needs torch
+and Pillow alone, and wastes no work: the box is cropped while it is resized.
 """
 
 from __future__ import annotations

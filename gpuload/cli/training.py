@@ -1,4 +1,4 @@
-"""A network small enough that two CPU cores train it while the eye watches, and its training step."""
+"""A network small enough to train on two CPU cores while one watches, and its training step."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Trainer:
     """Owns the network and its optimiser; `step` takes one batch."""
 
     def __init__(self, classes: int, device: torch.device, seed: int = 0) -> None:
-        with torch.random.fork_rng(devices=[]):  # the weights are the same each time, and no one's generator changes
+        with torch.random.fork_rng(devices=[]):  # the same weights each time, and no change to the user's generator
             torch.manual_seed(seed)
             self.network = small_network(classes).to(device).train()
         self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=3e-3)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:
-        """Train on one batch. Returns the loss, and how many images were named rightly before the step."""
+        """Train on one batch. Returns the loss, and how many images were classified correctly before the step."""
         scores = self.network(images)
         loss = nn.functional.cross_entropy(scores, labels)
         self.optimiser.zero_grad(set_to_none=True)

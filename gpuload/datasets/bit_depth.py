@@ -1,7 +1,4 @@
-"""Images of more than 8 bits, which are refused: Pillow clips them, and all but their darkest pixels become white.
-
-Runs in workers. Holds no state.
-"""
+"""Refuses images of more than 8 bits: Pillow clips them, and all but their darkest pixels become white. In workers."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from typing import Final
 
 __all__ = ["too_deep"]
 
-# Pillow's modes of more than 8 bits. All have one number for each pixel: of colours Pillow keeps the upper 8 bits. No
-# format of up to 8 bits is opened in one of them.
+# Pillow's modes of more than 8 bits, all with one number for each pixel (it reduces colours to 8 bits itself). It opens
+# no format of up to 8 bits in one of them.
 DEEP: Final[dict[str, str]] = {
     "I;16": "16 bits a pixel",
     "I;16L": "16 bits a pixel",
@@ -22,7 +19,7 @@ DEEP: Final[dict[str, str]] = {
 
 
 def too_deep(what: str, mode: str) -> str | None:
-    """Why `what`, of this Pillow mode, cannot be an image here, and what to do; None where it can.
+    """Why `what`, of this Pillow mode, cannot be an image here, and what to do; None if it can.
 
     Example:
         >>> too_deep("this PNG", "RGB")
@@ -33,6 +30,6 @@ def too_deep(what: str, mode: str) -> str | None:
         return None
     return (
         f"{what} holds {DEEP[mode]} (Pillow mode {mode!r}), but images have 8 bits here; scale its values to 0 … 255 "
-        "in the dataset and yield gpuload.Image(array), or convert the files; where they are classes or depths, yield "
+        "in the dataset and yield gpuload.Image(array), or convert the files; if they are classes or depths, yield "
         "a gpuload.Mask"
     )

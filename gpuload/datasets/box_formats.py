@@ -1,8 +1,7 @@
-"""The ways to write down boxes, and from one to another.
+"""The formats of boxes, and conversions between them.
 
-A box is four numbers in pixels, measured from the top left corner of the image: ``"xyxy"`` are the left, top, right and
-bottom edges; ``"xywh"`` left, top, width, height; ``"cxcywh"`` the centre, width, height. Imported by workers; pure
-functions, no torch.
+A box is four numbers in pixels, measured from the top left corner of the image: ``"xyxy"`` left, top, right, bottom;
+``"xywh"`` left, top, width, height; ``"cxcywh"`` centre, width, height. Imported by workers; pure functions, no torch.
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ FORMATS: Final = ("xyxy", "xywh", "cxcywh")
 
 
 def format_name(name: str, value: Any) -> BoxFormat:
-    """The name of a format, from a string of any case or torchvision's BoundingBoxFormat.
-
-    Raises:
-        ValueError: it is none of the three.
-    """
+    """A format's name, from a string of any case or torchvision's BoundingBoxFormat; ValueError if there is none."""
     found = value if isinstance(value, str) else getattr(value, "value", value)
     found = found.lower() if isinstance(found, str) else found
     if found in ("xywhr", "cxcywhr", "xyxyxyxy"):
@@ -35,9 +30,9 @@ def format_name(name: str, value: Any) -> BoxFormat:
 
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
-    """Boxes (n, 4) as left, top, right, bottom: float64; or int64 where they are integers whose edges are integers too
-    (half a width may not be one). Edges of float32 boxes are rounded to float32, as torchvision's are: with more digits
-    a box that ends with its image would reach beyond it."""
+    """Boxes (n, 4) as left, top, right, bottom: int64 if boxes and edges are integers (half a width may not be), else
+    float64. Edges of float32 boxes are rounded to float32, as torchvision's are: with more digits, a box that ends at
+    the image's border would reach beyond it."""
     whole = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
     boxes = boxes.astype(np.int64 if whole else boxes.dtype if boxes.dtype == np.float32 else np.float64)
     if box_format == "cxcywh":
@@ -48,7 +43,7 @@ def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
 
 
 def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.ndarray:
-    """The other way round, in a dtype."""
+    """Boxes of left, top, right, bottom as `box_format`, in `dtype`."""
     boxes = boxes.copy()
     if box_format != "xyxy":
         boxes[:, 2:] -= boxes[:, :2]

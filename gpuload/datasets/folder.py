@@ -1,8 +1,8 @@
 """Image files in folders, with the folder as the label (`ImageFolder`) or without labels (`ImageFiles`).
 
-A dataset is made in the main process, where it scans its folder once, and is copied to the workers, which read its
-files. It holds no open files and no list of objects: the paths are one byte buffer (see `gpuload.datasets.paths`),
-the labels an integer array. Ten million ImageNet-like paths with their labels are 360 MB.
+A dataset scans its folder once, in the main process, and is copied to the workers, which read the files. It holds no
+open files and no list of objects: paths are one byte buffer (`gpuload.datasets.paths`), labels an integer array. Ten
+million ImageNet-like paths with their labels take 360 MB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN = 3  # how many class names an error lists
 
 
 class _Images:
-    """What the two datasets share: paths, and reading the file at one."""
+    """What all datasets of image files share."""
 
     mode: Mode
     paths: Paths
@@ -44,35 +44,35 @@ class _Images:
         path = self.paths[index]
         return Encoded(_read(path), self.mode, path)
 
-    def _place(self, index: SupportsIndex) -> int:
-        """An index from 0, of one that may count from the end."""
+    def _from_start(self, index: SupportsIndex) -> int:
+        """An index that may count from the end, as one from 0."""
         try:
-            place = index.__index__()
+            number = index.__index__()
         except AttributeError:
             raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
         n = len(self)
-        if not -n <= place < n:
-            raise IndexError(f"index {place} is out of range: {type(self).__name__}({self.root!r}) has {n} images")
-        return place % n
+        if not -n <= number < n:
+            raise IndexError(f"index {number} is out of range: {type(self).__name__}({self.root!r}) has {n} images")
+        return number % n
 
 
 class ImageFolder(_Images):
-    """Images whose label is the folder they lie in: ``root/class/image.jpg``, at any depth below the class.
+    """Images labelled by the folder that they are in: ``root/class/image.jpg``, at any depth below the class.
 
-    Yields ``(Encoded, label)``. Classes are sorted by name, and samples stand in the order of torchvision's
-    ImageFolder, so indices and labels are the same as there.
+    Yields ``(Encoded, label)``. Indices and labels are the same as with torchvision's ImageFolder; classes are sorted
+    by name.
 
     Args:
         root: the folder that holds one folder per class.
-        extensions: how the names of images end; case does not matter.
-        follow_links: whether symbolic links may lead out of `root`. Links that stay inside are always followed.
+        extensions: the endings of image files' names; case does not matter.
+        follow_links: whether symbolic links may lead out of `root`; links that stay inside are always followed.
         mode: what the pixels become, see `Encoded`.
 
     Attributes:
         classes: the names of the classes, sorted.
         class_to_idx: the label of each class.
-        paths: the full path of each image, a sequence of str that are made when they are asked for.
-        labels: the label of each image, an array of the smallest unsigned integers that hold them; also `targets`.
+        paths: the full path of each image: a sequence that makes each str when it is asked for.
+        labels: the label of each image, as an array of the smallest unsigned type; also `targets`.
 
     Raises:
         FileNotFoundError: `root` is missing or has no folders in it, or a class has no images.
@@ -126,8 +126,8 @@ class ImageFolder(_Images):
         return self.labels
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, int]:
-        place = self._place(index)
-        return self._encoded(place), int(self.labels[place])
+        number = self._from_start(index)
+        return self._encoded(number), int(self.labels[number])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ImageFolder):
@@ -148,12 +148,12 @@ class ImageFolder(_Images):
 class ImageFiles(_Images):
     """All images in a folder, at any depth, without labels.
 
-    Yields `Encoded`. Folders come in the order of their path, the files of one in the order of their names.
+    Yields `Encoded`. Folders come in the order of their paths, files of one folder in the order of their names.
 
-    Args and errors: as for `ImageFolder`; FileNotFoundError also where there are no images at all.
+    Args and errors: as for `ImageFolder`; FileNotFoundError also if there are no images at all.
 
     Attributes:
-        paths: the full path of each image, a sequence of str that are made when they are asked for.
+        paths: the full path of each image: a sequence that makes each str when it is asked for.
 
     Example:
         >>> import pathlib, tempfile
@@ -181,7 +181,7 @@ class ImageFiles(_Images):
         self.paths = Paths.pack(folder, [piece])
 
     def __getitem__(self, index: SupportsIndex) -> Encoded:
-        return self._encoded(self._place(index))
+        return self._encoded(self._from_start(index))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ImageFiles):
@@ -195,7 +195,7 @@ class ImageFiles(_Images):
 
 
 def _read(path: str) -> bytes:
-    """A whole file. Of 130 KB in the page cache: 25 µs; `open(buffering=0)` took 32, plain `open` 40."""
+    """A whole file. 130 KB in the page cache take 25 µs; with `open(buffering=0)` 32, with plain `open` 40."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size
@@ -211,7 +211,7 @@ def _read(path: str) -> bytes:
 
 
 def _existing(root: str | os.PathLike[str]) -> str:
-    """`root` as an absolute path, so that it means the same in a worker, whatever becomes of the working directory."""
+    """`root` as an absolute path, which does not depend on the working directory."""
     folder = os.path.abspath(os.path.expanduser(os.fsdecode(root)))
     if not os.path.exists(folder):
         raise FileNotFoundError(f"{folder!r} does not exist; expected a folder of images (got {root!r})")
@@ -240,7 +240,7 @@ def _refuse_empty(folder: str, empty: list[str], endings: tuple[str, ...]) -> No
     shown = ", ".join(map(repr, empty[:_SHOWN])) + (f" and {len(empty) - _SHOWN} more" if len(empty) > _SHOWN else "")
     raise FileNotFoundError(
         f"{'a class has' if len(empty) == 1 else f'{len(empty)} classes have'} no images in {folder!r}: {shown}; "
-        f"{_looked_for(endings)}. Remove what is no class, or name the endings with extensions="
+        f"{_looked_for(endings)}. Remove folders that are no classes, or name the endings with extensions="
     )
 
 

@@ -1,4 +1,4 @@
-"""What kind of dataset a user gave: how it is asked for samples. In workers and in the main process; no torch."""
+"""What kind of dataset a user gave. In workers and in the main process; no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["draws_nothing", "fetches_many", "is_iterable"]
 
 
 def draws_nothing(dataset: Any) -> bool:
-    """Whether a dataset is gpuload's own, or torch's view of such: no generator needs to be seeded for it."""
+    """Whether no generator has to be seeded for it: a dataset of gpuload's own, or torch's view of one."""
     module = type(dataset).__module__
     if module.startswith("gpuload.datasets"):
         return getattr(dataset, "target_transform", None) is None
@@ -23,18 +23,18 @@ def draws_nothing(dataset: Any) -> bool:
 
 
 def fetches_many(dataset: Any) -> bool:
-    """Whether it has a `__getitems__` of its own. Those of torch's views only pass on to the datasets within."""
+    """Whether it has its own `__getitems__`; those of torch's views only call the datasets inside."""
     if type(dataset).__module__ == "torch.utils.data.dataset":
         if type(dataset).__name__ == "Subset":
             return fetches_many(dataset.dataset)
         if type(dataset).__name__ == "StackDataset":
-            within = dataset.datasets
-            return any(map(fetches_many, within.values() if isinstance(within, dict) else within))
+            inner = dataset.datasets
+            return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Whether it is an iterable dataset: torch's `IterableDataset`, or what has `__iter__` and no `__getitem__`."""
+    """Whether it is torch's `IterableDataset`, or has `__iter__` and no `__getitem__`."""
     if any(
         cls.__module__ == "torch.utils.data.dataset" and cls.__name__ == "IterableDataset"
         for cls in type(dataset).__mro__

@@ -1,8 +1,8 @@
 """Millions of paths in one byte buffer.
 
-Memory layout: `data` is uint8, all paths (relative to the root, as the file system spells them) one after the
-other; path i is `data[offsets[i] : offsets[i + 1]]`, with `offsets` in uint32, or in int64 from 4 GiB of paths. The
-two are plain arrays, so pickle protocol 5 sends them out-of-band, and all workers map one copy.
+Memory layout: `data` is uint8, all paths (relative to the root, in the file system's bytes) one after the other; path i
+is `data[offsets[i] : offsets[i + 1]]`, with `offsets` in uint32, or int64 from 4 GiB of paths. Both are plain arrays,
+so pickle protocol 5 sends them out-of-band, and all workers map one copy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ WIDE_BYTES: Final = 1 << 32  # from here offsets no longer fit uint32
 
 
 class Paths(Sequence[str]):
-    """The paths of a dataset, as a sequence of str that are made when they are asked for.
+    """The paths of a dataset: a sequence that makes each str when it is asked for.
 
     Args:
         root: the folder that all paths are relative to.
         data: uint8, the relative paths one after the other.
-        offsets: n + 1 integers, where each of them begins and the last one ends.
+        offsets: n + 1 integers, where each path begins and the last one ends.
 
     Example:
         >>> paths = Paths.pack("/data", [(b"a.jpgsub/b.jpg", np.array([5, 9]))])
@@ -41,7 +41,7 @@ class Paths(Sequence[str]):
 
     @classmethod
     def pack(cls, root: str, pieces: Iterable[tuple[bytes, np.ndarray]]) -> Paths:
-        """Paths from pieces, each some relative paths joined without anything between, and the length of each."""
+        """Paths from pieces: relative paths joined without a separator, and the length of each."""
         pieces = list(pieces)
         data = np.frombuffer(bytearray().join(joined for joined, _ in pieces), np.uint8)
         lengths = [lengths for _, lengths in pieces]

@@ -1,7 +1,4 @@
-"""Which leaves of a sample are images, and which are targets.
-
-Runs in workers, so it imports no torch: leaves of other libraries are recognised by their attributes. Holds no state.
-"""
+"""Which leaves of a sample are images or targets. In workers, so no torch: types are recognised by their attributes."""
 
 from __future__ import annotations
 
@@ -21,11 +18,10 @@ NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def find_leaves(leaves: Sequence[Any]) -> tuple[dict[int, Encoded | Image], dict[int, Target]]:
-    """Which leaves are images and which are targets, by their number.
+    """The leaves that are images, and those that are targets, by their number.
 
     Images are every `Encoded`, `Image`, PIL image and TVTensor image; in a sample with none of these, the first uint8
-    C×H×W tensor or H×W×C array (1 to 4 channels). Targets are `Mask`, `Boxes`, `Keypoints` and the TVTensors of the
-    same meaning.
+    C×H×W tensor or H×W×C array (1 to 4 channels). Targets are `Mask`, `Boxes`, `Keypoints` and their TVTensors.
 
     Raises:
         DecodeError: a PIL image holds more than 8 bits.

@@ -1,10 +1,6 @@
-"""What a dataset yields: samples, which are pytrees whose leaves may be images.
+"""The types of a sample's leaves: images, and *targets* (masks, boxes, keypoints), which move with their image.
 
-A *sample* is a nested tuple, list or dict. This module owns the types of its leaves and the walk over its
-structure. It is imported by workers, so it imports neither torch nor Pillow; leaves of those libraries are
-recognised by their attributes. Nothing here holds state.
-
-Masks, boxes and keypoints are *targets*: they move with the image of their sample.
+A *sample*, what a dataset yields, is a tree of tuples, lists and dicts. Imported by workers; no torch, no Pillow.
 """
 
 from __future__ import annotations
@@ -29,9 +25,8 @@ class Encoded:
 
     Args:
         data: the whole file, as `bytes` (other bytes-like objects are copied into one).
-        mode: what the pixels become: ``"RGB"`` (3 channels), ``"L"`` (1), ``"RGBA"`` (4), or ``"unchanged"``
-            (as many as are stored).
-        source: where the bytes came from, for error messages; a path usually.
+        mode: the channels of the pixels: ``"RGB"`` (3), ``"L"`` (1), ``"RGBA"`` (4), or ``"unchanged"`` (as stored).
+        source: where the bytes came from, usually a path, for error messages.
 
     Raises:
         TypeError: `data` is not bytes-like.
@@ -67,13 +62,12 @@ class Image:
     """An image that is already decoded.
 
     Args:
-        array: uint8, of shape H×W×C (or H×W for one channel) with ``layout="HWC"``, C×H×W with ``layout="CHW"``;
-            anything that `numpy.asarray` takes.
-        layout: which of the two.
+        array: uint8, or anything that `numpy.asarray` turns into it; H×W for one channel, else as `layout` says.
+        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W.
 
     Raises:
         TypeError: the array is not uint8.
-        ValueError: the array has not 2 or 3 axes, is empty, or has not 1 to 4 channels.
+        ValueError: the array does not have 2 or 3 axes and 1 to 4 channels, or is empty.
 
     Example:
         >>> Image(np.zeros((3, 20, 30), np.uint8), layout="CHW").hwc.shape
@@ -110,19 +104,19 @@ class Image:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """What is where in an image: a number for each pixel, which moves with its pixel and is never mixed with others.
+    """A number for each pixel of an image (its class, say), which moves with the pixel and is never interpolated.
 
     Args:
-        array: H×W, or N×H×W for N masks of one image (of its instances, say): bool, integers or floats, or anything
-            that `numpy.asarray` makes such an array of. Or `Encoded`: a file whose stored values are the mask: palette
-            indices or grey levels of 8 bits (uint8) or more (int32), never colours.
+        array: H×W, or N×H×W for N masks of one image (one for each instance, say): bool, integers or floats, or
+            anything that `numpy.asarray` turns into them. Or `Encoded`: a file whose stored values are the mask:
+            palette indices or grey levels of 8 bits (uint8) or more (int32), never colours.
 
     Attributes:
         array: the array, or the `Encoded`. Integers that torch has no type for become wider ones.
 
     Raises:
         TypeError: the array holds no numbers.
-        ValueError: the array has not 2 or 3 axes, or no pixels.
+        ValueError: the array does not have 2 or 3 axes, or has no pixels.
 
     Example:
         >>> Mask(np.zeros((20, 30), np.uint8)).array.shape
@@ -184,7 +178,7 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keypoints:
-    """Points in an image, as (x, y) in pixels; points that leave the image keep their place outside it.
+    """Points in an image, as (x, y) in pixels; points that leave the image keep their coordinates outside it.
 
     Args:
         array: (…, 2), floats or integers. They come back in the same dtype and shape; lists of floats as float32,
@@ -211,22 +205,19 @@ class Keypoints:
 
 
 Target = Mask | Boxes | Keypoints
-LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are leaves of a sample, and no containers
+LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are leaves, not containers
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
     """What the user gave, as an array of a type that torch has too."""
-    if isinstance(value, list | tuple):
-        array = np.asarray(value)
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)  # as torch.tensor has it
-    else:
-        array = np.asarray(value)
+    array = np.asarray(value)
+    if isinstance(value, list | tuple) and array.dtype == np.float64:
+        array = array.astype(np.float32)  # as torch.tensor does
     kind = array.dtype.kind
     if kind not in "biuf" or (kind == "b" and name != "Mask"):
         raise TypeError(f"{name}() takes an array of numbers, got {array.dtype} of shape {array.shape}")
     if kind in "iu" and array.dtype.itemsize < 4 and name != "Mask":
-        return array.astype(np.int32)  # places soon lie beyond 8 bits, and would wrap round
+        return array.astype(np.int32)  # coordinates soon exceed 8 bits, and would wrap round
     if kind == "u" and array.dtype.itemsize > 1:
         return array.astype(np.int32 if array.dtype.itemsize == 2 else np.int64)
     if kind == "f" and array.dtype.itemsize > 8:
@@ -237,11 +228,8 @@ def _numbers(name: str, value: Any) -> np.ndarray:
 def read(path: str | os.PathLike[str]) -> Encoded:
     """Read an image file without decoding it.
 
-    Works as torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload
-    decodes only the region that the first crop needs.
-
-    Raises:
-        OSError: the file cannot be read.
+    As in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload decodes
+    only the region that the first crop needs.
     """
     with open(path, "rb", buffering=0) as file:
         return Encoded(file.readall(), "RGB", os.fspath(path))

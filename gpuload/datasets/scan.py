@@ -1,12 +1,11 @@
-"""Finding the image files below a folder, in an order that is the same on every machine.
+"""Finds the image files below a folder, in an order that is the same on every machine.
 
-Runs once, in the main process, when a dataset is made. Names are handled as the bytes that the file system holds, so
-neither the locale nor the order of `os.scandir` matters, and names that are no UTF-8 work. What a folder holds is
-packed as soon as it is read: while a tree is scanned, only one folder's names exist as objects.
+Runs once, in the main process, when a dataset is made. Names are handled as bytes, so the locale and the order of
+`os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are read:
+only one folder's names exist as objects.
 
-The order is that of torchvision's ImageFolder: folders sorted by their path (`a-b` before `a/b`, since "-" comes
-before "/"), the files of one sorted by name. torchvision compares text where this compares bytes; for names in UTF-8
-both give the same order.
+The order is that of torchvision's ImageFolder: folders sorted by path (`a-b` before `a/b`, since "-" comes before "/"),
+files of one folder by name. torchvision compares text, not bytes; for UTF-8 names the order is the same.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Scanner:
 
     Args:
         root: an existing folder.
-        extensions: how the names of images end, lower case, with the dot.
+        extensions: the endings of image files' names, lower case, with the dot.
         follow_links: whether links may lead out of the root.
     """
 
@@ -49,14 +48,10 @@ class Scanner:
             return sorted(entry.name for entry in entries if self._is_folder(entry, b""))
 
     def images(self, start: bytes = b"") -> tuple[bytes, np.ndarray]:
-        """The images at any depth below the folder `start`.
-
-        Args:
-            start: a path relative to the root; empty for the root itself.
+        """The images at any depth below `start`, a path relative to the root.
 
         Returns:
-            Their paths relative to the root, one after the other without anything between, and the length of each
-            (uint32).
+            Their paths relative to the root, joined without a separator, and the length of each (uint32).
 
         Raises:
             OSError: a folder cannot be read.
@@ -91,14 +86,14 @@ class Scanner:
         return True
 
     def _is_readable(self, entry: os.DirEntry[bytes]) -> bool:
-        """Whether something that is no folder is a file to read. A pipe is not: reading one waits for ever."""
+        """Whether an entry that is no folder is a file to read. A pipe is not: reading it waits for ever."""
         if not entry.is_symlink():
             return entry.is_file(follow_symlinks=False)
         self._check_inside(entry)
         try:
             return stat.S_ISREG(entry.stat().st_mode)
         except FileNotFoundError:
-            return True  # the file that it points to is missing: an error of this sample, when it is read
+            return True  # the link's target is missing: an error of this sample, when it is read
 
     def _check_inside(self, link: os.DirEntry[bytes]) -> None:
         if self._follow_links:
@@ -107,11 +102,11 @@ class Scanner:
         if target != self._real_root and not target.startswith(self._real_root.rstrip(b"/") + b"/"):
             raise ValueError(
                 f"{os.fsdecode(link.path)!r} is a link that leaves {os.fsdecode(self._root)!r}: it leads to "
-                f"{os.fsdecode(target)!r}. To read what lies there write follow_links=True"
+                f"{os.fsdecode(target)!r}. To follow it write follow_links=True"
             )
 
     def _check_no_circle(self, link: os.DirEntry[bytes], folder: bytes) -> None:
-        """Refuse a link to a folder that lies on the way to it. A circle always runs through such a link."""
+        """Refuse a link to a folder on the way to it: every circle has one."""
         target = link.stat()
         above = self._root
         for name in [b"", *folder.split(b"/")]:

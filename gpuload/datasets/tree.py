@@ -1,8 +1,6 @@
-"""Samples taken apart: into their *structure* (nested containers, hashable) and their leaves; which leaves are images
-and which are targets.
+"""Takes samples apart into their *structure* (nested containers, hashable) and their leaves, and puts them together.
 
-Runs in workers (taking apart) and in the parent (putting together again), so it imports no torch. Nothing here holds
-state.
+Runs in workers and in the main process; imports no torch, holds no state.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ Structure = Any  # LEAF, or (kind, type or None, keys or None, children): nested
 
 
 class Keys(tuple[Any, ...]):
-    """The keys of a dict, sorted, so that samples whose keys stand in another order have one structure; `order` is
-    how they stood."""
+    """A dict's sorted keys, so that samples differing only in their order have one structure; `order` is as given."""
 
     order: tuple[Any, ...]
 
@@ -62,7 +59,7 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
 def _sorted_keys(order: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         keys = tuple(sorted(order))
-    except TypeError:  # of several kinds: in whatever order they stand
+    except TypeError:  # of several types: as given
         return order
     if keys == order:
         return order
@@ -72,7 +69,7 @@ def _sorted_keys(order: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def rebuild(node: Structure, parts: list[Any]) -> Any:
-    """One container of a sample, or of a batch, from its parts: a dict's keys in the order that they had."""
+    """One container of a sample or batch from its parts, a dict's keys in their original order."""
     kind, cls, keys, _ = node
     if kind == "list":
         return parts
@@ -87,7 +84,7 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
 
 
 def mapping_like(cls: type, items: dict[Any, Any]) -> Any:
-    """A mapping of a type of the user's, where it can be made from a dict."""
+    """A mapping of the user's type, if it can be made from a dict."""
     try:
         return cls(items)
     except TypeError:  # a defaultdict, say
@@ -100,16 +97,16 @@ def mapping_like(cls: type, items: dict[Any, Any]) -> Any:
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
-    """A sample put together again from its structure and its leaves, depth first."""
+    """A sample from its structure and its leaves, depth first."""
     rest = iter(leaves)
     return assembled(structure, lambda within: next(rest), keep_tuples=True)
 
 
 def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
-    """What a structure becomes where `leaf` gives its leaves, depth first; it is told the kind of container that the
-    leaf stands in. Plain tuples become lists unless they are kept.
+    """A structure with leaves from `leaf`, called depth first with the kind of the leaf's container. Plain tuples
+    become lists unless `keep_tuples`.
 
-    (No inner function that calls itself: it would be in a reference cycle, and hold a batch until the collector comes.)
+    (An inner function that calls itself would be a reference cycle, and hold a batch until it is collected.)
     """
     if node == LEAF:
         return leaf(within)
@@ -119,8 +116,7 @@ def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool,
 
 
 def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
-    """A structure as text, for error messages: ``(·, {'label': ·})``; with its leaves, depth first:
-    ``(uint8 array 48×64, {'label': int})``."""
+    """A structure as text: ``(·, {'label': ·})``; with its leaves: ``(uint8 array 48×64, {'label': int})``."""
     if structure == LEAF:
         return "·" if leaves is None else _kind(next(iter(leaves)))
     kind, cls, keys, children = structure

@@ -1,10 +1,10 @@
-"""`wrap`: the datasets of torchvision and Hugging Face, yielding the bytes of images in the place of decoded ones.
+"""`wrap`: the datasets of torchvision and Hugging Face, yielding the bytes of images instead of decoded ones.
 
-Runs in the main process; what it makes is copied to the workers, which read. Neither library is imported here: their
-classes are recognised by name. Of a torchvision dataset nothing is kept but what its samples are made of, in few
-buffers: paths as `gpuload.datasets.paths` has them, labels as an array, COCO's annotations as the JSON that they come
-from. So workers import no torch for it, and share one copy. A Hugging Face dataset is kept, with the decoding of
-its columns switched off; it travels as it pickles, a memory-mapped one as the path of its file.
+Runs in the main process; the result is copied to the workers, which read. Neither library is imported here: their
+classes are recognised by name. Of a torchvision dataset only the data is kept, in few buffers: paths packed
+(`gpuload.datasets.paths`), labels as an array, COCO's annotations as JSON. So workers import no torch for it, and share
+one copy. A Hugging Face dataset is kept, with its image decoding switched off; it pickles as always, a memory-mapped
+one as the path of its file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER: Final = "torchvision.datasets.folder"
 COCO: Final = "torchvision.datasets.coco"
 TORCH: Final = "torch.utils.data.dataset"
 ROWS: Final = "datasets.arrow_dataset"
-# What a folder's files may be read by: nothing is lost when they are read as bytes.
+# Loaders that only read an image: nothing is lost when its bytes are read instead.
 LOADERS: Final = {
     (FOLDER, "default_loader"),
     (FOLDER, "pil_loader"),
@@ -43,11 +43,11 @@ TAKEN = (
     "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
     "datasets.Dataset, and torch's Subset and ConcatDataset of these"
 )
-OWN = "For any other dataset, return gpuload.read(path) in the place of the image from a __getitem__ of your own"
+OWN = "For any other dataset, return gpuload.read(path) instead of the image from a __getitem__ of your own"
 
 
 def wrap(dataset: Any, *, mode: Mode | None = None) -> Any:
-    """Make a dataset of torchvision's or Hugging Face's yield `Encoded` bytes in the place of decoded images.
+    """Make a dataset of torchvision or Hugging Face yield `Encoded` bytes instead of decoded images.
 
     Length, order and structure of the samples stay: ``(image, label)``, ``(image, target)``, or a dict of columns::
 
@@ -56,19 +56,17 @@ def wrap(dataset: Any, *, mode: Mode | None = None) -> Any:
     Args:
         dataset: torchvision's ImageFolder, DatasetFolder, CocoDetection or CocoCaptions, or a subclass that reads its
             samples as they do; their `target_transform` is applied as before. Or a ``datasets.Dataset`` with columns
-            of ``datasets.Image``, also in lists and dicts. Or torch's Subset or ConcatDataset of such: the same
-            container, around what is wrapped. Datasets of gpuload's own come back as they are.
+            of ``datasets.Image``, also in lists and dicts. Or torch's Subset or ConcatDataset of these: the same
+            container, around the wrapped datasets. gpuload's own datasets come back as they are.
         mode: what the pixels become, see `Encoded`. Default: what ``datasets.Image(mode=…)`` says, else ``"RGB"``.
 
-    Hugging Face turns images upright by their EXIF tag, torchvision does not: for the former's pixels give the Loader
-    ``decode=Decode(exif=True)``. Missing images (None) stay None.
+    Hugging Face turns images upright by their EXIF tag, torchvision does not: to get Hugging Face's pixels, give the
+    Loader ``decode=Decode(exif=True)``. Missing images (None) stay None. While reading, OSError names a missing file.
 
     Raises:
-        TypeError: the dataset is of another kind, has a transform or a format, or its class reads samples in a way of
-            its own; the message says which, and what to do.
+        TypeError: the dataset is of another kind, has a transform or a format, or its class reads samples in its own
+            way; the message says which, and what to do.
         ValueError: a COCO file name leads out of the dataset's root; `mode` is not valid.
-
-    While reading, OSError names a file that is missing.
 
     Example:
         >>> wrap([1, 2])
@@ -120,9 +118,8 @@ class WrappedFolder(_Images):
 
     Attributes:
         classes, class_to_idx: as in the dataset that was wrapped.
-        paths: the absolute path of each image, a sequence of str that are made when they are asked for.
-        targets: the label of each image, as the folders give it: an array of the smallest integers that hold them; a
-            list, where a subclass has labels that are no integers.
+        paths: the absolute path of each image: a sequence that makes each str when it is asked for.
+        targets: the label of each image, as an array of the smallest integer type; a list if labels are no integers.
         target_transform: what is applied to a label before it is yielded, or None.
     """
 
@@ -136,13 +133,13 @@ class WrappedFolder(_Images):
         self._name = type(dataset).__name__
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
-        place = self._place(index)
-        target = self.targets[place]
+        number = self._from_start(index)
+        target = self.targets[number]
         if isinstance(self.targets, np.ndarray):
             target = int(target)
         if self.target_transform is not None:
             target = self.target_transform(target)
-        return self._encoded(place), target
+        return self._encoded(number), target
 
     def __repr__(self) -> str:
         return f"wrap({self._name}({self.root!r}): {len(self)} images in {len(self.classes)} classes)"
@@ -153,8 +150,8 @@ class WrappedCoco(_Images):
 
     Attributes:
         ids: the id of each image in the annotation file.
-        paths: the absolute path of each image, a sequence of str that are made when they are asked for.
-        targets: the target of each image, a sequence of lists that are made when they are asked for.
+        paths: the absolute path of each image: a sequence that makes each str when it is asked for.
+        targets: the target of each image: a sequence that makes each list when it is asked for.
         target_transform: what is applied to a target before it is yielded, or None.
     """
 
@@ -168,11 +165,11 @@ class WrappedCoco(_Images):
         self._name = type(dataset).__name__
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
-        place = self._place(index)
-        target = self.targets[place]
+        number = self._from_start(index)
+        target = self.targets[number]
         if self.target_transform is not None:
             target = self.target_transform(target)
-        return self._encoded(place), target
+        return self._encoded(number), target
 
     def __repr__(self) -> str:
         return f"wrap({self._name}({self.root!r}): {len(self)} images)"
@@ -195,7 +192,7 @@ class WrappedRows:
                 f"{got} with {how}, which takes decoded images: pass dataset.with_format(None), and move what it does "
                 "to Loader(transforms=…); gpuload's batches are tensors"
             )
-        self.dataset = copy.deepcopy(dataset)  # its tables are shared; its features are not, so that they may change
+        self.dataset = copy.deepcopy(dataset)  # shares its tables, but not its features, so that they may change
         self._plan = _plan({name: self.dataset.info.features[name] for name in columns}, mode)
         if self._plan is None:
             raise TypeError(
@@ -216,17 +213,17 @@ class WrappedRows:
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
         try:
-            place = operator.index(index)
+            number = operator.index(index)
         except TypeError:
             raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
-        return _filled(self._plan, self.dataset[place])
+        return _filled(self._plan, self.dataset[number])
 
     def __repr__(self) -> str:
         return f"wrap(datasets.Dataset: {len(self)} rows of {', '.join(self.column_names)})"
 
 
 class _JsonLists(Sequence[Any]):
-    """Values in one buffer, each as JSON; one is made anew each time that it is asked for."""
+    """Values in one buffer, each as JSON, parsed anew each time it is asked for."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         texts = list(texts)
@@ -248,7 +245,7 @@ class _JsonLists(Sequence[Any]):
 
 
 def _targets(targets: Iterable[Any]) -> Sequence[Any]:
-    """Targets as JSON, where that gives them back as they are; else, where the user put other things there, a list."""
+    """Targets as JSON if that gives them back as they are; else (the user put other things there) as a list."""
     targets = list(targets)
     if not _is_json(targets):
         return targets
@@ -256,7 +253,7 @@ def _targets(targets: Iterable[Any]) -> Sequence[Any]:
 
 
 def _is_json(values: Collection[Any]) -> bool:
-    """Whether JSON gives values back as they are. (To read them back and compare took 2.4 times as long.)"""
+    """Whether JSON gives values back as they are. (Reading them back and comparing took 2.4 times as long.)"""
     kinds = set(map(type, values))
     if kinds <= JSON:
         return True
@@ -277,7 +274,7 @@ def _labels(labels: Sequence[Any]) -> Any:
 
 
 def _pack(paths: Iterable[str | os.PathLike[str]], root: str | os.PathLike[str]) -> Paths:
-    """Paths as given (relative ones to the working directory), as absolute ones below the root where they are there."""
+    """Paths, relative ones to the working directory, packed below the root if all are in it, else below ``/``."""
     names = [os.fsencode(path) for path in paths]
     given = os.path.join(os.fsencode(root), b"")
     if given and all(map(operator.methodcaller("startswith", given), names)):
@@ -288,7 +285,7 @@ def _pack(paths: Iterable[str | os.PathLike[str]], root: str | os.PathLike[str])
 
 
 def _inside(file_name: str, key: Any, root: str | os.PathLike[str]) -> str:
-    """The path of a COCO image. Its name comes from a file of data, and must not lead out of the root."""
+    """The path of a COCO image. Its name comes from a data file, and must not lead out of the root."""
     path = os.path.abspath(os.path.join(root, file_name))
     if not path.startswith(os.path.join(os.path.abspath(root), "")):
         raise ValueError(
@@ -299,10 +296,7 @@ def _inside(file_name: str, key: Any, root: str | os.PathLike[str]) -> str:
 
 
 def _plan(feature: Any, mode: Mode | None) -> Any:
-    """Where images are in a column, and their modes: a mode, a dict of plans, a list of one plan, or None for nowhere.
-
-    Switches their decoding off.
-    """
+    """Where images are in a column: their mode, a dict of plans, a list of one plan, or None. Switches decoding off."""
     if (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image"):
         feature.decode = False
         if mode is None and feature.mode is not None:
@@ -320,7 +314,7 @@ def _plan(feature: Any, mode: Mode | None) -> Any:
 
 
 def _filled(plan: Any, value: Any) -> Any:
-    """A row, or a part of it, with its images as `Encoded`."""
+    """A row of the table, or a part of it, with its images as `Encoded`."""
     if value is None:
         return None
     if isinstance(plan, dict):
@@ -342,10 +336,10 @@ def _check_methods(cls: type, module: str, names: Sequence[str], got: str) -> No
         method = getattr(cls, name, None)
         if method is not None and getattr(method, "__module__", None) != module:
             if module == TORCH:
-                why, advice = "which may not know Encoded", "Give it gpuload.wrap() of what is inside, yourself"
+                why, advice = "which may not know Encoded", "Give it gpuload.wrap() of the dataset inside, yourself"
             else:
                 why = "and what that does to images would be lost"
-                advice = "Return gpuload.read(path) from it in the place of the image; that needs no wrap()"
+                advice = "Return gpuload.read(path) from it instead of the image; that needs no wrap()"
             raise TypeError(f"{got}, whose class has a {name} of its own, {why}. {advice}")
 
 

@@ -1,15 +1,13 @@
 """Image bytes to pixels: the header first, then only the region that is needed.
 
-Owns everything that touches an image decoder. Runs in workers, and in the main process with ``num_workers=0``; imports
-neither torch nor, before they are needed, the decoders themselves. `Decoder` is the face: one per process.
-
-Which decoder sees what:
+Runs in workers, and in the main process with ``num_workers=0``. Imports no torch, and decoders at their first use.
+`Decoder` is the interface: one per process. Which decoder gets what:
 
 1. JPEGs of 8 bits, Huffman coded, grey or of three components go to nvImageCodec's CPU decoder, which decodes a region
-   without the rest; where that is missing or complains, to simplejpeg; where that complains too, to Pillow.
+   without the rest; if that is missing or complains, to simplejpeg; if that complains too, to Pillow.
 2. All other JPEGs (CMYK, YCCK, arithmetic …) and all other formats go to Pillow.
 
-Pillow has the last word: what it decodes is decoded, what it refuses is refused. Damage is told in `jpeg`.
+Pillow has the last word: what it decodes is decoded, what it refuses is refused. `jpeg` says what happens to damage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The decoder of one process: header first, then a region, by the first decoder that has nothing to complain about.
+"""The decoder of one process: header first, then a region, by the first decoder that does not complain.
 
-Runs in a worker, or in the main process with ``num_workers=0``. Belongs to one thread. Holds no pixels between calls
-but nvImageCodec's image memory, see `jpeg`.
+Belongs to one thread. Holds no pixels between calls but nvImageCodec's image memory, see `jpeg`.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class Decoder:
 
     Args:
         options: what to allow and whether to turn images upright.
-        prefer: the decoder that plain JPEGs are given to first; those after it on the ladder nvimgcodec, simplejpeg,
-            pillow take what it refuses. None: nvimgcodec, but simplejpeg for whole images, which it decodes right to
-            where they go, 10% faster. Both give the same pixels.
+        prefer: which of nvimgcodec, simplejpeg, pillow tries plain JPEGs first; those after it take what it refuses.
+            None: nvimgcodec, but simplejpeg for whole images, which it decodes directly into `out`, 10% faster. Both
+            give the same pixels.
 
     Example:
         >>> import io
@@ -62,15 +61,11 @@ class Decoder:
         self._jpeg_decoders: tuple[list[JpegDecoder], list[str]] | None = None
 
     def header(self, encoded: Encoded) -> Header:
-        """Read format, size and orientation, without decoding.
-
-        Raises:
-            DecodeError: no image, a format gpuload does not decode, a broken header, too many pixels or scans.
-        """
+        """Read format, size and orientation, without decoding; errors as for `read_header`."""
         return read_header(encoded.data, self._options)
 
     def size_hw(self, header: Header) -> tuple[int, int]:
-        """Height and width of the image that regions are meant in: upright with ``exif=True``, else as stored."""
+        """Height and width of the image that regions refer to: upright with ``exif=True``, else as stored."""
         if is_transposed(header.orientation):
             return header.width, header.height
         return header.height, header.width
@@ -79,7 +74,7 @@ class Decoder:
         """How many channels `decode` gives for an `Encoded` of this mode.
 
         Raises:
-            DecodeError: the image holds more than 8 bits, or with ``mode="unchanged"`` no channels of 8 bits.
+            DecodeError: the image has more than 8 bits or, with ``mode="unchanged"``, no channels of 8 bits.
         """
         if (complaint := too_deep(f"this {header.format}", header.mode)) is not None:
             raise DecodeError(complaint)
@@ -93,11 +88,7 @@ class Decoder:
         return CHANNELS[header.mode]
 
     def mask_dtype(self, header: Header) -> str:
-        """The type of the numbers that `decode_mask` gives.
-
-        Raises:
-            DecodeError: the file has several numbers for each pixel.
-        """
+        """The type of the numbers that `decode_mask` gives; DecodeError if there are several for each pixel."""
         if header.mode not in VALUES:
             raise DecodeError(
                 f"a mask must be a file with one number for each pixel (grey or with a palette), but this "
@@ -107,7 +98,7 @@ class Decoder:
         return VALUES[header.mode]
 
     def decode_mask(self, encoded: Encoded, header: Header, region_tlhw: Region, out: np.ndarray) -> None:
-        """Decode the stored values of a region to `out`, H×W of `mask_dtype`; arguments and errors as for `decode`."""
+        """Decode a region's stored values to `out`, H×W of `mask_dtype`; arguments and errors as for `decode`."""
         if header.jpeg is not None:
             grey = Encoded(encoded.data, "L", encoded.source)
             self.decode(grey, header, region_tlhw, out[:, :, None])
@@ -130,13 +121,13 @@ class Decoder:
         """Decode a region, H×W×C uint8.
 
         Args:
-            encoded: the file's bytes and the mode to give.
+            encoded: the file's bytes and the mode.
             header: what `header` returned for them.
             region_tlhw: top, left, height, width within `size_hw`; None for the whole image.
-            out: where the pixels go, uint8 of the result's shape (shared memory, say); None for a new array.
+            out: where the pixels go, uint8 of the result's shape; None for a new array.
 
         Raises:
-            DecodeError: no decoder takes it, and the message holds what each of them said; or as for `channels`.
+            DecodeError: no decoder takes it; the message says what each complained about. Or as for `channels`.
             ValueError: the region is empty or leaves the image, or `out` does not fit.
         """
         size_hw = full_height, full_width = self.size_hw(header)
@@ -163,14 +154,13 @@ class Decoder:
     def _stored(
         self, encoded: Encoded, header: Header, region_tlhw: Region, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """A region as stored, in the mode asked for; the memory may be `out`, or the decoder's own, until its next
-        call."""
+        """A region as stored, in the right mode; its memory may be `out`, or the decoder's until its next call."""
         data, mode = encoded.data, encoded.mode
         jpeg = header.jpeg
         said: list[str] = []
         if jpeg is not None:
             grey = jpeg.components == 1 and mode in ("L", "unchanged")
-            as_it_is = grey or mode == "RGB" or mode == "unchanged"
+            as_it_is = grey or mode in ("RGB", "unchanged")
             decoders, missing = self._jpeg_decoders or self._find_jpeg_decoders()
             turned = self._by_size and region_tlhw[2:] == (jpeg.height, jpeg.width)
             for decoder in reversed(decoders) if turned else decoders:
@@ -186,13 +176,13 @@ class Decoder:
                 pixels, complaint = listen(_before_damage, data, mode, region_tlhw)
                 if pixels is None and not complaint:
                     top, _, height, _ = region_tlhw
-                    said.append(f"the damage meets the region that is asked for, stored rows {top} to {top + height}")
+                    said.append(f"the damage reaches into the region, stored rows {top} to {top + height}")
         if pixels is None:
             raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}")
         return pixels
 
     def _find_jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
-        """The usable decoders of the ladder, and what is wrong with the others; looked for at the first JPEG."""
+        """The usable decoders of the ladder, and what is wrong with the others; called at the first JPEG."""
         usable: list[JpegDecoder] = []
         missing: list[str] = []
         for kind in self._ladder:
@@ -210,7 +200,7 @@ def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> 
 
 
 def _before_damage(data: bytes, mode: Mode, region_tlhw: Region) -> np.ndarray | None:
-    # A download that stopped in a file of its final size ends in zeros, which would decode as picture.
+    # A download that stopped in a file of its final size ends in zeros, which would decode as pixels.
     return open_image(data.rstrip(b"\0"), "JPEG").pixels_before_damage(mode, region_tlhw)
 
 

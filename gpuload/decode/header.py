@@ -1,11 +1,11 @@
 """What is known of an image before its pixels: format, size, orientation, and how it will be decoded.
 
-`read_header` refuses what is not an image and what is larger than allowed, before memory is taken for pixels.
-A `Header` belongs to the bytes it was read from and lives as long as one sample's decoding.
+`read_header` refuses files that are no images or too large, before memory is taken for pixels.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 from gpuload.decode.jpeg_header import SOI, SOS, JpegHeader, count_scans, scan_markers
@@ -21,12 +21,12 @@ class Header(NamedTuple):
     """An image's format, stored size and orientation.
 
     Attributes:
-        format: "JPEG", "PNG", …: what the content says, whatever the file is called.
+        format: "JPEG", "PNG", …: by the content, not by the file's name.
         height, width: in pixels, as stored.
         orientation: 1 to 8, as EXIF counts; 1 where `Decode.exif` is off.
         mode: Pillow's name of the stored pixels: "L", "RGB", "CMYK", "P", "I;16" …
-        jpeg: its markers, where the JPEG-only decoders may try it.
-        opened: Pillow's open image, for everything else.
+        jpeg: its markers, if the JPEG-only decoders may try it.
+        opened: Pillow's open image, if not.
     """
 
     format: str
@@ -42,7 +42,7 @@ def read_header(data: bytes, options: Decode) -> Header:
     """Read the header of an image file.
 
     Raises:
-        DecodeError: it is no image, of an unknown format, damaged in its header, or larger than `options` allow.
+        DecodeError: no image, an unknown format, a damaged header, or more pixels or scans than `options` allow.
     """
     if data.startswith(SOI):
         jpeg = scan_markers(data)
@@ -82,10 +82,8 @@ def _by_pillow(data: bytes, name: str, options: Decode) -> Header:
         raise _too_large(opened.height, opened.width, options.max_pixels)
     orientation = 1
     if options.exif:
-        try:
+        with contextlib.suppress(Exception):  # a broken EXIF block is no orientation; broken pixels fail again later
             orientation = opened.orientation()
-        except Exception:  # a broken EXIF block is no orientation; broken pixels are met again when they are decoded
-            orientation = 1
     return Header(name, opened.height, opened.width, orientation, opened.mode, None, opened)
 
 

@@ -1,16 +1,16 @@
 """The two JPEG-only decoders: nvImageCodec on the CPU, which decodes a region alone, and simplejpeg.
 
-Each takes a plain JPEG (`JpegHeader.plain`) and gives the pixels as stored, or None and what it said.
+Each takes a plain JPEG (`JpegHeader.plain`) and gives the pixels as stored, or None and its complaint.
 
-**Damage.** Both use libjpeg-turbo, which fills what is missing with grey and only *warns*. So whatever a decoder says
-about an image, be it one warning, discards its pixels, and the next decoder is asked; Pillow, the last, rules as
-everywhere: a file that ends before its picture is refused, unless the region lies in the rows above the damage (a
-progressive file has none); data that is wrong but complete (flipped bits, an end marker put on a cut file) decodes,
-as it does for everybody who uses Pillow. A healthy file pays for this with a look at its last two bytes (one without an
-end-of-image marker is cut off, and not given to nvImageCodec) and the few µs of `native_messages`.
+**Damage.** Both use libjpeg-turbo, which fills missing pixels with grey and only *warns*. So any message about an
+image, even one warning, discards its pixels, and the next decoder tries. Pillow, the last, decides: a file that ends
+before its picture is refused, unless the region is above the damage (a progressive file has no such rows); data that is
+wrong but complete (flipped bits, an end marker put on a cut file) decodes, as it does for everybody who uses Pillow. A
+healthy file pays for this with a look at its last two bytes (one without an end-of-image marker is cut off, and not
+given to nvImageCodec) and the few µs of `native_messages`.
 
-Each belongs to one `Decoder` and one thread, made at its first JPEG, in 0.1 ms after the import (15 ms). nvImageCodec's
-image memory is reused from image to image, so pixels are good until the next call.
+Each belongs to one `Decoder` and one thread, and is made at its first JPEG, in 0.1 ms after the import (15 ms).
+nvImageCodec's image memory is reused, so pixels are valid until the next call.
 """
 
 from __future__ import annotations
@@ -27,17 +27,14 @@ from gpuload.errors import one_line
 
 __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg"]
 
-# Its libjpeg extension's own limit (0.8 and 0.9), above which the library would try another decoder.
-NV_MAX_BYTES = 1 << 29
-# Image memory larger than this is given back after the image, or one panorama would stay in every worker.
-KEEP_BYTES = 64 << 20
+NV_MAX_BYTES = 1 << 29  # its libjpeg extension's limit (0.8 and 0.9): above it the library tries another decoder
+KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, or one panorama would stay in every worker
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
 Region = tuple[int, int, int, int]
 
 
 class JpegDecoder(Protocol):
-    """`decode` gives H×W×C pixels of the stored image, valid until the next call, and ""; or None and the reason. They
-    may be in `out`, of their shape."""
+    """`decode` gives H×W×C pixels as stored, perhaps in `out`, valid until its next call, and ""; or None and why."""
 
     name: ClassVar[str]
 
@@ -62,7 +59,7 @@ class NvImageCodec:
 
     def _make(self) -> bool:
         before = os.environ.get(VERBOSITY)
-        os.environ[VERBOSITY] = "0"  # read once, at the import: without it errors are printed by C++ streams, uncaught
+        os.environ[VERBOSITY] = "0"  # read once, at the import: else C++ prints errors past the C library's stderr
         try:
             nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
         finally:
@@ -70,7 +67,7 @@ class NvImageCodec:
                 del os.environ[VERBOSITY]
             else:
                 os.environ[VERBOSITY] = before
-        self._stream = nvimgcodec.CodeStream
+        self._code = nvimgcodec.CodeStream
         self._region = nvimgcodec.Region
         self._decoder = nvimgcodec.Decoder(
             device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
@@ -93,7 +90,7 @@ class NvImageCodec:
         if not data.endswith(EOI) and not has_end(data, header):
             return None, "the file is cut off: there is no end-of-image marker"
         if header.height * header.width * header.components >= NV_MAX_BYTES:
-            return None, f"not asked: {header.width:,}×{header.height:,} pixels are beyond its limit"
+            return None, f"not tried: {header.width:,}×{header.height:,} pixels are beyond its limit"
         image, said = self._listen(self._decode_region, data, header, grey, region_tlhw)
         if image is None or said:
             return None, said or "it gave no image and no reason"
@@ -102,16 +99,15 @@ class NvImageCodec:
         return pixels, ""
 
     def _decode_region(self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region) -> Any:
-        stream = self._stream(data)
+        code = self._code(data)
         top, left, height, width = region_tlhw
         if height != header.height or width != header.width:
-            stream = stream.get_sub_code_stream(region=self._region(top, left, top + height, left + width))
-        return self._decoder.decode(stream, image=self._image, params=self._params[grey])
+            code = code.get_sub_code_stream(region=self._region(top, left, top + height, left + width))
+        return self._decoder.decode(code, image=self._image, params=self._params[grey])
 
 
 class SimpleJpeg:
-    """libjpeg-turbo through simplejpeg: decodes the whole image, of which the region is cut; where that is all of it,
-    right to where it goes."""
+    """libjpeg-turbo through simplejpeg: decodes the whole image, into `out` if that is the region."""
 
     name: ClassVar[str] = "simplejpeg"
 

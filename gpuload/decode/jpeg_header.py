@@ -1,7 +1,7 @@
-"""What a JPEG says of itself before its pixels: a walk over its markers, without decoding.
+"""What a JPEG says before its pixels: a walk over its markers, without decoding.
 
-Pure functions of the bytes (about 5 µs for a photograph). A file that departs from the plain sequence of
-segments gives None; then Pillow, which is more lenient, is asked instead.
+Pure functions of the bytes (about 5 µs for a photograph). A file that is not a plain sequence of segments gives None:
+Pillow, which is more lenient, reads it instead.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 class JpegHeader(NamedTuple):
     """The facts that decide how a JPEG is decoded.
 
-    `frame` is its SOF marker (0xFFC0 baseline, 0xFFC1 extended, 0xFFC2 progressive …), `first_scan` the
-    offset of its first SOS marker, `single_scan` whether libjpeg takes no more than one scan, `exif` its EXIF block
-    (TIFF header first) or b"", `xmp` likewise.
+    `frame` is its SOF marker (0xFFC0 baseline, 0xFFC1 extended, 0xFFC2 progressive …), `first_scan` the offset of its
+    first SOS marker, `single_scan` whether libjpeg takes only one scan, `exif` its EXIF block (TIFF header first) or
+    b"", `xmp` likewise.
     """
 
     frame: int
@@ -51,7 +51,7 @@ class JpegHeader(NamedTuple):
 
 
 def scan_markers(data: bytes) -> JpegHeader | None:
-    """Walk from SOI to the first SOS; None where the walk meets anything but well-formed segments."""
+    """Walk from SOI to the first SOS; None if anything but well-formed segments comes."""
     at, frame, exif, xmp = 2, 0, b"", b""
     bits = height = width = components = 0
     try:
@@ -85,19 +85,18 @@ def scan_markers(data: bytes) -> JpegHeader | None:
 
 
 def count_scans(data: bytes, header: JpegHeader, limit: int) -> int:
-    """How many scans a JPEG has, exactly where that is more than `limit`.
+    """How many scans a JPEG has; exact if that is more than `limit`.
 
     Only a progressive JPEG, and a sequential one whose first scan leaves components out, may have several: in all
-    others libjpeg takes a second scan as an error. In scan data 0xFF is never followed by 0xDA, so the markers can be
+    others a second scan is an error to libjpeg. In scan data 0xFF is never followed by 0xDA, so the markers can be
     counted without a walk; an embedded picture between scans could add to that count, so above `limit` they are walked.
     """
-    first = header.first_scan
     if header.single_scan:
         return 1
-    count = data.count(SOS, first)
+    count = data.count(SOS, header.first_scan)
     if count <= limit:
         return count
-    count, at = 0, first
+    count, at = 0, header.first_scan
     while data[at : at + 1] == b"\xff":
         marker = data[at + 1]
         if marker == 0xD9:
@@ -113,5 +112,5 @@ def count_scans(data: bytes, header: JpegHeader, limit: int) -> int:
 
 
 def has_end(data: bytes, header: JpegHeader) -> bool:
-    """Whether an end-of-image marker follows the first scan: what a cut-off file lacks."""
+    """Whether an end-of-image marker follows the first scan; a cut-off file has none."""
     return data.endswith(EOI) or data.rfind(EOI, header.first_scan) >= 0

@@ -1,15 +1,15 @@
 """What C decoders print to standard error, caught as text.
 
-libjpeg (inside nvImageCodec) and libtiff (inside Pillow) report damage by ``fprintf(stderr, …)`` and nothing else: the
-call succeeds and returns grey pixels. So their messages are part of the result, and must not reach the terminal.
+libjpeg (inside nvImageCodec) and libtiff (inside Pillow) report damage by ``fprintf(stderr, …)`` alone: the call
+succeeds and returns grey pixels. So their messages are part of the result, and must not reach the terminal.
 
-While a decoder runs, the C library's variable ``stderr`` points at a stream over a memfd. File descriptor 2 stays as
-it is: what Python writes to ``sys.stderr``, what other threads' children inherit and what a crash handler prints goes
-where it always went, and only C code that prints through ``stderr`` during these milliseconds is caught. A lock keeps
-two decoding threads of one process from reading each other's messages. It costs 4 µs a call (a photograph: 1,000).
+While a decoder runs, the C library's variable ``stderr`` points at a ``FILE`` over a memfd. File descriptor 2 stays as
+it is: ``sys.stderr``, other threads' children and crash handlers print as always, and only C code that prints through
+``stderr`` in these milliseconds is caught. A lock keeps two threads that decode from reading each other's messages. It
+costs 4 µs a call (decoding a photograph: 1,000).
 
-glibc only (elsewhere the variable may be read-only): `native_messages` then gives None, and decoders that need it are
-not used. One stream and one descriptor per process, for its lifetime; a forked child makes its own.
+glibc only (elsewhere the variable may be read-only): else `native_messages` gives None, and decoders that need it are
+not used. One ``FILE`` and one descriptor per process, for its lifetime; a forked child makes its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_TEXT_BYTES = 4096
 
 
 class NativeMessages:
-    """Runs a call and tells what it printed to the C library's ``stderr``."""
+    """Runs a call and returns what it printed to the C library's ``stderr``."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
@@ -39,18 +39,18 @@ class NativeMessages:
         libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
         self._stderr = ctypes.c_void_p.in_dll(libc, "stderr")
         self._fd = os.memfd_create("gpuload-native-messages")
-        self._stream = libc.fdopen(self._fd, b"a")
-        if not self._stream:
-            raise OSError("fdopen failed for the stream that catches decoder messages")
-        libc.setvbuf(self._stream, None, UNBUFFERED, 0)
+        self._file = libc.fdopen(self._fd, b"a")
+        if not self._file:
+            raise OSError("fdopen failed for the file that catches decoder messages")
+        libc.setvbuf(self._file, None, UNBUFFERED, 0)
         self._lock = threading.Lock()
 
     def listen(self, call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
-        """The result of `call(*args)` (None where it raised), and what it printed and raised, as one line."""
+        """The result of `call(*args)` (None if it raised), and what it printed and raised, as one line."""
         said = ""
         with self._lock:
             before = self._stderr.value
-            self._stderr.value = self._stream
+            self._stderr.value = self._file
             try:
                 result = call(*args)
             except Exception as error:
@@ -65,7 +65,7 @@ class NativeMessages:
 
 
 def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
-    """`NativeMessages.listen` of this process; without the printed text where that cannot be caught."""
+    """`NativeMessages.listen` of this process; without the printed text if that cannot be caught."""
     messages = native_messages()
     if messages is not None:
         return messages.listen(call, *args)
@@ -77,7 +77,7 @@ def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
 
 @functools.cache
 def native_messages() -> NativeMessages | None:
-    """This process's catcher; None where the C library is not glibc."""
+    """This process's catcher; None if the C library is not glibc."""
     try:
         if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
             return None

@@ -1,4 +1,4 @@
-"""What a user may choose about decoding: one frozen object that checks itself when it is built."""
+"""The options of decoding: one frozen object that checks itself when it is built."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Decode:
 
     Args:
         exif: turn images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does. Off
-            by default, as in torchvision's ``ImageFolder``. TIFFs are upright either way: Pillow turns them by itself.
-        max_pixels: an image whose header says more pixels than this is refused before any memory is taken for them;
-            None for no limit (of a WebP, Pillow's own remains). The default is Pillow's own.
-        max_scans: a JPEG that comes in more scans than this is refused from its markers (500 scans in 5 KB cost
-            seconds of CPU time); None for no limit.
+            by default, as in torchvision's ``ImageFolder``. TIFFs are upright either way: Pillow turns them itself.
+        max_pixels: refuse an image whose header says more pixels, before memory is taken for them; None for no limit
+            (Pillow's own for WebP remains). The default is Pillow's.
+        max_scans: refuse a JPEG of more scans, by its markers (500 scans in 5 KB cost seconds of CPU time); None for no
+            limit.
 
     Raises:
         TypeError: `exif` is not a bool, or a limit not an int.

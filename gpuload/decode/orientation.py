@@ -1,7 +1,7 @@
 """The eight EXIF orientations: read from EXIF or XMP, applied to regions and to pixels.
 
-Every decoder here is asked for pixels as stored; turning them is done once, in this file, whatever decoded them. So a
-region in the upright image becomes one in the stored image first. Pure functions.
+Every decoder gives pixels as stored; turning them is done here, for all decoders. So a region in the upright image
+first becomes one in the stored image. Pure functions.
 
 Orientation `o` means: the upright image is the stored one, transposed (5 to 8), then flipped left-right (2, 3, 6, 7)
 and top-bottom (3, 4, 7, 8).
@@ -25,14 +25,14 @@ XMP_ORIENTATION = re.compile(rb'tiff:Orientation(="|>)([0-9])')
 
 
 def is_transposed(orientation: int) -> bool:
-    """Whether height and width change places in the upright image."""
+    """Whether the upright image has height and width exchanged."""
     return orientation >= 5
 
 
 def stored_region(
     region_tlhw: tuple[int, int, int, int], orientation: int, upright_hw: tuple[int, int]
 ) -> tuple[int, int, int, int]:
-    """Where a region of the upright image lies in the stored one (top, left, height, width)."""
+    """Where a region of the upright image is in the stored one (top, left, height, width)."""
     top, left, height, width = region_tlhw
     if orientation in FLIPPED_X:
         left = upright_hw[1] - left - width
@@ -53,7 +53,7 @@ def upright(pixels_hwc: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def read_orientation(exif: bytes, xmp: bytes) -> int:
-    """The orientation that an EXIF block or, where that has none, an XMP packet states; 1 where neither does.
+    """The orientation that an EXIF block states, else an XMP packet, else 1.
 
     Agrees with Pillow's ``exif_transpose``: the plain case (one entry, a SHORT) is read here, all others by Pillow.
     """
@@ -69,7 +69,7 @@ def read_orientation(exif: bytes, xmp: bytes) -> int:
 
 
 def _plain_orientation(exif: bytes) -> int | None:
-    """The orientation, 0 where there is none; None where the block is not plain."""
+    """The orientation, 0 if there is none; None if the block is not plain."""
     order = "<" if exif[:4] == b"II*\0" else ">" if exif[:4] == b"MM\0*" else ""
     if not order or len(exif) < 14:
         return None
@@ -97,7 +97,7 @@ def _orientation_by_pillow(exif: bytes) -> int:
         with quiet():
             found.load(b"Exif\0\0" + exif)
             value = found.get(TAG)
-    except Exception:  # whatever a broken block makes Pillow raise, the image has no orientation
+    except Exception:  # a broken block, whatever Pillow raises for it: no orientation
         return 0
     if value is None:
         return 0

@@ -1,10 +1,10 @@
 """Images through Pillow: opened by content, from a list of formats, and converted as Pillow converts.
 
-Pillow's own ``Image.open`` is not used: it tries some forty plugins (one starts Ghostscript), and holds the size
+Pillow's own ``Image.open`` is not used: it tries some forty plugins (one starts Ghostscript), and checks the size
 against a process-wide limit with a process-wide warning. Here the first bytes choose one of the plugins below, which
-decode in this process with nothing but their library, and the size is held against `Decode.max_pixels`.
+decode in this process with their library alone, and the size is checked against `Decode.max_pixels`.
 
-Runs wherever a `Decoder` runs. Pillow and each plugin are imported at their first use.
+Pillow and each plugin are imported at their first use.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ STARTS: Final[tuple[tuple[bytes, str], ...]] = (
     (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
     (b"qoif", "QOI"),
 )
-# Channels of the modes that hold 8 bits each; the others have no `mode="unchanged"` in uint8.
+# Channels of the modes that have 8 bits each; `mode="unchanged"` refuses the others.
 CHANNELS: Final[dict[str, int]] = {
     "1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4,
 }  # fmt: skip
 
-# Modes of one number for each pixel, and the type that holds all of them.
+# Modes with one number for each pixel, and a type that holds their values.
 VALUES: Final[dict[str, str]] = {
     "1": "uint8", "L": "uint8", "P": "uint8", "I;16": "int32", "I;16B": "int32", "I;16L": "int32", "I": "int32",
 }  # fmt: skip
 
 
 def sniff(data: bytes) -> str | None:
-    """The format that the first bytes name, or None; the file's name is never asked."""
+    """The format by the first bytes, or None; the file's name does not matter."""
     for start, name in STARTS:
         if data.startswith(start):
             return name
@@ -71,14 +71,12 @@ def sniff(data: bytes) -> str | None:
         return "WEBP"
     if data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis", b"mif1", b"msf1"):
         return "AVIF"
-    if data[:1] == b"P" and data[1:2] in tuple(b"%d" % kind for kind in range(1, 7)):
-        return "PPM"
-    return None
+    return "PPM" if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" else None
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Pillow's warnings about odd files go nowhere: each file either decodes or raises."""
+    """Without Pillow's warnings about odd files: each file either decodes or raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -92,7 +90,7 @@ def open_image(data: bytes, name: str) -> PillowImage:
 
 
 class PillowImage:
-    """An image that Pillow has opened; pixels are taken when they are asked for."""
+    """An image that Pillow has opened, decoded when pixels are asked for."""
 
     def __init__(self, image: ImageFile) -> None:
         self._image = image
@@ -101,7 +99,7 @@ class PillowImage:
         self._failure: Exception | None = None
 
     def _load(self) -> None:
-        # Pillow drops its list of tiles even where loading failed, and would give half-filled memory the next time.
+        # Pillow drops its list of tiles even if loading failed, and would give half-filled memory the next time.
         if self._failure is not None:
             raise self._failure
         try:
@@ -111,7 +109,7 @@ class PillowImage:
             raise
 
     def orientation(self) -> int:
-        """The EXIF or XMP orientation, as ``exif_transpose`` finds it (a PNG may be decoded for it); 1 for a TIFF."""
+        """The EXIF or XMP orientation as ``exif_transpose`` finds it (a PNG may have to be decoded); 1 for a TIFF."""
         if self._image.format == "TIFF":
             return 1
         with quiet():
@@ -127,24 +125,18 @@ class PillowImage:
             return self._convert(self._image, mode, region_tlhw)
 
     def values(self, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
-        """The numbers that are stored in a region, H×W: palette indices, levels of any depth; raises whatever Pillow
-        raises."""
+        """A region's stored numbers, H×W: palette indices, greys of any depth; raises whatever Pillow raises."""
         with quiet():
             self._load()
-            image = self._image
-            if image.size != (self.width, self.height):
-                raise ValueError(
-                    f"the header says {self.width}×{self.height} pixels, the decoded image has "
-                    f"{image.width}×{image.height}"
-                )
+            self._check_size()
             top, left, height, width = region_tlhw
-            return np.asarray(image)[top : top + height, left : left + width]
+            return np.asarray(self._image)[top : top + height, left : left + width]
 
     def pixels_before_damage(self, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray | None:
-        """The same from a file that ends early, or None where the damage reaches into the region.
+        """`pixels` of a file that ends early; None if the damage reaches into the region.
 
-        Pillow writes complete rows into zeroed memory until the data ends. So a region is whole if in its last row or
-        below there is a pixel that is not zero (a picture that is black from there on is taken as damaged).
+        Pillow writes complete rows into zeroed memory until the data ends. So a region is whole if its last row or one
+        below it has a pixel that is not zero (a picture that is black from there on is taken as damaged).
         """
         with quiet():
             try:
@@ -155,11 +147,14 @@ class PillowImage:
             top, _, height, _ = region_tlhw
             return self._convert(self._image, mode, region_tlhw) if whole[top + height - 1 :].any() else None
 
-    def _convert(self, image: Image.Image, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
-        if image.size != (self.width, self.height):
+    def _check_size(self) -> None:
+        if (size := self._image.size) != (self.width, self.height):
             raise ValueError(
-                f"the header says {self.width}×{self.height} pixels, the decoded image has {image.width}×{image.height}"
+                f"the header says {self.width}×{self.height} pixels, the decoded image has {size[0]}×{size[1]}"
             )
+
+    def _convert(self, image: Image.Image, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
+        self._check_size()
         top, left, height, width = region_tlhw
         box = (left, top, left + width, top + height)
         if (height, width) != (self.height, self.width) and _may_crop(height * width):
@@ -178,7 +173,7 @@ class PillowImage:
 
 
 def _may_crop(pixels: int) -> bool:
-    """Whether Pillow's ``crop``, which saves converting the rest, would not hold this size against its own limit."""
+    """Whether Pillow's ``crop``, which saves converting the rest, takes this size: it has a limit of its own."""
     from PIL import Image
 
     return Image.MAX_IMAGE_PIXELS is None or pixels <= Image.MAX_IMAGE_PIXELS

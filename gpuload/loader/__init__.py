@@ -1,1 +1,1 @@
-"""`Loader`, its options and where it stands; sessions and epochs; state; the limits of the machine. Main process."""
+"""`Loader`, its options and its cursor; sessions and epochs; state; the limits of the machine. Main process."""

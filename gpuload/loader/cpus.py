@@ -1,4 +1,4 @@
-"""How many CPUs this process may use. Read when asked; nothing is cached."""
+"""How many CPUs this process may use. Nothing is cached."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def usable_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = P
         relative = path.lstrip("/")
         if controllers == "":
             folder = cgroup_root / relative
-            while True:  # a quota on any ancestor binds
+            while True:  # any ancestor's quota counts
                 quotas.append(_quota_v2(folder / "cpu.max"))
                 if folder == cgroup_root or cgroup_root not in folder.parents:
                     break
                 folder = folder.parent
         elif "cpu" in controllers.split(","):
-            quotas.extend(_quota_v1(cgroup_root / "cpu" / place) for place in (relative, ""))
+            quotas.extend(_quota_v1(cgroup_root / "cpu" / folder) for folder in (relative, ""))
     return max(1, min(quota for quota in quotas if quota))
 
 
 def default_workers(cpus: int, local_ranks: int) -> int:
-    """What `num_workers=None` means: the CPUs that the ranks of this machine leave, shared between them, at least 1."""
+    """`num_workers=None`: the CPUs that this machine's ranks leave, shared between them, at least 1."""
     return max(1, (cpus - local_ranks) // local_ranks)
 
 

@@ -1,7 +1,7 @@
-"""Where a `Loader` stands: where its next epoch begins, and how far the last one has come. Pure; no worker is needed.
+"""Where a `Loader` is: where its next epoch begins, and how far the last one has come. Pure; no worker is needed.
 
-A `Cursor` never changes: a loader that goes on has another one, put in place by one assignment, so a ctrl-C before it
-leaves everything as it was. A `Progress` belongs to one epoch, and counts on with it.
+A `Cursor` never changes: the loader replaces it in one assignment, so a ctrl-C before that leaves everything as it was.
+A `Progress` belongs to one epoch, and counts its batches.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ __all__ = ["Cursor", "Progress"]
 
 @dataclass(slots=True)
 class Progress:
-    """Where an epoch stands. It outlives its iterator: after a ``break`` it is what a state is made from.
+    """How far an epoch has come. It outlives the iterator: after a ``break`` a state is made from it.
 
-    It began at the place `start`; `left` batches are still to come, None where nobody knows. Up to `place` all is done
-    with: a batch that was raised as an error counts when another follows.
+    It began at the place `start`; `left` batches are still to come, None if not known. All before `place` is done; a
+    batch that was raised as an error counts as done when another follows.
     """
 
     start: Place
     left: int | None
     place: Place
-    begun: bool = False  # whether anything was taken
+    begun: bool = False  # whether a batch was taken
 
     @classmethod
     def at(cls, schedule: Schedule, start: Place) -> Progress:
-        """At a place from which nothing was given yet."""
+        """An epoch at a place, with nothing given from there yet."""
         left = schedule.steps(start)
         return cls(start, left, start if left != 0 else Place(start.epoch + 1, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a loader stands.
+    """Where a loader is.
 
     Attributes:
         next: where the next epoch begins.
         epoch: the number of the last one; before the first, the number it will have.
         last: how far the last one has come; None before the first.
-        by_hand: `next` was set since the last one began.
-        told_epoch: what `set_epoch` was given last; -1: it was never called.
+        by_hand: `next` was set after the last one began.
+        told_epoch: the last argument of `set_epoch`; -1 if it was never called.
         iterator: of the last one, as long as somebody has it.
     """
 
@@ -57,8 +57,8 @@ class Cursor:
     iterator: weakref.ref[Any] | None = None
 
     def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
-        """The next epoch has this number; its place is kept where it stands in it already. `running`: there is a
-        session, so `epoch` goes on naming what that did last."""
+        """The next epoch has this number; `next` stays if it is in that epoch already. `running`: there is a session,
+        so `epoch` still names its last epoch."""
         place = self.next if epoch == self.next.epoch else Place(epoch, 0)
         return replace(self.go_to(place, running=running), told_epoch=epoch)
 
@@ -67,8 +67,8 @@ class Cursor:
         return replace(self, next=place, by_hand=True, epoch=self.epoch if running else place.epoch)
 
     def start(self, schedule: Schedule) -> Progress:
-        """Of the epoch that begins now. One from which nothing was taken does not count: trainers ask for one to look
-        at it."""
+        """The progress of an epoch that begins now. It replaces one from which nothing was taken: trainers call
+        `iter()` just to look at the iterator."""
         begin = self.next
         if self.last is not None and not self.last.begun and not self.by_hand:
             begin = self.last.start
@@ -78,12 +78,12 @@ class Cursor:
         return progress
 
     def begin(self, progress: Progress, iterator: Any) -> Cursor:
-        """It has begun."""
+        """The epoch with this progress has begun."""
         epoch, told = progress.start.epoch, self.told_epoch
         return Cursor(Place(epoch + 1, 0), epoch, progress, told_epoch=told, iterator=weakref.ref(iterator))
 
     def end(self, reason: str) -> None:
-        """The last epoch is over, before its end."""
+        """End the last epoch early."""
         if (iterator := self._iterator) is not None:
             iterator.end(reason)
 
@@ -94,7 +94,7 @@ class Cursor:
 
     @property
     def place(self) -> Place:
-        """What a state saves: where the last epoch stands or, if it is over and another was set by hand, the next."""
+        """What a state saves: the last epoch's place or, if that is over and another was set by hand, the next's."""
         if self.last is None or (self.by_hand and not self.is_open):
             return self._as_saved(self.next)
         return self.last.place
@@ -104,7 +104,7 @@ class Cursor:
         return None if self.iterator is None else self.iterator()
 
     def _as_saved(self, place: Place) -> Place:
-        """An epoch's beginning, with what a sampler or dataset said of itself at the end of the one before."""
+        """A place; if an epoch begins there, with the sampler's or dataset's state at the end of the one before."""
         if self.last is None or place != Place(place.epoch, 0):
             return place
         end = self.last.place

@@ -1,4 +1,4 @@
-"""One pass over a dataset: the iterator that a loop takes its batches from. Runs in the thread that iterates."""
+"""The iterator of one epoch, from which a loop takes its batches. Runs in the thread that iterates."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Epoch"]
 
 
 class Epoch(Iterator[Any]):
-    """One pass over the dataset, or over the rest of it.
+    """One epoch, or the rest of one.
 
     Args:
-        loader: kept, and with it the session, alive while the loop runs.
+        loader: kept alive while the loop runs, and with it the session.
         session: makes the batches.
         schedule: says what is in them.
-        progress: where it begins; counts on with each batch that is given.
+        progress: where it begins; updated with each batch that is given.
         info: give `BatchInfo` too.
         persistent: the session outlives the epoch.
-        told_epoch: what workers tell the dataset by its own ``set_epoch()``; -1: nothing.
+        told_epoch: what workers give to the dataset's own ``set_epoch()``; -1: they do not call it.
     """
 
     def __init__(
@@ -50,11 +50,7 @@ class Epoch(Iterator[Any]):
         self._token = session.begin(schedule.batches(progress.start), told_epoch)
 
     def __len__(self) -> int:
-        """Batches that are still to come.
-
-        Raises:
-            TypeError: nobody knows: the dataset, or the sampler, has no length.
-        """
+        """Batches that are still to come; TypeError if the dataset or sampler has no length."""
         if self._progress.left is None:
             raise TypeError("how many batches are still to come is not known: the dataset or sampler has no length")
         return max(0, self._progress.left)
@@ -76,7 +72,7 @@ class Epoch(Iterator[Any]):
                 if not self._persistent:
                     self._loader.close()
                 raise StopIteration
-            # No function is called from here on, so no handler of a signal runs and no other thread: a ctrl-C that came
+            # No function is called from here on, so no signal handler and no other thread runs: a ctrl-C that came
             # before leaves the batch to the next `__next__`.
             ready, session.ready = session.ready, None
             if ready is not None:
@@ -91,7 +87,7 @@ class Epoch(Iterator[Any]):
                         progress.place = ready.after
                     return ready.value
                 finally:
-                    del ready  # or the error would refer to itself, through this frame
+                    del ready  # else the error would refer to itself, through this frame
 
     @property
     def is_open(self) -> bool:
@@ -99,12 +95,12 @@ class Epoch(Iterator[Any]):
         return self._ended is None and (self._progress.left is None or self._progress.left > 0)
 
     def end(self, reason: str) -> None:
-        """Over, before its end."""
+        """End it early."""
         if self._ended is None:
             self._ended = reason
 
     def __del__(self) -> None:
-        # At the interpreter's exit this module's names may be gone already; the session sees to itself.
+        # At the interpreter's exit this module's names may be gone already, and the session ends itself.
         if sys is None or sys.is_finalizing():
             return
         if self._ended is None and hasattr(self, "_token"):

@@ -1,7 +1,7 @@
-"""In which state a session is, told from any line: a ctrl-C, a finalizer, a fork or another thread may come in between.
+"""The state of a session, right at every line: a ctrl-C, a finalizer, a fork or another thread may come in between.
 
-Owned by a session, and kept by what ends it when its `Loader` is collected: it refers to neither. Work is done under
-the session's lock; a session may be closed without it.
+Owned by a session, and by the finalizer of its `Loader`; it refers to neither. Work is done under the session's lock; a
+session may be closed without it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ OVER = "this iterator is over: {}"
 
 
 class Life:
-    """The states of a session, and the ways from one to another.
+    """The states of a session, and the transitions between them.
 
         open ⇄ at work ─▶ torn           `work`, `tear`
           any of these  ─▶ closing ─▶ over  `close`, `end`
           any of these  ─▶ buried         `bury`: the session itself is garbage
 
-    There is no way back from the last three. They are kept as a set, which takes one in by a single operation: whatever
-    runs at the same time undoes nothing.
+    There is no way back from the last three. They are kept in a set, to which one is added in a single operation, so
+    nothing that runs at the same time undoes it.
 
     Attributes:
-        epoch: what names the epoch in work; None between two.
+        epoch: the token of the current epoch; None between two.
     """
 
     def __init__(self) -> None:
         self.epoch: object = None
-        self._torn = ""  # what broke off the work on an epoch, with an event or a batch in hand
+        self._torn = ""  # what interrupted the work on an epoch, with an event or a batch in hand
         self._reached: set[str] = set()
         self._pid = os.getpid()
 
@@ -44,12 +44,12 @@ class Life:
 
     @property
     def is_torn(self) -> bool:
-        """There is no telling what state the session is in."""
+        """Work was interrupted, so feed and engine may be in any state."""
         return bool(self._torn)
 
     @property
     def is_closed(self) -> bool:
-        """From the beginning of its end on."""
+        """`close` has begun."""
         return bool(self._reached)
 
     @property
@@ -62,33 +62,30 @@ class Life:
         return os.getpid() != self._pid
 
     def tear(self, reason: str) -> None:
-        """Work was broken off."""
+        """Work was interrupted."""
         self._torn = reason
 
     def close(self) -> bool:
-        """The end has begun; False where it had before."""
+        """The end has begun; False if it had before."""
         first = not self._reached
         self._reached.add("closing")
         return first
 
     def end(self) -> bool:
-        """What the session has is given back now; False where it was before."""
+        """The session's resources are freed now; False if they were before."""
         first = "over" not in self._reached
         self._reached.add("over")
         self.epoch = None
         return first
 
     def bury(self) -> None:
-        """It was ended from outside, after the session became garbage."""
+        """It was ended by the finalizer, after the session became garbage."""
         self._reached.add("buried")
 
     @contextlib.contextmanager
     def work(self, *, broken: bool) -> Iterator[None]:
-        """Know of work that was broken off: a ctrl-C comes between any two lines, with an event or a batch in hand.
-
-        Args:
-            broken: the engine says itself why it cannot go on.
-        """
+        """Notice work that is interrupted: a ctrl-C may come between any two lines, with an event or a batch in hand.
+        `broken`: the engine itself says why it cannot go on."""
         if self._reached:
             raise RuntimeError(OVER.format("its Loader was closed"))
         if self._torn and not broken:
@@ -100,7 +97,7 @@ class Life:
         self._torn = "an interrupt"
         try:
             yield
-            if self._reached:  # by the handler of a signal: the feed has nothing left, as if the epoch were at its end
+            if self._reached:  # by a signal handler: the feed is empty, as at the end of an epoch
                 raise RuntimeError("closed")
         except (GpuloadError, Warning):  # raised on purpose, with nothing in hand
             self._torn = ""

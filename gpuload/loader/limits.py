@@ -1,10 +1,10 @@
-"""What the machine still allows: open files, and memory before the limit of a control group.
+"""How much the machine still allows: open files, and memory before the limit of a control group.
 
-A limit that is met in the middle of an epoch is an `OSError` in any library, or a process that is killed without a
-word. So it is asked for before something is taken, and what does not fit is a `LimitError` with the figures.
+A limit that is reached in the middle of an epoch is an `OSError` in some library, or a process that is killed without a
+message. So it is checked first, and what does not fit is a `LimitError` with the figures.
 
-Runs in the main process. Read when asked; nothing is cached, since both change with every file and every batch. What
-is missing or makes no sense counts as no limit: a guess must never stop a program that would have run.
+Runs in the main process. Nothing is cached, since both change with every file and every batch. A figure that is missing
+or makes no sense counts as no limit: a guess must never stop a program that would have run.
 """
 
 from __future__ import annotations
@@ -19,33 +19,30 @@ from gpuload.errors import LimitError
 
 __all__ = ["check_descriptors", "check_memory", "descriptors_left", "memory_left_bytes"]
 
-# What a `WorkerPool` holds: a queue (2), an epoll, the job, the board of notes; and the ring. Of the last two Python's
-# mmap keeps a second descriptor each.
+# A `WorkerPool`'s: a queue (2), an epoll, the job, and twice (Python's mmap has its own) the board and the ring.
 POOL_DESCRIPTORS = 8
 # Each worker: the socket of its replies, its lifeline, its pidfd, the file for its stacks.
 WORKER_DESCRIPTORS = 4
-# Only while one is started: its ends of socket and lifeline, /dev/null, the pipe that tells of a failed exec (2). The
-# pidfd comes after them.
+# While one is started: its ends of socket and lifeline, /dev/null, the pipe for a failed exec (2), before the pidfd.
 START_DESCRIPTORS = 4
-# Modules that are imported, files that a library looks into: opened for a moment by anything at all.
-SPARE_DESCRIPTORS = 8
+SPARE_DESCRIPTORS = 8  # opened for a moment: imported modules, libraries' files
 
-# A worker with the JPEG decoder and no torch has 47 to 51 MB resident, of which 19 MB are its own and the rest are
-# libraries' pages; large images and other decoders soon take the difference.
+# A worker with the JPEG decoder and no torch has 47 to 51 MB resident: 19 MB of its own, and libraries' pages; large
+# images and other decoders soon take the difference.
 WORKER_BYTES = 45 * 1000 * 1000
 
 _UNLIMITED = 1 << 60  # version 1 says "none" with the largest multiple of a page below 2**63
 
 
 def descriptors_left() -> int | None:
-    """How many more files this process may open: the soft limit less what is open; None where that is unknown."""
+    """How many more files this process may open: the soft limit less open files; None if not known."""
     try:
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
             return None
-        # The limit is on numbers, not on how many: one above it (it was lowered later) takes no place below.
+        # The limit is on numbers, not on how many: a number above it (it was lowered later) does not count.
         taken = sum(int(name) < limit for name in os.listdir("/proc/self/fd"))
     except (ImportError, OSError, ValueError):
         return None
@@ -53,11 +50,7 @@ def descriptors_left() -> int | None:
 
 
 def check_descriptors(workers: int) -> None:
-    """Refuse to start worker processes that this process has not enough free file descriptors for.
-
-    Raises:
-        LimitError: they do not fit; the message says how many are needed, how many are left, and what to do.
-    """
+    """Raise a LimitError, with figures and advice, if there are too few free file descriptors for worker processes."""
     needed = POOL_DESCRIPTORS + WORKER_DESCRIPTORS * workers + START_DESCRIPTORS + SPARE_DESCRIPTORS
     left = descriptors_left()
     if left is None or needed <= left:
@@ -77,31 +70,24 @@ def check_descriptors(workers: int) -> None:
 def memory_left_bytes(root: str = "/") -> int | None:
     """How much more memory this process may take before a control group (version 2 or 1) is at its limit.
 
-    The least over its group and all ancestors of limit − use + what the kernel can reclaim; None where nothing limits
-    it. Reclaimable are the pages of files, in either of the kernel's lists: the active one holds whatever was read
-    twice, after an epoch the dataset. Shared memory, the ring's too, is in neither: it has no file to go back to.
-    Memory that could be swapped out is not counted.
-
-    Args:
-        root: the folder that stands for ``/``.
+    The least of limit − use + reclaimable memory, over its group and all ancestors; None if there is no limit. Pages of
+    files are reclaimable, in both of the kernel's lists: the active one holds files that were read twice, after an
+    epoch the dataset. Shared memory, such as the ring, is in neither: it has no file to go back to. Memory that could
+    be swapped out does not count. `root` is the folder used as ``/``.
     """
     memory = _tightest(root)
     return None if memory is None else memory.left_bytes
 
 
 def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
-    """Refuse to begin what the control group has not enough memory left for.
+    """Raise a LimitError, with figures and advice, if the control group has too little memory left to begin.
 
-    How large the decoded images will be is not known yet; the ring asks again as it grows.
+    The size of decoded images is not known yet; the ring checks again as it grows.
 
     Args:
         workers: processes that will be started.
         output_bytes: ordinary memory of one finished batch.
-        root: the folder that stands for ``/``.
-
-    Raises:
-        LimitError: it does not fit; the message says what is needed for what, what is left of which limit, and what
-            to do.
+        root: the folder used as ``/``.
     """
     memory = _tightest(root)
     needed = workers * WORKER_BYTES + output_bytes
@@ -123,7 +109,7 @@ class _Memory(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """The names that a version of control groups has for the same things, and where it is usually mounted."""
+    """The file names of a version of control groups, and where it is usually mounted."""
 
     limit: str
     use: str
@@ -145,7 +131,7 @@ _VERSIONS = {
 
 
 def _tightest(root: str) -> _Memory | None:
-    """The group that has the least left, among those with a limit."""
+    """The group with the least memory left, among those with a limit."""
     found = []
     for folder, files in _groups(root):
         limit = _number(_read(f"{folder}/{files.limit}"))
@@ -159,7 +145,7 @@ def _tightest(root: str) -> _Memory | None:
 
 
 def _groups(root: str) -> Iterator[tuple[str, _Files]]:
-    """The folders of this process's memory groups, from its own upwards as far as they can be seen."""
+    """The folders of this process's memory groups, from its own upwards as far as they are visible."""
     mounts = _mounts(root)
     for line in (_read(os.path.join(root, "proc/self/cgroup")) or b"").splitlines():
         _, _, rest = os.fsdecode(line).partition(":")
@@ -168,14 +154,15 @@ def _groups(root: str) -> Iterator[tuple[str, _Files]]:
             continue
         version = "cgroup" if controllers else "cgroup2"
         files = _VERSIONS[version]
-        places = mounts.get(version) or [("/", files.usual)]
-        # In a container the group may lie outside what is mounted: then that is what the container was given.
+        mounted = mounts.get(version) or [("/", files.usual)]
+        # In a container the group may be outside of the mounted ones: then the mounted one is the container's.
         point, below = next(
-            ((point, below) for base, point in places if (below := _below(path, base)) is not None), (places[0][1], "")
+            ((point, below) for base, point in mounted if (below := _below(path, base)) is not None),
+            (mounted[0][1], ""),
         )
         top = os.path.join(root, point)
         folder = os.path.join(top, below) if below else top
-        while True:  # a limit on any ancestor binds
+        while True:  # any ancestor's limit counts
             yield folder, files
             if len(folder) <= len(top):
                 break
@@ -183,7 +170,7 @@ def _groups(root: str) -> Iterator[tuple[str, _Files]]:
 
 
 def _mounts(root: str) -> dict[str, list[tuple[str, str]]]:
-    """For each version, which group is mounted where: (group, folder relative to the root)."""
+    """For each version, the mounts: (group, folder relative to the root)."""
     found: dict[str, list[tuple[str, str]]] = {}
     for line in (_read(os.path.join(root, "proc/self/mountinfo")) or b"").splitlines():
         if b" - cgroup" not in line:
@@ -198,7 +185,7 @@ def _mounts(root: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def _below(path: str, base: str) -> str | None:
-    """`path` relative to `base`, or None where it does not lie in it."""
+    """`path` relative to `base`, or None if it is not in it."""
     inner = path.strip("/").split("/") if path.strip("/") else []
     outer = base.strip("/").split("/") if base.strip("/") else []
     if ".." in inner or inner[: len(outer)] != outer:
@@ -216,7 +203,7 @@ def _reclaimable(stat: bytes | None, files: _Files) -> int:
 
 
 def _read(path: str) -> bytes | None:
-    # Most of them are not there. Asked first, since a ctrl-C while an error is handled shows that error too.
+    # Most of them do not exist. Checked first: a ctrl-C while an error is handled would show that error too.
     if not os.access(path, os.R_OK):
         return None
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:

@@ -1,8 +1,8 @@
-"""`Loader`: the face of gpuload. Checks its arguments, wires the parts together, iterates.
+"""`Loader`: the main interface. Checks its arguments, wires the parts together, iterates.
 
 Runs in the main process, in the thread that iterates; it starts no thread. The first `iter()` makes a *session*: the
 ring, the worker processes, the transfer and the compiled stage, which last until `close()`, the Loader's garbage
-collection or the interpreter's exit, whichever is first. An epoch's iterator holds no resources of its own.
+collection or the interpreter's exit. An epoch's iterator holds no resources of its own.
 """
 
 from __future__ import annotations
@@ -43,58 +43,58 @@ class Loader:
 
     Args:
         dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number; or an iterable one
-            (torch's `IterableDataset`, or what has ``__iter__`` alone). A sample is a nested tuple, list, dict or
+            (torch's `IterableDataset`, or with ``__iter__`` alone). A sample is a nested tuple, list, dict or
             dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays.
-        batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. MixUp and
-            CutMix need an even one.
+        batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. Even with MixUp
+            and CutMix.
         shuffle: a new order each epoch, a function of `seed` and the epoch's number.
-        sampler: gives the keys of an epoch's samples, in place of gpuload's order; it is not shared out over ranks.
+        sampler: gives the keys of an epoch's samples, instead of gpuload's order; it is not shared out over ranks.
         batch_sampler: gives lists of keys, a batch each.
-        collate_fn: makes a batch of a list of samples (of one sample, with ``batch_size=None``). Samples without
-            images, under no transforms, are collated in the worker; else here, with finished images as C×H×W tensors
-            on the device. Default: the dataset's ``_get_collate_fn()`` where it has one, else as `default_collate`.
+        collate_fn: makes a batch of a list of samples (of one sample, with ``batch_size=None``). Samples without images
+            are collated in the worker if there are no transforms; others here, with finished images as C×H×W tensors on
+            the device. Default: the dataset's ``_get_collate_fn()`` if it has one, else as `default_collate`.
         pin_memory: page-lock batches that stay on the CPU (`device`), and call ``pin_memory()`` of a `collate_fn`'s own
-            batch types, where there is CUDA. What goes to a GPU is page-locked in any case.
+            batch types, if there is CUDA. Memory that goes to a GPU is always page-locked.
         drop_last: leave out the last batch if it is smaller than `batch_size`.
-        worker_init_fn: called in each worker, with its number, before its first sample; once more where a worker was
-            restarted.
-        generator: a `torch.Generator` whose initial seed is taken for `seed`; nothing is drawn from it.
+        worker_init_fn: called in each worker, and again in one that was restarted, with its number, before its first
+            sample.
+        generator: a `torch.Generator` whose initial seed is used as `seed`; nothing is drawn from it.
         multiprocessing_context: None, ``"spawn"`` or ``"forkserver"``, without effect: workers are fresh interpreters.
-        persistent_workers: False ends the workers with each epoch, so that the next one sees what became of the dataset
-            here; default: they stay.
-        in_order: without effect: batches come in order, and no worker waits for that.
-        transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may stand last and gets the whole batch.
+        persistent_workers: False ends the workers with each epoch, so that the next one sees changes of the dataset
+            made here; default: they stay.
+        in_order: without effect: batches always come in order, and no worker waits for that.
+        transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may come last and gets the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
             process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
-        prefetch_factor: batches in work beyond the one that is in use (of an iterable dataset, for each worker).
-        device: where the batches shall be: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, the number of a CUDA device, or torch's
-            object. Default: CUDA's current device, or the CPU where there is none.
-        dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: what a
-            `ToDtype` says, else float32. Without `Normalize` and `ToDtype` images stay uint8.
+        prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker).
+        device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, the number of a CUDA device, or a
+            `torch.device`. Default: CUDA's current device, or the CPU if there is none.
+        dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: that of a
+            `ToDtype`, else float32. Without `Normalize` and `ToDtype` images stay uint8.
         memory_format: of image batches, ``"contiguous_format"`` or ``"channels_last"``, or torch's.
-        ragged: what to do where the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
+        ragged: what to do if the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
             ``"pad"`` with zeros at the bottom and right, giving ``(images, sizes)`` with int64 (N, 2) heights and
             widths. On the CPU, images of a list that no transform changes are C×H×W views of memory H×W×C.
         seed: 0 ≤ seed < 2**64; the order and every random draw are a function of it. Default 0.
-        rank, world_size: which of how many processes this is that share out each epoch. Default: as
-            ``torch.distributed`` says where it is up at `iter()`, else torchrun's environment, else 0 of 1.
-        uneven: what becomes of an epoch's last samples where they are too few for whole batches on all ranks:
-            ``"pad"`` goes on with the epoch's first ones up to a multiple of the ranks, ``"drop"`` cuts to one,
+        rank, world_size: of this process, among those that share out each epoch. Default: from ``torch.distributed`` if
+            it is up at `iter()`, else torchrun's environment, else 0 of 1.
+        uneven: what to do with an epoch's last samples if they are too few for whole batches on all ranks: ``"pad"``
+            goes on with the epoch's first ones up to a multiple of the ranks, ``"drop"`` cuts to a multiple,
             ``"exact"`` (for evaluation; needs ``info=True``) counts each once and fills up with rows whose
             `BatchInfo.valid` is False. With ``drop_last=True`` they are left out. With MixUp or CutMix each of several
             ranks has an even number of them.
-        weights: one for each sample: draw with replacement, each as often as its weight says.
-        repeats: so many times in a row the same sample, each time with other draws and on another rank ("repeated
-            augmentation"); an epoch stays as long as it is, with fewer samples.
+        weights: one for each sample: draw with replacement, with probabilities in proportion to them.
+        repeats: how many times in a row each sample comes, each time with other draws and on another rank ("repeated
+            augmentation"); an epoch keeps its length, with fewer samples.
         decode: a `Decode` with options of decoding.
         timeout: seconds after which a worker that is still at one sample is killed and restarted; 0: never.
-        on_error: what becomes of a sample that fails: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
+        on_error: what to do with a sample that fails: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
             ``"replace"`` it by another one; short for ``faults=Faults(on_error=…)``.
         faults: a `Faults` with all options of this kind.
         backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for what
             another one lacks; ``"auto"`` is ``"fused"`` on CUDA and ``"torch"`` on the CPU. `plan` shows it.
         info: give ``(batch, BatchInfo)``.
-        chunk_size: samples that a worker does at a time, at most; default: a worker's share of the batch, from 8 to 32.
+        chunk_size: the most samples that a worker does at a time; default: a worker's share of the batch, from 8 to 32.
             The batches do not depend on it.
         ring_bytes: the most shared memory for decoded pixels on their way; default 2 GiB.
 
@@ -103,8 +103,8 @@ class Loader:
         RuntimeError: worker processes cannot be started on this platform.
 
     While iterating: `SampleError` names a sample that could not be loaded, `TooManyErrors` says that more were skipped
-    or replaced than `Faults` allows, `CollateError` names two samples that do not go into one batch, `WorkerError` says
-    that workers cannot start or died too often, `LimitError` that memory or open files would not suffice.
+    or replaced than `Faults` allows, `CollateError` names two samples that do not fit into one batch, `WorkerError`
+    says that workers cannot start or died too often, `LimitError` that memory or open files are not enough.
 
     Attributes:
         errors: the samples that failed so far: a sequence of `ErrorRecord`, each with epoch, position, index, source,
@@ -119,7 +119,7 @@ class Loader:
         [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
     """
 
-    # How the Loader was made; none of these can be set later.
+    # Its arguments; none of these can be set later.
     dataset: Any
     batch_size: int | None
     shuffle: bool
@@ -195,11 +195,7 @@ class Loader:
     __class_getitem__ = classmethod(GenericAlias)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, the same on each rank.
-
-        Raises:
-            TypeError: an iterable dataset, or a sampler, without a length.
-        """
+        """Batches in a whole epoch, the same on each rank; TypeError if the dataset or sampler has no length."""
         return steps_of(self._options.order)
 
     @property
@@ -208,11 +204,11 @@ class Loader:
         return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the number of the epoch that the next `iter()` begins, and tell it to the dataset, here and in the
-        workers, and to the sampler, where those have a ``set_epoch()`` of their own.
+        """Set the number of the epoch that the next `iter()` begins, also by the ``set_epoch()`` of the dataset (here
+        and in the workers) and of the sampler, if they have one.
 
-        If that is the epoch that `load_state_dict` stands in, its place is kept: a training loop may call this before
-        each epoch, the first one after resuming too.
+        If `load_state_dict` went to a place in that epoch, the place is kept: a training loop may call this before each
+        epoch, even the first one after resuming.
 
         Raises:
             ValueError: `epoch` is negative.
@@ -225,19 +221,19 @@ class Loader:
         self._cursor = self._cursor.set_epoch(epoch, running=self._session is not None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader stands, as a small dict that JSON can hold: after the batches that it gave, not those that
-        it prefetched. Every rank has the same, and any number of ranks and workers can go on from it.
+        """Where this loader is, as a small dict that JSON can hold: after the batches that it gave, not those that it
+        prefetched. It is the same on every rank, and any number of ranks and workers can go on from it.
 
-        With a sampler or an iterable dataset it holds what those need too: of a sampler its own ``state_dict()``, of an
-        iterable dataset an entry for each worker, so that the same number of them has to go on.
+        It also holds a sampler's own ``state_dict()``, and for an iterable dataset an entry for each worker, so that
+        the same number of workers has to go on.
 
         Raises:
-            TypeError: such a state is nothing that JSON can hold.
+            TypeError: JSON cannot hold the state of the sampler or dataset.
         """
         return self._state(self._cursor.place).to_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Go on from a state: the next `iter()` gives the rest of its epoch, and those after it all that follows.
+        """Go on from a state: the next `iter()` gives the rest of its epoch.
 
         Args:
             state: from `state_dict`.
@@ -245,21 +241,18 @@ class Loader:
                 on with a warning.
 
         Raises:
-            TypeError, ValueError: it is no such state.
+            TypeError, ValueError: the state is not valid, or of another loader.
         """
         loaded = State.from_dict(state)
         loaded.check(self._state(Place(0, 0)), strict=strict)
-        if loaded.stream is not None and (streams := len(loaded.stream["workers"])) != max(1, self.num_workers):
+        if loaded.stream is not None and (workers := len(loaded.stream["workers"])) != max(1, self.num_workers):
             raise ValueError(
-                f"the state is of an iterable dataset with {streams} streams, one for each worker, but this loader has "
-                f"num_workers={self.num_workers}: use num_workers={streams}"
+                f"the state is of an iterable dataset read with num_workers={workers}, but this loader has "
+                f"num_workers={self.num_workers}: use num_workers={workers}"
             )
         if self._cursor.is_open:
-            warnings.warn(
-                "an epoch is open: it goes on as it was, and the next iter() takes the state up",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         self._cursor = self._cursor.go_to(loaded.place, running=self._session is not None)
 
     def _state(self, place: Place) -> State:
@@ -290,23 +283,22 @@ class Loader:
               Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
               RandomInvert()    kornia
         """
-        stage = compile_for(self._options, resolve_device(self._options.stage.device))
-        return stage.plan
+        return compile_for(self._options, resolve_device(self._options.stage.device)).plan
 
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
-        """One augmented sample once more, with what was drawn for it: for the day a loss is NaN.
+        """Make one augmented sample again, with the values drawn for it: for the day a loss is NaN.
 
-        It is read, decoded and transformed in this process; so is its neighbour, where MixUp or CutMix mix it with one.
-        (With a sampler nobody knows the neighbour, and it is not mixed.)
+        It is read, decoded and transformed in this process; so is its partner, if MixUp or CutMix mix it with one.
+        (With a sampler the partner is not known, and the sample is not mixed.)
 
         Args:
             epoch: its epoch.
-            position: its place in the epoch's order, as `BatchInfo.positions` and `ErrorRecord.position` tell it.
-            index: which sample of the dataset; needed where a sampler said so, as `BatchInfo.indices` tells it.
+            position: its position in the epoch's order, from `BatchInfo.positions` or `ErrorRecord.position`.
+            index: its index in the dataset; needed with a sampler, from `BatchInfo.indices`.
 
         Raises:
             ValueError: there is no such position, or the index is missing.
-            TypeError: an iterable dataset, of which no sample can be asked for.
+            TypeError: an iterable dataset, which cannot give a sample again.
             SampleError: it cannot be loaded.
         """
         options, order = self._options, self._options.order
@@ -320,10 +312,10 @@ class Loader:
             return replay(options, epoch, np.array([position]), keys)
         if index is None and not order.planned:
             raise ValueError(
-                f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says what stands at a "
-                "position; BatchInfo.indices and ErrorRecord.index tell it"
+                f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says which sample is at a "
+                "position; take it from BatchInfo.indices or ErrorRecord.index"
             )
-        size = 2 if order.mixes else 1  # its neighbour's image is mixed into it
+        size = 2 if order.mixes else 1  # its partner's image is mixed into it
         shares = replace(shares_of(order), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
         rows = next(shares.batches(epoch, position // size * size))
         row, indices = position % size, rows.indices.copy()
@@ -332,11 +324,8 @@ class Loader:
         return replay(options, epoch, rows.positions, indices, row)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch. An iterator of an earlier one that was not exhausted is over; one from which nothing
-        was taken does not count as an epoch.
-
-        Raises:
-            ValueError: the dataset has too few samples for a batch on each of the ranks there are by now.
+        """Begin the next epoch, and end an earlier one that is not exhausted; one from which nothing was taken does not
+        count. ValueError if the dataset has too few samples for a batch on each of the ranks there are now.
         """
         options = self._options
         check_begin(options.order)
@@ -347,10 +336,10 @@ class Loader:
             if not self._session.usable:  # the last epoch ended with a WorkerError, or was broken off by a ctrl-C
                 self.close()
         if self._session is None:
-            with held():  # what was started is remembered
+            with held():  # nothing is started and then forgotten
                 self._session = Session(options, self.errors)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
-                self._finalizer.atexit = False  # then it is the session's own affair
+                self._finalizer.atexit = False  # the session ends itself then
         self._cursor.end("a newer iter() of its Loader was started")
         iterator = Epoch(
             self,
@@ -366,7 +355,7 @@ class Loader:
 
     def close(self) -> None:
         """End the worker processes and free the shared memory. The next `iter()` starts anew. Idempotent."""
-        with held():  # a ctrl-C is heard when nothing is left
+        with held():  # a ctrl-C has to wait until all is closed
             self._close()
 
     def _close(self) -> None:
@@ -381,7 +370,7 @@ class Loader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        with held(deaf=kind is KeyboardInterrupt):  # a second ctrl-C says nothing new
+        with held(deaf=kind is KeyboardInterrupt):  # a second ctrl-C is ignored
             self._close()
 
     def __repr__(self) -> str:
@@ -392,4 +381,4 @@ class Loader:
         )
 
 
-OPTIONS = frozenset(Loader.__annotations__)  # its public attributes that say how it was made
+OPTIONS = frozenset(Loader.__annotations__)  # the arguments that are public attributes

@@ -1,7 +1,7 @@
-"""A `Loader`'s options, checked: what is wrong is said when the loader is made, not in epoch 3.
+"""A `Loader`'s options, checked when the loader is made, not in epoch 3. Runs in the main process.
 
-Each argument of `Loader` is a field of one of four groups: of `OrderOptions`, `StageOptions`, `BatchOptions`, or of
-`WorkerOptions`, here. `Options` are the four together, and what needs two of them. Runs in the main process.
+Each argument of `Loader` is a field of one of four groups: `OrderOptions`, `StageOptions`, `BatchOptions`, or
+`WorkerOptions`, here. `Options` are the four together, and whatever needs two of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Options", "WorkerOptions"]
 
 DEFAULT_PREFETCH = 2
 # Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); a first batch comes sooner
-# when each worker has a part of it.
+# if each worker has a part of it.
 LEAST_CHUNK, MOST_CHUNK = 8, 32
 MAX_CHUNK = 4096  # a request has to fit the socket
 
@@ -37,11 +37,11 @@ class WorkerOptions:
     """The processes that read and decode.
 
     Args:
-        num_workers, prefetch_factor, …: as for `Loader`, where None may stand for a default.
+        num_workers, prefetch_factor, …: as for `Loader`.
 
     Attributes:
-        faults: with what `on_error` said, which is None from then on.
-        chunk_size: None: as the batches make it.
+        faults: with the value of `on_error`, which becomes None.
+        chunk_size: None: see `Options.chunk_size`.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -94,11 +94,7 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a session is built from: the four groups.
-
-    Raises:
-        ValueError: two groups exclude each other.
-    """
+    """The four groups of options; ValueError if two of them exclude each other."""
 
     order: OrderOptions
     stage: StageOptions
@@ -114,7 +110,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """From the arguments of a `Loader`, by name; defaults that depend on other groups are filled in."""
+        """From the arguments of a `Loader`, by name, with defaults that depend on other groups."""
         stage = _group(StageOptions, given)
         chain = stage.transforms
         order = _group(OrderOptions, given, mixes="" if chain.mixing is None else type(chain.mixing).__name__)
@@ -138,7 +134,7 @@ class Options:
         return cls(order=order, stage=stage, batches=batches, workers=workers)
 
     def argument(self, name: str) -> Any:
-        """What an argument of `Loader` came to."""
+        """The value of an argument of `Loader`, with defaults filled in."""
         groups = (self.order, self.stage, self.batches, self.workers)
         return next(getattr(group, name) for group in groups if hasattr(group, name))
 
@@ -149,28 +145,28 @@ class Options:
 
     @property
     def cpu_threads(self) -> int:
-        """How many threads the stage may use on the CPU: what workers leave."""
+        """How many threads the stage may use on the CPU: those that workers leave."""
         return max(1, usable_cpus() - self.workers.num_workers)
 
     @property
     def chunk_size(self) -> int:
-        """Samples that a worker does at a time, at most."""
+        """The most samples that a worker does at a time."""
         size, workers = self.order.size, self.workers
         if workers.chunk_size is not None:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
-            return min(size, MAX_CHUNK)  # a batch is one worker's affair
+            return min(size, MAX_CHUNK)  # one worker makes the batch
         share = -(-size // max(1, workers.num_workers))
         return min(max(share, LEAST_CHUNK), MOST_CHUNK, size)
 
     @property
     def plain_chunk_size(self) -> int:
-        """The same from where samples turn out to be plain arrays."""
+        """`chunk_size` once samples turn out to be plain arrays."""
         return 1 if self.workers.chunk_size is not None else min(self.order.size, MAX_CHUNK)
 
     @property
     def ahead(self) -> int:
-        """How many batches are in work beyond the one that is in use."""
+        """How many batches are in work besides the one in use."""
         workers = self.workers
         if not workers.num_workers:
             return 1
@@ -178,7 +174,7 @@ class Options:
 
 
 def _group(kind: type[Group], given: Mapping[str, Any], **more: Any) -> Group:
-    """A group of those arguments that are its fields."""
+    """A group, from those arguments that are its fields."""
     names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
     return kind(**{**{name: value for name, value in given.items() if name in names}, **more})
 
@@ -194,10 +190,10 @@ def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
 
 
 def _check_context(context: Any) -> None:
-    """gpuload's workers are fresh interpreters, as a "spawn" context's are; a "fork" they can never be."""
+    """Refuse "fork": gpuload's workers are fresh interpreters, as a "spawn" context's are."""
     name = context if context is None or isinstance(context, str) else getattr(context, "_name", None)
     if name not in (None, "spawn", "forkserver"):
         raise ValueError(
-            f"multiprocessing_context={context!r} cannot be had: gpuload's workers are fresh interpreters, never "
+            f"multiprocessing_context={context!r} is not supported: gpuload's workers are fresh interpreters, never "
             "forks, and get the dataset by pickle (of lambdas and notebook classes too); leave it out, or pass 'spawn'"
         )

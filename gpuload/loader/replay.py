@@ -1,6 +1,6 @@
-"""One sample of an epoch made once more, by the code that made its batch: bit for bit the same.
+"""Makes one sample of an epoch again, bit for bit, by the code that made its batch.
 
-Runs in the main process, without workers, in a session of its own that it ends.
+Runs in the main process, without workers, in its own session, which it ends.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["Replay", "replay"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """One sample, made once more.
+    """One sample, made again.
 
     Attributes:
-        epoch, position: where it stands.
+        epoch, position: of the sample.
         index: its index, or key, in the dataset.
         sample: as the dataset gives it (tensors as arrays), with its images augmented: C×H×W on the device, the same
-            bits as in its batch; a list of them where a `MultiView` makes several. Masks, boxes and keypoints are
-            tensors, moved as in the batch.
-        draws: for each transform its name, and what was drawn for this sample, by name.
+            bits as in its batch; a list of them for a `MultiView`. Masks, boxes and keypoints are tensors, moved as in
+            the batch.
+        draws: for each transform its name and the values drawn for this sample, by name.
     """
 
     epoch: int
@@ -50,21 +50,18 @@ class Replay:
 def replay(
     options: Options, epoch: int, positions: np.ndarray, indices: np.ndarray | list[Any], row: int = 0
 ) -> Replay:
-    """Make one sample.
+    """Make one sample; SampleError if it cannot be loaded.
 
     Args:
         options: the loader's.
         epoch: its epoch.
-        positions, indices: of the sample, or of all that its image is mixed with.
-        row: which of these it is.
-
-    Raises:
-        SampleError: it cannot be loaded.
+        positions, indices: of the sample, and of its partner if it is mixed with one.
+        row: which of these is the sample.
     """
-    # A neighbour that was replaced is so again.
+    # A partner that was replaced is replaced again.
     faults = Faults(on_error=options.workers.faults.on_error, max_error_rate=1.0) if len(positions) > 1 else Faults()
     order = options.order
-    sampler = indices if order.sampled else None  # which says it
+    sampler = indices if order.sampled else None
     session = Session(
         replace(
             options,
@@ -92,7 +89,7 @@ def _finished(session: Session, batch: Batch, columns: Columns, row: int) -> Rep
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
         finished = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), by_row=True)
         cells = finished.cells[row]
-        for images in columns.images:  # not in the memory of a whole batch
+        for images in columns.images:  # copied out of the memory of a whole batch
             for at in np.flatnonzero(images.rows == row).tolist():
                 cells[images.leaves[at]] = tree_map(torch.clone, cells[images.leaves[at]])
         sample = columns.samples(finished.cells, _plain)[row]
@@ -110,14 +107,14 @@ def _finished(session: Session, batch: Batch, columns: Columns, row: int) -> Rep
 
 
 def _plain(value: Any) -> Any:
-    """A tensor as an array, where numpy has its type."""
+    """A tensor as an array, if numpy has its type."""
     if not isinstance(value, TensorBits):
         return value
     return value.tensor() if value.dtype else value.array
 
 
 def _told(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """What was drawn for one image, in plain values; transforms that hold others are told as what they chose."""
+    """The draws for one image, as plain values; a transform that holds others shows as those that it chose."""
     told = []
     for record in program.records:
         values = ((field, getattr(record, field)) for field in record.told)

@@ -1,7 +1,7 @@
 """A session: everything of a `Loader` that lasts from its first `iter()` to `close()`.
 
 It owns the ring, the engine (worker processes, or the main process itself), the transfer and the compiled stage, and
-makes batches of what the feed gathers. Runs in the main process, in the thread that iterates; it starts no thread. Any
+makes batches from the feed's chunks. Runs in the main process, in the thread that iterates; it starts no thread. Any
 thread may take the next batch or close it, one at a time.
 """
 
@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.utils._device  # torch loads it at the first `with torch.device(…)`, in the midst of the first batch
+import torch.utils._device  # torch would load it at the first `with torch.device(…)`, within the first batch
 
 from gpuload.batches.assemble import Assembly
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
@@ -42,12 +42,12 @@ from gpuload.workers.pool import WorkerPool
 
 __all__ = ["Session", "check_for", "compile_for", "resolve_device"]
 
-THREAD_WAIT_S = 5.0  # for another thread to come out of its next()
+THREAD_WAIT_S = 5.0  # for another thread to leave its next()
 
 
 @dataclass(slots=True)
 class _Launched:
-    """A batch whose stage was issued: the value to give, or the error to raise instead."""
+    """A batch whose stage was launched: the value to give, or the error to raise instead."""
 
     value: Any = None
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -59,12 +59,7 @@ class _Launched:
 
 
 class Session:
-    """Everything that lasts from the first `iter()` to `close()`.
-
-    Args:
-        options: what to build.
-        errors: where failed samples are recorded.
-    """
+    """A session with these options; failed samples are recorded in `errors`."""
 
     def __init__(self, options: Options, errors: ErrorLog) -> None:
         self.options = options
@@ -113,8 +108,8 @@ class Session:
             candidates=partial(_candidates, options),
             reclaim=self.transfer.reclaim,
         )
-        self.lock = threading.RLock()  # held while an epoch begins, goes on or ends, and until `close` has ended
-        self.ready: _Launched | None = None  # the batch that is due; whoever takes it puts None here
+        self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
+        self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
         self.life = Life()
         _sessions.add(self)
 
@@ -124,9 +119,9 @@ class Session:
         return self.life.is_open and self.engine.broken is None
 
     def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
-        """Start an epoch; what an earlier one left in work is dropped. Returns what `drop_epoch` is to be given.
+        """Start an epoch, and drop the work of an earlier one. Returns a token for `drop_epoch`.
 
-        `told_epoch` is what workers tell the dataset by its own ``set_epoch()``; -1: nothing.
+        `told_epoch` is what workers give to the dataset's own ``set_epoch()``; -1: they do not call it.
         """
         with self.lock, self.life.work(broken=self.engine.broken is not None):
             epoch = self.life.epoch = object()
@@ -168,7 +163,7 @@ class Session:
         return current
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
-        """The next batch that is to be given, or raised as an error."""
+        """The next batch to give, or to raise as an error."""
         while (batch := take()) is not None and batch.dropped:
             if batch.fatal is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
@@ -178,15 +173,15 @@ class Session:
         return batch
 
     def check_process(self) -> None:
-        """Refuse to go on in a child that was forked: ring and workers are its parent's."""
+        """Refuse to go on in a forked child: ring and workers are its parent's."""
         if self.life.is_elsewhere:
             raise RuntimeError(
-                "this Loader was started in the process that this one was forked from, which its shared memory and "
-                "workers belong to; make a new Loader in the child"
+                "this Loader's shared memory and workers belong to the process that this one was forked from; make a "
+                "new Loader in the child"
             )
 
     def drop_epoch(self, epoch: object) -> None:
-        """What is in work for this epoch, if it is still the current one, is wanted no more."""
+        """Drop all work for this epoch, if it is still the current one."""
         life = self.life
         if life.is_closed or life.epoch is not epoch or life.is_elsewhere:
             return
@@ -199,20 +194,20 @@ class Session:
                 self.feed.abandon()
 
     def ending(self) -> Callable[[], None]:
-        """What ends the session, and does not keep it: options and samplers may refer to whoever has the Loader."""
+        """A function that ends the session without keeping it: options may refer to whoever has the Loader."""
         pool = self.engine if self.options.workers.num_workers else None
         return partial(_end, weakref.ref(self), self.life, pool, self.transfer, self.ring)
 
     def close(self) -> None:
-        """End the workers and free the memory, whatever goes on. Idempotent. The caller holds interrupts off."""
+        """End the workers and free the memory, at any time. Idempotent. The caller holds interrupts off."""
         if self.life.is_elsewhere:
-            self.ring.close()  # a child's copy of the descriptor; all else is the parent's
+            self.ring.close()  # a child's copy of the descriptor; the rest is the parent's
             return
         if self.life.is_buried:
             return
         if self.life.close():
             self.engine.halt()
-        # Another thread in the midst of its next() comes out now; but a dataset may hang there (num_workers=0).
+        # Another thread leaves its next() now; but a dataset may hang there (num_workers=0).
         locked = self.lock.acquire(timeout=THREAD_WAIT_S)
         try:
             self._end()
@@ -225,7 +220,7 @@ class Session:
             return
         self.ready = None
         self.launched.clear()
-        with contextlib.ExitStack() as stack:  # the last first: nobody writes, nothing is copied, the memory goes
+        with contextlib.ExitStack() as stack:  # from the last: nobody writes, nothing is copied, the memory goes
             stack.callback(self.ring.close)
             stack.callback(self.transfer.close)
             stack.callback(self.engine.close)
@@ -235,7 +230,7 @@ class Session:
         try:
             return self._issue(batch, info)
         except BaseException as error:
-            self.transfer.finish()  # gives the slots back, once what was issued has ended
+            self.transfer.finish()  # gives the slots back, once the launched work has ended
             if not batch.loaded:
                 self.feed.release(batch)
             if not isinstance(error, Exception):
@@ -244,7 +239,7 @@ class Session:
                 wrapped = RuntimeError(f"making a batch raised {error!r}")
                 wrapped.__cause__ = error
                 error = wrapped
-            # Raised when this batch is due, which may be after the current one.
+            # Raised when this batch is due, perhaps after the current one.
             return _Launched(error=error, failed=batch.errors)
 
     def _issue(self, batch: Batch, info: bool) -> _Launched:
@@ -255,19 +250,18 @@ class Session:
         if batch.lost is not None and (self.options.workers.faults.on_error == "replace" or batch.is_empty):
             raise TooManyErrors(
                 f"nothing could take the place of the sample at position {batch.lost.position} of epoch "
-                f"{batch.spec.epoch}: "
-                f"all that was tried failed, the last of it {batch.lost.describe()}. Look whether the files can still "
-                "be reached; loader.errors lists the failures"
+                f"{batch.spec.epoch}: all substitutes failed, the last one with {batch.lost.describe()}. Check that "
+                "the files can still be reached; loader.errors lists the failures"
             )
 
         def release() -> None:
             self.feed.release(batch)
 
-        module = self.options.chain.module is not None  # its parameters may still be on their way
+        module = self.options.chain.module is not None  # the user's stream may still be writing its parameters
         with torch.inference_mode(False), self.transfer.stream(after_consumer=module):
             value, tensors = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
-        for part in batch.parts:  # a batch and its parts know each other, and the collector may be long in coming
+        for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             part.content = None
         return _Launched(value, tensors, ticket, failed=batch.errors, after=batch.spec.after, warning=batch.warning)
 
@@ -278,7 +272,7 @@ def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any,
         session.close()
     elif life.is_elsewhere:
         ring.close()
-    else:  # it goes together with its Loader, and so does all that looks at the ring
+    else:  # it goes together with its Loader, and so does everything that views the ring
         life.bury()
         with contextlib.ExitStack() as stack:
             stack.callback(ring.close)
@@ -292,17 +286,17 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """At the interpreter's exit. A daemon thread may be iterating even now: it shall not end with a traceback."""
+    """At the interpreter's exit. A daemon thread may still be iterating: it must not end with a traceback."""
     with held(deaf=True):
         for session in list(_sessions):
-            # If that thread is in its next(), the kernel ends the workers with the process. Else it is kept out of the
-            # next one: the lock is never released.
+            # If that thread is in its next(), the kernel ends the workers with the process. Else it never gets into
+            # the next one: the lock is never released.
             if session.lock.acquire(blocking=False):
                 session.close()
 
 
 def _candidates(options: Options, batch: Batch, position: int, index: Any) -> Iterator[Any]:
-    """What may stand in for a sample: any of the dataset, or where a sampler chose the keys, others of its batch."""
+    """Substitutes for a sample: any of the dataset or, if a sampler chose the keys, others of its batch."""
     order = options.order
     if not order.sampled:
         return substitutes(order.seed, batch.spec.epoch, position, index, len(order.dataset))
@@ -312,7 +306,6 @@ def _candidates(options: Options, batch: Batch, position: int, index: Any) -> It
 
 
 def compile_for(options: Options, device: torch.device) -> Stage:
-    """The stage of a loader with these options."""
     given = options.stage
     return compile_stage(
         options.chain,
@@ -326,7 +319,7 @@ def compile_for(options: Options, device: torch.device) -> Stage:
 
 
 def check_for(options: Options) -> None:
-    """Say what is wrong with them before anything is made."""
+    """Check the stage's options before anything is made."""
     given, ragged = options.stage, _ragged(options)
     check_stage(
         options.chain, given.device, given.backend, given.dtype, given.memory_format, ragged, options.cpu_threads
@@ -338,7 +331,7 @@ def _ragged(options: Options) -> str:
 
 
 def resolve_device(device: torch.device | None) -> torch.device:
-    """None: CUDA's current device, by LOCAL_RANK where none was chosen, or the CPU. An index is always filled in."""
+    """None: CUDA's current device (by LOCAL_RANK if none was chosen), or the CPU. A CUDA device gets an index."""
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and device.index is None:
@@ -351,11 +344,7 @@ def resolve_device(device: torch.device | None) -> torch.device:
 
 
 def _check_limits(options: Options, device: torch.device) -> None:
-    """Refuse to start what this machine's limits will not let run.
-
-    Raises:
-        LimitError: open files or memory do not suffice.
-    """
+    """Raise a LimitError if this machine allows too few open files or too little memory."""
     workers, samples = options.workers.num_workers, options.order.samples
     if workers:
         check_descriptors(workers)

@@ -1,7 +1,7 @@
-"""What is saved of a `Loader`, to go on from there: a place in an epoch, and what must be the same for it to mean that.
+"""The state of a `Loader`, from which another goes on: a place in an epoch, and everything that the place depends on.
 
-Small JSON. It names a position in the epoch's order and nothing of workers, chunks or ranks, so a job may go on with
-other numbers of them. What is random depends on (seed, epoch, position), so there are no generators to save.
+Small JSON. It has a position in the epoch's order and nothing about workers, chunks or ranks, so training may go on
+with other numbers of them. Draws depend on (seed, epoch, position), so there are no generators to save.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Final
 from gpuload.order.place import Place
 
 __all__ = ["State"]
-
 
 OPTIONAL: Final = frozenset({"sampler", "stream"})
 KINDS: Final[dict[str, type]] = {
@@ -33,16 +32,16 @@ KINDS: Final[dict[str, type]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Where a loader stands.
+    """Where a loader is.
 
     Attributes:
-        epoch: the epoch that the next batch is of.
-        position: how many positions of that epoch all ranks together are done with.
-        samples: the dataset's length, or None where it has none.
+        epoch: the epoch of the next batch.
+        position: how many positions of that epoch all ranks together have finished.
+        samples: the dataset's length, or None.
         seed: of order and draws.
         order: how the samples are ordered.
         transforms: the chain's fingerprint.
-        sampler, stream: see `Place`.
+        sampler, stream: `sampler` and `iterable` of its `Place`.
     """
 
     VERSION: ClassVar[int] = 1
@@ -62,11 +61,7 @@ class State:
         return Place(self.epoch, self.position, self.sampler, self.stream)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON knows it, with a version.
-
-        Raises:
-            TypeError: a state of the user's sampler or dataset is nothing that JSON can hold.
-        """
+        """As JSON, with a version; TypeError if the user's sampler or dataset has a state that JSON cannot hold."""
         state: dict[str, Any] = {"version": self.VERSION}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -90,11 +85,7 @@ class State:
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
-        """The other way round.
-
-        Raises:
-            TypeError, ValueError: it is no state that this version of gpuload wrote.
-        """
+        """From JSON; TypeError or ValueError if this version of gpuload did not write it."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is a dict, as state_dict() gives it, got {type(state).__name__}")
         version = state.get("version")
@@ -120,11 +111,7 @@ class State:
         return cls(**found)
 
     def check(self, now: State, *, strict: bool) -> None:
-        """Refuse to go on with other data than `now` would give.
-
-        Raises:
-            ValueError: something differs, and `strict`; else a `RuntimeWarning` says so.
-        """
+        """Raise a ValueError if `now` has other data and `strict`, else warn."""
         different = [
             f"{name} was {getattr(self, name)!r} and is {getattr(now, name)!r}"
             for name in ("samples", "seed", "order", "transforms")

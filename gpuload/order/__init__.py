@@ -1,1 +1,1 @@
-"""Which sample is where: permutation, shares of ranks, samplers, schedules. Main process; places travel to workers."""
+"""Which sample is where: permutation, shares of ranks, samplers, schedules. Main process; places go to workers."""

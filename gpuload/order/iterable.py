@@ -1,10 +1,8 @@
-"""The batches of an iterable dataset: the samples of each worker in turn, each batch from one of them.
+"""The batches of an iterable dataset: each from one worker, the workers in turn.
 
-A worker's batch number b stands in round b; within a round the workers come in their order, and one whose iterator has
-ended is left out. So the order is the same however fast each of them is. How far each worker has come is counted when
-a batch is due, in that order, and that is what a state is made from.
-
-Runs in the main process, in the thread that iterates.
+In round b each worker gives its batch number b, in the order of the workers, without those whose iterators have ended.
+So the order does not depend on how fast they are. How far each worker has come is counted in that order, when a batch
+is due; a state is made from it. Runs in the main process, in the thread that iterates.
 """
 
 from __future__ import annotations
@@ -21,19 +19,17 @@ from gpuload.order.spec import BatchSpec
 
 __all__ = ["IterableSchedule"]
 
-
-_runs = itertools.count(1)  # every pass has another number, so that workers tell them apart
+_runs = itertools.count(1)  # the numbers of passes, by which workers tell them apart
 
 
 class IterableSchedule:
-    """Asks each worker for its samples in runs of a batch.
-
-    Sample number n of worker w has the position (n × workers + w) × ranks + rank.
+    """Asks each worker for a batch of its samples at a time. Sample n of worker w has the position
+    (n × workers + w) × ranks + rank.
 
     Args:
-        batch_size, drop_last: a worker's last samples may be fewer than a batch; they are left out or not.
-        workers: how many there are; 1 where the main process does the work.
-        rank, world_size: which of how many processes this is. What the dataset gives on each of them is its own affair.
+        batch_size, drop_last: whether a worker's last samples are left out if they are fewer than a batch.
+        workers: how many there are; 1 if the main process does the work.
+        rank, world_size: of this process; the dataset decides what it gives on each.
     """
 
     def __init__(self, *, batch_size: int, drop_last: bool, workers: int, rank: int, world_size: int) -> None:
@@ -43,23 +39,23 @@ class IterableSchedule:
         self._rank = rank
         self._world_size = world_size
         self._pass: _Pass | None = None
-        self._warned = workers < 2  # that workers give the same samples
+        self._warned = workers < 2  # that several workers give the same samples
 
     def steps(self, place: Place) -> None:
-        """Nobody knows."""
+        """Not known."""
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         self._pass = _Pass(self, next(_runs), place)
         return self._pass.batches()
 
     def end(self, epoch: int) -> Place:
-        """After an epoch: what the datasets themselves say, since the next one's iterators are new."""
+        """After an epoch only the datasets' own states count, since the next epoch's iterators are new."""
         assert self._pass is not None
         return Place(epoch + 1, 0, iterable=self._pass.remains())
 
 
 class _Pass:
-    """One epoch of it."""
+    """One epoch of an `IterableSchedule`."""
 
     def __init__(self, schedule: IterableSchedule, run: int, place: Place) -> None:
         entry = place.iterable or {}
@@ -68,12 +64,12 @@ class _Pass:
         self._epoch = place.epoch
         self._turn = entry.get("turn", 0)
         self._step = entry.get("step", 0)
-        # Of each worker, how far what was given has come.
+        # How far each worker has come, by the batches that were given.
         self._places = [IterablePlace(**worker) for worker in entry.get("workers", ())] or [
             IterablePlace(0, False) for _ in range(schedule._workers)
         ]
         self._digests: dict[int, tuple[bytes, ...]] = {}
-        self._warning = ""  # goes with the next batch that is given
+        self._warning = ""  # for the next batch that is given
 
     def batches(self) -> Iterator[BatchSpec]:
         schedule = self._schedule
@@ -81,7 +77,7 @@ class _Pass:
         stride, offset = workers * schedule._world_size, schedule._world_size
         planned = [place.samples for place in self._places]
         worker = self._turn
-        numbers_of = itertools.count()  # in the order in which they are due; `_due` counts those that are given
+        steps = itertools.count()  # of all batches asked for; `_due` counts those that are given
         while not all(place.ended for place in self._places):
             if not self._places[worker].ended:
                 numbers = np.arange(size, dtype=np.int64) + planned[worker]
@@ -91,7 +87,7 @@ class _Pass:
                     self._run, worker, place.samples, place.state, stride, worker * offset + schedule._rank
                 )
                 positions = numbers * stride + start.offset
-                yield BatchSpec(next(numbers_of), self._epoch, positions, numbers, iterable=start, on_due=self._due)
+                yield BatchSpec(next(steps), self._epoch, positions, numbers, iterable=start, on_due=self._due)
             worker = (worker + 1) % workers
 
     def _due(self, spec: BatchSpec, taken: int, empty: bool, found: Sequence[IterablePlace]) -> BatchSpec | None:
@@ -114,9 +110,9 @@ class _Pass:
         return replace(spec, step=step, positions=positions, indices=numbers, after=self._place(), warning=warning)
 
     def _same_samples(self, worker: int, place: IterablePlace) -> str:
-        """What to say where this worker gave the same first samples as another, in spite of being told its number.
+        """A warning if this worker gave the same first samples as another, although it could ask for its number.
 
-        Samples that cannot be told apart are no sign by themselves: a row of zeros may be shared out well.
+        Identical samples alone prove nothing: zeros may be shared out correctly.
         """
         self._digests[worker] = place.digests
         for other, digests in self._digests.items():
@@ -136,7 +132,7 @@ class _Pass:
         return ""
 
     def remains(self) -> dict[str, Any] | None:
-        """For a state between two epochs; None where no dataset has one."""
+        """For a state between two epochs; None if no dataset has a state."""
         states = [(place.state or {}).get("dataset") for place in self._places]
         if all(state is None for state in states):
             return None

@@ -1,7 +1,4 @@
-"""How samples become batches, and in which order: one group of a `Loader`'s options, which checks itself.
-
-Runs in the main process; imports no torch.
-"""
+"""How samples become batches, and in which order: one group of a `Loader`'s options. Main process; no torch."""
 
 from __future__ import annotations
 
@@ -25,11 +22,10 @@ class OrderOptions:
     """Which samples are in which batch.
 
     Args:
-        mixes: the transform that mixes the samples of a batch in pairs; "" for none. All others are as for `Loader`,
-            where None may stand for a default.
+        mixes: the transform that mixes the samples of a batch in pairs; "" for none. All others are as for `Loader`.
 
     Attributes:
-        batch_size: None: samples one by one, or as a batch_sampler has them.
+        batch_size: None for samples one by one, or with a batch_sampler.
         seed: as given, or the generator's.
 
     Raises:
@@ -68,22 +64,22 @@ class OrderOptions:
         if repeats != 1 and self.mixes:
             raise ValueError(
                 f"repeats={repeats} does not go with {self.mixes}, which mixes the samples at neighbouring positions: "
-                "they would be one sample, or on different ranks; leave one of them out"
+                "they would be the same sample, or on different ranks; leave one of them out"
             )
 
     @property
     def iterable(self) -> bool:
-        """The dataset says itself what comes next."""
+        """The dataset itself decides what comes next."""
         return is_iterable(self.dataset)
 
     @property
     def sampled(self) -> bool:
-        """A sampler of the user's says which keys are in a batch."""
+        """The user's sampler decides which keys are in a batch."""
         return self.sampler is not None or self.batch_sampler is not None
 
     @property
     def planned(self) -> bool:
-        """A map dataset in gpuload's own order, which knows every position beforehand."""
+        """A map dataset in gpuload's own order."""
         return not self.iterable and not self.sampled
 
     @property
@@ -93,12 +89,12 @@ class OrderOptions:
 
     @property
     def size(self) -> int:
-        """Samples in a batch, as far as it is known."""
+        """Samples in a batch; 1 if not known."""
         return self.batch_size or 1
 
     @property
     def samples(self) -> int | None:
-        """The dataset's length; None where it has none."""
+        """The dataset's length, or None."""
         try:
             return None if self.iterable else len(self.dataset)
         except (TypeError, NotImplementedError):
@@ -106,7 +102,7 @@ class OrderOptions:
 
     @cached_property
     def cumulative(self) -> np.ndarray | None:
-        """The sums of the weights so far, for `Weighted`."""
+        """The weights for `Weighted`."""
         return None if self.weights is None else cumulate(self.weights, len(self.dataset))
 
     def _check_dataset(self) -> None:
@@ -119,7 +115,7 @@ class OrderOptions:
                         f"{type(dataset).__name__}"
                         + (f": {dataset!r}" if isinstance(dataset, str | int | None) else "")
                     )
-        elif hasattr(dataset, "__next__") and not hasattr(dataset, "__getitem__"):  # torch's IterableDataset has that
+        elif hasattr(dataset, "__next__") and not hasattr(dataset, "__getitem__"):  # torch's IterableDataset has both
             raise TypeError(
                 f"the dataset is a {type(dataset).__name__}, which can be iterated over once only; pass an object "
                 "whose __iter__ begins anew (an IterableDataset), or a list"
@@ -170,7 +166,7 @@ class OrderOptions:
             )
 
     def _check_pairs(self) -> None:
-        """MixUp and CutMix need whole pairs of samples; a batch_sampler's batches may be of any size."""
+        """Refuse odd batches for MixUp and CutMix; a batch_sampler's may have any size."""
         size, name = self.batch_size, self.mixes
         if not name or self.batch_sampler is not None or (size is not None and size % 2 == 0):
             return
@@ -186,11 +182,7 @@ class OrderOptions:
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """An integer within bounds.
-
-    Raises:
-        TypeError, ValueError: it is none.
-    """
+    """`value` as an int; TypeError or ValueError if it is no integer within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
     if value < least:
@@ -203,7 +195,7 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
 def _seed(seed: int | None, generator: Any) -> int:
     if generator is None:
         return 0 if seed is None else check_integer("seed", seed, 0, 2**64 - 1)
-    torch: Any = sys.modules.get("torch")  # whoever has a generator of torch's has imported it
+    torch: Any = sys.modules.get("torch")  # imported, if there is a torch.Generator
     if torch is None or not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
     if seed is not None:

@@ -1,11 +1,11 @@
-"""The order of an epoch: which dataset index stands at which position.
+"""The order of an epoch: which dataset index is at which position.
 
-An order is a bijection of 0 … n-1 that answers for any positions without computing the others, in memory that
-does not grow with the dataset (up to 4,096 samples it is a table). So an epoch of a billion samples costs nothing
-to begin, and to resume is to set an integer. Lives in the main process; an order is immutable.
+An order is a bijection of 0 … n-1 that is computed for any positions without the others, in memory that does not grow
+with the dataset (up to 4,096 samples it is a table). So an epoch of a billion samples costs nothing to begin, and
+resuming means setting an integer. Main process; an order is immutable.
 
-`Shuffle` is a Feistel network on a domain of a 2**k × m grid, the smallest that holds n, with cycle walking: what
-lands outside 0 … n-1 goes through again. (Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.)
+`Shuffle` is a Feistel network on the smallest grid of 2**k × m that holds n, with cycle walking: results outside
+0 … n-1 go through again. (Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.)
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpuload.rng.streams import ORDER, SAMPLE_POSITIONS
 
 __all__ = ["Sequential", "Shuffle", "Weighted", "cumulate"]
 
-TABLE_MAX: Final = 4096  # up to here a table: a Feistel network on so few values is visibly not uniform
+TABLE_MAX: Final = 4096  # up to here a table: a Feistel network on so few values is measurably not uniform
 LENGTH_MAX: Final = SAMPLE_POSITIONS.stop
 
-# Adjacent positions' differences over 10 million samples and more at n = 4,097 and 5,000: 4 rounds are 275 standard
-# deviations from uniform, 5 are 8, 6 and more cannot be told from numpy's permutations. Two are kept as a margin.
+# Differences between adjacent positions, over 10 million samples, at n = 4,097 and 5,000: 4 rounds are 275 standard
+# deviations from uniform, 5 are 8, 6 and more are no different from numpy's permutations. Two more are a margin.
 ROUNDS: Final = 8
 PIECE: Final = 16384  # positions worked on at once; 4,096 and 65,536 were slower by half
 
@@ -48,14 +48,8 @@ class Sequential:
     def __init__(self, n: SupportsIndex) -> None:
         self.n = _length(n)
 
-    def __len__(self) -> int:
-        return self.n
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.n})"
-
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The indices, int64, that stand at `positions`. Raises IndexError where one is out of range."""
+        """The indices, int64, at `positions`; IndexError if one is out of range."""
         return _checked(positions, self.n).copy()
 
 
@@ -77,29 +71,12 @@ class Shuffle:
     def __init__(self, n: SupportsIndex, key: philox.Key) -> None:
         self.n = _length(n)
         self.key = key
-        # The domain is rows × 2**columns: up to 1/64 more than n, and for large n hardly more.
+        # The domain is rows × 2**column_bits: up to 1/64 more than n, and for large n hardly more.
         self._column_bits = max(1, (max(1, self.n) - 1).bit_length() // 2)
         self._rows = -(-self.n >> self._column_bits)
 
-    def __len__(self) -> int:
-        return self.n
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.n}, {self.key})"
-
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The indices that stand at `positions`.
-
-        Args:
-            positions: integers of any shape, 0 ≤ position < n.
-
-        Returns:
-            int64, of the same shape.
-
-        Raises:
-            TypeError: the positions are not integers.
-            IndexError: one is out of range.
-        """
+        """The indices, int64, at `positions`, integers of any shape; IndexError if one is out of range."""
         positions = _checked(positions, self.n)
         return self._table[positions] if self.n <= TABLE_MAX else self._walk(positions)
 
@@ -125,7 +102,7 @@ class Shuffle:
         return flat.astype(np.int64).reshape(positions.shape)
 
     def _permute(self, positions: np.ndarray) -> np.ndarray:
-        """Once through the network: a bijection of 0 … rows × 2**columns - 1. All in place: fresh memory is slow."""
+        """Once through the network, a bijection of 0 … rows × 2**column_bits - 1. In place: fresh memory is slow."""
         bits, rows = np.array(self._column_bits, np.uint64), np.array(self._rows, np.uint64)
         to_column = np.array(64 - self._column_bits, np.uint64)
         row, column = positions >> bits, positions & ((np.uint64(1) << bits) - np.uint64(1))
@@ -141,8 +118,8 @@ class Shuffle:
                 np.right_shift(mixed, to_column, mixed)
                 np.bitwise_xor(column, mixed, column)
                 continue
-            # Its high word times rows / 2**32 is a step of less than `rows`, added modulo `rows`.
-            # (Of two candidates one has wrapped around to near 2**64.)
+            # Its high word times rows / 2**32 is a step of less than `rows`, added modulo `rows`: with or without
+            # `rows` subtracted, whichever is smaller (a negative one has wrapped around to near 2**64).
             np.right_shift(mixed, _32, mixed)
             np.multiply(mixed, rows, mixed)
             np.right_shift(mixed, _32, mixed)
@@ -153,10 +130,10 @@ class Shuffle:
 
 
 class Weighted:
-    """Samples drawn with replacement, each position by itself: sample i with a probability of weights[i] / their sum.
+    """Samples drawn with replacement, independently for each position: sample i with probability weights[i] / sum.
 
     Args:
-        cumulative: float64 (n,), the sums of the weights so far, from `cumulate`; kept, not copied.
+        cumulative: float64 (n,), the cumulative weights, from `cumulate`; kept, not copied.
         key: of the epoch, from `gpuload.rng.philox.epoch_key`.
 
     Example:
@@ -169,14 +146,8 @@ class Weighted:
         self.key = key
         self._cumulative = cumulative
 
-    def __len__(self) -> int:
-        return self.n
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.n}, {self.key})"
-
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The indices, int64, that stand at `positions`, of which there is no last one."""
+        """The indices, int64, at `positions`, of which there is no last one."""
         positions = _checked(positions, LENGTH_MAX)
         drawn = philox.words(self.key, positions.reshape(-1), ORDER, 2).astype(np.uint64)
         # 53 random bits, as a float in [0, 1); a draw never lands on a sample of weight 0.
@@ -187,12 +158,12 @@ class Weighted:
 
     @cached_property
     def _last(self) -> int:
-        """The last sample that has a weight: rounding may lead beyond it."""
+        """The last sample with a weight above 0: rounding may lead beyond it."""
         return int(np.searchsorted(self._cumulative, self._cumulative[-1], side="left"))
 
 
 def cumulate(weights: object, n: int) -> np.ndarray:
-    """Weights, checked and summed up, for `Weighted`.
+    """Weights, checked and cumulated, for `Weighted`.
 
     Raises:
         TypeError, ValueError: they are not `n` finite numbers of at least 0 with a positive sum.

@@ -1,4 +1,4 @@
-"""Where in an epoch, and where in a worker's pass over an iterable dataset. Plain values, on both sides; no torch."""
+"""Where in an epoch, and how far in a worker's pass over an iterable dataset. Plain values, both sides; no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Place:
 
     Attributes:
         epoch: its number.
-        position: how many positions of it all ranks together are done with.
+        position: how many of its positions all ranks together have finished.
         sampler: what a user's sampler needs to go on from there.
         iterable: how far each worker has come with an iterable dataset.
     """
@@ -27,14 +27,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class IterableStart:
-    """Which pass over an iterable dataset is meant, and where a worker that has not begun it yet begins.
+    """Which pass over an iterable dataset a chunk is of, and where a worker begins it.
 
     Attributes:
-        run: the pass, counted by the loader; another number is another iterator.
+        run: the number of the pass; another number is another iterator.
         worker: whose samples these are.
-        samples: so many of them were taken before.
-        state: what the dataset's own ``state_dict()`` gave after them, or None: they are taken and dropped.
-        stride, offset: its sample n has the position n × stride + offset.
+        samples: how many were taken before.
+        state: the dataset's own ``state_dict()`` after them; None: they are taken again and dropped.
+        stride, offset: sample n has the position n × stride + offset.
     """
 
     run: int
@@ -45,17 +45,16 @@ class IterableStart:
     offset: int
 
     def position(self, number: int) -> int:
-        """Of one of its samples."""
+        """The position of sample `number`."""
         return number * self.stride + self.offset
 
 
 @dataclass(slots=True)
 class IterablePlace:
-    """How far a worker has come with its iterator after a chunk.
+    """How far a worker's iterator has come after a chunk.
 
-    `samples` were taken from it in all; `ended`: there are no more; `broken`: a generator that raised, and can go on no
-    more. `state` is what the dataset's own state_dict() gave. `digests` are of the first samples, and `asked` says
-    whether somebody read what get_worker_info() says.
+    `samples` were taken in all; `ended`: there are no more; `broken`: a generator raised, and cannot go on. `state` is
+    from the dataset's own state_dict(). `digests` are of the first samples; `asked`: get_worker_info() was read.
     """
 
     samples: int

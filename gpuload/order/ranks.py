@@ -1,7 +1,6 @@
-"""Which of how many processes this is, in a job that trains on several: told, or found out.
+"""This process's rank and the number of ranks, given or discovered.
 
-Asked anew at each `iter()`, since `torch.distributed` may come up after a `Loader` was made. Reads the environment and
-changes nothing.
+Called at each `iter()`, since `torch.distributed` may come up after a `Loader` was made.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ __all__ = ["check_rank", "find_rank"]
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
-    """Refuse a rank or number of ranks that cannot be; both None: to be found out.
-
-    Raises:
-        TypeError, ValueError: only one of them is given, or they do not go together.
-    """
+    """Refuse a wrong rank or number of ranks with a TypeError or ValueError; both None: they will be discovered."""
     if rank is None and world_size is None:
         return
     if rank is None or world_size is None:
@@ -34,25 +29,24 @@ def check_rank(rank: Any, world_size: Any) -> None:
 
 
 def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """This process's rank and how many there are: as `torch.distributed` says where it is up, else as torchrun's
-    environment (RANK, WORLD_SIZE) says, else (0, 1).
+    """(rank, world_size): from `torch.distributed` if it is up, else from torchrun's environment, else (0, 1).
 
     Raises:
-        ValueError: the environment says something that cannot be.
+        ValueError: the environment's RANK and WORLD_SIZE are not valid.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     environment = os.environ if environment is None else environment
-    told = environment.get("RANK"), environment.get("WORLD_SIZE")
-    if told[0] is None or told[1] is None:
+    given = environment.get("RANK"), environment.get("WORLD_SIZE")
+    if given[0] is None or given[1] is None:
         return 0, 1
     try:
-        rank, world_size = int(told[0]), int(told[1])
+        rank, world_size = int(given[0]), int(given[1])
         check_rank(rank, world_size)
     except ValueError as error:
         raise ValueError(
-            f"the environment has RANK={told[0]!r} and WORLD_SIZE={told[1]!r}, which torchrun would not set ({error}); "
-            "unset them, or pass rank= and world_size="
+            f"the environment has RANK={given[0]!r} and WORLD_SIZE={given[1]!r}, which torchrun would not set "
+            f"({error}); unset them, or pass rank= and world_size="
         ) from None
     return rank, world_size

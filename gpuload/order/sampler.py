@@ -1,4 +1,4 @@
-"""The batches that a user's sampler says, and what a state holds of it. Main process, in the thread that iterates."""
+"""The batches of a user's sampler, and its part of a state. Main process, in the thread that iterates."""
 
 from __future__ import annotations
 
@@ -20,17 +20,11 @@ __all__ = ["SamplerSchedule"]
 
 
 class SamplerSchedule:
-    """The batches that a user's sampler says, which is not shared out over the ranks again.
+    """The batches of a user's sampler, which already gives this rank's part.
 
-    Sample number k that it gives to this rank has the position k × ranks + rank. What it draws from the global
-    generators is a function of (seed, epoch); they are as before between two batches.
-
-    Args:
-        sampler: gives keys; or else
-        batch_sampler: gives lists of keys.
-        batch_size, drop_last: how keys become batches.
-        seed: of the loader.
-        rank, world_size: which of how many.
+    Sample k on this rank has the position k × ranks + rank. The sampler's draws from the global generators are a
+    function of (seed, epoch); between two batches these are put back. A `batch_sampler` gives lists of keys, a
+    `sampler` gives keys, which `batch_size` and `drop_last` make into batches.
     """
 
     def __init__(
@@ -99,9 +93,9 @@ class SamplerSchedule:
 class _Pull:
     """One pass over a user's sampler.
 
-    It has states of the global generators of its own. A sampler that is resumable by itself (``state_dict`` and
-    ``load_state_dict``, its own or its iterator's) is restored by them; any other is run through again, from the state
-    in which its `torch.Generator`, if it has one, was then.
+    It has its own states of the global generators. A sampler that can resume (``state_dict`` and ``load_state_dict``,
+    its own or its iterator's) is restored by them; any other is run through again, with its `torch.Generator`, if it
+    has one, in the state that it was in then.
     """
 
     def __init__(self, sampler: Any, seed: int, epoch: int, entry: dict[str, Any]) -> None:
@@ -121,7 +115,7 @@ class _Pull:
             self._iterator: Any = iter(sampler)
             if own is not None and own["of"] == "iterator":
                 self._iterator.load_state_dict(copy.deepcopy(own["state"]))
-            if entry.get("over"):  # an epoch's end: the next one's beginning, unless the sampler began it by itself
+            if entry.get("over"):  # saved at an epoch's end: the sampler may have begun the next one, or not
                 first = list(itertools.islice(self._iterator, 1))
                 self._iterator = itertools.chain(first, self._iterator) if first else iter(sampler)
 
@@ -139,7 +133,7 @@ class _Pull:
             generators.put_back(saved)
 
     def skip(self, count: int) -> None:
-        """Run through what was given before."""
+        """Run through keys that were given before."""
         with self._own_generators():
             next(itertools.islice(self._iterator, count, count), None)
 
@@ -158,11 +152,11 @@ class _Pull:
         return group if len(group) == size or (group and not drop_last) else None
 
     def state(self) -> dict[str, Any] | None:
-        """The sampler's own state, where it has one."""
+        """The sampler's own state, if it has one."""
         owners: dict[str, Any] = {"iterator": self._iterator, "sampler": self._sampler}
         from torch.utils.data import BatchSampler  # here: the room imports no torch
 
-        if type(self._sampler) is BatchSampler:  # which takes no more from its sampler than it gives
+        if type(self._sampler) is BatchSampler:  # it takes no more from its sampler than it gives
             owners["inner"] = self._sampler.sampler
         for whose, owner in owners.items():
             if callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None)):
@@ -170,7 +164,7 @@ class _Pull:
         return None
 
     def entry(self, batches: int, state: dict[str, Any] | None) -> dict[str, Any]:
-        """For a state in mid-epoch, after so many batches."""
+        """For a state in mid-epoch, after this many batches."""
         return {"batches": batches, "own": state, "generator": self._begun_at}
 
     def last_entry(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -182,7 +176,7 @@ class _Pull:
 
 
 def _find_generator(sampler: Any) -> Any:
-    """The `torch.Generator` that a sampler, or the one within it, draws from; None where it has none of its own."""
+    """The `torch.Generator` of a sampler, or of the sampler inside it, or None."""
     for _ in range(4):
         generator = getattr(sampler, "generator", None)
         if generator is not None and hasattr(generator, "get_state") and hasattr(generator, "set_state"):
@@ -202,7 +196,7 @@ def _set_state(generator: Any, state: str) -> None:
 
 
 def _as_indices(keys: list[Any]) -> np.ndarray | list[Any]:
-    """Keys that are integers as int64 (N,)."""
+    """Keys as int64 (N,), if all are integers."""
     if all((type(key) is int and -(2**63) <= key < 2**63) or isinstance(key, np.integer) for key in keys):
         return np.array(keys, np.int64)
     return keys

@@ -1,12 +1,12 @@
-"""The schedule of an epoch: which of the ways to make batches the options ask for, and its batches.
+"""The schedule of an epoch: its batches, made in the way that the options ask for. Main process.
 
-Runs in the main process. Ranks are looked up anew each time: `torch.distributed` may come up after the loader was made.
+Ranks are looked up each time: `torch.distributed` may come up after the loader was made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuload.order.iterable import IterableSchedule
 from gpuload.order.options import OrderOptions
@@ -23,15 +23,15 @@ class Schedule(Protocol):
     """The batches of an epoch."""
 
     def steps(self, place: Place) -> int | None:
-        """How many there are from a place on; None where nobody knows."""
+        """How many there are from a place on; None if not known."""
         ...
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
-        """They themselves, each with the place that follows it, which is what a state is made from."""
+        """The batches, each with the place that follows it, which a state is made from."""
         ...
 
     def end(self, epoch: int) -> Place:
-        """The place after an epoch whose end was only seen when there were no more batches."""
+        """The place after an epoch whose last batch was not known to be the last."""
         ...
 
 
@@ -63,44 +63,28 @@ class SharesSchedule:
 
 
 def schedule_of(order: OrderOptions, workers: int) -> Schedule:
-    """What is in which batch; `workers` processes read."""
+    """The schedule for these options, with `workers` processes that read."""
     if order.planned:
         return SharesSchedule(shares_of(order))
-    rank, world_size = _rank(order)
+    common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **_rank(order)}
     if order.iterable:
-        return IterableSchedule(
-            batch_size=order.size,
-            drop_last=order.drop_last,
-            workers=max(1, workers),
-            rank=rank,
-            world_size=world_size,
-        )
-    return SamplerSchedule(
-        sampler=order.sampler,
-        batch_sampler=order.batch_sampler,
-        batch_size=order.size,
-        drop_last=order.drop_last,
-        seed=order.seed,
-        rank=rank,
-        world_size=world_size,
-    )
+        return IterableSchedule(workers=max(1, workers), **common)
+    return SamplerSchedule(sampler=order.sampler, batch_sampler=order.batch_sampler, seed=order.seed, **common)
 
 
 def shares_of(order: OrderOptions) -> Shares:
-    """Who gets what of a map dataset, in gpuload's own order."""
-    rank, world_size = _rank(order)
+    """The shares of a map dataset, in gpuload's own order."""
     return Shares(
         samples=len(order.dataset),
         batch_size=order.size,
         shuffle=order.shuffle,
         seed=order.seed,
         drop_last=order.drop_last,
-        rank=rank,
-        world_size=world_size,
         uneven=order.uneven,
         weights=order.cumulative,
         repeats=order.repeats,
         pairs=bool(order.mixes),
+        **_rank(order),
     )
 
 
@@ -108,7 +92,7 @@ def check_begin(order: OrderOptions) -> None:
     """Refuse to begin an epoch that has no batch.
 
     Raises:
-        ValueError: the dataset has too few samples for a batch on each of the ranks there are by now.
+        ValueError: the dataset has too few samples for a batch on each of the ranks there are now.
     """
     if order.planned and (shares := shares_of(order)).steps() == 0:
         raise ValueError(_nothing_left(shares))
@@ -121,7 +105,7 @@ def steps_of(order: OrderOptions) -> int:
         TypeError: an iterable dataset, or a sampler, without a length.
     """
     if order.iterable:
-        samples = len(order.dataset)  # a TypeError that names its class where it has none
+        samples = len(order.dataset)  # a TypeError that names its class, if it has no length
         return samples // order.size if order.drop_last else -(-samples // order.size)
     steps = schedule_of(order, 0).steps(Place(0, 0))
     if steps is None:
@@ -131,15 +115,15 @@ def steps_of(order: OrderOptions) -> int:
 
 
 def order_name(order: OrderOptions) -> str:
-    """How the samples are ordered, as a state says it."""
+    """The name of the order in a state."""
     return "stream" if order.iterable else "sampler" if order.sampled else shares_of(order).order
 
 
-def _rank(order: OrderOptions) -> tuple[int, int]:
-    """(rank, world_size): as given, else discovered."""
-    if order.rank is None or order.world_size is None:
-        return find_rank()
-    return order.rank, order.world_size
+def _rank(order: OrderOptions) -> dict[str, int]:
+    """rank and world_size: as given, else discovered."""
+    given = order.rank is not None and order.world_size is not None
+    rank, world_size = (order.rank, order.world_size) if given else find_rank()
+    return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
 
 
 def _nothing_left(shares: Shares) -> str:

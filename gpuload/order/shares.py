@@ -1,13 +1,11 @@
 """Which samples make which batch: an epoch's positions, cut into global batches and shared out over the ranks.
 
-A *global batch* is the run of positions [p, p + G) with G = ranks × batch_size; each rank takes its contiguous part of
-it. So the place where an epoch stands is one number, p, that says nothing of ranks, workers or batches: from it another
-number of ranks goes on with the same global batches, as long as G is the same. Nothing is computed for the samples
-before p.
+A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size; each rank takes a contiguous part of it. So
+a place in an epoch is one number, p, which does not depend on ranks, workers or batches: another number of ranks goes
+on from it with the same global batches, as long as G is the same. Nothing is computed for the samples before p.
 
-Every rank makes the same number of steps, whatever becomes of the last run, which may be shorter than G.
-
-Pure functions of their arguments, in the main process; imports no torch.
+Every rank makes the same number of steps, whatever `uneven` makes of the last global batch, which may be shorter than
+G. Pure functions, in the main process; imports no torch.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ ORDER_BLOCK = 65536  # the shuffle is cheapest in large blocks
 
 
 class Rows(NamedTuple):
-    """One rank's part of a global batch: `positions` int64 (N,), `indices` int64 (N,), `valid` bool (N,), which is
-    False for rows that only fill up (``uneven="exact"``)."""
+    """A rank's part of a global batch, int64 (N,); `valid` is False for rows that only fill up (``uneven="exact"``)."""
 
     positions: np.ndarray
     indices: np.ndarray
@@ -49,16 +46,16 @@ class Shares:
         batch_size: of each rank.
         shuffle: a new order each epoch.
         seed: of the order.
-        drop_last: leave out a last run that is shorter than a global batch.
-        rank, world_size: which of how many.
-        uneven: what becomes of the last run otherwise. ``"pad"``: it is wrapped round to the epoch's first positions,
-            to a multiple of the ranks; ``"drop"``: cut to one; ``"exact"``: every sample counts once, and rows that
-            are missing repeat the last one with `Rows.valid` False.
-        weights: draw the samples with replacement, each as often as its weight says; from `Weighted.cumulative`.
-        repeats: so many positions in a row have the same sample, and go to different ranks; an epoch has as many
+        drop_last: leave out a last global batch that is not full.
+        rank, world_size: this rank, and how many there are.
+        uneven: what to make of it otherwise. ``"pad"``: go on with the epoch's first positions, to a multiple of the
+            ranks; ``"drop"``: cut to a multiple; ``"exact"``: every sample counts once, and missing rows repeat the
+            last one with `Rows.valid` False.
+        weights: draw the samples with replacement by these weights, from `cumulate`.
+        repeats: this many neighbouring positions have the same sample, and go to different ranks; an epoch has as many
             positions as before, so fewer samples. (Hoffer et al., "Augment your batch", CVPR 2020.)
-        pairs: positions 2k and 2k + 1 stay together, also in a last run: each of several ranks has an even number of
-            rows of it. `batch_size` is even.
+        pairs: positions 2k and 2k + 1 stay together, also in a last global batch: each of several ranks has an even
+            number of its rows. `batch_size` is even.
     """
 
     samples: int
@@ -85,7 +82,7 @@ class Shares:
 
     @property
     def order(self) -> str:
-        """How the samples are ordered, as text: two with the same text, seed and samples have the same order."""
+        """The order as text: the same text, seed and number of samples mean the same order."""
         name = "shuffled" if self.shuffle else "sequential"
         if self.weights is not None:
             name = f"weighted-{zlib.crc32(self.weights.tobytes()):08x}"
@@ -101,8 +98,8 @@ class Shares:
         return order if repeats == 1 else lambda positions: order(positions // repeats)
 
     def _own(self, share: int) -> np.ndarray:
-        """Which of the positions of a run are this rank's: a part of it or, where samples are repeated, those
-        `world_size` apart, so that the repeats of a sample are on different ranks."""
+        """This rank's positions in a global batch: a contiguous part or, with repeats, every `world_size`-th, so that
+        the repeats of a sample are on different ranks."""
         rows = np.arange(share, dtype=np.int64)
         return rows + self.rank * share if self.repeats == 1 else rows * self.world_size + self.rank
 
@@ -112,7 +109,7 @@ class Shares:
         return whole + bool(rest and self._share(rest))
 
     def _share(self, rest: int) -> int:
-        """How many rows each rank has of a last run of `rest` samples."""
+        """How many rows each rank has of a last global batch of `rest` samples."""
         if self.drop_last:
             return 0
         unit = 2 if self.pairs and self.world_size > 1 else 1
@@ -134,13 +131,12 @@ class Shares:
             step, at_once = step + len(steps), max(1, ORDER_BLOCK // self.batch_size)
         share = self._share(rest) if rest else 0
         if share:
-            run = start + whole * self.global_batch
-            positions = self._own(share) + run
+            positions = self._own(share) + start + whole * self.global_batch
             inside = positions < self.samples
             if self.uneven == "exact":
                 positions = np.minimum(positions, self.samples - 1)
                 yield Rows(positions, order(positions), inside)
             else:
-                odd = self.samples % 2 if self.pairs else 0  # pairs stay pairs: what is wrapped round begins with one
+                odd = self.samples % 2 if self.pairs else 0  # pairs stay pairs: the padding begins with one
                 positions = np.where(inside, positions, (positions - self.samples - odd) % self.samples)
                 yield Rows(positions, order(positions), np.ones(share, np.bool_))

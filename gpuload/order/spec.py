@@ -1,4 +1,4 @@
-"""What is asked for in one step of an epoch: a schedule says it, workers do it. Plain values, main process only."""
+"""What is asked for in one step of an epoch: made by a schedule, done by workers. Plain values, main process only."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["BatchSpec"]
 class BatchSpec:
     """The samples of one batch, and what follows it.
 
-    Of an iterable dataset it asks for as many samples as there may be. How many there are, and so `step`, `positions`,
-    `indices` and `after`, is known when the batch is due: all of it is done, and so are those before it.
+    For an iterable dataset it asks for a full batch. How many samples there are, and so `step`, `positions`, `indices`
+    and `after`, is known when the batch is due: it and all before it are done.
 
     Attributes:
         step: its number in the epoch.
@@ -26,10 +26,10 @@ class BatchSpec:
         indices: the dataset's, int64 (N,), or the keys that a user's sampler gave.
         valid: bool (N,), False for rows that only fill the batch up; None where there are none.
         after: the place that follows.
-        may_be_dropped: it need not be given where nothing of it is left: no other rank waits for it.
-        iterable: whose samples of an iterable dataset these are.
-        on_due: called with this, how many samples came (failed ones too), whether none of them is any good, and how far
-            each chunk has come: what the batch is, or None where it shall not be given.
+        may_be_dropped: it need not be given if all its samples failed: no other rank waits for it.
+        iterable: the pass and worker, for an iterable dataset.
+        on_due: called with this spec, how many samples came (failed ones too), whether all of them failed, and how far
+            each chunk has come; returns the batch's final spec, or None if it is not to be given.
         warning: what to tell the user with it.
     """
 

@@ -1,1 +1,1 @@
-"""The slots in shared memory, and what lies in them. Both sides; no torch."""
+"""The slots in shared memory, and what is in them. Both sides; no torch."""

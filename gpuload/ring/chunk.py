@@ -1,9 +1,8 @@
-"""What a chunk came to, as columns: plain values that a worker makes and the main process reads. No torch here.
+"""The results of a chunk, as columns: plain values that a worker makes and the main process reads. No torch here.
 
 A *leaf* is known by its number, depth first in the tree of its sample, from `gpuload.datasets.tree.flatten` to the
-batch. A column is one leaf over the rows of a chunk that have it. Samples of one chunk may differ in structure: then
-images (and masks) that are each the first of their samples are one column, as they go through the stage together, and
-the column says which leaf each of them is.
+batch. A column is one leaf over the rows of a chunk that have it. Samples of one chunk may differ in structure: their
+first images (or masks) are one column even so, as they go through the stage together; it says which leaf each is.
 """
 
 from __future__ import annotations
@@ -25,16 +24,14 @@ Rows = list[int] | None  # which rows of a chunk have a column; None: all
 
 @dataclass(slots=True)
 class ImageColumn:
-    """The first images of the samples of a chunk, or the second ones …; or their masks, which travel as images do, the
-    bytes of their numbers as channels.
+    """The first (second, …) images of a chunk's samples; or masks, sent as images whose channels are their bytes.
 
     Attributes:
-        table: int64 (rows that have one, 10): the offset of its first byte in the slot; height, width and channels of
-            what was decoded; height and width of the whole image; top, left, height and width of the decoded region in
-            it.
-        leaves: which leaf it is, of each row, or one for all.
+        table: int64 (rows that have one, 10): the offset of its first byte in the slot; height, width and channels as
+            decoded; height and width of the whole image; top, left, height and width of the decoded region in it.
+        leaves: which leaf it is in each row, or one number for all.
         rows: which rows have one.
-        kinds: of masks, dtype and how many axes they have, of each row, or one for all.
+        kinds: for masks: dtype and number of axes, in each row or once for all.
     """
 
     table: np.ndarray
@@ -53,7 +50,7 @@ class ImageColumn:
 
 @dataclass(slots=True)
 class ValueColumn:
-    """A leaf that is no image: its value in each of the `rows` that have it. Boxes and keypoints are such too."""
+    """A leaf that is no image (boxes and keypoints too): its value in each of the `rows` that have it."""
 
     leaf: int
     values: list[Any]
@@ -64,7 +61,7 @@ class ValueColumn:
         return enumerate(self.values) if self.rows is None else zip(self.rows, self.values, strict=True)
 
     def get(self, row: int) -> Any:
-        """The value of a row; None where it has no such leaf."""
+        """The value of a row, or None."""
         if self.rows is None:
             return self.values[row]
         return self.values[self.rows.index(row)] if row in self.rows else None
@@ -72,10 +69,10 @@ class ValueColumn:
 
 @dataclass(slots=True)
 class Block:
-    """A leaf of all samples of a chunk, stacked: where it lies in the slot, and what it is.
+    """A leaf of all samples of a chunk, stacked: where it is in the slot, and what it is.
 
-    `shape` includes the samples' axis; `dtype` is numpy's name of the type of the bits, `torch_dtype` torch's name
-    where numpy lacks the type.
+    `shape` includes the samples' axis; `dtype` is numpy's name for the bits, `torch_dtype` torch's for a type that
+    numpy lacks.
     """
 
     leaf: int
@@ -94,12 +91,12 @@ class Block:
 
 @dataclass(slots=True)
 class ChunkContent:
-    """What a chunk came to.
+    """The results of a chunk.
 
-    `rows` are the rows (of the request) that loaded; the rows of columns are counted among these. `sources` has one
-    entry for each of them; `structures` and `fields` too, or one for all. `values` are the leaves that are no images,
-    no targets, and in no block; `points` are boxes and keypoints; `fields` says which leaves go with
-    boxes that are left out, where a transform does that.
+    `rows` are the request's rows that loaded; columns count their rows among these. `sources` has one entry for each of
+    them; `structures` and `fields` too, or one for all. `values` are leaves that are no images, no targets, and in no
+    block; `points` are boxes and keypoints; `fields` are the leaves that are left out together with boxes, if a
+    transform does that.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -112,13 +109,13 @@ class ChunkContent:
     masks: list[ImageColumn] = field(default_factory=list)
     points: list[ValueColumn] = field(default_factory=list)
     fields: list[tuple[int, ...]] = field(default_factory=list)
-    collated: Collated | None = None  # the whole batch, where the user's collate_fn ran in the worker
-    iterable: IterablePlace | None = None  # of an iterable dataset
+    collated: Collated | None = None  # the whole batch, if the user's collate_fn ran in the worker
+    iterable: IterablePlace | None = None  # for an iterable dataset
 
 
 @dataclass(slots=True)
 class Collated:
-    """What a user's `collate_fn` made of a whole batch; `error` where it raised, with the `traceback`."""
+    """A user's `collate_fn`'s result for a whole batch, or the `error` that it raised, with the `traceback`."""
 
     value: Any = None
     error: str = ""
@@ -127,13 +124,13 @@ class Collated:
 
 @dataclass(slots=True)
 class TensorBits:
-    """A tensor as an array; one of a type that numpy lacks, as the bits of another."""
+    """A tensor as an array, of the bits if numpy lacks its type."""
 
     array: np.ndarray
     dtype: str = ""
 
     def tensor(self) -> Any:
-        """The tensor again, over the same memory."""
+        """The tensor, over the same memory."""
         import torch
 
         tensor = torch.from_numpy(self.array)

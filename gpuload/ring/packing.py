@@ -1,14 +1,13 @@
-"""What a chunk came to, and how it lies in its slot.
+"""How the results of a chunk are laid out in its slot.
 
-Leaves that are images become pixels in the slot. All other leaves travel as values, their arrays in the slot too: where
-a leaf is an array or tensor of one shape and type in all samples of a chunk, stacked to a *block* N×…, which is what
-the batch wants; else one by one.
+Images become pixels in the slot. All other leaves travel as values, with their arrays in the slot too: a leaf that is
+an array or tensor of one shape and type in all samples of a chunk is stacked to a *block* N×…, as the batch needs it;
+others go one by one.
 
 Memory layout of a slot: the decoded regions, H×W×C uint8, each aligned to 64 bytes, in the order of the rows; then the
-blocks and the payload of other arrays, aligned likewise; then the packed description itself, where it is too long for a
-message.
+blocks and the bytes of other arrays, aligned likewise; then the packed description, if it is too long for a message.
 
-Runs in workers (packing) and in the parent (unpacking), so it imports no torch. Nothing here holds state.
+Runs in workers (packing) and in the main process (unpacking), so it imports no torch. Holds no state.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from gpuload.ring.ring import align
 __all__ = ["ALIGN", "Packed", "read_content", "write_content"]
 
 ALIGN = 64
-MIN_PAYLOAD_BYTES = 2048  # what is shorter travels in the message
-# numpy's names of the types that torch has too, and torch's of those that numpy lacks, with the type of their bits.
+MIN_PAYLOAD_BYTES = 2048  # shorter arrays travel in the message
+# numpy's names of the types that torch has too; torch's names of those that numpy lacks, with the type of their bits.
 BLOCK_TYPES = frozenset(
     {
         *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -42,9 +41,8 @@ ONLY_TORCH = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", "torch.
 
 @dataclass(slots=True)
 class Packed:
-    """A chunk's description, packed: `nbytes` the chunk takes in its slot, and the description itself (`meta`), or
-    where it lies in the slot (`meta_at`: offset, bytes) if it is too long for a message. `fits` is False where the slot
-    is too small; nothing was written then."""
+    """A packed chunk: it takes `nbytes` in its slot; its description is `meta`, or `meta_at` (offset, bytes) in the
+    slot if it is too long for a message. `fits` is False if the slot is too small; then nothing was written."""
 
     nbytes: int
     fits: bool
@@ -55,14 +53,14 @@ class Packed:
 def write_content(
     content: ChunkContent, slot: np.ndarray, used_bytes: int, *, inline_bytes: int, keep_types: bool = False
 ) -> Packed:
-    """Lay the payload of a chunk into its slot behind the `used_bytes` of its pixels, and pack its description.
+    """Write a chunk's arrays to its slot after the `used_bytes` of its pixels, and pack its description.
 
     Args:
         content: what to pack; its values that can be stacked become blocks.
         slot: uint8, the chunk's slot.
         used_bytes: taken by pixels already.
         inline_bytes: a longer description goes to the slot.
-        keep_types: tensors shall come out as tensors, and not as arrays.
+        keep_types: unpack tensors as tensors, not as arrays.
 
     Raises:
         Exception: whatever pickling a leaf raises.
@@ -90,7 +88,7 @@ def write_content(
 
 
 def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None) -> ChunkContent:
-    """The other way round. Blocks stay where they are; other arrays are copied out of the slot."""
+    """What `write_content` wrote. Blocks stay where they are; other arrays are copied out of the slot."""
     if meta_at is not None:
         offset, length = meta_at
         meta = slot[offset : offset + length].tobytes()
@@ -118,7 +116,7 @@ def _tables(images: Sequence[Any]) -> list[ImageColumn]:
 
 
 def _make_blocks(content: ChunkContent, end: int) -> tuple[list[list[np.ndarray]], int]:
-    """Take the values that can be stacked out of their columns: their arrays, and where the blocks end."""
+    """Take values that can be stacked out of `content`: the arrays of each block, and where the blocks end."""
     stacked: list[list[np.ndarray]] = []
     others: list[ValueColumn] = []
     for column in content.values if len(content.structures) == 1 else ():
@@ -135,7 +133,7 @@ def _make_blocks(content: ChunkContent, end: int) -> tuple[list[list[np.ndarray]
 
 
 def _block(leaf: int, offset: int, column: Sequence[Any]) -> Block | None:
-    """The block that a leaf's values go to, if they are alike and worth it."""
+    """The block for a leaf's values, if they are alike and large enough."""
     first = column[0]
     kind = type(first)
     if kind is not np.ndarray and not (is_tensor(first) and kind is sys.modules["torch"].Tensor):
@@ -159,15 +157,15 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) -> tuple[bytes, list[memoryview]]:
-    """The description as bytes, and the array payloads that shall lie beside it.
+    """The description as bytes, and the arrays that go to the slot.
 
-    Both ends run the user's own program and what is packed are its own objects: the same trust as between a DataLoader
-    and its workers. No byte of a data file is ever unpickled.
+    Both ends run the user's own program and pack its own objects: the same trust as between a DataLoader and its
+    workers. No byte of a data file is ever unpickled.
     """
     buffers: list[memoryview] = []
 
     def lay_aside(buffer: pickle.PickleBuffer) -> bool:
-        """False: the buffer goes to the slot. True: it is so short that it stays in the message."""
+        """False: the buffer goes to the slot. True: it is short, and stays in the message."""
         raw = buffer.raw()
         if raw.nbytes < MIN_PAYLOAD_BYTES:
             return True
@@ -192,7 +190,7 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
         content.collated,
         content.iterable,
     ]
-    if by_value:  # classes of the user's __main__ exist in a worker only under cloudpickle's care
+    if by_value:  # in a worker, classes of the user's __main__ exist only for cloudpickle
         import cloudpickle
 
         pickler: Any = cloudpickle.Pickler
@@ -203,18 +201,18 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
             return pickle.dumps(described, 5, buffer_callback=lay_aside), buffers
         except (pickle.PicklingError, AttributeError):
             return _pickle(content, keep_types, by_value=True)
-    stream = io.BytesIO()
+    file = io.BytesIO()
     try:
-        _with_tensors(pickler)(stream, 5, buffer_callback=lay_aside).dump(described)
+        _with_tensors(pickler)(file, 5, buffer_callback=lay_aside).dump(described)
     except (pickle.PicklingError, AttributeError):
         if by_value:
             raise
         return _pickle(content, keep_types, by_value=True)
-    return stream.getvalue(), buffers
+    return file.getvalue(), buffers
 
 
 def _with_tensors(base: Any) -> Any:
-    """A pickler by which tensors, wherever they are, lie beside the description as arrays do."""
+    """A pickler that sends tensors, at any depth, as it does arrays."""
 
     class Pickler(base):
         def reducer_override(self, obj: Any) -> Any:

@@ -1,18 +1,16 @@
-"""The ring of slots that pixels travel in: one memfd, mapped by the parent and by every worker.
+"""The ring of slots that pixels travel in: one memfd, mapped by the main process and by every worker.
 
-Memory layout: a sparse memfd of `ring_bytes` bytes, mapped whole. Only the pages that were written to cost memory.
-A *slot* is a page-aligned range of it that holds the result of one chunk. Slots persist: a slot that was released
-is handed out again, the most recently used first, because its pages are in the cache. When larger ones are needed,
-free slots that are too small are retired, their pages given back to the system (a hole is punched), and a larger
-range is taken; `ring_bytes` is never exceeded.
+Memory layout: a sparse memfd of `ring_bytes` bytes, mapped whole. Only the pages that were written to cost memory. A
+*slot* is a page-aligned range of it that holds the results of one chunk. Released slots are handed out again, the most
+recently used first: its pages are in the cache. When larger ones are needed, free slots that are too small are retired:
+their pages go back to the system (a hole is punched), and a larger range is taken. `ring_bytes` is never exceeded.
 
-Ownership: the parent alone hands out slots, and every slot has one user at a time: the worker that fills it, then
-the parent, until `release`; or the user, whose arrays look at it, where it was lent (`lend`). Back-pressure: `acquire`
-returns None when no slot can be had now, because the ring is full or because the machine would not have the memory for
-another slot; the caller waits until one is released.
+Ownership: only the main process hands out slots, and a slot has one user at a time: the worker that fills it, then the
+main process, until `release`; or, if it was lent (`lend`), the user's arrays. Back-pressure: `acquire` returns None if
+the ring is full, or the machine has no memory for another slot; the caller waits until one is released.
 
-Lifetime: the kernel frees the memory with the last process that maps it. Nothing has a name, nothing lies in
-/dev/shm, so a killed process leaves nothing behind.
+Lifetime: the kernel frees the memory with the last process that maps it. It has no name and is not in /dev/shm, so a
+killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ from gpuload.errors import LimitError
 __all__ = ["Ring", "Slot", "align", "map_ring"]
 
 GRANULE_BYTES = 64 * 1024
-# Left to the rest of the process tree, which takes memory too between two questions for what is left.
-MARGIN_BYTES = 16 << 20
-LENT_SHARE = 4  # at most one so-manyth of the ring is lent to the user
+MARGIN_BYTES = 16 << 20  # for the rest of the process tree, which takes memory too between two checks
+LENT_SHARE = 4  # lend at most 1/LENT_SHARE of the ring
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 
@@ -62,13 +59,13 @@ def map_ring(fd: int, ring_bytes: int) -> mmap.mmap:
 
 
 class Ring:
-    """The parent's side of the ring.
+    """The main process's side of the ring.
 
     Args:
-        ring_bytes: the most shared memory that slots may take together; rounded up to 64 KiB.
-        on_new: called with each new slot's memory range (offset, bytes) before its first use (page-locking).
+        ring_bytes: the most shared memory for all slots together; rounded up to 64 KiB.
+        on_new: called with each new slot before its first use (page-locking).
         on_retire: called before a slot's memory is given back.
-        memory_left: how many bytes the machine still allows, None for no limit; asked only when a new slot is made.
+        memory_left: how many bytes the machine still allows, None for no limit; called only for a new slot.
 
     Raises:
         ValueError: `ring_bytes` is not positive.
@@ -100,7 +97,7 @@ class Ring:
             # A process that the user forks must not keep the ring's pages alive.
             self._map.madvise(mmap.MADV_DONTFORK)
             _rings.add(self)
-        else:  # not Linux: without worker processes, private memory serves
+        else:  # not Linux: there are no worker processes, so private memory is enough
             self.fd = -1
             self._map = mmap.mmap(-1, self.ring_bytes)
         self.bytes = np.frombuffer(self._map, np.uint8)
@@ -108,7 +105,7 @@ class Ring:
         self._gaps: list[tuple[int, int]] = [(0, self.ring_bytes)]  # (offset, bytes) that belong to no slot, sorted
         self._busy = 0
         self._lent: dict[int, Slot] = {}
-        self._kept_bytes = self._kept_slots = 0  # lent when the user forked, and never had back
+        self._kept_bytes = self._kept_slots = 0  # lent when the user forked, and never reused
         self._returned: deque[int] = deque()
         self._loans = itertools.count()
 
@@ -123,16 +120,16 @@ class Ring:
         return self.ring_bytes - sum(size for _, size in self._gaps)
 
     def acquire(self, nbytes: int, *, least_bytes: int | None = None) -> Slot | None:
-        """A slot of at least `nbytes` bytes, or None where none can be had before another is released.
+        """A slot of at least `nbytes` bytes, or None if one has to be released first.
 
         Args:
             nbytes: how large it has to be.
-            least_bytes: where `nbytes` is a guess: what would do as well, should the machine not have the memory for
-                the guess and no slot be in use whose release could change that.
+            least_bytes: if `nbytes` is a guess: a size that is enough if the machine has no memory for the guess and no
+                slot is in use whose release could change that.
 
         Raises:
             ValueError: `nbytes` is more than the whole ring.
-            LimitError: the machine has not even the memory for `least_bytes`, and no slot is in use.
+            LimitError: the machine does not even have the memory for `least_bytes`, and no slot is in use.
         """
         if nbytes > self.ring_bytes:
             raise ValueError(f"{nbytes} bytes do not fit into a ring of {self.ring_bytes} bytes")
@@ -188,14 +185,14 @@ class Ring:
         return self.bytes[slot.offset : slot.offset + slot.capacity_bytes]
 
     def lend(self, slot: Slot, arrays: Sequence[np.ndarray]) -> bool:
-        """Leave a slot to arrays that are views of it: when the last of them is gone, it can be had back by `collect`.
+        """Leave a slot to arrays that are views of it, until the last of them is gone: then `collect` releases it.
 
-        Refused where so much would be lent that the rest may not suffice: the user decides when it comes back.
+        False if more than 1/LENT_SHARE of the ring would be lent: the user decides when it comes back.
         """
         lent_bytes = self._kept_bytes + sum(other.capacity_bytes for other in self._lent.values())
         if self.fd < 0 or lent_bytes + slot.capacity_bytes > self.ring_bytes // LENT_SHARE:
             return False
-        # A process that the user forks has what it was forked with.
+        # A process that the user forks keeps the arrays that it was forked with.
         self._map.madvise(mmap.MADV_DOFORK, slot.offset, slot.capacity_bytes)
         number = next(self._loans)
         self._lent[number] = slot
@@ -206,7 +203,7 @@ class Ring:
         return True
 
     def collect(self) -> bool:
-        """Release what was lent and has come back; True where anything had."""
+        """Release lent slots that have come back; True if there were any."""
         collected = False
         while self._returned:
             slot = self._lent.pop(self._returned.popleft(), None)
@@ -227,28 +224,27 @@ class Ring:
             self.fd = -1
         self.bytes = np.empty(0, np.uint8)
         if os.getpid() == self._pid:
-            # Where a tensor of the caller still refers to the pages, they go when it does.
+            # If a tensor of the caller still refers to the pages, they go when it does.
             with contextlib.suppress(BufferError):
                 self._map.close()
 
     def _lacking(self, besides_bytes: int = 0) -> str | None:
-        """Why the machine has no memory for all that the slots span, and so much besides; None if it has."""
+        """Why the machine has no memory for all slots and `besides_bytes` more; None if it has."""
         left = self._memory_left() if self._memory_left is not None else None
         if left is None:
             return None
-        # Pages count against the limit when they are first written to, so what is promised and not yet written does
-        # not show in what is left.
+        # Pages count against the limit when they are first written to, so `left` still includes what is promised.
         promised = max(0, self.slot_bytes - self._allocated_bytes()) + besides_bytes
         if promised + MARGIN_BYTES <= left:
             return None
         return (
-            f"decoded images need {promised:,} more bytes of memory, besides {MARGIN_BYTES:,} that the rest of "
-            f"the program is left, but its control group has only {left:,} bytes left. Use a smaller batch_size or "
+            f"decoded images need {promised:,} more bytes of memory, besides {MARGIN_BYTES:,} for the rest of "
+            f"the program, but its control group has only {left:,} bytes left. Use a smaller batch_size or "
             "chunk_size, fewer workers, let the first transform crop, or raise the memory limit of the container or job"
         )
 
     def _allocated_bytes(self) -> int:
-        """How much of the ring has pages; 0 where nobody knows, so that too much counts as promised, not too little."""
+        """How much of the ring has pages; 0 if not known, so that too much counts as promised, not too little."""
         return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
 
     def _take_gap(self, size: int) -> int | None:
@@ -284,7 +280,7 @@ def _come_back(marks: list[int], returned: deque[int], number: int) -> None:
     """One of the arrays that a slot was lent to is gone."""
     try:
         marks.pop()
-    except IndexError:  # it was the last
+    except IndexError:  # the last array
         returned.append(number)
 
 
@@ -292,7 +288,7 @@ _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
 def _after_fork_in_parent() -> None:
-    """What is lent now is seen by the child too, for as long as it likes: it is never written to again."""
+    """The child sees what is lent now, for as long as it likes: those slots are never written to again."""
     for ring in list(_rings):
         back = set(ring._returned)
         ring._kept_slots += len(ring._lent) - len(back & ring._lent.keys())
@@ -301,7 +297,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The ring is not mapped in the child, and what the child maps may come to lie in its place: never unmap that."""
+    """The ring is not mapped in the child, which may map something else at its addresses: never unmap that."""
     for ring in list(_rings):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(ring._map))
 

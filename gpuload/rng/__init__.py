@@ -1,1 +1,1 @@
-"""Counter-based random numbers, their distributions, and the global generators of a sample. Both sides; no torch."""
+"""Counter-based random numbers, their distributions, and the global generators. Both sides; no torch."""

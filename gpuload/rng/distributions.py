@@ -1,10 +1,10 @@
-"""Numbers of other distributions from uniform ones: normal, gamma, beta, Dirichlet.
+"""Normal, gamma, beta and Dirichlet variates, made from uniform numbers in the open interval (0, 1).
 
-Each takes a fixed count of uniform numbers, in the open interval (0, 1), for a number that it gives, so that draws stay
-a pure function of their counters. Vectorised over all leading axes. Imported by workers; no torch and no scipy here.
+Each variate takes a fixed count of uniform numbers, so draws stay a pure function of their counters. Vectorised over
+all leading axes. Imported by workers; no torch and no scipy here.
 
 Gamma variates: Marsaglia, Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000). They are kept as
-logarithms, since those of small shapes are too small for a float64: the beta variates of 0.001 would be 0/0.
+logarithms: those of small shapes are too small for a float64, and a beta variate of shapes 0.001 would be 0/0.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import numpy as np
 
 __all__ = ["beta", "beta_count", "dirichlet", "dirichlet_count", "gamma_count", "log_gamma", "normal"]
 
-TRIES: Final = 8  # of which each is accepted with a probability of 0.95 or more: all fail once in 10**10
+TRIES: Final = 8  # each is accepted with a probability of 0.95 or more: all fail once in 10**10
 
 
 def normal(uniforms: np.ndarray) -> np.ndarray:
-    """Standard normal numbers by Box and Muller, as many as uniform ones: their last axis is even, and behind the half
-    of it that are cosines stand the sines."""
+    """As many standard normal numbers, by Box and Muller. The last axis is even: all cosines, then all sines."""
     half = uniforms.shape[-1] // 2
     radius = np.sqrt(-2 * np.log(uniforms[..., :half]))
     angle = (2 * math.pi) * uniforms[..., half:]
@@ -30,15 +29,15 @@ def normal(uniforms: np.ndarray) -> np.ndarray:
 
 
 def gamma_count(shape: float) -> int:
-    """How many uniform numbers a gamma variate of this shape takes: 1 for shape 1, else 17."""
+    """How many uniform numbers a gamma variate takes: 1 for shape 1, else 17."""
     return 1 if shape == 1 else 2 * TRIES + 1
 
 
 def log_gamma(uniforms: np.ndarray, shape: float) -> np.ndarray:
-    """Logarithms of gamma variates of a shape > 0 and scale 1, from the last axis, of `gamma_count(shape)` numbers."""
+    """Logarithms of gamma variates of `shape` > 0 and scale 1; the last axis has `gamma_count(shape)` numbers."""
     if shape == 1:
         return np.log(-np.log(uniforms[..., 0]))
-    # A variate of a shape below 1 is one of the shape above, times u ** (1 / shape).
+    # A variate of a shape below 1 is one of that shape + 1, times u ** (1 / shape).
     third = (shape + 1 if shape < 1 else shape) - 1 / 3
     deviates = normal(uniforms[..., :TRIES])
     cubes = (1 + deviates / math.sqrt(9 * third)) ** 3
@@ -57,11 +56,10 @@ def beta_count(a: float, b: float) -> int:
 
 
 def beta(uniforms: np.ndarray, a: float, b: float) -> np.ndarray:
-    """Beta variates of shapes a, b > 0, from the last axis, of `beta_count(a, b)` numbers."""
+    """Beta variates of shapes a, b > 0; the last axis has `beta_count(a, b)` numbers."""
     if a == b == 1:
         return uniforms[..., 0]
-    split = gamma_count(a)
-    return dirichlet(uniforms[..., : split + gamma_count(b)], (a, b))[..., 0]
+    return dirichlet(uniforms, (a, b))[..., 0]
 
 
 def dirichlet_count(shapes: Sequence[float]) -> int:
@@ -70,8 +68,8 @@ def dirichlet_count(shapes: Sequence[float]) -> int:
 
 
 def dirichlet(uniforms: np.ndarray, shapes: Sequence[float]) -> np.ndarray:
-    """Dirichlet variates, shares with a sum of 1, along the last axis: as many as `shapes`, all > 0. From the last axis
-    of `uniforms`, of `dirichlet_count(shapes)` numbers."""
+    """Dirichlet variates: along the last axis, a share for each of `shapes` (all > 0), with a sum of 1. The last axis
+    of `uniforms` has `dirichlet_count(shapes)` numbers."""
     logs, start = [], 0
     for shape in shapes:
         end = start + gamma_count(shape)

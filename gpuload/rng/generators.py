@@ -1,8 +1,8 @@
-"""The global generators of random, numpy and torch, keyed by the sample that is being made.
+"""The global generators of random, numpy and torch, seeded for each sample.
 
-A user's own dataset draws from them. Before each of its samples they are seeded from (seed, epoch, position), so what
-it draws is as reproducible as gpuload's own draws. In the user's process that happens inside a guard that puts them
-back. Used by workers and by the main process; imports no torch, but sees to it where somebody else did.
+A user's own dataset draws from them. Before each sample they are seeded from (seed, epoch, position), so its draws are
+as reproducible as gpuload's own. In the user's process a guard puts them back afterwards. Used by workers and by the
+main process; imports no torch, but seeds it if somebody else did.
 """
 
 from __future__ import annotations
@@ -25,22 +25,13 @@ _current: tuple[int, int, int] | None = None  # seed, epoch, position of the sam
 
 
 def seeds_of(seed: int, epoch: int, positions: np.ndarray) -> list[int]:
-    """What the global generators are seeded with at each of these positions, for `seed_generators`.
-
-    Of 32 positions at once 1 µs each; of one, 18.
-    """
+    """The seeds at these positions, for `seed_generators`. For 32 at once it takes 1 µs each; for one, 18."""
     drawn = uniforms(epoch_key(seed, epoch), positions, GENERATORS, 2)[:, 0]
     return [int(value) for value in (drawn * 2**32).tolist()]
 
 
 def seed_generators(seed: int, epoch: int, position: int, value: int | None = None) -> None:
-    """Seed the global generators that a user's dataset may draw from, as a function of the sample's position.
-
-    Args:
-        seed: of the loader.
-        epoch, position: where the sample stands.
-        value: from `seeds_of`, where that was asked for several at once.
-    """
+    """Seed the global generators for one sample, with `value` from `seeds_of`, if it was asked for several at once."""
     global _current
     _current = seed, epoch, position
     if value is None:
@@ -63,12 +54,11 @@ def states() -> GeneratorStates:
 
 
 def put_back(saved: GeneratorStates) -> None:
-    """The other way round. No sample is being made from then on."""
+    """Set the generators to these states; no sample is being made any more."""
     global _current
     import random
 
     _current = None
-
     random.setstate(saved[0])
     np.random.set_state(saved[1])
     if saved[2] is not None:
@@ -77,7 +67,7 @@ def put_back(saved: GeneratorStates) -> None:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Put the global generators back afterwards, whatever is drawn from them or seeded."""
+    """Put the global generators back afterwards, whatever was drawn or seeded."""
     saved = states()
     try:
         yield
@@ -86,13 +76,13 @@ def kept() -> Iterator[None]:
 
 
 def sample_rng() -> np.random.Generator:
-    """A generator of its own for the sample that is being made, for libraries that do not draw from global ones.
+    """A generator for the sample that is being made, for libraries that do not draw from global ones.
 
     Call it in ``dataset[i]`` or in the loop of an iterable dataset: for the same seed, epoch and position it draws the
-    same, with any number of workers. Each call gives a fresh one, at its beginning.
+    same numbers, with any number of workers. Each call gives a fresh one, at its beginning.
 
     Raises:
-        RuntimeError: no sample is being made here: it is for code that a `Loader` runs to get a sample.
+        RuntimeError: no `Loader` is making a sample here.
 
     Example:
         >>> class Noisy:

@@ -1,11 +1,11 @@
 """Counter-based random numbers: Philox4x32-10, vectorised in numpy.
 
-A draw is a pure function of (seed, epoch, position, lane), so it is the same whatever the number of workers,
-ranks or samples in a batch, and any of them can be had without the others. Runs in the main process and in
-workers; holds no state but a small cache of round keys.
+A draw is a pure function of (seed, epoch, position, lane): it is the same with any number of workers, ranks or samples
+in a batch, and can be made without any other draw. Runs in the main process and in workers; holds no state but small
+caches.
 
-How a 128-bit counter is made: words 0 and 1 are the low and high half of the sample's position, word 2 the
-*lane* (which transform draws; `gpuload.rng.streams` is the register), word 3 the block of four numbers within it.
+A 128-bit counter is made of four words: 0 and 1 are the low and high half of the sample's position, 2 is the *lane*
+(which transform draws; `gpuload.rng.streams` is the register), 3 the block of four numbers within it.
 
 Source of the generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -27,12 +27,12 @@ MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
 WEYL: Final = (0x9E3779B9, 0xBB67AE85)  # added to key words 0 and 1 from round to round
 PIECE: Final = 1024  # counters worked on at once, so that a round stays in the processor's cache
 
-# 0-d arrays, because numpy takes half a microsecond longer over a scalar.
+# 0-d arrays: numpy takes half a microsecond longer over a scalar.
 _MASK: Final = np.array(LOW32, np.uint64)
 _SHIFT: Final = np.array(32, np.uint64)
 _HALF: Final = np.array(0.5)
 _UNIT: Final = np.array(2.0**-32)
-# Where the low and the high half of a uint64 lie when it is seen as two uint32.
+# Where the low and the high half of a uint64 are when it is viewed as two uint32.
 LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 
 
@@ -43,20 +43,18 @@ class Key(NamedTuple):
     k1: int
 
 
-@lru_cache(maxsize=64)  # asked for with every chunk and batch; it costs as much as the draws of a few samples
+@lru_cache(maxsize=64)  # used for every chunk and batch; it costs as much as the draws of a few samples
 def epoch_key(seed: SupportsIndex, epoch: SupportsIndex) -> Key:
     """The key that everything random in one epoch depends on.
 
-    It is itself a Philox output, with the seed as key and the epoch as counter, so neighbouring seeds and epochs
-    have unrelated keys.
+    It is a Philox output, with the seed as key and the epoch as counter, so neighbours have unrelated keys.
 
     Args:
         seed: 0 ≤ seed < 2**64.
         epoch: 0 ≤ epoch < 2**64.
 
     Raises:
-        TypeError: one of them is not an integer.
-        ValueError: one of them is negative or too large.
+        TypeError, ValueError: one of them is not an integer, negative or too large.
 
     Example:
         >>> epoch_key(0, 0)
@@ -142,8 +140,8 @@ def words(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
 def uniforms(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
     """`count` random numbers for each position, uniform in the open interval (0, 1).
 
-    They are (word + ½) / 2**32, exact in float64: never 0 and never 1, so logarithms and quotients of them are
-    finite. (Rounded to float32 the largest ones would become 1.)
+    They are (word + ½) / 2**32, exact in float64: never 0 or 1, so logarithms and quotients of them are finite.
+    (Rounded to float32 the largest ones would become 1.)
 
     Args and errors: as for `words`.
 
@@ -162,30 +160,30 @@ def uniforms(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarr
 
 
 def _draw(key: Key, positions: np.ndarray, lane: int, blocks: int, count: int) -> np.ndarray:
-    """`words` for at most PIECE counters. For few of them the numpy calls are what costs, so there are few."""
-    places = positions.astype(np.uint64)
-    even, odd = (template.copy() for template in _templates(lane, blocks, len(places)))
-    shape = (blocks, len(places))
+    """`words` for at most PIECE counters. For few counters the numpy calls are the cost, so there are few calls."""
+    wide = positions.astype(np.uint64)
+    even, odd = (template.copy() for template in _templates(lane, blocks, len(wide)))
+    shape = (blocks, len(wide))
     half = len(odd) // 2
-    even[:half].reshape(shape)[:] = places & _MASK
-    odd[:half].reshape(shape)[:] = places >> _SHIFT
-    return _rounds(even, odd, key).take(_gather(blocks, len(places), count))
+    even[:half].reshape(shape)[:] = wide & _MASK
+    odd[:half].reshape(shape)[:] = wide >> _SHIFT
+    return _rounds(even, odd, key).take(_gather(blocks, len(wide), count))
 
 
 def _state(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Room for n counters, the even and the odd words, each 2 n.
+    """Memory for n counters: their 2 n even and their 2 n odd words.
 
-    A state is flat: word 0 of all counters, then word 2 of all in *reverse* order; words 1 and 3 likewise. So
-    `[::-1]` exchanges the two halves, as each round does, and keeps the words of a counter beside each other. The
-    even words are uint64 whose high halves are zero, ready to be multiplied.
+    A state is flat: word 0 of all counters, then word 2 of all in *reverse* order; words 1 and 3 likewise. So `[::-1]`
+    exchanges the two halves, as each round does, and keeps each counter's words together. The even words are uint64
+    whose high halves are zero, ready to be multiplied.
     """
     return np.zeros(2 * n, np.uint64), np.empty(2 * n, np.uint32)
 
 
 def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
-    """The ten rounds, which overwrite the state; gives its even and then its odd words, uint32, 4 n.
+    """The ten rounds, which overwrite the state; returns its even and then its odd words, uint32, 4 n.
 
-    There are three calls a round, on views made once: with seven, on 2 × n arrays, 32 counters took twice as long.
+    A round is three calls on views made once: with seven, on 2 × n arrays, 32 counters took twice as long.
     """
     multipliers, round_keys = _constants(key, len(odd) // 2)
     product = np.empty_like(even)
@@ -204,7 +202,7 @@ def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _gather(blocks: int, batch: int, count: int) -> np.ndarray:
-    """Where in what `_rounds` gives the `count` words of each position lie, batch × count. At most 32 KB."""
+    """Where `_rounds` puts the `count` words of each position, batch × count. At most 32 KB."""
     word0, word2, word1, word3 = np.arange(4 * blocks * batch).reshape(4, -1)
     in_order = np.stack([word0, word1, word2[::-1], word3[::-1]]).reshape(4, blocks, batch)
     return np.ascontiguousarray(in_order.transpose(2, 1, 0).reshape(batch, -1)[:, :count])

@@ -1,10 +1,8 @@
-"""Who draws which random numbers: the one register of Philox's lanes and of the positions that no sample has.
+"""The one register of who draws which random numbers: Philox's lanes, and the positions that no sample has.
 
-A random number is a function of (seed, epoch, position, lane, number within the lane). Whoever draws has a lane of its
-own, or positions of its own: then no two ever see the same number. The values are part of what a seed means, and never
-change. (The file keeps its name from the plan of the house; the word for Philox is *lane*, a stream is CUDA's.)
-
-Used by workers and by the main process; imports nothing.
+A random number is a function of (seed, epoch, position, lane, number within the lane). Everything that draws has its
+own lane or its own positions, so no two ever see the same number. The values are part of what a seed means, and never
+change. Used by workers and by the main process; imports nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ __all__ = [
 ]
 
 # Lanes, of 2**32.
-TRANSFORMS: Final = range(2**31)  # of a chain, counted from 0 in the order in which its transforms are written
-GENERATORS: Final = 2**31  # what the global generators are seeded with before a sample
-SUBSTITUTES: Final = 2**31 + 1  # which samples are tried in the place of one that failed
+TRANSFORMS: Final = range(2**31)  # a chain's transforms, counted from 0 in the order in which they are written
+GENERATORS: Final = 2**31  # seeds of the global generators, for each sample
+SUBSTITUTES: Final = 2**31 + 1  # which samples are tried instead of one that failed
 SAMPLE_RNG: Final = 2**31 + 2  # `gpuload.sample_rng()`
 MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of a trailing module, for each view of the images
-ORDER: Final = 2**32 - 1  # of the epoch: its permutation, or its draws with replacement
+ORDER: Final = 2**32 - 1  # the epoch's permutation, or its draws with replacement
 
 # Positions, in every lane.
-SAMPLE_POSITIONS: Final = range(2**62)  # of an epoch's samples
-WORKER_INIT_POSITIONS: Final = range(2**62, 2**62 + 2**61)  # for each worker, what its `worker_init_fn` draws from
-SAMPLER_POSITION: Final = 2**62 + 2**61  # what a user's sampler draws from
+SAMPLE_POSITIONS: Final = range(2**62)  # an epoch's samples
+WORKER_INIT_POSITIONS: Final = range(2**62, 2**62 + 2**61)  # each worker's `worker_init_fn`
+SAMPLER_POSITION: Final = 2**62 + 2**61  # a user's sampler

@@ -182,7 +182,7 @@ def test_another_number_of_workers_is_refused():
     loader(Counting(11)).load_state_dict(state)  # nothing was given: any number may begin
     with loader(Counting(11)) as loader_:
         _, state = stopped(loader_, 2)
-    with pytest.raises(ValueError, match=r"with 1 streams, one for each worker, but this loader has num_workers=3"):
+    with pytest.raises(ValueError, match=r"read with num_workers=1, but this loader has num_workers=3"):
         loader(Counting(11), num_workers=3).load_state_dict(state)
 
 

@@ -148,7 +148,7 @@ def test_contexts_of_fresh_processes_are_taken(context):
 
 @pytest.mark.parametrize("context", ["fork", multiprocessing.get_context("fork"), "thread"])
 def test_a_fork_is_refused(context):
-    with pytest.raises(ValueError, match=r"multiprocessing_context=.* cannot be had: gpuload's workers are fresh"):
+    with pytest.raises(ValueError, match=r"multiprocessing_context=.* is not supported: gpuload's workers are fresh"):
         gl.Loader(Made(), multiprocessing_context=context)
 
 

@@ -339,7 +339,7 @@ def test_a_class_without_images(tmp_path: Path) -> None:
     make(tmp_path, "cat/1.jpg", "dog/notes.txt")
     text = (
         f"a class has no images in '{tmp_path}': 'dog'; looked at any depth for names that end in {ENDINGS}. "
-        "Remove what is no class, or name the endings with extensions="
+        "Remove folders that are no classes, or name the endings with extensions="
     )
     with pytest.raises(FileNotFoundError, match=exactly(text)):
         ImageFolder(tmp_path)
@@ -380,7 +380,7 @@ class TestLinks:
         (root / where).symlink_to(target)
         text = (
             f"'{root}/{where}' is a link that leaves '{root}': it leads to "
-            f"'{os.path.realpath(root / where)}'. To read what lies there write follow_links=True"
+            f"'{os.path.realpath(root / where)}'. To follow it write follow_links=True"
         )
         with pytest.raises(ValueError, match=exactly(text)):
             kind(root)

@@ -134,7 +134,7 @@ def test_pillow_images_of_more_than_8_bits_are_refused(dtype, text):
     image = PILImage.fromarray(np.full((8, 9), 30000, dtype))
     assert (
         f"DecodeError: this PIL image holds {text}, but images have 8 bits here; scale its values to 0 … 255 in the "
-        "dataset and yield gpuload.Image(array), or convert the files; where they are classes or depths, yield a "
+        "dataset and yield gpuload.Image(array), or convert the files; if they are classes or depths, yield a "
         "gpuload.Mask"
     ) in said((image, 0))
 

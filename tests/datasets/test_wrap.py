@@ -33,7 +33,7 @@ TAKES = (
     "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
     "datasets.Dataset, and torch's Subset and ConcatDataset of these"
 )
-OWN = "For any other dataset, return gpuload.read(path) in the place of the image from a __getitem__ of your own"
+OWN = "For any other dataset, return gpuload.read(path) instead of the image from a __getitem__ of your own"
 
 
 def starting(text: str) -> str:
@@ -274,7 +274,7 @@ def test_reading_of_the_users_own_is_refused(vision: ModuleType, folder: Path) -
     name = f"{__name__}.test_reading_of_the_users_own_is_refused.<locals>.Cropped"
     message = (
         f"got a {name}, whose class has a __getitem__ of its own, and what that does to images would be lost. Return "
-        "gpuload.read(path) from it in the place of the image; that needs no wrap()"
+        "gpuload.read(path) from it instead of the image; that needs no wrap()"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(Cropped(folder))
@@ -589,8 +589,8 @@ def test_containers_with_samples_of_their_own_are_refused(folder: Path) -> None:
             return [None] * len(indices)
 
     message = (
-        "Mapped, whose class has a __getitem__ of its own, which may not know Encoded. Give it gpuload.wrap() of what "
-        "is inside, yourself"
+        "Mapped, whose class has a __getitem__ of its own, which may not know Encoded. Give it gpuload.wrap() of the "
+        "dataset inside, yourself"
     )
     with pytest.raises(TypeError, match=re.escape(message)):
         gl.wrap(Mapped(gl.ImageFiles(folder), [0]))

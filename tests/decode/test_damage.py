@@ -1,4 +1,4 @@
-"""Damaged files: refused where the damage meets the region, with what each decoder said, and silent on the terminal."""
+"""Damaged files: refused if the damage reaches into the region, with what each decoder said, and nothing printed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_truncated_jpeg_is_good_above_the_damage_only(decoder, picture, encode
         good = bottom
     assert 24 <= good <= 0.75 * 83
     for bottom in range(good + 1, 84):
-        with pytest.raises(DecodeError, match="the damage meets the region that is asked for, stored rows"):
+        with pytest.raises(DecodeError, match="the damage reaches into the region, stored rows"):
             decode(decoder, truncated, (0, 0, bottom, 122))
 
 
@@ -63,7 +63,7 @@ def test_the_message_says_what_each_decoder_said(picture, encode):
         r"the JPEG cannot be decoded: nvImageCodec: the file is cut off: there is no end-of-image marker; "
         r"simplejpeg: ValueError: Premature end of JPEG file; "
         r"Pillow: OSError: image file is truncated \(\d+ bytes not processed\); "
-        r"the damage meets the region that is asked for, stored rows 0 to 83"
+        r"the damage reaches into the region, stored rows 0 to 83"
     )
     with pytest.raises(DecodeError, match=text):
         decode(Decoder(Decode()), truncated)

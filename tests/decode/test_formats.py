@@ -124,7 +124,7 @@ def test_more_than_8_bits_are_refused_with_a_way_out(kind, mode):
     file, _, what = kind.partition(", ")
     text = (
         f"this {file} holds {what}, but images have 8 bits here; scale its values to 0 … 255 in the dataset and yield "
-        "gpuload.Image(array), or convert the files; where they are classes or depths, yield a gpuload.Mask"
+        "gpuload.Image(array), or convert the files; if they are classes or depths, yield a gpuload.Mask"
     )
     decoder, encoded = Decoder(Decode()), Encoded(DEEP[kind](), mode)
     header = decoder.header(encoded)

@@ -149,7 +149,7 @@ def test_a_forked_child_is_told_so_makes_its_own_and_does_not_disturb_its_parent
                     use()
                     raise AssertionError
                 except RuntimeError as error:
-                    assert "was started in the process that this one was forked from" in str(error)
+                    assert "belong to the process that this one was forked from" in str(error)
                     assert str(error).endswith("make a new Loader in the child")
             assert left()[2] <= 1, left()  # what the decoder writes its messages to, and nothing of the parent's Loader
             mine = make(folder)

@@ -200,12 +200,6 @@ def test_sequential_is_the_identity() -> None:
     one = Sequential(10)
     assert one(np.array([9, 0, 3])).tolist() == [9, 0, 3]
     assert one(np.array([9, 0, 3], np.uint8)).dtype == np.int64
-    assert (len(one), repr(one)) == (10, "Sequential(10)")
-
-
-def test_a_shuffle_shows_its_length_and_key() -> None:
-    assert len(Shuffle(12, Key(1, 2))) == 12
-    assert repr(Shuffle(12, Key(1, 2))) == "Shuffle(12, Key(k0=1, k1=2))"
 
 
 @pytest.mark.parametrize("make", [Sequential, lambda n: Shuffle(n, Key(0, 0))])

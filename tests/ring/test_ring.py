@@ -191,13 +191,13 @@ def test_free_slots_are_given_up_for_a_larger_one_that_memory_would_not_suffice_
     assert machine.ring.slots == 2
 
 
-def test_a_slot_that_can_never_be_had_is_an_error_with_the_figures(machine: Machine):
+def test_a_slot_that_never_fits_is_an_error_with_the_figures(machine: Machine):
     machine.ring.release(machine.write(machine.ring.acquire(4 << 20)))
     with pytest.raises(gl.LimitError) as refusal:
         machine.ring.acquire(9 << 20)
     assert str(refusal.value) == (
-        "decoded images need 9,437,184 more bytes of memory, besides 16,777,216 that the rest of the program is "
-        "left, but its control group has only 25,165,824 bytes left. Use a smaller batch_size or chunk_size, fewer "
+        "decoded images need 9,437,184 more bytes of memory, besides 16,777,216 for the rest of the program, "
+        "but its control group has only 25,165,824 bytes left. Use a smaller batch_size or chunk_size, fewer "
         "workers, let the first transform crop, or raise the memory limit of the container or job"
     )
     assert machine.ring.slots == machine.ring.slot_bytes == 0
