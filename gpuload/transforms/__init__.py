@@ -1,9 +1,8 @@
-"""The transforms: torchvision's names, arguments, defaults and meaning, every draw made for each sample.
+"""The transforms: torchvision's names, arguments, defaults and meaning, but each sample has draws of its own.
 
-This package only declares and draws; `gpuload.stage` applies. It is imported by workers and imports no torch.
-
-This module only re-exports, and imports what it names when it is first used: a worker needs but the transforms of its
-chain, and all of them would take it longer than everything else that it imports.
+This package declares and draws; `gpuload.stage` applies. Workers import it, so it imports no torch. A transform is
+imported when it is first used: a worker needs only those of its chain, and all of them would take it longer than
+everything else that it imports.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from gpuload.transforms.timm_randaugment import TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
-# What is at home in each module of this package. `Draws` is what `Program` was called first.
+# The public names of each module. `Draws` is the former name of `Program`.
 _MODULES = {
     "augmix": "AugMix",
     "auto": "AutoAugment RandAugment TrivialAugmentWide",

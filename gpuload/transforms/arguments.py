@@ -1,8 +1,8 @@
-"""Checking the arguments of transforms, once, when they are declared.
+"""Checks of the arguments of transforms, made once, when a transform is declared.
 
-Every function takes what the user wrote and its name as it should stand in an error, such as ``"Resize(size=…)"``, and
+Every function takes the argument's name for error messages, such as ``"Resize(size=…)"``, and what the user wrote, and
 returns it in one plain form: Python numbers, tuples, strings. Objects of torch, torchvision and Pillow (dtypes, modes)
-become strings here, recognised by their attributes, so that none of these is imported and a declaration pickles small.
+are recognised by their attributes and become strings, so none of these is imported and a declaration pickles small.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PILLOW_FILTERS: Final = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
 
 def is_sequence(value: Any) -> bool:
-    """A list, a tuple or an array: something with an order and a length that is no text."""
+    """Whether it is a list, a tuple, an array or the like, but not a text."""
     if getattr(value, "ndim", 1) == 0:  # an array or a tensor of one number
         return False
     return isinstance(value, list | tuple | np.ndarray) or (
@@ -54,7 +54,7 @@ def is_sequence(value: Any) -> bool:
 
 
 def whole(name: str, value: Any, *, least: int | None) -> int:
-    """An integer that is not below `least`, where that is given."""
+    """An integer, at least `least` if that is given."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -85,7 +85,7 @@ def probability(name: str, value: Any) -> float:
 
 
 def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, float]:
-    """A pair (low, high) with low ≤ high; both greater than 0, if so wished."""
+    """A pair (low, high) with low ≤ high; both greater than 0 if `positive`."""
     if not is_sequence(value) or len(value) != 2:
         raise TypeError(f"{name} must be a pair (low, high), got {value!r}")
     low, high = finite(name, value[0]), finite(name, value[1])
@@ -107,8 +107,7 @@ def size_pair(name: str, value: Any) -> tuple[int, int]:
 
 
 def shown(value: Any) -> str:
-    """An argument as it is printed: its `repr`, with six digits of numbers that have more (1 - 0.8 is
-    0.19999999999999996)."""
+    """How an argument is printed: its `repr`, with numbers cut to six digits (1 - 0.8 is 0.19999999999999996)."""
     if type(value) is tuple:
         inside = ", ".join(map(shown, value))
         return f"({inside},)" if len(value) == 1 else f"({inside})"
@@ -120,8 +119,8 @@ def shown(value: Any) -> str:
 
 
 class Fill(NamedTuple):
-    """What padding is filled with, by type: `image`, a level or one for each channel; `mask`, any number, which the
-    masks' dtype must be able to hold (an integer where it is whole)."""
+    """What padding is filled with, by type: `image`, a level or one for each channel; `mask`, any number that the
+    masks' dtype can hold (an int if it is whole)."""
 
     image: tuple[int, ...]
     mask: float
@@ -129,8 +128,8 @@ class Fill(NamedTuple):
 
 def fill_values(name: str, value: Any) -> tuple[int, ...] | Fill:
     """What padding is filled with: one uint8 level, or one for each channel; or a dict of both kinds, by `Image` and
-    `Mask` (torchvision's classes of these names too). A type that is not in the dict gets what a defaultdict gives, 0
-    otherwise; None is 0."""
+    `Mask` (torchvision's classes of these names too). A type that is not in the dict gets a defaultdict's default, else
+    0; None is 0."""
     if isinstance(value, Mapping):
         by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in value}
         unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
@@ -139,7 +138,7 @@ def fill_values(name: str, value: Any) -> tuple[int, ...] | Fill:
         missing = value.default_factory() if isinstance(value, defaultdict) and value.default_factory else 0
         missing = value.get("others", missing)
         image = value[by_name["Image"]] if "Image" in by_name else missing
-        # A colour that is for all other types says nothing of masks.
+        # A colour for all other types says nothing about masks.
         mask = value[by_name["Mask"]] if "Mask" in by_name else 0 if is_sequence(missing) else missing
         mask = 0 if mask is None else mask
         if is_sequence(mask):
@@ -149,7 +148,7 @@ def fill_values(name: str, value: Any) -> tuple[int, ...] | Fill:
 
 
 def _mask_value(name: str, value: Any) -> float:
-    """Any number, NaN and infinity too; whole ones as an int, which no size makes inexact."""
+    """Any number, NaN and infinity too; whole ones as an int, which is exact at any size."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if isinstance(value, numbers.Integral):
@@ -174,17 +173,16 @@ def _levels(name: str, value: Any) -> tuple[int, ...]:
 
 
 def interpolation_name(name: str, value: Any, *, random: bool = False) -> Any:
-    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling; with `random` also
-    ``"random"``, timm's word for one of bilinear and bicubic for each image."""
+    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling; if `random`, also
+    ``"random"``, timm's word for bilinear or bicubic, drawn for each image."""
     if random and isinstance(value, str) and value == "random":
         return value
+    found: Any = value
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         found = value.value
     elif isinstance(value, int) and not isinstance(value, bool):
         found = PILLOW_FILTERS.get(value)
-    else:
-        found = value
-    if found == "nearest-exact":  # on Pillow images, the oracle, the two are one
+    if found == "nearest-exact":  # the same as nearest on Pillow images, which are the reference
         found = "nearest"
     if not isinstance(found, str) or found not in INTERPOLATIONS:
         known = ", ".join(map(repr, (*INTERPOLATIONS, "random") if random else INTERPOLATIONS))
@@ -193,7 +191,7 @@ def interpolation_name(name: str, value: Any, *, random: bool = False) -> Any:
 
 
 def antialias_flag(name: str, value: Any) -> bool:
-    """True; resampling without antialiasing is refused."""
+    """True; resampling without antialiasing is not supported."""
     if value is not True and value is not None:
         raise ValueError(
             f"{name} must be True, got {value!r}: gpuload always antialiases bilinear and bicubic resampling, as "

@@ -1,7 +1,4 @@
-"""AugMix: several short chains of operations, mixed with the image itself.
-
-Draws only: what they come to is a `Mixture`.
-"""
+"""AugMix: several short chains of operations, mixed with the image itself; drawn as a `Mixture`."""
 
 from __future__ import annotations
 
@@ -19,28 +16,27 @@ from gpuload.transforms.program.ops import NOTHING, VALUES, Mixture, Record
 
 __all__ = ["AugMix"]
 
-BINS: Final = 10  # of magnitudes, of which `severity` are drawn from
-DEEPEST: Final = 3  # operations in a chain whose depth is drawn
+BINS: Final = 10  # of magnitudes; the first `severity` of them are drawn from
+DEEPEST: Final = 3  # the most operations in a chain whose depth is drawn
 
 
 @dataclass(frozen=True, repr=False)
 class AugMix(AutomaticAugment):
-    """Mix an image with what several chains of random operations make of it.
+    """Mix an image with the results of several chains of random operations on it.
 
-    The share of the image itself is of the beta distribution, those of the chains within the rest of the Dirichlet
-    distribution.
+    The share of the image itself has a beta distribution; how the chains share the rest, a Dirichlet distribution.
 
     Args:
-        severity: how many of the 10 magnitudes, from the least on, are drawn from: 1 … 10.
-        mixture_width: how many chains.
-        chain_depth: how many operations in each; 0 or less: 1 … 3, drawn for each chain.
+        severity: how many of the 10 magnitudes, from the least up, are drawn from: 1 … 10.
+        mixture_width: the number of chains.
+        chain_depth: the number of operations in each; 0 or less: 1 … 3, drawn for each chain.
         alpha: the parameter of both distributions, greater than 0.
         all_ops: whether brightness, colour, contrast and sharpness are among the operations.
         interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: what comes from outside the image; None: black.
+        fill: the level outside the image, or one for each channel; None: black.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> AugMix(severity=5, all_ops=False)
@@ -83,8 +79,8 @@ class AugMix(AutomaticAugment):
         counts = [steps, steps, steps, width, beta_count(self.alpha, self.alpha), dirichlet_count(shapes)]
         which, strength, sign, depths, own, shares = np.split(uniforms(sum(counts)), np.cumsum(counts[:-1]), axis=1)
         kinds = chosen(self.space.numbers, which)
-        places = (strength * self.severity).astype(np.int64)
-        magnitudes = signed(kinds, self.space.magnitudes(kinds, BINS, places, sizes_hw), sign)
+        bins = (strength * self.severity).astype(np.int64)
+        magnitudes = signed(kinds, self.space.magnitudes(kinds, BINS, bins, sizes_hw), sign)
         codes, values = operations(kinds, magnitudes, sizes_hw)
         codes = codes.reshape(-1, width, depth)
         if self.chain_depth <= 0:

@@ -1,7 +1,7 @@
-"""Automatic augmentation as torchvision has it: AutoAugment, RandAugment, TrivialAugment.
+"""Automatic augmentation as in torchvision: AutoAugment, RandAugment, TrivialAugment.
 
-Each comes to a list of operations for each sample; `gpuload.transforms.policies` says which there are and how strong
-they are. Boxes, masks and keypoints are refused, as torchvision does: the published methods are for classification.
+Each draws a list of operations for each sample; `gpuload.transforms.policies` says which there are and how strong they
+are. Boxes, masks and keypoints are refused, as by torchvision: the published methods are for classification.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ BINS: Final = 10  # of AutoAugment's magnitudes
 
 
 class AutomaticAugment(Transform):
-    """What these transforms share: how pixels that are moved are interpolated, and what comes from outside.
-
-    No dataclass itself, so that each has these two as its last arguments, where torchvision has them.
-    """
+    """Base of these transforms; not a dataclass, so that `interpolation` and `fill` come last, as in torchvision."""
 
     image_only: ClassVar[bool] = True
     needs_whole: ClassVar[bool] = True  # histograms, means, rotations
@@ -51,21 +48,20 @@ class AutomaticAugment(Transform):
         return (Outline(kind=self.record, name=name, operations=operations, filters=(self.interpolation,)),)
 
     def ops(self, codes: np.ndarray, values: np.ndarray) -> Ops:
-        """The record of these operations."""
         return Ops(codes, values, self.interpolation, self.outside(masks=False))
 
 
 @dataclass(frozen=True, repr=False)
 class AutoAugment(AutomaticAugment):
-    """One of 25 pairs of operations, each of them with a probability: a policy that was searched for on a data set.
+    """One of 25 pairs of operations, each with a probability: a policy that was found by search on a data set.
 
     Args:
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``; torchvision's `AutoAugmentPolicy` too.
         interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: what comes from outside the image; None: black.
+        fill: the level outside the image, or one for each channel; None: black.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> AutoAugment("cifar10")
@@ -89,10 +85,10 @@ class AutoAugment(AutomaticAugment):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(5)
-        kinds, probabilities, places = policy_table(self.policy)
+        kinds, probabilities, bins = policy_table(self.policy)
         pairs = (numbers[:, 0] * len(kinds)).astype(np.int64)
         kinds = kinds[pairs]
-        magnitudes = signed(kinds, AUTO.magnitudes(kinds, BINS, places[pairs], sizes_hw), numbers[:, 3:])
+        magnitudes = signed(kinds, AUTO.magnitudes(kinds, BINS, bins[pairs], sizes_hw), numbers[:, 3:])
         codes, values = operations(kinds, magnitudes, sizes_hw)
         codes[numbers[:, 1:3] >= probabilities[pairs]] = NOTHING
         return self.ops(codes, values)
@@ -100,17 +96,17 @@ class AutoAugment(AutomaticAugment):
 
 @dataclass(frozen=True, repr=False)
 class RandAugment(AutomaticAugment):
-    """Some operations one after the other, each drawn from 14, all of one strength.
+    """Some operations, one after the other, each drawn from 14, all of the same strength.
 
     Args:
-        num_ops: how many.
-        magnitude: which of the bins, counted from 0.
-        num_magnitude_bins: how many bins there are between no effect and the greatest, at least 2.
+        num_ops: the number of operations.
+        magnitude: the strength, as the number of a bin, from 0.
+        num_magnitude_bins: the number of bins from no effect to the greatest, at least 2.
         interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: what comes from outside the image; None: black.
+        fill: the level outside the image, or one for each channel; None: black.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> RandAugment(magnitude=5)
@@ -141,22 +137,22 @@ class RandAugment(AutomaticAugment):
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(2 * self.num_ops)
         kinds = chosen(RAND.numbers, numbers[:, : self.num_ops])
-        places = np.full(kinds.shape, self.magnitude, np.int64)
-        magnitudes = RAND.magnitudes(kinds, self.num_magnitude_bins, places, sizes_hw)
+        bins = np.full(kinds.shape, self.magnitude, np.int64)
+        magnitudes = RAND.magnitudes(kinds, self.num_magnitude_bins, bins, sizes_hw)
         return self.ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, self.num_ops :]), sizes_hw))
 
 
 @dataclass(frozen=True, repr=False)
 class TrivialAugmentWide(AutomaticAugment):
-    """One operation, drawn from 14, of a strength that is drawn too, up to very strong.
+    """One operation, drawn from 14, with a random strength, up to very strong.
 
     Args:
-        num_magnitude_bins: how many bins there are between no effect and the greatest, at least 2.
+        num_magnitude_bins: the number of bins from no effect to the greatest, at least 2.
         interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: what comes from outside the image; None: black.
+        fill: the level outside the image, or one for each channel; None: black.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> TrivialAugmentWide(interpolation="bilinear")
@@ -177,8 +173,8 @@ class TrivialAugmentWide(AutomaticAugment):
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(3)
         kinds = chosen(WIDE.numbers, numbers[:, :1])
-        places = (numbers[:, 1:2] * self.num_magnitude_bins).astype(np.int64)
-        magnitudes = WIDE.magnitudes(kinds, self.num_magnitude_bins, places, sizes_hw)
+        bins = (numbers[:, 1:2] * self.num_magnitude_bins).astype(np.int64)
+        magnitudes = WIDE.magnitudes(kinds, self.num_magnitude_bins, bins, sizes_hw)
         return self.ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, 2:]), sizes_hw))
 
 
@@ -188,5 +184,5 @@ def chosen(kinds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def signed(kinds: np.ndarray, magnitudes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """The magnitudes, half of those negative that have a sign."""
+    """The magnitudes, with a random sign for the kinds that have one."""
     return np.where(SIGNED[kinds] & (numbers < 0.5), -magnitudes, magnitudes)

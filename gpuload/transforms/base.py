@@ -1,19 +1,18 @@
-"""What every transform is: a frozen declaration, and a function from uniform numbers to draws.
+"""What every transform is: a frozen declaration that turns uniform numbers into draws.
 
-A transform knows three things: how a record comes from uniform numbers and image sizes, for all samples of a batch at
-once (`draw`); which records these may be (`outline`); and where in a chain it may stand (`works_on`, `makes`). It never
-touches pixels: that is a backend's work, which sees the records (`gpuload.transforms.program`) and not the transform.
-Imported by workers, so there is no torch here; nothing here holds state.
+A transform knows three things: how to make a record from uniform numbers and image sizes, for all samples of a batch at
+once (`draw`); which records these may be (`outline`); and where in a chain it may be used (`works_on`, `makes`). It
+never touches pixels: backends do, and see the records (`gpuload.transforms.program`) but not the transform.
 
 Sizes are int64 (B, 2), height and width. Boxes and windows are int64 (B, 4): top, left, height, width, in the frame of
-the image they belong to; they may reach beyond it where a transform pads.
+their image; they may reach beyond it where a transform pads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -23,14 +22,16 @@ from gpuload.transforms.arguments import Fill, shown
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import RANDOM_FILTERS, filter_names
 
-__all__ = ["DrawError", "Padding", "Resampling", "Standing", "Transform", "Uniforms"]
+__all__ = ["EVERYWHERE", "DrawError", "Padding", "Resampling", "Standing", "Transform", "Uniforms"]
+
+EVERYWHERE: Final = ("uint8", "float", "normalized")  # the states of an image, see `Transform.works_on`
 
 
 class DrawError(ValueError):
     """A transform cannot be drawn for one image of a batch.
 
     Attributes:
-        row: which image, counted from 0 in the arrays that were given.
+        row: the number of the image in the given arrays.
     """
 
     def __init__(self, message: str, row: int) -> None:
@@ -44,12 +45,10 @@ class DrawError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class Uniforms:
-    """Where a transform's random numbers come from: called with how many a sample needs, it gives float64 (B, count)
-    in the open interval (0, 1).
+    """The random numbers of a transform: called with a count, gives float64 (B, count) in the open interval (0, 1).
 
-    `lane` is the counter lane of the transform; one that holds others has theirs behind its own.
-    `boxes` are each sample's boxes as they are at this place of the chain, float64 (n, 4), left, top, right and bottom;
-    None where no transform of the chain reads them.
+    `lane` is the transform's first counter lane; those of its children follow. `boxes` are each sample's boxes as they
+    reach the transform, float64 (n, 4): left, top, right, bottom; None if no transform of the chain reads them.
     """
 
     key: Key
@@ -61,14 +60,14 @@ class Uniforms:
         return philox.uniforms(self.key, self.positions, self.lane, count)
 
     def take(self, rows: np.ndarray) -> Uniforms:
-        """For some of the samples."""
+        """The same for some of the samples."""
         boxes = None if self.boxes is None else [self.boxes[row] for row in rows.tolist()]
         return Uniforms(self.key, self.positions[rows], self.lane, boxes)
 
 
 class Standing(NamedTuple):
-    """Where in a chain a transform stands: in which `state` images come to it (see `Transform.works_on`); whether they
-    are `finished`, so that nothing behind it needs levels; how many levels are a `unit` of the numbers they will be."""
+    """Where in a chain a transform is: the `state` of the images that reach it (see `Transform.works_on`); whether they
+    are `finished`, so that no later transform needs levels; how many levels make 1 in the finished numbers (`unit`)."""
 
     state: str
     finished: bool
@@ -79,63 +78,48 @@ class Standing(NamedTuple):
 class Transform:
     """Base of all declarations."""
 
-    # In which states an image may come: "uint8" levels, "float" (levels that ToDtype makes numbers of), "normalized".
+    # The states of the images that it takes: "uint8" levels, "float" (levels that ToDtype converts), "normalized".
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
-    # The kind of its records; None: it has none, or those of the transforms that it holds.
-    record: ClassVar[type[Record] | None] = None
-    # The operations of `program.ops.OPS` that they may hold, sorted.
-    operations: ClassVar[tuple[str, ...]] = ()
-    # Whether some of the input may not matter to the output.
-    crops: ClassVar[bool] = False
-    # Whether every pixel of the output depends on the whole input.
-    needs_whole: ClassVar[bool] = False
-    # Whether drawing can raise a `DrawError` for some images.
-    may_refuse: ClassVar[bool] = False
-    # Whether it is applied to finished images, and so all that stands behind it.
-    late: ClassVar[bool] = False
-    # The state that it brings an image to; None: as it was.
-    makes: ClassVar[str | None] = None
-    # How the argument is called that says what lies outside.
-    fill_argument: ClassVar[str] = "fill"
-    # Whether pixels move but boxes, masks and keypoints could not follow.
-    image_only: ClassVar[bool] = False
-    # Whether it draws from the boxes of a sample.
-    reads_boxes: ClassVar[bool] = False
-    # Whether it may leave out boxes of a sample, and what belongs to them.
-    drops_boxes: ClassVar[bool] = False
-    # Whether it mixes an image with that of another sample.
-    mixes: ClassVar[bool] = False
+    record: ClassVar[type[Record] | None] = None  # the kind of its records; None: none, or its children's
+    operations: ClassVar[tuple[str, ...]] = ()  # of `program.ops.OPS`, those that its records may hold, sorted
+    crops: ClassVar[bool] = False  # some of the input may not matter to the output
+    needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
+    may_refuse: ClassVar[bool] = False  # drawing can raise a `DrawError`
+    late: ClassVar[bool] = False  # it works on finished images, and so does every later transform
+    makes: ClassVar[str | None] = None  # the state that it brings an image to; None: as it was
+    fill_argument: ClassVar[str] = "fill"  # the name of the argument that says what lies outside
+    image_only: ClassVar[bool] = False  # it moves pixels, but boxes, masks and keypoints could not follow
+    reads_boxes: ClassVar[bool] = False  # its draws depend on the boxes of a sample
+    drops_boxes: ClassVar[bool] = False  # it may leave out boxes of a sample, and their belongings
+    mixes: ClassVar[bool] = False  # it mixes an image with that of another sample
 
-    def standing(self, place: Standing) -> Transform:
-        """Itself, knowing where in a chain it stands; a ValueError where it cannot stand there."""
+    def standing(self, where: Standing) -> Transform:
+        """The transform, told where it is in a chain; raises ValueError if it cannot be used there."""
         return self
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
-        """The record for images of these sizes; None where nothing is done. A transform that holds others gives theirs,
-        placed as `gpuload.transforms.line` does it."""
+        """The record for images of these sizes; None if there is nothing to do. A transform that holds others gives
+        theirs, drawn by `gpuload.transforms.line`."""
         return None
 
     @property
     def outline(self) -> tuple[Outline, ...]:
-        """The records that it may draw, and those of the transforms that it holds."""
+        """The records that it and its children may draw."""
         if self.record is None:
             return tuple(known for child in self.children for known in child.outline)
         return (Outline(kind=self.record, name=type(self).__name__, operations=self.operations),)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        """The size of every result, where it is known before any image is seen."""
+        """The size of every result, if known before any image is seen."""
         return size_hw
 
     def output_channels(self, channels: int) -> int:
-        """How many channels the results have."""
+        """The number of channels of the results."""
         return channels
 
     def outside(self, *, masks: bool) -> tuple[float, ...]:
-        """What lies outside an image, or a mask: its `fill`, one level or one for each channel; for a mask one number
-        of any kind.
-
-        A fill with one number for each channel says nothing of masks, which get 0; a dict says it.
-        """
+        """What lies outside an image: `fill`, one level or one for each channel. What lies outside a mask: any number,
+        and 0 if the fill has one number for each channel and is not a dict."""
         fill: Any = getattr(self, "fill", (0,))
         if isinstance(fill, Fill):
             return (fill.mask,) if masks else fill.image
@@ -148,7 +132,7 @@ class Transform:
 
     @property
     def lanes(self) -> int:
-        """How many counter lanes it draws from: its own, and those of the transforms that it holds."""
+        """How many counter lanes it and its children draw from."""
         return 1 + sum(child.lanes for child in self.children)
 
     def __repr__(self) -> str:
@@ -161,7 +145,7 @@ class Transform:
 
 
 class Resampling(Transform):
-    """What transforms share that resample a box: by a filter that is given, or drawn for each image.
+    """Base of the transforms that resample a box, by a filter that is given or drawn for each image.
 
     Neither this nor `Padding` is a dataclass, so that each transform has its arguments where torchvision has them.
     """
@@ -173,14 +157,14 @@ class Resampling(Transform):
         return (Outline(kind=Box, name=type(self).__name__, filters=filter_names(self.interpolation)),)
 
     def filters(self, numbers: np.ndarray) -> np.ndarray | str:
-        """The filters, by a uniform number for each image, for a `Box`."""
+        """The filters of a `Box`, from a uniform number for each image."""
         if self.interpolation != "random":
             return self.interpolation
         return RANDOM_FILTERS[(numbers * len(RANDOM_FILTERS)).astype(np.int64)]
 
 
 class Padding(Transform):
-    """What transforms share whose box may reach beyond the image; nothing is resampled."""
+    """Base of the transforms whose box may reach beyond the image, and is not resampled."""
 
     padding_mode: Any = "constant"
 

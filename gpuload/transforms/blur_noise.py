@@ -1,7 +1,4 @@
-"""Gaussian blur and Gaussian noise, drawn for each sample.
-
-Arguments, defaults and meaning are torchvision's. Draws only; imported by workers and by the process of the stage.
-"""
+"""Gaussian blur and Gaussian noise, drawn for each sample. Arguments, defaults and meaning are torchvision's."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ __all__ = ["GaussianBlur", "GaussianNoise"]
 class GaussianBlur(OneOperation):
     """Blur with a Gaussian kernel whose sigma is drawn uniformly.
 
-    Borders are mirrored, as often as a kernel that is larger than the image asks for.
+    Borders are mirrored, several times if the kernel is larger than the image.
 
     Args:
-        kernel_size: an odd number of pixels, or (width, height), as torchvision has it.
+        kernel_size: an odd number of pixels, or (width, height), as in torchvision.
         sigma: the standard deviation in pixels, greater than 0, or (low, high).
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("blur",)
@@ -64,22 +61,21 @@ def _sigmas(value: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True, repr=False)
 class GaussianNoise(OneOperation):
-    """Add normal numbers, one to each number of an image, and clip.
+    """Add a normal number to each level of an image, and clip.
 
-    On levels, as torchvision does it on uint8 images, also between `ToDtype` and `Normalize`: what is added is cut off
-    behind the decimal point. The numbers are the same on every device.
+    Works on levels, as torchvision does on uint8 images, also between `ToDtype` and `Normalize`: what is added is
+    truncated to a whole number. The numbers are the same on every device.
 
     Args:
-        mean, sigma: of an image in 0 … 1; `sigma` is not negative.
-        clip: True; torchvision's uint8 images wrap around without it, which is refused here.
+        mean, sigma: of the noise on an image in 0 … 1; `sigma` is not negative.
+        clip: True; False, with which torchvision's uint8 images wrap around, is not supported.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("noise",)
-    # The numbers are counted from the first pixel of the image, whatever part of it comes next.
-    needs_whole: ClassVar[bool] = True
+    needs_whole: ClassVar[bool] = True  # pixels are numbered from the first of the image
 
     mean: float = 0.0
     sigma: float = 0.1

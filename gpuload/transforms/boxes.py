@@ -1,8 +1,7 @@
-"""Transforms that look at the boxes of a sample: a crop that keeps some, and what tidies boxes up.
+"""Transforms for the boxes of a sample: a crop that keeps some of them, and those that tidy boxes up.
 
-Names, arguments, defaults and meaning are torchvision's. What a transform leaves out is left out of everything that
-belongs to the boxes: labels and what else `labels_getter` gives, and the masks of instances
-(`gpuload.workers.belongings`). Draws only, so imported by workers; no torch here.
+Names, arguments, defaults and meaning are torchvision's. When a box is left out, so are its belongings: its label and
+what else `labels_getter` gives, and its instance mask (`gpuload.workers.belongings`).
 """
 
 from __future__ import annotations
@@ -15,39 +14,39 @@ import numpy as np
 
 from gpuload.datasets.box_formats import format_name
 from gpuload.transforms.arguments import finite, is_sequence, whole
-from gpuload.transforms.base import Padding, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms
 from gpuload.transforms.program.ops import Box, Clamp, Record, Reformat, Tidy
 
 __all__ = ["ClampBoundingBoxes", "ConvertBoundingBoxFormat", "RandomIoUCrop", "SanitizeBoundingBoxes"]
 
-EVERYWHERE: Final = ("uint8", "float", "normalized")
 OPTIONS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-# torchvision goes on for ever. With its seven options, one of which always ends the search, a sample comes to the end
-# of this many rounds once in 5 million times, if none of its boxes can ever be had.
+# torchvision goes on for ever. With its seven options, one of which always ends the search, a sample whose boxes can
+# never be kept gets to the end of this many rounds once in 5 million times.
 ROUNDS: Final = 100
-NUMBERS: Final = 4  # for a trial: two for the size, two for the place
+NUMBERS: Final = 4  # of a trial: two for the size, two for the corner
 
 
 @dataclass(frozen=True, repr=False)
 class RandomIoUCrop(Padding):
-    """Cut out a box that overlaps at least one of the sample's boxes by a drawn amount, as SSD does.
+    """Cut out a part of the image that overlaps at least one of the sample's boxes by a drawn amount, as SSD does.
 
-    Again and again an overlap is drawn from `sampler_options`; one of 1 or more leaves the image as it is. Up to
-    `trials` boxes are drawn, until one has an allowed aspect ratio, has the centre of a box in it, and overlaps one of
-    these by at least so much (intersection over union). Boxes whose centres are outside are left out, with what belongs
-    to them: the fields that the chain's `SanitizeBoundingBoxes` name, or else labels, where they are found, and the
-    masks of instances. (torchvision brings such boxes to nothing, and leaves them to SanitizeBoundingBoxes.)
+    An overlap is drawn from `sampler_options`; one of 1 or more leaves the image as it is. Otherwise up to `trials`
+    crops are drawn, until one has an allowed aspect ratio, contains the centre of a box, and overlaps one of the boxes
+    whose centre it contains by at least that amount (intersection over union). If none does, another overlap is drawn.
+    Boxes whose centres are outside are left out, with their belongings: the fields that the chain's
+    `SanitizeBoundingBoxes` name, else labels, if found, and instance masks. (torchvision shrinks such boxes to nothing,
+    and leaves them to SanitizeBoundingBoxes.)
 
     A sample without boxes stays as it is.
 
     Args:
-        min_scale, max_scale: the height and the width of the box, as fractions of the image's.
-        min_aspect_ratio, max_aspect_ratio: of the box, width / height.
+        min_scale, max_scale: bounds of the height and the width, as fractions of the image's.
+        min_aspect_ratio, max_aspect_ratio: bounds of width / height.
         sampler_options: overlaps; None for 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
-        trials: how many boxes are tried for each overlap that is drawn.
+        trials: how many crops are tried for each drawn overlap.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     crops: ClassVar[bool] = True
@@ -89,15 +88,15 @@ class RandomIoUCrop(Padding):
                 break
             numbers = uniforms.take(left)((number + 1) * each)[:, number * each :]
             done = np.zeros(len(left), np.bool_)
-            for place, row in enumerate(left.tolist()):
-                done[place] = self._round(numbers[place], sizes_hw[row], boxes[row], found[row], kept[row])
+            for at, row in enumerate(left.tolist()):
+                done[at] = self._round(numbers[at], sizes_hw[row], boxes[row], found[row], kept[row])
             left = left[~done]
         return self.box(found[:, :2], found[:, 2:].copy(), kept)
 
     def _round(
         self, numbers: np.ndarray, size_hw: np.ndarray, boxes: np.ndarray, found: np.ndarray, kept: np.ndarray
     ) -> bool:
-        """One drawn overlap and all its trials at once; whether that was the end, and then what was found."""
+        """One drawn overlap and all its trials at once; writes to `found` and `kept`; whether it is the last."""
         options = self.sampler_options
         assert options is not None
         overlap = options[int(numbers[0] * len(options))]
@@ -114,8 +113,7 @@ class RandomIoUCrop(Padding):
         good &= (self.min_aspect_ratio <= ratio) & (ratio <= self.max_aspect_ratio)
         crops = np.stack([left, top, left + new_width, top + new_height], axis=1)
         centres = (boxes[:, :2] + boxes[:, 2:]) * 0.5
-        # Which centres are in which trial's box: trials × boxes.
-        inside = np.all((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:]), axis=2)
+        inside = np.all((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:]), axis=2)  # trials × boxes
         # -1 where no centre is inside, which is less than any overlap.
         good &= np.where(inside, _overlaps(crops, boxes), -1.0).max(axis=1) >= max(overlap, 0.0)
         if not good.any():
@@ -141,20 +139,19 @@ def _overlaps(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, repr=False)
 class SanitizeBoundingBoxes(Transform):
-    """Leave out boxes that are too small or reach beyond the image, and what belongs to them.
+    """Leave out boxes that are too small or reach beyond the image, and their belongings.
 
     Args:
-        min_size: boxes that are narrower or lower are left out, in pixels.
-        min_area: boxes that are smaller are left out, in square pixels.
-        labels_getter: what belongs to the boxes besides the masks of instances (N×H×W, as many as boxes, in the
-            container that holds the boxes).
-            ``"default"``: labels, where torchvision looks for them: in a sample that is a dict, or the dict at place 1
-            of a sample that is a tuple or list, what stands under ``"labels"`` in any case, else under the first key
-            with ``"label"`` in it; or what stands at place 1, if it is an array or tensor. A function: gets the
-            sample as the dataset yields it, and gives such a leaf, or a tuple or list of them. None: nothing.
+        min_size: the least width and height of a box, in pixels.
+        min_area: the least area of a box, in square pixels.
+        labels_getter: what belongs to the boxes besides instance masks (N×H×W for N boxes, in the container that holds
+            the boxes). ``"default"``: labels, where torchvision looks for them: in a sample that is a dict, or the dict
+            at index 1 of a sample that is a tuple or list, the key ``"labels"`` (upper or lower case), else the first
+            key with ``"label"`` in it; or the entry at index 1, if it is an array or tensor. A function: takes the
+            sample as the dataset yields it, and returns such a leaf, or a tuple or list of them. None: nothing.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
@@ -163,7 +160,7 @@ class SanitizeBoundingBoxes(Transform):
 
     min_size: float = 1.0
     min_area: float = 1.0
-    # Which boxes are kept does not hang on it, and a function is another one in each process.
+    # Not compared: it does not decide which boxes are kept, and a function is another object in each process.
     labels_getter: Callable[[Any], Any] | str | None = field(default="default", compare=False)
 
     def __post_init__(self) -> None:
@@ -187,8 +184,8 @@ class ClampBoundingBoxes(Transform):
     """Cut boxes to their image.
 
     Args:
-        clamping_mode: ``"auto"``, ``"hard"`` and ``"soft"`` are the same for boxes that are not rotated; None leaves
-            them as they are.
+        clamping_mode: ``"auto"``, ``"hard"`` or ``"soft"``, all the same for boxes that are not rotated; None leaves
+            boxes as they are.
 
     Raises:
         ValueError: it is none of these.
@@ -215,7 +212,7 @@ class ClampBoundingBoxes(Transform):
 
 @dataclass(frozen=True, repr=False)
 class ConvertBoundingBoxFormat(Transform):
-    """Give boxes in a format, whatever they came in.
+    """Convert boxes to a format, whatever they came in.
 
     Args:
         format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``, in any case, or torchvision's BoundingBoxFormat.

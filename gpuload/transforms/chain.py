@@ -1,12 +1,12 @@
-"""A chain of transforms: its order checked, its draws made, and what of an image it needs to see.
+"""A chain of transforms: its order checked, its draws made, and which part of an image it needs.
 
 A `Chain` is made once, in the main process, and pickled to every worker (a few hundred bytes, no torch). It is
 immutable. Each transform draws from counter lanes of its own (`gpuload.rng`), numbered in the order in which they are
-written, so a draw depends on the epoch's key, the sample's position, the transform's place in the chain, the image's
-size and perhaps its boxes, and on nothing else.
+written, so a draw depends only on the epoch's key, the sample's position, the transform's number in the chain, the
+image's size and perhaps its boxes.
 
-With a `MultiView` a chain has several *lines*, one for each view: what stands before it, with the same draws in each;
-the view's own transforms; and what stands behind it, drawn for each view anew.
+With a `MultiView` a chain has several *lines*, one for each view: the transforms before it, with the same draws in all
+lines; the view's own transforms; and those after it, with other draws in each line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
 from gpuload.transforms.base import Transform
-from gpuload.transforms.composite import Compose
+from gpuload.transforms.composite import flat
 from gpuload.transforms.line import Line
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.program.draws import Program
@@ -40,15 +40,15 @@ class Chain:
 
     Args:
         transforms: from `gpuload.transforms`; the last one may be a torch `nn.Module`, which is applied to the batch's
-            images. torchvision's transforms are none: see `gpuload.transforms.from_torchvision`.
+            images. For torchvision's transforms see `gpuload.transforms.from_torchvision`.
 
     Attributes:
         transforms: the declarations, as a tuple.
-        lines: what is applied to an image, one after the other; one `Line` for each view.
-        module: the trailing `nn.Module`, or None. It does not travel when a chain is pickled.
+        lines: the transforms as they are applied to an image; one `Line` for each view.
+        module: the trailing `nn.Module`, or None. It is left out when a chain is pickled.
 
     Raises:
-        TypeError: something is no transform.
+        TypeError: an entry is not a transform.
         ValueError: the transforms are in an impossible order.
 
     Example:
@@ -73,16 +73,14 @@ class Chain:
             found = list(transforms or ())
         except TypeError:
             raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}") from None
-        self.module = None
         for number, entry in enumerate(found):
             if not isinstance(entry, Transform) and (_is_torchvisions(entry) or not _is_module(entry)):
                 raise TypeError(_no_transform(entry, number))
-        for number, entry in enumerate(found):
+        for number, entry in enumerate(found[:-1]):
             if _is_module(entry):
-                if number < len(found) - 1:
-                    raise ValueError(_behind_module(entry, found[number + 1], number))
-                self.module = entry
-        self.transforms = tuple(_flat(found if self.module is None else found[:-1]))
+                raise ValueError(_after_module(entry, found[number + 1], number))
+        self.module = found.pop() if found and _is_module(found[-1]) else None
+        self.transforms = tuple(flat(found))
         lines = _lines(self.transforms)
         for line in lines:
             check_order(line.transforms)
@@ -97,17 +95,17 @@ class Chain:
 
     @property
     def module_name(self) -> str | None:
-        """Whose module stands at the end, and what it is called: ``"kornia's RandomAffine"``; None without one."""
+        """The package and class of the module at the end: ``"kornia's RandomAffine"``; None without one."""
         return None if self.module is None else _whose(self.module)
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:
-        """A transform that mixes images, and says where their labels are; None where none does."""
+        """A transform that mixes images, and says where their labels are; None if there is none."""
         return next(iter(mixing_of(self.lines[0].transforms)), None)
 
     @cached_property
     def reads_boxes(self) -> bool:
-        """Whether a draw depends on the boxes of a sample."""
+        """Whether draws depend on the boxes of a sample."""
         return any(transform.reads_boxes for line in self.lines for transform in line.transforms)
 
     def draw(
@@ -123,32 +121,30 @@ class Chain:
 
         Args:
             key: of the epoch.
-            positions: int64 (B,), the places of the samples in the epoch's order.
+            positions: int64 (B,), of the samples in the epoch's order.
             sizes_hw: int64 (B, 2), the sizes of their images.
-            boxes: of each sample, float64 (n, 4) left, top, right, bottom; needed where `reads_boxes`.
-            view: which of the views.
+            boxes: of each sample, float64 (n, 4) left, top, right, bottom; needed if `reads_boxes`.
+            view: the number of the view.
 
         Raises:
-            DrawError: a transform cannot be drawn for an image, which its `row` names.
+            DrawError: a transform cannot be drawn for one image; `row` says which.
         """
         return self.lines[view].draw(key, positions, sizes_hw, boxes)
 
     def regions(
         self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:
-        """The part of each image that has to be decoded, int64 (B, 4): top, left, height, width; of several views the
+        """The part of each image that has to be decoded, int64 (B, 4): top, left, height, width; for several views the
         smallest box around what each needs.
 
-        Arguments and errors as for `draw`, of which it makes only what it needs: up to the last transform that the
-        region depends on, or that may refuse an image, since an image is refused where it is read.
+        Arguments and errors as for `draw`; only `Line.lead` transforms are drawn: up to the last one that the region
+        depends on, or that may refuse an image, since an image is refused where it is read.
         """
-        sizes_hw = np.asarray(sizes_hw, np.int64)
-        found = []
-        for line in self.lines:
-            if not line.lead:
-                found.append(full_windows(sizes_hw))
-            else:
-                found.append(line.draw(key, positions, sizes_hw, boxes, lead=True).windows_tlhw[0])
+        sizes = np.asarray(sizes_hw, np.int64)
+        found = [
+            line.draw(key, positions, sizes, boxes, lead=True).windows_tlhw[0] if line.lead else full_windows(sizes)
+            for line in self.lines
+        ]
         if len(found) == 1:
             return found[0]
         start = np.min([windows[:, :2] for windows in found], axis=0)
@@ -157,16 +153,16 @@ class Chain:
 
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
-        """The size of every result, of the first view, or None where it depends on the image."""
+        """The size of every result of the first view, or None if it depends on the image."""
         size = None
         for transform in self.lines[0].transforms:
             size = transform.output_size(size)
         return size
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that differ between chains with different transforms or arguments; behind them the name
-        of the module's class, where there is one."""
-        import hashlib  # workers never need it
+        """16 hexadecimal digits that differ between chains with different transforms or arguments, then the name of
+        the module's class, if there is one."""
+        import hashlib  # here, since workers never need it
 
         written = repr([_identity(transform) for transform in self.transforms])
         digits = hashlib.sha256(written.encode()).hexdigest()[:16]
@@ -196,35 +192,27 @@ class Chain:
         return f"Chain([{', '.join(names)}])"
 
 
-def _flat(transforms: Iterable[Transform]) -> Iterator[Transform]:
-    for transform in transforms:
-        if isinstance(transform, Compose):
-            yield from _flat(transform.transforms)
-        else:
-            yield transform
-
-
 def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
-    places = [number for number, transform in enumerate(transforms) if isinstance(transform, MultiView)]
-    if len(places) > 1:
+    found = [number for number, transform in enumerate(transforms) if isinstance(transform, MultiView)]
+    if len(found) > 1:
         raise ValueError(
-            f"transforms in an impossible order: there are two MultiViews (numbers {places[0] + 1} and "
-            f"{places[1] + 1}); write all views in one"
+            f"transforms in an impossible order: there are two MultiViews (numbers {found[0] + 1} and "
+            f"{found[1] + 1}); write all views in one"
         )
-    split = places[0] if places else len(transforms)
+    split = found[0] if found else len(transforms)
     before, after = transforms[:split], transforms[split + 1 :]
-    views = transforms[split].chains if places else ((),)  # pyright: ignore[reportAttributeAccessIssue]
+    views = transforms[split].chains if found else ((),)  # pyright: ignore[reportAttributeAccessIssue]
     shared, free = _numbered(before, 0)
     lines = []
     for view in views:
-        inside = tuple(_flat(view))
+        inside = flat(view)
         lanes, free = _numbered((*inside, *after), free)
         lines.append(Line((*before, *inside, *after), (*shared, *lanes)))
     return tuple(lines)
 
 
 def _numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], int]:
-    """The first counter lane of each, and the next that is free."""
+    """The first counter lane of each, and the next free one."""
     lanes = []
     for transform in transforms:
         lanes.append(first)
@@ -233,7 +221,7 @@ def _numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], i
 
 
 def _identity(transform: Transform) -> tuple[Any, ...]:
-    """What makes a transform what it is, in plain values."""
+    """The class and the arguments of a transform, in plain values."""
     values = ((field.name, _plain(getattr(transform, field.name))) for field in fields(transform) if field.compare)
     return type(transform).__name__, *values
 
@@ -247,14 +235,14 @@ def _plain(value: Any) -> Any:
 
 
 def _is_module(entry: Any) -> bool:
-    """Whether it is a torch module; without torch nothing is."""
+    """Whether it is a torch module; nothing is before torch is imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(entry, torch.nn.Module)
 
 
 def _is_torchvisions(entry: Any) -> bool:
-    """Whether it is a transform of torchvision, or a torch ``Sequential`` of nothing else. In torchvision 2 they are
-    modules too, but one that gets a batch draws once for all of it."""
+    """Whether it is a transform of torchvision, or a torch ``Sequential`` of nothing else. Those of v2 are modules too,
+    but given a batch they draw once for all of it."""
     kind = type(entry)
     if kind.__module__.startswith("torch.nn.modules.") and kind.__name__ == "Sequential":
         return len(entry) > 0 and all(map(_is_torchvisions, entry))
@@ -266,12 +254,12 @@ def _name(entry: Any) -> str:
 
 
 def _whose(entry: Any) -> str:
-    """The name of a module's class, and of the package that it is of, where that says something."""
+    """The name of a module's class, and of its package, if that says something."""
     package = type(entry).__module__.partition(".")[0]
     return _name(entry) if package == "__main__" else f"{package}'s {_name(entry)}"
 
 
-def _behind_module(module: Any, entry: Any, number: int) -> str:
+def _after_module(module: Any, entry: Any, number: int) -> str:
     both = _is_module(entry)
     return (
         f"transforms in an impossible order: {_whose(entry) if both else _name(entry)} (number {number + 2}) cannot "

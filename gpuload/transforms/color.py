@@ -1,7 +1,4 @@
-"""Transforms that change colours.
-
-Draws only; the arithmetic is a backend's. Levels stay whole numbers in 0 … 255 after every step, as on a Pillow image.
-"""
+"""ColorJitter. Levels stay whole numbers in 0 … 255 after every step, as in a Pillow image."""
 
 from __future__ import annotations
 
@@ -23,15 +20,15 @@ ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
 class ColorJitter(Transform):
     """Change brightness, contrast, saturation and hue by random factors, in a random order.
 
-    Each factor is drawn uniformly: a number x stands for max(0, 1 - x) … 1 + x (for hue: -x … x, in turns of the colour
-    circle), a pair for itself. What is None or leaves the image as it is, is left out.
+    Each factor is drawn uniformly: from the pair (low, high), or, for a number x, from max(0, 1 - x) … 1 + x (hue:
+    -x … x, in turns of the colour circle). None, or a range that changes nothing, leaves an adjustment out.
 
     Args:
         brightness, contrast, saturation: a number ≥ 0, or (low, high) with 0 ≤ low ≤ high.
         hue: a number in 0 … 0.5, or (low, high) with -0.5 ≤ low ≤ high ≤ 0.5.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> ColorJitter(0.4, hue=0.1)
@@ -80,7 +77,7 @@ class ColorJitter(Transform):
 def _factor_range(
     adjustment: str, value: Any, center: float, bounds: tuple[float, float]
 ) -> tuple[float, float] | None:
-    """The range of a factor, or None where it would change nothing."""
+    """The range of a factor, or None if it would change nothing."""
     name = f"ColorJitter({adjustment}=…)"
     if value is None:
         return None

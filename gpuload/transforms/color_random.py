@@ -1,7 +1,7 @@
 """Transforms that change the colours of an image as a whole: grey, inverted, stretched, in another order.
 
-Names, arguments, defaults and meaning are torchvision's, but every coin is tossed for each sample, and what a level
-becomes is Pillow's to the level. Draws only; imported by workers and by the process of the stage.
+Names, arguments, defaults and meaning are torchvision's, but each sample has draws of its own, and levels become
+exactly what they become in Pillow.
 """
 
 from __future__ import annotations
@@ -18,21 +18,13 @@ from gpuload.transforms.color import ADJUSTMENTS
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
 __all__ = [
-    "Grayscale",
-    "OneOperation",
-    "RandomAdjustSharpness",
-    "RandomAutocontrast",
-    "RandomEqualize",
-    "RandomGrayscale",
-    "RandomInvert",
-    "RandomPhotometricDistort",
-    "RandomPosterize",
-    "RandomSolarize",
-]
+    "Grayscale", "OneOperation", "RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize", "RandomGrayscale",
+    "RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize",
+]  # fmt: skip
 
 
 class OneOperation(Transform):
-    """What transforms share that do one operation. No dataclass itself, so that `p` comes last, as in torchvision."""
+    """Base of the transforms with one operation; not a dataclass, so that `p` comes last, as in torchvision."""
 
     record: ClassVar[type[Record]] = Ops
     p: float
@@ -41,7 +33,7 @@ class OneOperation(Transform):
         return self.ops(uniforms(1)[:, 0] < self.p)
 
     def ops(self, done: np.ndarray, values: Sequence[float] | np.ndarray = (), *, channels: int | None = None) -> Ops:
-        """The operation for the samples where it is `done`, bool (B,); `values` are all samples', or (B, n)."""
+        """The operation, for samples where `done`, bool (B,); `values` are (n,) for all samples, or (B, n)."""
         codes = np.where(done, code(self.operations[0]), NOTHING)[:, None]
         numbers = np.zeros((len(done), 1, VALUES))
         found = np.asarray(values, np.float64)
@@ -54,7 +46,7 @@ class Grayscale(OneOperation):
     """Make images grey.
 
     Args:
-        num_output_channels: 1, or 3 for three that are equal. An image of one channel is repeated for 3.
+        num_output_channels: 1, or 3 equal ones, also from an image of one channel.
 
     Raises:
         TypeError, ValueError: it is neither.
@@ -80,8 +72,6 @@ class Grayscale(OneOperation):
 
 @dataclass(frozen=True, repr=False)
 class _Sometimes(OneOperation):
-    """What transforms share whose only argument is a probability."""
-
     p: float = 0.5
 
     def __post_init__(self) -> None:
@@ -125,12 +115,12 @@ class RandomSolarize(OneOperation):
     """Invert the levels from a threshold on, with probability `p`.
 
     Args:
-        threshold: in levels, 0 … 255; behind a `ToDtype` that scales, numbers up to 1 are of a scaled image.
+        threshold: in levels, 0 … 255; after a `ToDtype` that scales, a number up to 1 is of the scaled image.
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these; (in a chain) the threshold lies between 0 and 1, and the
-            image is not scaled.
+        TypeError, ValueError: an argument is invalid; (in a chain) the threshold is between 0 and 1, and the image is
+            not scaled.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("solarize",)
@@ -146,13 +136,13 @@ class RandomSolarize(OneOperation):
         object.__setattr__(self, "threshold", threshold)
         object.__setattr__(self, "p", probability("RandomSolarize(p=…)", self.p))
 
-    def standing(self, place: Standing) -> Transform:
-        if place.state == "float" and place.unit > 1 and self.threshold <= 1:
-            return replace(self, threshold=self.threshold * place.unit)
+    def standing(self, where: Standing) -> Transform:
+        if where.state == "float" and where.unit > 1 and self.threshold <= 1:
+            return replace(self, threshold=self.threshold * where.unit)
         if 0 < self.threshold < 1:
             raise ValueError(
-                f"RandomSolarize(threshold={self.threshold:g}) stands where images are levels in 0 … 255; write "
-                f"threshold={self.threshold * 255:g}, or put it behind ToDtype('float32', scale=True)"
+                f"RandomSolarize(threshold={self.threshold:g}) is used where images are levels in 0 … 255; write "
+                f"threshold={self.threshold * 255:g}, or put it after ToDtype('float32', scale=True)"
             )
         return self
 
@@ -165,11 +155,11 @@ class RandomPosterize(OneOperation):
     """Keep the upper bits of each level, with probability `p`.
 
     Args:
-        bits: how many are kept, 0 … 8.
+        bits: how many to keep, 0 … 8.
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("posterize",)
@@ -193,15 +183,15 @@ class RandomAdjustSharpness(OneOperation):
     """Make an image sharper or smoother, with probability `p`.
 
     Args:
-        sharpness_factor: not negative: 0 is smoothed, 1 the image as it is, 2 twice as sharp.
+        sharpness_factor: 0 smooths, 1 leaves the image as it is, 2 doubles the sharpness; not negative.
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
-    needs_whole: ClassVar[bool] = True  # the border of an image stays, so a window must know where it lies
+    needs_whole: ClassVar[bool] = True  # the border of the image stays as it is, so it matters where a window is
 
     sharpness_factor: float
     p: float = 0.5
@@ -222,8 +212,8 @@ class RandomAdjustSharpness(OneOperation):
 class RandomPhotometricDistort(Transform):
     """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
 
-    Each is done with probability `p`, by a factor that is drawn uniformly. Contrast comes in the second place or behind
-    the hue, one as likely as the other; the order of the channels is changed last, to any with the same probability.
+    Each has probability `p` and a factor that is drawn uniformly. Contrast comes second or after the hue, both equally
+    likely; last, the channels are permuted, all orders being equally likely.
 
     Args:
         brightness, contrast, saturation: (low, high) with 0 ≤ low ≤ high.
@@ -231,7 +221,7 @@ class RandomPhotometricDistort(Transform):
         p: the probability of each.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     record: ClassVar[type[Record]] = Ops

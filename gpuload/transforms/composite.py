@@ -1,8 +1,7 @@
-"""Transforms that hold others: all of them, some of them, in any order, for each sample its own.
+"""Transforms that hold others, and apply all of them, some of them, or in any order, as drawn for each sample.
 
-What is drawn for samples that go different ways are the records of each way, for the rows that take it. Transforms
-inside have counter lanes of their own, so what one sample draws never depends on another. Imported by workers; no torch
-here.
+The records are those of each way through the children, for the rows that take it. Children have counter lanes of their
+own, so the draws of one sample never depend on another.
 """
 
 from __future__ import annotations
@@ -14,31 +13,29 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_sequence, probability
-from gpuload.transforms.base import Standing, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms
 from gpuload.transforms.line import draw_some
 from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["Compose", "Identity", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
 
-EVERYWHERE = ("uint8", "float", "normalized")
-
 
 @dataclass(frozen=True, repr=False)
 class Identity(Transform):
-    """Leave images as they are: torch's and torchvision's ``Identity``, for a choice that does nothing."""
+    """Leave images as they are: one of several choices, as torch's and torchvision's ``Identity``."""
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
 
 @dataclass(frozen=True, repr=False)
 class Compose(Transform):
-    """Transforms one behind the other; within a chain the same as writing them there.
+    """Transforms, one after the other; in a chain the same as writing them there.
 
     Args:
         transforms: a list of transforms.
 
     Raises:
-        TypeError: it is no list of transforms.
+        TypeError: it is not a list of transforms.
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
@@ -52,23 +49,23 @@ class Compose(Transform):
     def children(self) -> tuple[Transform, ...]:
         return tuple(self.transforms)
 
-    def standing(self, place: Standing) -> Transform:
-        return replace(self, transforms=tuple(child.standing(place) for child in self.transforms))
+    def standing(self, where: Standing) -> Transform:
+        return replace(self, transforms=tuple(child.standing(where) for child in self.transforms))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> NoReturn:
         raise NotImplementedError("a chain takes the transforms out of a Compose")
 
 
 def _of_any(name: str) -> Any:
-    """A property: whether it is true of one of the transforms inside."""
+    """A property: whether an attribute is true of any transform inside."""
     return property(lambda self: any(getattr(inner, name) for inner in flat(self.transforms)))
 
 
 @dataclass(frozen=True, repr=False)
 class _Branching(Transform):
-    """What transforms share that hold others: each is drawn for the samples that take its way.
+    """Base of these: children are drawn for the samples whose way they are on.
 
-    Those inside must not turn levels into floats, since images of one batch are of one kind.
+    They must not turn levels into floats, since all images of a batch have one dtype.
     """
 
     crops: ClassVar[bool] = _of_any("crops")
@@ -88,8 +85,8 @@ class _Branching(Transform):
         for child in children:
             if any(inner.makes for inner in flat([child])):
                 raise ValueError(
-                    f"{own} cannot hold {type(child).__name__}, which makes floats of levels: it would do so for some "
-                    "images of a batch only; put it behind"
+                    f"{own} cannot hold {type(child).__name__}, which turns levels into floats: it would do so for "
+                    "some images of a batch only; put it after"
                 )
             if any(inner.output_channels(3) != 3 for inner in flat([child])):
                 raise ValueError(
@@ -105,13 +102,13 @@ class _Branching(Transform):
     def children(self) -> tuple[Transform, ...]:
         return tuple(self.transforms)
 
-    def standing(self, place: Standing) -> Transform:
-        return replace(self, transforms=tuple(child.standing(place) for child in self.transforms))
+    def standing(self, where: Standing) -> Transform:
+        return replace(self, transforms=tuple(child.standing(where) for child in self.transforms))
 
     def branches(
         self, uniforms: Uniforms, sizes_hw: np.ndarray, ways: Iterable[tuple[np.ndarray, Sequence[int]]]
     ) -> list[Record]:
-        """Draw for ways through the children: (rows, which children in which order)."""
+        """Draw for ways through the children: (rows, the numbers of the children in order)."""
         offsets = np.cumsum([1, *(child.lanes for child in self.transforms)]).tolist()
         records: list[Record] = []
         for rows, order in ways:
@@ -128,7 +125,7 @@ class _Branching(Transform):
         return [self._mixed(records, sizes_hw)] if self.mixes else records
 
     def _mixed(self, records: Sequence[Record], sizes_hw: np.ndarray) -> Mix:
-        """One record for all samples; those that no way leads to a mixing transform are not mixed."""
+        """One record for all samples; those whose way has no mixing transform are not mixed."""
         count = len(sizes_hw)
         share, boxes, names = np.ones(count), np.zeros((count, 4), np.int64), np.full(count, "", object)
         for record in records:
@@ -153,7 +150,7 @@ class RandomApply(_Branching):
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these; a transform makes floats of levels.
+        TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
     """
 
     p: float = 0.5
@@ -173,10 +170,10 @@ class RandomChoice(_Branching):
 
     Args:
         transforms: a list of transforms.
-        p: how likely each is, brought to a sum of 1; None: all alike.
+        p: the probability of each, scaled to a sum of 1; None: all the same.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these; a transform makes floats of levels.
+        TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
     """
 
     p: Sequence[float] | None = None
@@ -192,7 +189,7 @@ class RandomChoice(_Branching):
             )
         numbers = tuple(finite("RandomChoice(p=…)", number) for number in self.p)
         if min(numbers) < 0 or sum(numbers) <= 0:
-            raise ValueError(f"RandomChoice(p=…) must be numbers that are not negative, with a sum, got {self.p!r}")
+            raise ValueError(f"RandomChoice(p=…) must be numbers ≥ 0 with a positive sum, got {self.p!r}")
         object.__setattr__(self, "p", numbers)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
@@ -206,13 +203,13 @@ class RandomChoice(_Branching):
 
 @dataclass(frozen=True, repr=False)
 class RandomOrder(_Branching):
-    """Apply transforms in an order of each sample's own.
+    """Apply transforms in a random order, drawn for each sample.
 
     Args:
         transforms: a list of transforms.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these; a transform makes floats of levels.
+        TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
@@ -232,7 +229,7 @@ def flat(transforms: Iterable[Transform]) -> list[Transform]:
 
 
 def held(own: str, transforms: Any) -> tuple[Transform, ...]:
-    """What a transform is given to hold, as a tuple."""
+    """The transforms that a transform is given to hold, checked."""
     if isinstance(transforms, Transform) or not is_sequence(transforms):
         raise TypeError(f"{own}(transforms=…) must be a list of transforms, got {transforms!r}")
     children = tuple(transforms)
@@ -243,6 +240,6 @@ def held(own: str, transforms: Any) -> tuple[Transform, ...]:
             raise TypeError(
                 f"{own}(transforms=…)[{number}] is no transform of gpuload: got {child!r} ({type(child).__name__})"
             )
-        if isinstance(child, Transform) and type(child).__name__ == "MultiView":
+        if type(child).__name__ == "MultiView":
             raise ValueError(f"{own} cannot hold a MultiView, which makes several images of one; write it in the chain")
     return children

@@ -1,4 +1,4 @@
-"""Transforms that turn uint8 levels into floats: the end of nearly every chain. Nothing is drawn here."""
+"""Transforms that turn uint8 levels into floats: the end of nearly every chain. Nothing is random."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence
-from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Transform, Uniforms
 from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype"]
@@ -21,14 +21,14 @@ class ToDtype(Transform):
 
     Args:
         dtype: of images: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"uint8"``, as a string or as torch's or
-            numpy's object. Or a dict of dtypes by type, with ``gpuload.Image``, ``gpuload.Mask`` and ``"others"``
-            (torchvision's classes of these names too); None leaves what it is for as it is. Masks may become
+            numpy's object. Or a dict of dtypes by type, with the keys ``gpuload.Image``, ``gpuload.Mask`` and
+            ``"others"`` (torchvision's classes of these names too); None leaves a type as it is. Masks may become
             ``"uint8"``, ``"int16"``, ``"int32"``, ``"int64"``, ``"bool"`` or ``"float32"``, unscaled.
         scale: bring 0 … 255 to 0 … 1; otherwise the numbers stay as they are.
-        mask_dtype: of masks; another way to say it.
+        mask_dtype: of masks, instead of a dict.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> ToDtype(np.float32, scale=True)
@@ -57,7 +57,7 @@ class ToDtype(Transform):
 
     @property
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return ("uint8",) if self.dtype is not None else ("uint8", "float", "normalized")
+        return ("uint8",) if self.dtype is not None else EVERYWHERE
 
     @property
     def makes(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -93,7 +93,7 @@ class Normalize(Transform):
 
     Args:
         mean, std: one number for each channel.
-        inplace: taken for torchvision's sake; changes nothing.
+        inplace: for compatibility with torchvision; changes nothing.
 
     Raises:
         TypeError, ValueError: they are not sequences of finite numbers of one length, or a `std` is not positive.

@@ -1,7 +1,7 @@
 """Random erasing: boxes of an image are overwritten, in torchvision's way and in timm's.
 
-What it writes hangs on where it stands in a chain, which `standing` tells it: levels before `ToDtype`, else the numbers
-of finished images. Imported by workers; no torch here.
+What it writes depends on where in a chain it is, which `standing` tells it: levels before `ToDtype`, else the numbers
+of finished images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
-from gpuload.transforms.base import Standing, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms
 from gpuload.transforms.program.ops import Erase, Outline
 
 __all__ = ["Mode", "RandomErasing"]
@@ -29,34 +29,33 @@ WORDS: Final = 2.0**32  # a uniform number is (word + ½) / 2**32
 class RandomErasing(Transform):
     """Overwrite a box of an image, with probability `p`.
 
-    Behind `Normalize` it overwrites finished images, and `value` is a number as those have. So it is behind `ToDtype`,
-    where nothing follows that needs levels; where something does, `value` is still a number as `ToDtype` makes them,
-    rounded to a level. Before `ToDtype` it is a level, a whole number in 0 … 255.
+    After `Normalize` it overwrites finished images, and `value` is one of their numbers; so it does after `ToDtype`, if
+    nothing follows that needs levels. If something does, `value` is still a number as `ToDtype` makes them, but rounded
+    to a level. Before `ToDtype` `value` is a level, a whole number in 0 … 255.
 
-    Zhong et al., "Random erasing data augmentation", AAAI 2020; torchvision's distribution: of 10 boxes that are drawn
-    the first one that is smaller than the image. `mode` and the counts are timm's.
+    Zhong et al., "Random erasing data augmentation", AAAI 2020; with torchvision's distribution: the first of 10 drawn
+    boxes that is smaller than the image. `mode` and the counts are timm's.
 
     Args:
         p: the probability.
         scale: the range of a box's share of the image's area, within 0 … 1; of several boxes together.
-        ratio: the range of a box's height over its width, greater than 0; the logarithm is uniform.
+        ratio: the range of a box's height / width, greater than 0; drawn log-uniformly.
         value: a number, one for each channel, or ``"random"``: a standard normal number for each pixel and channel,
             which only finished images can hold.
-        inplace: taken for torchvision's sake; changes nothing.
-        mode: as timm has it: ``"const"`` is `value`; ``"pixel"`` the same as ``value="random"``; ``"rand"`` one random
-            colour for a box, of standard normal numbers. None: as `value` says.
-        min_count, max_count: how many boxes, uniformly; no `max_count` is `min_count`.
+        inplace: for compatibility with torchvision; changes nothing.
+        mode: timm's: ``"const"`` writes `value`; ``"pixel"`` is the same as ``value="random"``; ``"rand"`` writes one
+            random colour for a box, of standard normal numbers. None: as `value` says.
+        min_count, max_count: bounds of the number of boxes, drawn uniformly; `max_count` is `min_count` if None.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these. A chain raises a ValueError where `value` cannot be had
-            at the place where it stands.
+        TypeError, ValueError: an argument is invalid, or (in a chain) `value` cannot be used there.
 
     Example:
         >>> RandomErasing(0.25, value="random")
         RandomErasing(p=0.25, value='random')
     """
 
-    works_on: ClassVar[tuple[str, ...]] = ("uint8", "float", "normalized")
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
     p: float = 0.5
     scale: tuple[float, float] = (0.02, 0.33)
@@ -66,7 +65,7 @@ class RandomErasing(Transform):
     mode: str | None = field(default=None, kw_only=True)
     min_count: int = field(default=1, kw_only=True)
     max_count: int | None = field(default=None, kw_only=True)
-    place: Standing | None = field(default=None, init=False, compare=False, repr=False)
+    where: Standing | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         own = "RandomErasing"
@@ -96,33 +95,33 @@ class RandomErasing(Transform):
 
     @property
     def late(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.place is not None and self.place.finished
+        return self.where is not None and self.where.finished
 
-    def standing(self, place: Standing) -> RandomErasing:
+    def standing(self, where: Standing) -> RandomErasing:
         placed = replace(self)
-        object.__setattr__(placed, "place", place)
-        if not place.finished:
-            placed._check_levels(place)
+        object.__setattr__(placed, "where", where)
+        if not where.finished:
+            placed._check_levels(where)
         return placed
 
-    def _check_levels(self, place: Standing) -> None:
+    def _check_levels(self, where: Standing) -> None:
         if self.kind != "const":
             asked = f"mode={self.mode!r}" if self.mode else "value='random'"
             raise ValueError(
-                f"RandomErasing({asked}) makes normal numbers, which levels cannot hold, and stands "
-                + ("before ToDtype or Normalize" if place.state == "uint8" else "before a transform that needs levels")
-                + ("; put it behind Normalize" if place.state == "uint8" else "; put it last, behind Normalize")
+                f"RandomErasing({asked}) makes normal numbers, which levels cannot hold, and is "
+                + ("before ToDtype or Normalize" if where.state == "uint8" else "before a transform that needs levels")
+                + ("; put it after Normalize" if where.state == "uint8" else "; put it last, after Normalize")
             )
         for number in _numbers(self.value):
-            level = number * place.unit
-            if not 0 <= level <= 255 or (place.state == "uint8" and level != int(level)):
+            level = number * where.unit
+            if not 0 <= level <= 255 or (where.state == "uint8" and level != int(level)):
                 bounds = (
-                    f"numbers in 0 … {255 / place.unit:g}" if place.state == "float" else "whole numbers in 0 … 255"
+                    f"numbers in 0 … {255 / where.unit:g}" if where.state == "float" else "whole numbers in 0 … 255"
                 )
                 raise ValueError(
-                    f"RandomErasing(value={self.value!r}) stands where images are "
-                    f"{'levels' if place.state == 'uint8' else 'floats that are still to be transformed'}, so it takes "
-                    f"{bounds}; put it behind Normalize for a number of finished images"
+                    f"RandomErasing(value={self.value!r}) is used where images are "
+                    f"{'levels' if where.state == 'uint8' else 'floats that are still to be transformed'}, so it takes "
+                    f"{bounds}; put it after Normalize for a number of finished images"
                 )
 
     @property
@@ -130,13 +129,13 @@ class RandomErasing(Transform):
         """What ``"const"`` writes, one number or one for each channel: levels, or numbers of finished images."""
         if self.kind != "const":
             return (0.0,)
-        assert self.place is not None
-        if self.place.finished:
+        assert self.where is not None
+        if self.where.finished:
             return _numbers(self.value)
-        return tuple(float(round(number * self.place.unit)) for number in _numbers(self.value))
+        return tuple(float(round(number * self.where.unit)) for number in _numbers(self.value))
 
     def fits(self, channels: int) -> bool:
-        """Whether it can be done to images with so many channels."""
+        """Whether it can be applied to images with this number of channels."""
         return self.kind != "const" or len(self.numbers) in (1, channels)
 
     @property

@@ -1,8 +1,7 @@
-"""Transforms that move pixels and have nothing to draw but a box or a coin: sizes, crops and flips.
+"""Transforms that move pixels and draw only a box or a coin: sizes, crops and flips.
 
-Names, arguments, defaults and meaning are torchvision's (`torchvision.transforms.v2`), but every draw is made for each
-sample. Runs wherever draws are made: in workers, which need the boxes to decode no more than that, and in the main
-process.
+Names, arguments, defaults and meaning are torchvision's (`torchvision.transforms.v2`), but draws are made for each
+sample: in workers, which decode no more than the boxes, and in the main process.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import DrawError, Padding, Resampling, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, DrawError, Padding, Resampling, Transform, Uniforms
 from gpuload.transforms.program.ops import Box, Flip, Record
 from gpuload.transforms.program.windows import full_windows
 
@@ -36,14 +35,14 @@ class Resize(Resampling):
     """Resize to a size, with antialiasing, as Pillow does.
 
     Args:
-        size: an integer, to which the shorter side is brought, keeping the aspect ratio; or (height, width); or None,
-            with `max_size`: the longer side is brought to that.
+        size: an integer, the new length of the shorter side, with the aspect ratio kept; or (height, width); or None,
+            with `max_size` as the new length of the longer side.
         interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
-        max_size: the longer side is not made longer than this; with an integer (or None) as `size` only.
-        antialias: True; anything else is refused.
+        max_size: the longer side does not become longer than this; only for an integer (or None) as `size`.
+        antialias: must be True.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> Resize(256).output_size((375, 500))
@@ -101,7 +100,7 @@ class Resize(Resampling):
 
 
 def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int | None = None) -> np.ndarray:
-    """Sizes with the shorter side brought to `sides` (B,), or to less, where the longer would exceed `max_size`."""
+    """Sizes with the shorter side `sides` (B,), or less where the longer one would exceed `max_size`."""
     short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
     new_short, new_long = sides, (sides * long / short).astype(np.int64)
     if max_size is not None:
@@ -118,7 +117,7 @@ def _oriented(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.n
 
 @dataclass(frozen=True, repr=False)
 class _Crop(Padding):
-    """What crops share: the box is all that was drawn, and the size of the result is the crop's."""
+    """Base of the crops: the box is all that is drawn, and all results have its size."""
 
     crops: ClassVar[bool] = True
 
@@ -131,16 +130,19 @@ class _Crop(Padding):
         return self.size  # pyright: ignore[reportReturnType]
 
     def boxes(self, starts: np.ndarray) -> Box:
-        """The drawn boxes, from their top left corners (B, 2)."""
+        """The record, from the top left corners (B, 2)."""
         return self.box(starts, np.broadcast_to(np.array(self.size, np.int64), starts.shape))
 
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop(_Crop):
-    """Cut out the middle; an image that is smaller is padded with zeros first.
+    """Cut out the middle; a smaller image is padded with zeros first.
 
     Args:
         size: an integer (a square), or (height, width).
+
+    Raises:
+        TypeError, ValueError: it is neither.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -148,7 +150,7 @@ class CenterCrop(_Crop):
 
 
 def central_starts(sizes_hw: np.ndarray, size: Any) -> np.ndarray:
-    """The top left corners of crops of a size in the middle; negative where the image is smaller."""
+    """The top left corners of central crops of a size; negative where the image is smaller."""
     spare = sizes_hw - np.array(size, np.int64)
     # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
     return np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64))
@@ -160,15 +162,15 @@ class RandomCrop(_Crop):
 
     Args:
         size: an integer (a square), or (height, width).
-        padding: what is added around the image first: one number for all sides, (left and right, top and bottom), or
-            (left, top, right, bottom). None: nothing.
-        pad_if_needed: pad an image that is smaller than the crop, on both sides, by as much as is missing.
+        padding: pixels added around the image first: one number for all sides, (left and right, top and bottom), or
+            (left, top, right, bottom). None: none.
+        pad_if_needed: pad an image that is smaller than the crop by the missing pixels, on both sides.
         fill: the level of padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored, the last pixel
             not repeated), ``"symmetric"`` (mirrored, the last pixel repeated).
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
         DrawError: (when drawn) an image is smaller than the crop, and `pad_if_needed` is False.
     """
 
@@ -224,7 +226,6 @@ def sides_of(name: str, value: Any, *, least: int | None) -> tuple[int, int, int
 
 
 def padding_mode_of(name: str, value: Any) -> PaddingMode:
-    """One of the padding modes."""
     if not isinstance(value, str) or value not in PADDING_MODES:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, PADDING_MODES))}, got {value!r}")
     return value
@@ -232,9 +233,7 @@ def padding_mode_of(name: str, value: Any) -> PaddingMode:
 
 @dataclass(frozen=True, repr=False)
 class _RandomFlip(Transform):
-    """What both flips share: a coin for each sample."""
-
-    works_on: ClassVar[tuple[str, ...]] = ("uint8", "float", "normalized")
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     record: ClassVar[type[Record]] = Flip
     axis: ClassVar[int]
 

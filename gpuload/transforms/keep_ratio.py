@@ -1,8 +1,8 @@
 """timm's ways to bring an image to a size: scaled with its aspect ratio kept, then cut or padded.
 
-Names, arguments, defaults and meaning are those of `timm.data.transforms` (1.0); `from_timm` writes them. torchvision's
+Names, arguments, defaults and meaning are those of `timm.data.transforms` (1.0); `from_timm` uses them. torchvision's
 Resize rounds sides down and makes the shorter side fit, timm's rounds to the nearest and can make the longer one fit;
-timm's crops pad with a colour, or with the mirrored image. Imported by workers; no torch here.
+timm's crops pad with a colour, or with the mirrored image.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = ["CenterCropOrPad", "RandomCropOrPad", "ResizeKeepRatio", "TrimBorder"
 
 @dataclass(frozen=True, repr=False)
 class ResizeKeepRatio(Resampling):
-    """Resize with the aspect ratio kept, so that a size is covered, or so that it is not exceeded.
+    """Resize with the aspect ratio kept, so that the result covers a size or fits into it.
 
     Args:
         size: an integer (a square), or (height, width).
-        longest: 0: the result covers the size; 1: it fits into it; between: in between.
+        longest: 0: the result covers the size; 1: it fits into it; other fractions: in between.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"nearest"``, or ``"random"``: bilinear or bicubic, drawn.
-        random_scale_prob: how often the result is scaled by a random factor too.
+        random_scale_prob: the probability of scaling by a random factor too.
         random_scale_range: the least and the greatest factor, greater than 0.
-        random_scale_area: the factor is 1 / √x of a number x from the range, as of the area of a crop.
-        random_aspect_prob: how often the aspect ratio is changed by a random factor.
+        random_scale_area: the factor is 1 / √x, with x from the range, as for the area of a crop.
+        random_aspect_prob: the probability of changing the aspect ratio by a random factor.
         random_aspect_range: the least and the greatest factor; drawn log-uniformly.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> ResizeKeepRatio(256, longest=1).output_size((375, 500))
@@ -104,8 +104,6 @@ class ResizeKeepRatio(Resampling):
 
 @dataclass(frozen=True, repr=False)
 class _CropOrPad(_Crop):
-    """What both share."""
-
     fill: int | tuple[int, ...] = 0
     padding_mode: PaddingMode = "constant"
 
@@ -118,7 +116,7 @@ class _CropOrPad(_Crop):
 
 @dataclass(frozen=True, repr=False)
 class CenterCropOrPad(_CropOrPad):
-    """Cut out the middle; an image that is smaller is padded on both sides first.
+    """Cut out the middle; a smaller image is padded on both sides first.
 
     Arguments and errors are those of `RandomCropOrPad`.
     """
@@ -129,7 +127,7 @@ class CenterCropOrPad(_CropOrPad):
 
 @dataclass(frozen=True, repr=False)
 class RandomCropOrPad(_CropOrPad):
-    """Cut out a box at a random place; where the image is smaller, it is padded, with the image at a random place.
+    """Cut out a box at a random place; a smaller image is padded, itself at a random place.
 
     Args:
         size: an integer (a square), or (height, width).
@@ -137,7 +135,7 @@ class RandomCropOrPad(_CropOrPad):
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as for `RandomCrop`.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -153,7 +151,7 @@ class TrimBorder(Padding):
         border_size: in pixels.
 
     Raises:
-        TypeError, ValueError: it is no integer, or negative.
+        TypeError, ValueError: it is not an integer, or negative.
         DrawError: (when drawn) nothing of an image would be left.
     """
 

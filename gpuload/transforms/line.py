@@ -1,7 +1,7 @@
 """A line of transforms, drawn for a batch: a program.
 
-The transforms of a line stand one behind the other. Each draws from a counter lane of its own, and sees the sizes, and
-perhaps the boxes, that those before it left. Imported by workers; no torch here.
+Each transform draws from a counter lane of its own, and gets the sizes, and perhaps the boxes, that those before it
+left.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gpuload.transforms.program.targets import move_boxes
 
 __all__ = ["Line", "draw_some"]
 
-_put: Final = object.__setattr__  # of a record that nobody else has seen; `replace` takes ten times as long
+_put: Final = object.__setattr__  # only for records that nobody else has seen; `replace` takes ten times as long
 
 
 @dataclass(frozen=True)
 class Line:
-    """Transforms that stand one behind the other, each with the number of its first counter lane."""
+    """Transforms in the order in which they are applied, each with the number of its first counter lane."""
 
     transforms: tuple[Transform, ...]
     lanes: tuple[int, ...]
 
     @cached_property
     def lead(self) -> int:
-        """How many transforms a worker draws: up to the last crop before one that needs the whole image, which decide
-        the region to decode, or the last that may refuse an image."""
+        """How many transforms a worker draws: up to the last crop before one that needs the whole image (these decide
+        the region to decode), and at least up to the last that may refuse an image."""
         lead = 0
         for number, transform in enumerate(self.transforms):
             if transform.needs_whole:
@@ -57,7 +57,7 @@ class Line:
         *,
         lead: bool = False,
     ) -> Program:
-        """Draw the records of all transforms, or of the leading ones."""
+        """Draw the records of all transforms, or of the leading ones (`lead`)."""
         end = self.lead if lead else len(self.transforms)
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
@@ -70,7 +70,7 @@ class Line:
 def draw_some(
     transforms: Sequence[Transform], lanes: Sequence[int], uniforms: Uniforms, sizes_hw: np.ndarray, rows: np.ndarray
 ) -> list[Record]:
-    """The records of transforms that stand one behind the other, and work on these rows of a batch alone."""
+    """The records of consecutive transforms that work on these rows of a batch only."""
     try:
         records, _ = _draw(transforms, lanes, uniforms.take(rows), sizes_hw[rows])
     except DrawError as error:
@@ -83,7 +83,7 @@ def draw_some(
 def _draw(
     transforms: Sequence[Transform], lanes: Sequence[int], uniforms: Uniforms, sizes_hw: np.ndarray
 ) -> tuple[list[Record], np.ndarray]:
-    """The records of transforms that stand one behind the other, and the sizes of the results."""
+    """The records of consecutive transforms, and the sizes of the results."""
     records: list[Record] = []
     boxes = uniforms.boxes
     last = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)

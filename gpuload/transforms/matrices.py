@@ -1,7 +1,7 @@
-"""Coefficients of affine and projective maps, for many images at once, as `program.ops.Warp` has them.
+"""Coefficients of affine and projective maps, for many images at once, as in `program.ops.Warp`.
 
-A map is given backwards: from places of the result to places of the image. Angles are in degrees; a positive one turns
-an affine map clockwise and a rotation the other way round, as in torchvision. Pure functions; no torch.
+A map is given backwards: from points of the result to points of the image. Angles are in degrees; a positive one turns
+clockwise in an affine map and counterclockwise in a rotation, as in torchvision. Pure functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def affine_coefficients(
     center_xy: np.ndarray | None,
     size_hw: np.ndarray,
 ) -> np.ndarray:
-    """Turned and sheared around a centre, scaled, then moved.
+    """The map that turns and shears around a centre, scales, then moves.
 
     The inverse of T · C · R(angle) · S(scale) · SHy(shear y) · SHx(shear x) · C⁻¹, where C brings the centre to 0.
 
@@ -59,7 +59,7 @@ def affine_coefficients(
 def rotation_coefficients(
     angle_degrees: np.ndarray, center_xy: np.ndarray | None, size_hw: np.ndarray, *, expand: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Turned counterclockwise around a centre, as Pillow's `Image.rotate` does it.
+    """The map that turns counterclockwise around a centre, as Pillow's `Image.rotate`.
 
     Args:
         angle_degrees: (B,).
@@ -82,9 +82,8 @@ def rotation_coefficients(
     if expand:
         corners = np.stack([_turned(sizes * corner, found) for corner in ((0, 0), (1, 0), (1, 1), (0, 1))]) + shift
         grown = np.ceil(corners.max(axis=0)) - np.floor(corners.min(axis=0))
-        if center_xy is None:  # where Pillow only swaps the sides; half a pixel would be rounded up at either end
-            right_angle = (cosine == 0)[:, None]
-            grown = np.where(right_angle, sizes[:, ::-1], grown)
+        if center_xy is None:  # Pillow only swaps the sides at a right angle; half pixels would round up at both ends
+            grown = np.where((cosine == 0)[:, None], sizes[:, ::-1], grown)
         shift = shift - _turned((grown - sizes) / 2, found)
         results = grown[:, ::-1].astype(np.int64)
     found[:, 2], found[:, 5] = shift.T
@@ -92,33 +91,33 @@ def rotation_coefficients(
 
 
 def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """Points (B, 2) by the linear part of a map."""
+    """Points (B, 2) moved by the linear part of a map."""
     x, y = points_xy.T
     a, b, _, d, e = coefficients.T[:5]
     return np.stack([a * x + b * y, d * x + e * y], axis=1)
 
 
 def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The four corner pixels of an image brought to other places.
+    """The map that brings the four corner pixels of an image elsewhere.
 
     Args:
         size_hw: int64 (B, 2).
         corners_xy: (B, 4, 2), where the corners go: top left, top right, bottom right, bottom left.
 
     Returns:
-        (coefficients float64 (B, 8), whether there is such a map bool (B,)): there is none where three of the corners,
-        before or after, lie on one line, or where the result's first pixel would show what is infinitely far away.
+        (coefficients float64 (B, 8), whether there is such a map, bool (B,)): there is none if three of the corners,
+        before or after, lie on one line, or if the result's first pixel would show a point at infinity.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners_xy.astype(np.float64).transpose(1, 2, 0)
     bottom, right = (size_hw - 1).astype(np.float64).T
-    # The unit square to the corners (Heckbert 1989), times a common factor: whole numbers, so 0 is 0 exactly.
+    # From the unit square to the corners (Heckbert 1989), times a common factor: whole numbers, so 0 is exact.
     i = (x1 - x2) * (y3 - y2) - (x3 - x2) * (y1 - y2)
     skew_x, skew_y = x0 - x1 + x2 - x3, y0 - y1 + y2 - y3
     g = skew_x * (y3 - y2) - (x3 - x2) * skew_y
     h = (x1 - x2) * skew_y - skew_x * (y1 - y2)
     a, b, c = (x1 - x0) * i + g * x1, (x3 - x0) * i + h * x3, x0 * i
     d, e, f = (y1 - y0) * i + g * y1, (y3 - y0) * i + h * y3, y0 * i
-    # Its inverse, and the square made the image.
+    # Its inverse, from the image instead of the square.
     found = np.stack(
         [
             (e * i - f * h) * right,

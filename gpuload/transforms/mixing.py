@@ -1,9 +1,8 @@
 """MixUp and CutMix: each image is mixed with that of its neighbour, and its label with the neighbour's.
 
-Torchvision pairs a batch's samples by rolling it, and draws one share for all. Here the image at position p of the
+torchvision pairs a batch's samples by rolling it, and draws one share for all. Here the image at position p of the
 epoch's order is mixed with the one at position p XOR 1, each with draws of its own, so the result is the same on any
-number of ranks. Who is whose partner is decided in the main process (`gpuload.batches.mixing`); here is only what is
-drawn.
+number of ranks. The main process pairs the rows (`gpuload.batches.mixing`).
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ __all__ = ["CutMix", "MixUp"]
 
 @dataclass(frozen=True, repr=False)
 class _Mixing(Transform):
-    """What both share."""
-
     works_on: ClassVar[tuple[str, ...]] = ("float", "normalized")
     mixes: ClassVar[bool] = True
     late: ClassVar[bool] = True
@@ -49,7 +46,7 @@ class _Mixing(Transform):
             )
 
     def shares(self, uniforms: Uniforms, more: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """The shares of the images themselves, (B,), and so many more uniform numbers."""
+        """The shares of the images themselves, (B,), and `more` uniform numbers, (B, more)."""
         drawn = uniforms(more + beta_count(self.alpha, self.alpha))
         return beta(drawn[:, more:], self.alpha, self.alpha), drawn[:, :more]
 
@@ -59,22 +56,22 @@ class MixUp(_Mixing):
     """Blend each image with its neighbour's, and its label too.
 
     With a share λ from the distribution Beta(α, α), drawn for each sample: image = λ · image + (1 - λ) · neighbour's,
-    and so the label. The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable
-    dataset: rows 2k and 2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour, at the end of
-    an epoch or beside one that was skipped, stays as it is. Stands behind `ToDtype` and `Normalize`.
+    and the label likewise. The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an
+    iterable dataset: rows 2k and 2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour, at the
+    end of an epoch or next to one that was skipped, stays as it is. Must come after `ToDtype` or `Normalize`.
 
     Zhang et al., "mixup: Beyond empirical risk minimization", ICLR 2018; torchvision draws one λ for a whole batch.
 
     Args:
         alpha: α, greater than 0.
-        num_classes: how many classes there are; needed where labels are integers (N,), which become soft labels
-            float32 (N, num_classes) by it.
-        labels_getter: where in a batch the labels are. ``"default"``: what is second in it, if that is a tensor; or
-            in a dict (the batch, or what is second in it) the key "labels", or one with "label" in it, in any case. A
-            function is given the batch and returns the tensor. None: there are no labels.
+        num_classes: the number of classes; needed if labels are integers (N,), which become soft labels float32
+            (N, num_classes).
+        labels_getter: where in a batch the labels are. ``"default"``: its second entry, if that is a tensor; or in a
+            dict (the batch, or its second entry) the key "labels", or one with "label" in it, in upper or lower case.
+            A function takes the batch and returns the tensor. None: there are no labels.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> MixUp(num_classes=1000)
@@ -90,8 +87,8 @@ class MixUp(_Mixing):
 class CutMix(_Mixing):
     """Paste a box of the neighbour's image into each image, and mix the labels by its area.
 
-    With λ from Beta(α, α), the box has about the share 1 - λ of the image's area and the image's shape; its centre is
-    uniform, and what lies outside is cut off. The label's share is that of the pixels that are left. All else as for
+    With λ from Beta(α, α), the box has about the share 1 - λ of the image's area, and the image's shape; its centre is
+    uniform, and what lies outside is cut off. The label's share is that of the pixels that are left. All else is as for
     `MixUp`.
 
     Yun et al., "CutMix: Regularization strategy to train strong classifiers with localizable features", ICCV 2019.
@@ -100,7 +97,7 @@ class CutMix(_Mixing):
         alpha, num_classes, labels_getter: as for `MixUp`.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> CutMix(alpha=0.5)

@@ -1,7 +1,6 @@
 """Several views of one image: SimCLR's two, BYOL's pair, DINO's two global and eight local crops.
 
-A chain with a `MultiView` is worked out by `gpuload.transforms.chain`: one line of transforms for each view. Imported
-by workers; no torch here.
+`gpuload.transforms.chain` turns a chain with a `MultiView` into a line of transforms for each view.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from gpuload.transforms.arguments import is_sequence
-from gpuload.transforms.base import Transform, Uniforms
-from gpuload.transforms.composite import EVERYWHERE, Compose, held
+from gpuload.transforms.base import EVERYWHERE, Transform, Uniforms
+from gpuload.transforms.composite import Compose, held
 
 __all__ = ["MultiView"]
 
@@ -23,15 +22,15 @@ __all__ = ["MultiView"]
 class MultiView(Transform):
     """Make several views of each image, each by transforms of its own, with draws of its own.
 
-    A batch has a list of tensors in the image's place, one for each view in this order, N×C×H×W each. The file is read
-    and decoded once, the part of it that any view needs. What stands before it in the chain is drawn once for all
-    views, what stands behind it is applied to each view, with draws of its own.
+    Instead of the image a batch has a list of tensors N×C×H×W, one for each view in this order. The file is read once,
+    and the region that covers all views is decoded once. Transforms before it in the chain are drawn once for all
+    views; those after it are applied to each view, with draws of its own.
 
     Args:
         chains: for each view a list of transforms, or one transform.
 
     Raises:
-        TypeError, ValueError: it is no list of such lists, or is empty.
+        TypeError, ValueError: it is not a list of these, or a list is empty.
 
     Example:
         >>> from gpuload import transforms as T

@@ -1,7 +1,7 @@
-"""Transforms that put a border around an image: each comes to a `Box` that reaches beyond it.
+"""Transforms that put a border around an image, each drawn as a `Box` that reaches beyond it.
 
-Names, arguments, defaults and distributions are torchvision's. What a border shows is numpy's `pad`: a constant, the
-edge, or the image mirrored as often as it takes. Imported by workers; no torch here.
+Names, arguments, defaults and distributions are torchvision's. Borders are those of numpy's `pad`: a constant, the
+edge, or the image mirrored as often as needed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Pad", "RandomZoomOut"]
 
 @dataclass(frozen=True, repr=False)
 class Pad(Padding):
-    """Put a border around.
+    """Put a border around the image.
 
     Args:
-        padding: how wide: one number for all sides, (left and right, top and bottom), or (left, top, right, bottom). A
+        padding: the width: one number for all sides, (left and right, top and bottom), or (left, top, right, bottom). A
             negative one cuts off.
         fill: the level of the border in 0 … 255, or one for each channel, or a dict of them by type; for
             ``padding_mode="constant"``.
@@ -32,7 +32,7 @@ class Pad(Padding):
             not repeated), ``"symmetric"`` (mirrored, the last pixel repeated).
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
         DrawError: (when drawn) negative padding leaves nothing of an image.
 
     Example:
@@ -91,11 +91,11 @@ class RandomZoomOut(Padding):
 
     Args:
         fill: the level of the canvas in 0 … 255, or one for each channel, or a dict of them by type.
-        side_range: how many times as long as the image's the canvas's sides are, at least and at most; from 1 on.
+        side_range: the least and the greatest factor of the sides, at least 1.
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     fill: Any = 0

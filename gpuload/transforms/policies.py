@@ -1,12 +1,12 @@
-"""What automatic augmentation is made of: its operations, how strong they are, and the policies that were searched for.
+"""The operations of automatic augmentation, how strong they are, and the policies that were found by search.
 
-A *kind* is an operation as the papers name it, a place in `KINDS`; `operations` brings kinds and magnitudes to codes
-and values of `program.ops.OPS`. Magnitudes come in bins from none to the greatest, as float32, which is
-what torchvision computes them in: whole pixels are cut from them, and a last bit could be one.
+A *kind* is an operation as the papers name it, by its index in `KINDS`; `operations` turns kinds and magnitudes into
+codes and values of `program.ops.OPS`. Magnitudes come in bins from none to the greatest, as float32, like
+torchvision's: they are cut to whole pixels, so a last bit can be a pixel.
 
 Sources of the policies: Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; of the
 spaces: "RandAugment", NeurIPS 2020; Müller, Hutter, "TrivialAugment", ICCV 2021; Hendrycks et al., "AugMix", ICLR 2020;
-with the ranges of torchvision 0.28. Imported by workers; no torch here.
+with the ranges of torchvision 0.28.
 """
 
 from __future__ import annotations
@@ -17,57 +17,35 @@ from typing import Final
 
 import numpy as np
 
-from gpuload.transforms.matrices import rotation_coefficients
+from gpuload.transforms.matrices import IDENTITY, rotation_coefficients
 from gpuload.transforms.program.ops import OPS, VALUES, code
 
 __all__ = ["AUTO", "KINDS", "MIX", "POLICIES", "RAND", "WIDE", "Space", "affine", "operations", "policy_table"]
 
 KINDS: Final = (
-    "Identity",
-    "ShearX",
-    "ShearY",
-    "TranslateX",
-    "TranslateY",
-    "Rotate",
-    "Brightness",
-    "Color",
-    "Contrast",
-    "Sharpness",
-    "Posterize",
-    "Solarize",
-    "AutoContrast",
-    "Equalize",
-    "Invert",
-)
+    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+    "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize", "Invert",
+)  # fmt: skip
 SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE = range(1, 6)
-POSTERIZE: Final = KINDS.index("Posterize")
 
 # By kind: the code; whether the magnitude has a sign; the operation's first value is `FIRST` + `TIMES` * magnitude.
-CODES: Final = np.array(
-    [
-        code(name)
-        for name in (
-            *("identity", "warp", "warp", "warp", "warp", "warp", "brightness", "saturation", "contrast"),
-            *("sharpness", "posterize", "solarize", "autocontrast", "equalize", "invert"),
-        )
-    ],
-    np.int64,
+_NAMES: Final = (
+    "identity warp warp warp warp warp brightness saturation contrast sharpness posterize solarize "
+    "autocontrast equalize invert"
 )
+CODES: Final = np.array([code(name) for name in _NAMES.split()], np.int64)
 SIGNED: Final = np.array([1 <= kind <= 9 for kind in range(len(KINDS))])
 FIRST: Final = np.array([1.0 if 6 <= kind <= 9 else 0.0 for kind in range(len(KINDS))])
 TIMES: Final = np.array([{10: 1.0, 11: 255.0}.get(kind, FIRST[kind]) for kind in range(len(KINDS))])
-
-# Per axis that a shift goes along: its place in a size (height, width), and among the coefficients.
-UNMOVED: Final = np.array([1.0, 0, 0, 0, 1, 0, 0, 0])
 
 
 @dataclass(frozen=True)
 class Space:
     """The operations that one method chooses from, and their greatest magnitudes.
 
-    `shear` is a tangent, `rotate` in degrees, `enhance` what is added to a factor of 1; `translate` a share of the
-    image's side, or, where `pixels`, a number of them. `bits` are those that a posterize keeps, in the first bin and
-    in the last.
+    `shear` is a tangent, `rotate` an angle in degrees, `enhance` is added to a factor of 1; `translate` is a share of
+    the image's side, or a number of pixels if `pixels`. `bits` are those that posterize keeps in the first bin and in
+    the last.
     """
 
     kinds: tuple[str, ...]
@@ -80,58 +58,58 @@ class Space:
 
     @property
     def numbers(self) -> np.ndarray:
-        """The kinds, as places in `KINDS`."""
+        """The kinds, as indices in `KINDS`."""
         return np.array([KINDS.index(kind) for kind in self.kinds], np.int64)
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """What the kinds come to, as names in `OPS`, sorted."""
+        """The names in `OPS` of the kinds, sorted."""
         return tuple(sorted({OPS[number] for number in CODES[self.numbers].tolist()}))
 
-    def magnitudes(self, kinds: np.ndarray, bins: int, places: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        """Float64 (B, n), without a sign, of the kinds (B, n) at these places among so many bins."""
-        found = _magnitudes(self, bins)[kinds, places]
+    def magnitudes(self, kinds: np.ndarray, count: int, bins: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
+        """Float64 (B, n), without a sign, of the kinds (B, n) in these of the `count` bins."""
+        found = _magnitudes(self, count)[kinds, bins]
         if not self.pixels:
             shifted = (kinds == TRANSLATE_X) | (kinds == TRANSLATE_Y)
             if shifted.any():
                 rows, columns = np.nonzero(shifted)
                 sides = sizes_hw[rows, (kinds[rows, columns] == TRANSLATE_X).astype(np.int64)]
-                found[rows, columns] = _ramp(self.translate * sides, bins, places[rows, columns])
+                found[rows, columns] = _ramp(self.translate * sides, count, bins[rows, columns])
         return found
 
 
-def _ramp(ends: np.ndarray | float, bins: int, places: np.ndarray, *, down: bool = False) -> np.ndarray:
-    """Numbers at places of ramps from 0 to the ends, or back, as torch's linspace has them: from the nearer end, by a
-    step that is a float32, and rounded to one once."""
+def _ramp(ends: np.ndarray | float, count: int, bins: np.ndarray, *, down: bool = False) -> np.ndarray:
+    """Numbers of ramps from 0 to the ends, or back, as torch's linspace computes them: from the nearer end, by a step
+    that is a float32, and rounded to one once."""
     tops = np.asarray(ends, np.float64).astype(np.float32)
-    step = (tops / np.float32(bins - 1)).astype(np.float64)
-    rest = bins - 1 - places
-    below, above = (rest, places) if down else (places, rest)
+    step = (tops / np.float32(count - 1)).astype(np.float64)
+    rest = count - 1 - bins
+    below, above = (rest, bins) if down else (bins, rest)
     low, high = step * below, tops - step * above
-    return np.where((places < bins // 2) != down, low, high).astype(np.float32).astype(np.float64)
+    return np.where((bins < count // 2) != down, low, high).astype(np.float32).astype(np.float64)
 
 
 @lru_cache(maxsize=32)
-def _magnitudes(space: Space, bins: int) -> np.ndarray:
+def _magnitudes(space: Space, count: int) -> np.ndarray:
     """By kind and bin; shifts by shares of the image are left at 0."""
-    places = np.arange(bins)
-    table = np.zeros((len(KINDS), bins))
-    table[SHEAR_X] = table[SHEAR_Y] = _ramp(space.shear, bins, places)
+    bins = np.arange(count)
+    table = np.zeros((len(KINDS), count))
+    table[SHEAR_X] = table[SHEAR_Y] = _ramp(space.shear, count, bins)
     if space.pixels:
-        table[TRANSLATE_X] = table[TRANSLATE_Y] = _ramp(space.translate, bins, places)
-    table[ROTATE] = _ramp(space.rotate, bins, places)
-    table[6:10] = _ramp(space.enhance, bins, places)
+        table[TRANSLATE_X] = table[TRANSLATE_Y] = _ramp(space.translate, count, bins)
+    table[ROTATE] = _ramp(space.rotate, count, bins)
+    table[6:10] = _ramp(space.enhance, count, bins)
     first, last = space.bits
-    fewer = places.astype(np.float32) / np.float32((bins - 1) / (first - last))
-    table[POSTERIZE] = np.round(np.float32(first) - fewer)
-    table[KINDS.index("Solarize")] = _ramp(1.0, bins, places, down=True)
+    fewer = bins.astype(np.float32) / np.float32((count - 1) / (first - last))
+    table[KINDS.index("Posterize")] = np.round(np.float32(first) - fewer)
+    table[KINDS.index("Solarize")] = _ramp(1.0, count, bins, down=True)
     return table
 
 
 AUTO: Final = Space(KINDS[1:], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
 RAND: Final = Space(KINDS[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
 WIDE: Final = Space(KINDS[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
-# By whether all operations are allowed, or only those that robustness is not measured with.
+# By `all_ops`: all operations, or only those that are not part of robustness benchmarks.
 MIX: Final = {
     everything: Space((*KINDS[1:6], *KINDS[10:14], *(KINDS[6:10] if everything else ())), 0.3, 1 / 3, 30.0, 0.9, (4, 0))
     for everything in (True, False)
@@ -145,26 +123,25 @@ def operations(kinds: np.ndarray, magnitudes: np.ndarray, sizes_hw: np.ndarray) 
     rows, columns = np.nonzero((kinds >= SHEAR_X) & (kinds <= ROTATE))
     if len(rows):
         which, amounts = kinds[rows, columns], magnitudes[rows, columns]
-        # An image goes right by whole pixels where the magnitude is positive; coefficients lead back to the input.
+        # A positive magnitude moves the image right, by whole pixels; coefficients lead back to the input.
         amounts = np.where((which == TRANSLATE_X) | (which == TRANSLATE_Y), -np.trunc(amounts), amounts)
         values[rows, columns] = affine(which, amounts, sizes_hw[rows])
     return CODES[kinds], values
 
 
 def affine(kinds: np.ndarray, amounts: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-    """The coefficients float64 (n, 8) of shears about the top left corner, by tangents; of shifts, by what is added to
-    a place in the output; and of rotations about the centre, counterclockwise in degrees: those that Pillow makes."""
-    found = np.tile(UNMOVED, (len(kinds), 1))
-    for kind, place in ((SHEAR_X, 1), (SHEAR_Y, 3), (TRANSLATE_X, 2), (TRANSLATE_Y, 5)):
-        here = kinds == kind
-        found[here, place] = amounts[here]
+    """Pillow's coefficients, float64 (n, 8), of shears about the top left corner, by tangents; of shifts, by what is
+    added to a coordinate in the output; of rotations about the centre, counterclockwise in degrees."""
+    found = np.tile(IDENTITY, (len(kinds), 1))
+    for kind, at in ((SHEAR_X, 1), (SHEAR_Y, 3), (TRANSLATE_X, 2), (TRANSLATE_Y, 5)):
+        found[kinds == kind, at] = amounts[kinds == kind]
     turned = np.flatnonzero(kinds == ROTATE)
     if len(turned):
         found[turned] = rotation_coefficients(amounts[turned], None, sizes_hw[turned])[0]
     return found
 
 
-# Each line holds two policies of two operations: name, probability, bin of 10 (none where there is no magnitude).
+# Pairs of operations: name, probability, and the bin of 10 if the operation has a magnitude.
 POLICIES: Final = {
     "imagenet": """
         Posterize .4 8, Rotate .6 9; Solarize .6 5, AutoContrast .6; Equalize .8, Equalize .6;

@@ -1,10 +1,9 @@
 """RandomResizedCrop: torchvision's rejection sampling, for a batch at once.
 
 torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) tries ten times to draw an area and an aspect
-ratio whose box fits into the image, then takes the largest central box whose ratio is allowed. Here each sample owns 22
-numbers: two for the place of the box, ten for areas and ten for ratios (and one more for a random filter), and all ten
-boxes are made at once (drawing the later ones only where the first does not fit was slower: 600 µs instead of 250 µs
-for a chunk of 16).
+ratio whose box fits into the image, then takes the largest central box with an allowed ratio. Here each sample has 22
+numbers: two for the corner of the box, ten for areas, ten for ratios (and one more for a random filter). All ten boxes
+are made at once: drawing later ones only where the first does not fit took 600 µs instead of 250 µs for a chunk of 16.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ TRIES: Final = 10
 class RandomResizedCrop(Resampling):
     """Cut out a box of random area and aspect ratio, and resize it.
 
-    The filter is cut at the box: what lies outside has no part in the result.
+    The filter is cut at the box: pixels outside have no effect on the result.
 
     Args:
         size: of the result: an integer (a square), or (height, width).
         scale: the least and the greatest area of the box, as fractions of the image's.
         ratio: the least and the greatest aspect ratio (width / height) of the box; drawn log-uniformly.
         interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
-        antialias: True; anything else is refused.
+        antialias: must be True.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     crops: ClassVar[bool] = True

@@ -1,7 +1,7 @@
-"""Transforms that resize to a random size: each comes to a `Box` around the whole image.
+"""Transforms that resize to a random size, each drawn as a `Box` around the whole image.
 
-Names, arguments, defaults and distributions are torchvision's. A side never becomes shorter than a pixel, which
-torchvision refuses when it comes to it. Imported by workers; no torch here.
+Names, arguments, defaults and distributions are torchvision's. A side never becomes shorter than one pixel, where
+torchvision raises an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["RandomResize", "RandomShortestSize", "ScaleJitter"]
 
 @dataclass(frozen=True, repr=False)
 class _Resizing(Resampling):
-    """What they share: two numbers are drawn, one for the size and one for a random filter."""
+    """Base of these transforms: two numbers are drawn, one for the size and one for a random filter."""
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         """The sizes of the results, from a uniform number for each image."""
@@ -38,7 +38,7 @@ class _Resizing(Resampling):
         return None
 
     def _check(self) -> None:
-        """Bring the arguments that all of them have to their plain form."""
+        """Check the arguments that all of them have."""
         own: Any = self
         name = type(self).__name__
         filters = interpolation_name(f"{name}(interpolation=…)", own.interpolation, random=True)
@@ -48,17 +48,17 @@ class _Resizing(Resampling):
 
 @dataclass(frozen=True, repr=False)
 class ScaleJitter(_Resizing):
-    """Resize by a random factor relative to what makes an image fit into a target: large scale jittering.
+    """Resize to fit into a target, times a random factor: large scale jittering.
 
     Args:
-        target_size: (height, width). torchvision compares its width with the image's height, and its height with the
-            image's width, and so does this.
+        target_size: (height, width). As in torchvision, its width is compared with the image's height, and its height
+            with the image's width.
         scale_range: the least and the greatest factor.
         interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
-        antialias: True; anything else is refused.
+        antialias: must be True.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     target_size: tuple[int, int]
@@ -82,16 +82,16 @@ class ScaleJitter(_Resizing):
 
 @dataclass(frozen=True, repr=False)
 class RandomShortestSize(_Resizing):
-    """Resize so that the shorter side has one of several lengths, drawn.
+    """Resize so that the shorter side has one of several lengths.
 
     Args:
-        min_size: the lengths, or one.
-        max_size: the longer side is not made longer than this.
+        min_size: the lengths to draw from, or one length.
+        max_size: the longer side does not become longer than this.
         interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
-        antialias: True; anything else is refused.
+        antialias: must be True.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     min_size: int | Sequence[int]
@@ -125,10 +125,10 @@ class RandomResize(_Resizing):
         min_size: the least length.
         max_size: the greatest length is one less.
         interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
-        antialias: True; anything else is refused.
+        antialias: must be True.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     min_size: int

@@ -1,7 +1,7 @@
-"""Which transforms may follow which in a chain, and what each is told of its place.
+"""Which transforms may follow which in a chain, and telling each where it is.
 
-Pure functions of declarations, run once when a `Chain` is made; what cannot be is a `ValueError` that names both
-transforms and what to do. Imported by workers, so there is no torch here.
+Pure functions of declarations, run once when a `Chain` is made. An impossible order is a `ValueError` that names both
+transforms and says what to do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["check_fills", "check_mixing", "check_order", "mixing_of", "placed"]
 
 
 def check_order(transforms: tuple[Transform, ...]) -> None:
-    """Refuse a transform that cannot take images as those before it leave them."""
+    """Refuse a transform that cannot take the images that those before it make."""
     state, maker = "uint8", -1
     for number, transform in enumerate(transforms):
         if state not in transform.works_on and maker < 0:
@@ -41,7 +41,7 @@ def check_order(transforms: tuple[Transform, ...]) -> None:
 
 
 def check_fills(transforms: tuple[Transform, ...]) -> None:
-    """A fill is in levels, which it cannot be where numbers are no levels any more: there it must be 0."""
+    """Refuse fills other than 0 after images are scaled, since a fill is in levels."""
     scaler: Transform | None = None
     for transform in transforms:
         filling = None if scaler is None else _filling(transform)
@@ -57,14 +57,14 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
 
 
 def _filling(transform: Transform) -> Transform | None:
-    """The transform, or one that it holds, that fills with something else than 0."""
+    """The transform, or one that it holds, if its fill is not 0."""
     if any(transform.outside(masks=False)):
         return transform
     return next(filter(None, map(_filling, transform.children)), None)
 
 
 def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
-    """The transforms, each told where it stands. Behind one that works on finished images all others must do so too."""
+    """The transforms, each told where it is. After one that works on finished images all others must do so too."""
     found, state, unit = [], "uint8", 1.0
     first: int | None = None
     for number, transform in enumerate(transforms):
@@ -88,23 +88,23 @@ def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
 
 
 def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
-    """Those that mix, also within others."""
+    """The transforms that mix, also inside others."""
     found: list[Any] = []
     for transform in flat(transforms):
-        if transform.mixes:  # a transform that holds others mixes if one of these does
+        if transform.mixes:  # it or one that it holds
             found += mixing_of(transform.children) or [transform]
     return found
 
 
 def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
-    """Refuse what MixUp and CutMix cannot be: twice for one sample, of several views, or for different labels."""
+    """Refuse to mix a sample twice, to mix several views, and to mix by different arguments for the labels."""
     mixing = mixing_of(lines[0])
     if not mixing:
         return
     name = _name(mixing[0])
     if len(lines) > 1:
         raise ValueError(
-            f"{name} does not go with MultiView: a sample has one label, but its views would be mixed with other "
+            f"{name} does not go with MultiView: a sample has one label, but its views would be mixed with different "
             "shares; leave one of them out"
         )
     _check_once(lines[0], "a chain")
@@ -131,7 +131,7 @@ def _check_once(transforms: Iterable[Transform], within: str) -> None:
         if others:
             mixer = next(_name(inner) for inner in inside if inner.mixes)
             raise ValueError(
-                f"{_name(transform)} cannot hold {_name(others[0])} beside {mixer}, which mixes images when all else "
+                f"{_name(transform)} cannot hold {_name(others[0])} beside {mixer}, which mixes images after all else "
                 f"is done; put {_name(others[0])} into a {_name(transform)} of its own"
             )
         ways = transform.children if isinstance(transform, RandomChoice) else [transform.children]

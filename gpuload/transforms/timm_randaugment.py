@@ -1,7 +1,7 @@
 """timm's RandAugment, from the strings that its recipes are written with, such as ``"rand-m9-mstd0.5-inc1"``.
 
-It differs from the published one in that each operation is left out with a probability, magnitudes may vary, and shifts
-are not of whole pixels. Meaning and numbers are those of `timm.data.auto_augment`, timm 1.0.
+Unlike the published one, it skips each operation with a probability, may vary magnitudes, and shifts by fractions of
+pixels. Meaning and numbers are those of `timm.data.auto_augment`, timm 1.0.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["TimmRandAugment"]
 
 
 class _Kind(NamedTuple):
-    """An operation: with L, a tenth of the magnitude, its value is `first` + `times` L, within `bounds`. `signed`: half
-    of the terms with L are negative; `whole`: cut to whole numbers; `at`: where it stands among the values."""
+    """An operation: its value is `first` + `times` · L within `bounds`, where L is a tenth of the magnitude. `signed`:
+    the product gets a random sign; `whole`: it is cut to a whole number; `at`: the index of the value."""
 
     operation: str
     first: float = 0.0
@@ -42,7 +42,7 @@ def _increasing(operation: str) -> _Kind:
     return _Kind(operation, 1.0, 0.9, (0.1, math.inf), signed=True)
 
 
-# The greatest shift, a share of the side, hangs on the hyperparameters: `times` stands for 1 there.
+# The greatest shift, a share of the side, depends on the hyperparameters; `times` is 1 for it.
 TABLE: Final = {
     "AutoContrast": _Kind("autocontrast"),
     "Equalize": _Kind("equalize"),
@@ -79,7 +79,7 @@ LEAST: Final = np.array([kind.bounds[0] for kind in TABLE.values()], np.float64)
 GREATEST: Final = np.array([kind.bounds[1] for kind in TABLE.values()], np.float64)
 SIGNED: Final = np.array([kind.signed for kind in TABLE.values()])
 WHOLE: Final = np.array([kind.whole for kind in TABLE.values()])
-PLACE: Final = np.array([kind.at for kind in TABLE.values()])
+AT: Final = np.array([kind.at for kind in TABLE.values()])
 WARPS: Final = np.array([KINDS.index(name) if TABLE[name].operation == "warp" else 0 for name in NAMES], np.int64)
 SHIFTS: Final = np.array([name.startswith("Translate") for name in NAMES])
 SIDES: Final = np.array([1 if name == "TranslateX" else 0 for name in NAMES])  # in a size (height, width)
@@ -89,51 +89,34 @@ PLAIN: Final = (
     *("Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY"),
 )
 INCREASING: Final = tuple(name + "Increasing" if name + "Increasing" in TABLE else name for name in PLAIN)
-# Sets that a string names behind "t", with how likely their operations are; alone where all are alike.
+
+
+def _weighted(text: str) -> dict[str, float]:
+    return {name: float(weight) for name, weight in (entry.split() for entry in text.split(","))}
+
+
+# The sets of operations that a string names after "t"; with weights, unless all are equally likely.
 SETS: Final = {
-    "weights": {
-        "Rotate": 3,
-        "ShearX": 2,
-        "ShearY": 2,
-        "TranslateX": 1,
-        "TranslateY": 1,
-        "ColorIncreasing": 0.25,
-        "SharpnessIncreasing": 0.25,
-        "AutoContrast": 0.25,
-        "SolarizeIncreasing": 0.05,
-        "SolarizeAdd": 0.05,
-        "ContrastIncreasing": 0.05,
-        "BrightnessIncreasing": 0.05,
-        "Equalize": 0.05,
-        "PosterizeIncreasing": 0.05,
-        "Invert": 0.05,
-    },
+    "weights": _weighted(
+        "Rotate 3, ShearX 2, ShearY 2, TranslateX 1, TranslateY 1, ColorIncreasing .25, SharpnessIncreasing .25, "
+        "AutoContrast .25, SolarizeIncreasing .05, SolarizeAdd .05, ContrastIncreasing .05, BrightnessIncreasing .05, "
+        "Equalize .05, PosterizeIncreasing .05, Invert .05"
+    ),
     "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur"),
-    "3aw": {
-        "SolarizeIncreasing": 6,
-        "Desaturate": 6,
-        "GaussianBlur": 6,
-        "Rotate": 3,
-        "ShearX": 2,
-        "ShearY": 2,
-        "PosterizeIncreasing": 1,
-        "AutoContrast": 1,
-        "ColorIncreasing": 1,
-        "SharpnessIncreasing": 1,
-        "ContrastIncreasing": 1,
-        "BrightnessIncreasing": 1,
-        "Equalize": 1,
-        "Invert": 1,
-    },
+    "3aw": _weighted(
+        "SolarizeIncreasing 6, Desaturate 6, GaussianBlur 6, Rotate 3, ShearX 2, ShearY 2, PosterizeIncreasing 1, "
+        "AutoContrast 1, ColorIncreasing 1, SharpnessIncreasing 1, ContrastIncreasing 1, BrightnessIncreasing 1, "
+        "Equalize 1, Invert 1"
+    ),
 }
 
 HPARAMS: Final = ("img_mean", "interpolation", "magnitude_max", "magnitude_std", "translate_const", "translate_pct")
-MAGNITUDES: Final = 10.0  # what magnitudes are tenths of, and where they end unless the string says otherwise
-UNIFORM_FROM: Final = 100.0  # a standard deviation above it stands for infinity
+MAGNITUDES: Final = 10.0  # a magnitude of 1 is a tenth of an operation's strength; the default upper bound
+UNIFORM_FROM: Final = 100.0  # a standard deviation above it means infinity
 
 
 class _Recipe(NamedTuple):
-    """What a string and its hyperparameters come to. `weights` is None where operations are drawn with replacement."""
+    """What a string and its hyperparameters mean. `weights` is None if operations are drawn with replacement."""
 
     kinds: np.ndarray
     weights: np.ndarray | None
@@ -151,16 +134,16 @@ class TimmRandAugment(Transform):
     """timm's RandAugment: `timm.data.auto_augment.rand_augment_transform(config, hparams)`.
 
     Args:
-        config: ``"rand"``, then parts behind dashes, in any order: ``m`` magnitude, a whole number (10); ``n`` how many
-            operations (2); ``p`` the probability of each to be done (0.5); ``mstd`` the standard deviation of the
-            magnitude (0), where ``inf``, or more than 100, stands for uniform in 0 … m; ``mmax`` the greatest magnitude
+        config: ``"rand"``, then parts separated by dashes, in any order: ``m`` magnitude, a whole number (10); ``n``
+            the number of operations (2); ``p`` the probability of each (0.5); ``mstd`` the standard deviation of the
+            magnitude (0), where ``inf``, or more than 100, means uniform in 0 … m; ``mmax`` the greatest magnitude
             (10); ``inc1`` for operations whose strength grows with the magnitude; ``t`` another set of operations:
-            ``tweights``, ``t3a`` or ``t3aw``. ``w``, of older strings, is refused as timm does.
-        hparams: a dict with any of: ``img_mean``, what comes from outside the image, in levels ((128, 128, 128));
-            ``interpolation``, a filter, or several of which one is drawn for each operation ("random", the default:
+            ``tweights``, ``t3a`` or ``t3aw``. ``w``, of older strings, is refused, as by timm.
+        hparams: a dict with any of: ``img_mean``, the fill outside the image, in levels ((128, 128, 128));
+            ``interpolation``, a filter, or several, one of which is drawn for each operation ("random", the default:
             bilinear and bicubic); ``translate_pct``, the greatest shift, a share of the side (0.45); ``magnitude_std``
-            and ``magnitude_max``, which go before those of the string; ``translate_const``, which timm's RandAugment
-            takes but does not use.
+            and ``magnitude_max``, which override those of the string; ``translate_const``, which timm's RandAugment
+            accepts but does not use.
 
     Raises:
         TypeError, ValueError: the string has a part that is not one of these, or a hyperparameter is wrong.
@@ -185,7 +168,7 @@ class TimmRandAugment(Transform):
 
     @property
     def fill(self) -> Any:
-        """What comes from outside an image."""
+        """The fill outside an image."""
         return dict(self.hparams).get("img_mean", (128, 128, 128))
 
     @property
@@ -206,7 +189,7 @@ class TimmRandAugment(Transform):
         if recipe.weights is None:
             chosen = (which * len(recipe.kinds)).astype(np.int64)
         else:
-            # The first of exponential times at these rates: drawn one after the other, without replacement.
+            # The order of exponential times at these rates is that of draws without replacement.
             chosen = np.argsort(-np.log(which) / recipe.weights, axis=1)[:, :layers]
         kinds = recipe.kinds[chosen]
         magnitudes = _magnitudes(recipe, kinds.shape, spread)
@@ -238,8 +221,8 @@ def _values(
     amounts = np.clip(FIRST[kinds] + terms, LEAST[kinds], GREATEST[kinds])
     values = np.zeros((*kinds.shape, VALUES))
     rows, columns = np.indices(kinds.shape)
-    values[rows, columns, PLACE[kinds]] = amounts
-    values[..., 0][PLACE[kinds] == 1] = SOLARIZE_ADD_BELOW
+    values[rows, columns, AT[kinds]] = amounts
+    values[..., 0][AT[kinds] == 1] = SOLARIZE_ADD_BELOW
     rows, columns = np.nonzero(WARPS[kinds])
     if len(rows):
         which, amounts = kinds[rows, columns], amounts[rows, columns]
@@ -250,7 +233,7 @@ def _values(
 
 
 def _checked(hparams: Any) -> tuple[tuple[str, Any], ...]:
-    """The hyperparameters, checked, as pairs, which are hashable where a dict is not."""
+    """The hyperparameters, checked, as pairs, since a dict is not hashable."""
     if hparams is None:
         return ()
     if not isinstance(hparams, Mapping | tuple):
@@ -319,7 +302,6 @@ def _recipe(config: str, hparams: tuple[tuple[str, Any], ...]) -> _Recipe:
 
 
 def _number(config: str, part: str) -> tuple[str, float]:
-    """The name and the number of a part."""
     match = re.fullmatch(r"(m|n|p|mstd|mmax|inc)(\d+\.?\d*|inf)", part)
     if match is None:
         raise ValueError(

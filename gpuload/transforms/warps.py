@@ -1,8 +1,7 @@
-"""Transforms that turn, shear and tilt an image: each comes to a `Warp`.
+"""Transforms that turn, shear and tilt an image, each drawn as a `Warp`.
 
-Names, arguments, defaults and distributions are torchvision's; what a map means is what it means for a Pillow image
-there: Pillow's `Image.rotate` and `Image.transform`. Every pixel of a result may come from anywhere, so the whole image
-is decoded. Imported by workers; no torch here.
+Names, arguments, defaults and distributions are torchvision's; maps mean what they mean for Pillow images there:
+Pillow's `Image.rotate` and `Image.transform`. A pixel of a result may come from anywhere: whole images are decoded.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 
 
 class _Warping(Transform):
-    """What warps share. No dataclass itself, so that each has its arguments where torchvision has them."""
+    """Base of the warps; not a dataclass, so that each has its arguments where torchvision has them."""
 
     interpolation: str
     needs_whole: ClassVar[bool] = True
-    affine: ClassVar[bool] = True  # whether all its maps are
+    affine: ClassVar[bool] = True  # all its maps are
 
     @property
     def outline(self) -> tuple[Outline, ...]:
@@ -34,13 +33,13 @@ class _Warping(Transform):
         return (Outline(kind=Warp, name=name, filters=(self.interpolation,), affine=self.affine),)
 
     def warp(self, coefficients: np.ndarray, size_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
-        """The record of these maps, for the images that are `warped`."""
+        """The record of these maps, for images where `warped`."""
         moves = (coefficients != IDENTITY).any(axis=1)
         fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
         return Warp(coefficients, size_hw, moves & warped, self.interpolation, fill, mask_fill)
 
     def _check(self) -> None:
-        """Bring the arguments that all warps have to their plain form."""
+        """Check the arguments that all warps have."""
         own: Any = self
         name = type(self).__name__
         object.__setattr__(self, "interpolation", interpolation_name(f"{name}(interpolation=…)", own.interpolation))
@@ -52,14 +51,14 @@ class RandomRotation(_Warping):
     """Turn by a random angle.
 
     Args:
-        degrees: the least and the greatest angle, counterclockwise; a number x ≥ 0 stands for -x … x.
+        degrees: the least and the greatest angle, counterclockwise; a number x ≥ 0 means -x … x.
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        expand: make the result as large as the turned image; its size differs from image to image then.
+        expand: make the result as large as the turned image, so that sizes differ.
         center: (x, y) from the top left corner, in pixels; None for the middle.
-        fill: the level of what lies outside, in 0 … 255, or one for each channel, or a dict of them by type.
+        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of them by type.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> RandomRotation(10, "bilinear")
@@ -93,17 +92,17 @@ class RandomAffine(_Warping):
     """Turn, move, scale and shear by random amounts, around a centre.
 
     Args:
-        degrees: the least and the greatest angle, clockwise; a number x ≥ 0 stands for -x … x.
-        translate: how far it is moved at most, as fractions (of the width, of the height) in 0 … 1; by whole pixels.
+        degrees: the least and the greatest angle, clockwise; a number x ≥ 0 means -x … x.
+        translate: the farthest move, as fractions (of the width, of the height) in 0 … 1; by whole pixels.
         scale: the least and the greatest factor.
-        shear: angles in degrees: (least, greatest) along x, or those and (least, greatest) along y behind them; a
-            number x ≥ 0 stands for -x … x along x.
+        shear: angles in degrees: (least, greatest) along x, or (least x, greatest x, least y, greatest y); a number
+            x ≥ 0 means -x … x along x.
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level of what lies outside, in 0 … 255, or one for each channel, or a dict of them by type.
+        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of them by type.
         center: (x, y) from the top left corner, in pixels; None for the middle.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     degrees: float | tuple[float, float]
@@ -145,19 +144,19 @@ class RandomAffine(_Warping):
 
 @dataclass(frozen=True, repr=False)
 class RandomPerspective(_Warping):
-    """Tilt: bring the four corners to random places inside the image, with probability `p`.
+    """Tilt: move the four corners to random places inside the image, with probability `p`.
 
-    A corner is drawn among the pixels that lie within `distortion_scale` times half the width and half the height of
-    it. Where three of them come to lie on one line, there is no such map, and the image stays as it is.
+    A corner moves at most `distortion_scale` times half the width and half the height. If three of them come to lie on
+    one line, there is no such map, and the image stays as it is.
 
     Args:
-        distortion_scale: how far the corners go, in 0 … 1.
+        distortion_scale: how far the corners move, in 0 … 1.
         p: the probability.
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level of what lies outside, in 0 … 255, or one for each channel, or a dict of them by type.
+        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of them by type.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is invalid.
     """
 
     affine: ClassVar[bool] = False
@@ -197,7 +196,7 @@ def _angles(name: str, value: Any) -> tuple[float, float]:
     number = finite(name, value)
     if number < 0:
         raise ValueError(f"{name} as a single number must not be negative, got {number:g}; or give (low, high)")
-    return 0.0 - number, number  # not -0.0, which is another text
+    return 0.0 - number, number  # not -0.0, which prints differently
 
 
 def _shears(name: str, value: Any) -> tuple[float, ...]:

@@ -33,7 +33,8 @@ def draw(transform, n: int = N, seed: int = 8):
         (
             lambda: T.Chain([T.RandomSolarize(0.5)]),
             ValueError,
-            "RandomSolarize(threshold=0.5) stands where images are levels in 0 … 255; write threshold=127.5, or put it",
+            "RandomSolarize(threshold=0.5) is used where images are levels in 0 … 255; write threshold=127.5, or "
+            "put it",
         ),
         (lambda: T.RandomPosterize(9), ValueError, "RandomPosterize(bits=…) must lie in 0 … 8, got 9: a level has"),
         (lambda: T.RandomPosterize(-1), ValueError, "RandomPosterize(bits=…) must be at least 0, got -1"),

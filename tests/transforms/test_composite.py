@@ -101,22 +101,22 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
         (
             lambda: T.RandomChoice([T.Identity()], p=[0]),
             ValueError,
-            "numbers that are not negative, with a sum",
+            "numbers ≥ 0 with a positive sum",
         ),
         (
             lambda: T.RandomChoice([T.Identity()], p=[-1]),
             ValueError,
-            "numbers that are not negative, with a sum",
+            "numbers ≥ 0 with a positive sum",
         ),
         (
             lambda: T.RandomApply([NORMALIZE]),
             ValueError,
-            "RandomApply cannot hold Normalize, which makes floats of",
+            "RandomApply cannot hold Normalize, which turns levels into",
         ),
         (
             lambda: T.RandomChoice([T.Compose([T.ToDtype("float32")])]),
             ValueError,
-            "RandomChoice cannot hold Compose, which makes floats",
+            "RandomChoice cannot hold Compose, which turns levels",
         ),
         (lambda: T.RandomApply([T.MultiView([[T.Identity()]])]), ValueError, "RandomApply cannot hold a MultiView"),
         (

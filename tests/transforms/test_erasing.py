@@ -52,28 +52,31 @@ def test_arguments_that_cannot_be(arguments, error, text):
     [
         (
             [T.RandomErasing(value="random"), NORMALIZE],
-            "RandomErasing(value='random') makes normal numbers, which levels cannot hold, and stands before ToDtype "
-            "or Normalize; put it behind Normalize",
+            "RandomErasing(value='random') makes normal numbers, which levels cannot hold, and is before ToDtype "
+            "or Normalize; put it after Normalize",
         ),
         ([T.RandomErasing(mode="rand")], "RandomErasing(mode='rand') makes normal numbers, which levels cannot hold"),
         (
             [FLOAT, T.RandomErasing(value="random"), NORMALIZE],
-            "which levels cannot hold, and stands before a transform that needs levels; put it last, behind Normalize",
+            "which levels cannot hold, and is before a transform that needs levels; put it last, after Normalize",
         ),
         ([FLOAT, T.RandomApply([T.RandomErasing(value="random")]), T.CenterCrop(3)], "which levels cannot hold"),
         (
             [T.RandomErasing(value=0.5), NORMALIZE],
-            "RandomErasing(value=0.5) stands where images are levels, so it takes whole numbers in 0 … 255; put it "
-            "behind Normalize for a number of finished images",
+            "RandomErasing(value=0.5) is used where images are levels, so it takes whole numbers in 0 … 255; put it "
+            "after Normalize for a number of finished images",
         ),
-        ([T.RandomErasing(value=(1, 2, 256))], "RandomErasing(value=(1.0, 2.0, 256.0)) stands where images are levels"),
+        (
+            [T.RandomErasing(value=(1, 2, 256))],
+            "RandomErasing(value=(1.0, 2.0, 256.0)) is used where images are levels",
+        ),
         (
             [FLOAT, T.RandomErasing(value=2), NORMALIZE],
-            "stands where images are floats that are still to be transformed, so it takes numbers in 0 … 1; put it",
+            "is used where images are floats that are still to be transformed, so it takes numbers in 0 … 1; put it",
         ),
         (
             [T.ToDtype("float32"), T.RandomErasing(value=-1), NORMALIZE],
-            "so it takes numbers in 0 … 255; put it behind Normalize",
+            "so it takes numbers in 0 … 255; put it after Normalize",
         ),
         (
             [NORMALIZE, T.RandomErasing(), T.CenterCrop(8)],

@@ -72,7 +72,7 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
         ),
         (
             [NORMALIZE, T.RandomApply([T.RandomHorizontalFlip(), T.MixUp()])],
-            "RandomApply cannot hold RandomHorizontalFlip beside MixUp, which mixes images when all else is done; put "
+            "RandomApply cannot hold RandomHorizontalFlip beside MixUp, which mixes images after all else is done; put "
             "RandomHorizontalFlip into a RandomApply of its own",
         ),
         (
@@ -85,7 +85,8 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
         ),
         (
             [T.MultiView([T.CenterCrop(8), T.CenterCrop(6)]), NORMALIZE, T.MixUp()],
-            "MixUp does not go with MultiView: a sample has one label, but its views would be mixed with other shares",
+            "MixUp does not go with MultiView: a sample has one label, but its views would be mixed with "
+            "different shares",
         ),
         ([NORMALIZE, T.MultiView([[T.MixUp()], [T.Identity()]])], "MixUp does not go with MultiView"),
     ],

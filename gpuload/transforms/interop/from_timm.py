@@ -1,7 +1,7 @@
 """A data configuration of timm becomes the chain that `timm.data.create_transform` makes of it.
 
 Meaning and defaults are those of timm 1.0 (timm/data/transforms_factory.py), for chains without its prefetcher; timm is
-not imported. What cannot be said in gpuload is an error that names it.
+not imported. What gpuload does not support is an error that names it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["from_timm"]
 
 
 class Default(enum.Enum):
-    """Says that an argument was not given, where None has a meaning of its own."""
+    """Marks an argument that was not given, since None has a meaning of its own."""
 
     TIMM = "as data_config says, else timm's default"
 
@@ -38,7 +38,7 @@ class Default(enum.Enum):
 
 TIMM: Final = Default.TIMM
 
-# Of timm.data.create_transform, all that a data_config may hold.
+# The arguments of timm.data.create_transform that a data_config may hold.
 DEFAULTS: Final[dict[str, Any]] = {
     "input_size": 224,
     "interpolation": "bilinear",
@@ -65,16 +65,16 @@ DEFAULTS: Final[dict[str, Any]] = {
 }
 CROP_PCT: Final = 0.875
 
-# What create_transform takes too, with the values that say nothing, and what to do otherwise.
+# Its other arguments, with the values that change nothing, and what to do about any other value.
 REFUSED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "naflex": ((False,), "patches of images of many sizes are no batch of images"),
-    "patchify": ((False,), "make patches of the finished batch; an nn.Module may stand last in the chain"),
-    "re_num_splits": ((0, 1), "every image is drawn for by itself; there are no splits of a batch"),
+    "naflex": ((False,), "patches of images of many sizes are not a batch of images"),
+    "patchify": ((False,), "make patches of the finished batch; the last transform may be an nn.Module"),
+    "re_num_splits": ((0, 1), "every image has draws of its own; there are no splits of a batch"),
     "separate": ((False,), "it gives three chains; take the list apart"),
-    "tf_preprocessing": ((False,), "TensorFlow's resampling is not here"),
+    "tf_preprocessing": ((False,), "TensorFlow's resampling is not supported"),
     "use_prefetcher": ((False,), "gpuload puts batches on the device by itself; leave it out"),
 }
-# What says something only where one of those is wanted, and is passed over.
+# Ignored: they matter only together with one of those.
 WITHOUT_EFFECT: Final = ("max_seq_len", "patch_size", "patchify_channels_last", "patchify_flatten")
 
 
@@ -107,15 +107,15 @@ def from_timm(
     Args:
         data_config: what ``timm.data.resolve_model_data_config(model)`` gives: input_size, interpolation, mean, std,
             crop_pct, crop_mode; it may hold any of the arguments below too.
-        is_training: the chain for training, with its augmentation; otherwise that for evaluation.
+        is_training: the chain for training, with its augmentation; otherwise the one for evaluation.
         no_aug: for training, without augmentation.
         train_crop_mode: ``"rrc"`` (RandomResizedCrop), ``"rkrc"`` or ``"rkrr"`` (ResizeKeepRatio and a crop, in the
             middle or at random).
         scale, ratio: of the random crop; None: timm's.
         hflip, vflip: probabilities of flips.
-        color_jitter: of brightness, contrast and saturation; or three numbers, or four with hue; None: none. An
-            `auto_augment` takes its place.
-        color_jitter_prob: how often it is applied; None: always.
+        color_jitter: one number for brightness, contrast and saturation; or three numbers, or four with hue; None:
+            none. With `auto_augment` it is not used.
+        color_jitter_prob: the probability of the jitter; None: always.
         grayscale_prob, gaussian_blur_prob: probabilities.
         auto_augment: timm's string for RandAugment, such as ``"rand-m9-mstd0.5-inc1"``.
         interpolation: ``"random"`` (bilinear or bicubic, for each sample), or a filter's name.
@@ -127,34 +127,14 @@ def from_timm(
         A list for ``Loader(transforms=…)``.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these, or cannot be mapped, which names it.
+        TypeError, ValueError: an argument is invalid, or is not supported; the message names it.
 
     Example:
         >>> config = {"input_size": (3, 224, 224), "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
         >>> from_timm(config)[:2]
         [Resize(size=248, interpolation='bicubic'), CenterCrop(size=(224, 224))]
     """
-    given = {
-        "no_aug": no_aug,
-        "train_crop_mode": train_crop_mode,
-        "scale": scale,
-        "ratio": ratio,
-        "hflip": hflip,
-        "vflip": vflip,
-        "color_jitter": color_jitter,
-        "color_jitter_prob": color_jitter_prob,
-        "grayscale_prob": grayscale_prob,
-        "gaussian_blur_prob": gaussian_blur_prob,
-        "auto_augment": auto_augment,
-        "interpolation": interpolation,
-        "re_prob": re_prob,
-        "re_mode": re_mode,
-        "re_count": re_count,
-        "crop_pct": crop_pct,
-        "crop_mode": crop_mode,
-        "crop_border_pixels": crop_border_pixels,
-        "normalize": normalize,
-    }
+    given = {name: value for name, value in locals().items() if name in DEFAULTS and value is not TIMM}
     options = _options(data_config, given)
     size_hw = _size(options["input_size"])
     if not is_training:
@@ -192,10 +172,9 @@ def _options(data_config: Mapping[str, Any] | None, given: dict[str, Any]) -> di
             f"from_timm(data_config=…) holds {unknown[0]!r}, which is none of the arguments of timm's create_transform "
             f"that gpuload knows: {', '.join(DEFAULTS)}"
         )
-    given = {name: value for name, value in given.items() if value is not TIMM}
     for name, value in given.items():
         if name in config and config[name] != value:
-            # Evaluation filters are part of a model's configuration, and training scripts override them.
+            # They are part of a model's configuration, and training scripts override them.
             if name in ("interpolation", "crop_pct", "crop_mode"):
                 continue
             raise ValueError(f"from_timm: {name} is given twice, as {value!r} and in data_config as {config[name]!r}")

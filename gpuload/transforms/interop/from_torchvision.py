@@ -1,8 +1,8 @@
-"""A chain of torchvision becomes one of gpuload: each transform becomes that of the same name, argument by argument.
+"""A chain of torchvision becomes one of gpuload: each transform becomes the one of the same name, argument by argument.
 
-torchvision's objects are known by the names of their classes and modules and read by their attributes; nothing of
-torchvision, or of torch, is imported. What cannot be said in gpuload is an error that names the transform and its
-place, never a chain that means something else.
+torchvision's objects are recognised by the names of their classes and modules and read by their attributes; neither
+torchvision nor torch is imported. What gpuload does not support is an error that names the transform and where it is,
+never a chain that means something else.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ __all__ = ["from_torchvision"]
 def from_torchvision(transforms: Any) -> list[Transform]:
     """Write torchvision's transforms as gpuload's.
 
-    Every argument is carried over; every draw is then made for each sample. ``ToImage``, ``PILToTensor``,
-    ``ToPureTensor`` and ``ToPILImage`` do nothing, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype``
+    Every argument is carried over; draws are made for each sample. ``ToImage``, ``PILToTensor``, ``ToPureTensor`` and
+    ``ToPILImage`` are left out, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype``
     become `ToDtype`. ``ImageClassification``, the preset that ``weights.transforms()`` gives, becomes `Resize`,
     `CenterCrop`, `ToDtype` and `Normalize`.
 
     Args:
-        transforms: a ``Compose``, one transform, or a list of them, of `torchvision.transforms.v2` or
-            `torchvision.transforms`; an ``nn.Sequential`` of them, or a preset, too.
+        transforms: a ``Compose``, one transform, a list of them, an ``nn.Sequential`` of them, or a preset, of
+            `torchvision.transforms.v2` or `torchvision.transforms`.
 
     Returns:
         A list for ``Loader(transforms=…)``; more may be added to it.
 
     Raises:
-        TypeError: something is no transform of torchvision, or a ``Lambda``.
+        TypeError: an entry is not a transform of torchvision, or is a ``Lambda``.
         ValueError: gpuload does not have a transform, or does not take one of its arguments.
 
     Example, with torchvision's `v2`::
@@ -62,106 +62,103 @@ def from_torchvision(transforms: Any) -> list[Transform]:
 
 
 class _Reader:
-    """Reads a chain from front to back, and remembers the `ToDtype` that made floats of the images, once one has."""
+    """Reads a chain from front to back, and remembers the `ToDtype` that converted the images to floats."""
 
     def __init__(self) -> None:
         self._floats: ToDtype | None = None
 
     def chain(self, transforms: Any) -> list[Transform]:
         found: list[Transform] = []
-        for entry, place in _flat(transforms, "transforms"):
-            for transform in self._read(entry, place):
+        for entry, path in _flat(transforms, "transforms"):
+            for transform in self._read(entry, path):
                 if not isinstance(transform, ToDtype) or not transform.makes:
                     found.append(transform)
                 elif self._floats is None:
                     self._floats = transform
                     found.append(transform)
                 else:
-                    # Floats to floats: torchvision only changes their width. It is said where they are made.
+                    # Floats to floats: only the width changes, which the first ToDtype can set.
                     number = found.index(self._floats)
                     masks = transform.mask_dtype or self._floats.mask_dtype
                     self._floats = dataclasses.replace(self._floats, dtype=transform.dtype, mask_dtype=masks)
                     found[number] = self._floats
         return found
 
-    def _read(self, entry: Any, place: str) -> Iterator[Transform]:
+    def _read(self, entry: Any, path: str) -> Iterator[Transform]:
         name = type(entry).__name__
         if isinstance(entry, Transform):
             yield entry
         elif not _is_theirs(entry):
-            raise TypeError(_foreign(entry, place))
+            raise TypeError(_foreign(entry, path))
         elif name in REFUSED:
             error = TypeError if name == "Lambda" else ValueError
-            raise error(f"from_torchvision: {place} is {name}, which gpuload does not have: {REFUSED[name]}")
+            raise error(f"from_torchvision: {path} is {name}, which gpuload does not have: {REFUSED[name]}")
         elif name in PRESETS:
-            raise ValueError(f"from_torchvision: {place} is the preset {name}, which is not read: {_preset(entry)}")
+            raise ValueError(f"from_torchvision: {path} is the preset {name}, which is not read: {_preset(entry)}")
         elif name == "ImageClassification":
-            yield from _classification(entry, place)
+            yield from _classification(entry, path)
         elif name in ("RandomApply", "RandomChoice", "RandomOrder"):
-            yield from self._container(name, entry, place)
+            yield from self._container(name, entry, path)
         elif name in NOTHING_TO_DO:
             if name == "Identity":
                 yield Identity()
             elif name == "ToPILImage":
-                self._check_to_pil(entry, place)
+                self._check_to_pil(entry, path)
         elif name in TO_DTYPE:
-            yield from self._to_dtype(name, entry, place)
+            yield from self._to_dtype(name, entry, path)
         elif name in ARGUMENTS:
-            yield _made(_ours(name), self._arguments(name, entry), place)
+            yield _made(_ours(name), self._arguments(name, entry), path)
         else:
             raise ValueError(
-                f"from_torchvision: {place} is {name}, which gpuload does not have; do it in the dataset's "
+                f"from_torchvision: {path} is {name}, which gpuload does not have; do it in the dataset's "
                 f"__getitem__, or make an nn.Module of it that takes a batch, and {MODULE}"
             )
 
-    def _container(self, name: str, entry: Any, place: str) -> Iterator[Transform]:
+    def _container(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
         if name == "RandomApply":
             inside = [
                 transform
-                for inner, at in _flat(list(entry.transforms), f"{place}.transforms")
+                for inner, at in _flat(list(entry.transforms), f"{path}.transforms")
                 for transform in self._read(inner, at)
             ]
             if inside:
-                yield _made(RandomApply, {"transforms": inside, "p": entry.p}, place)
+                yield _made(RandomApply, {"transforms": inside, "p": entry.p}, path)
             return
-        units = [self._unit(inner, f"{place}.transforms[{number}]") for number, inner in enumerate(entry.transforms)]
+        units = [self._unit(inner, f"{path}.transforms[{number}]") for number, inner in enumerate(entry.transforms)]
         if name == "RandomOrder":
             units = [unit for unit in units if not isinstance(unit, Identity)]
             if units:
-                yield _made(RandomOrder, {"transforms": units}, place)
+                yield _made(RandomOrder, {"transforms": units}, path)
             return
         shares = None if entry.p is None or len(set(entry.p)) == 1 else list(entry.p)
-        yield _made(RandomChoice, {"transforms": units, "p": shares}, place)
+        yield _made(RandomChoice, {"transforms": units, "p": shares}, path)
 
-    def _unit(self, entry: Any, place: str) -> Transform:
-        """What a choice or an order takes as one, which may be several one behind the other."""
-        found = [transform for inner, at in _flat(entry, place) for transform in self._read(inner, at)]
+    def _unit(self, entry: Any, path: str) -> Transform:
+        """One entry of a choice or an order; several transforms become a `Compose`."""
+        found = [transform for inner, at in _flat(entry, path) for transform in self._read(inner, at)]
         return found[0] if len(found) == 1 else Compose(found) if found else Identity()
 
-    def _to_dtype(self, name: str, entry: Any, place: str) -> Iterator[Transform]:
-        if name == "ToDtype":
-            arguments = {"dtype": entry.dtype, "scale": entry.scale}
-        else:
-            arguments = {"dtype": "float32" if name == "ToTensor" else entry.dtype, "scale": True}
-        transform = _made(ToDtype, arguments, place)
-        if self._floats is not None and transform.dtype == "uint8":
-            raise ValueError(
-                f"from_torchvision: {place}, {name}, makes levels of floats again; leave it out, and the conversion to "
-                "floats before it: gpuload computes as on uint8 images until Normalize in any case"
-            )
-        if transform.makes or transform.mask_dtype:  # uint8 to uint8 is nothing
+    def _to_dtype(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
+        dtype = "float32" if name == "ToTensor" else entry.dtype
+        transform = _made(ToDtype, {"dtype": dtype, "scale": entry.scale if name == "ToDtype" else True}, path)
+        if transform.dtype == "uint8":
+            self._check_no_floats(name, path)
+        if transform.makes or transform.mask_dtype:  # uint8 to uint8 changes nothing
             yield transform
 
-    def _check_to_pil(self, entry: Any, place: str) -> None:
+    def _check_to_pil(self, entry: Any, path: str) -> None:
         if entry.mode is not None:
             raise ValueError(
-                f"from_torchvision: {place}, ToPILImage(mode={entry.mode!r}), changes the mode of images; have them "
+                f"from_torchvision: {path}, ToPILImage(mode={entry.mode!r}), changes the mode of images; have them "
                 "decoded to it, by gpuload.Encoded(…, mode=…), and leave it out"
             )
+        self._check_no_floats("ToPILImage", path)
+
+    def _check_no_floats(self, name: str, path: str) -> None:
         if self._floats is not None:
             raise ValueError(
-                f"from_torchvision: {place}, ToPILImage, makes levels of floats again; leave it out, and the "
-                "conversion to floats before it: gpuload computes as on uint8 images until Normalize in any case"
+                f"from_torchvision: {path}, {name}, converts floats back to levels; leave it out, and the conversion "
+                "to floats before it: gpuload always computes as on uint8 images until Normalize"
             )
 
     def _arguments(self, name: str, entry: Any) -> dict[str, Any]:
@@ -177,23 +174,19 @@ class _Reader:
         return arguments
 
 
-def _flat(entry: Any, place: str) -> Iterator[tuple[Any, str]]:
-    """What stands in a chain, each with its place, with that of a Compose or a list in its place."""
+def _flat(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """The entries of a chain, each with its path, such as "transforms[2]"; Composes and lists are unpacked."""
     name = type(entry).__name__
-    if isinstance(entry, Transform):
-        yield entry, place
-    elif _is_theirs(entry) and name in ("Sequential", "ModuleList"):
-        for number, inner in enumerate(entry):
-            yield from _flat(inner, f"{place}[{number}]")
+    if _is_theirs(entry) and name in ("Sequential", "ModuleList"):
+        entry = list(entry)
     elif _is_theirs(entry) and name == "Compose":
-        inside = "transforms" if place == "transforms" else f"{place}.transforms"
-        for number, inner in enumerate(entry.transforms):
-            yield from _flat(inner, f"{inside}[{number}]")
-    elif isinstance(entry, list | tuple):
-        for number, inner in enumerate(entry):
-            yield from _flat(inner, f"{place}[{number}]")
-    else:
-        yield entry, place
+        entry = list(entry.transforms)
+        path = path if path == "transforms" else f"{path}.transforms"
+    if not isinstance(entry, list | tuple):
+        yield entry, path
+        return
+    for number, inner in enumerate(entry):
+        yield from _flat(inner, f"{path}[{number}]")
 
 
 def _is_theirs(entry: Any) -> bool:
@@ -207,24 +200,24 @@ def _ours(name: str) -> type[Transform]:
     return getattr(importlib.import_module("gpuload.transforms"), name)
 
 
-def _made(kind: Any, arguments: dict[str, Any], place: str) -> Any:
+def _made(kind: Any, arguments: dict[str, Any], path: str) -> Any:
     try:
         return kind(**arguments)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"from_torchvision: {place}: {error}") from None
+        raise type(error)(f"from_torchvision: {path}: {error}") from None
 
 
-def _classification(preset: Any, place: str) -> Iterator[Transform]:
-    """What the preset of torchvision's classifiers does; it holds functions, not transforms."""
+def _classification(preset: Any, path: str) -> Iterator[Transform]:
+    """The preset of torchvision's classifiers; it holds functions, not transforms."""
     given = {"size": _plain(preset.resize_size), "interpolation": _plain(preset.interpolation)}
-    yield _made(Resize, {**given, "antialias": getattr(preset, "antialias", True)}, place)
-    yield _made(CenterCrop, {"size": _plain(preset.crop_size)}, place)
+    yield _made(Resize, {**given, "antialias": getattr(preset, "antialias", True)}, path)
+    yield _made(CenterCrop, {"size": _plain(preset.crop_size)}, path)
     yield ToDtype("float32", scale=True)
-    yield _made(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, place)
+    yield _made(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, path)
 
 
 def _preset(preset: Any) -> str:
-    """What to write in the place of another preset, with its numbers."""
+    """What to write instead of another preset, with its numbers."""
     text = PRESETS[type(preset).__name__]
     if getattr(preset, "resize_size", ()) is None:
         text = text.replace(PRESET_RESIZE, "")
@@ -232,13 +225,13 @@ def _preset(preset: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """An argument as ours take it: enumerations by their names, tensors as numbers, getters of labels by name."""
+    """An argument as ours take it: enumerations and label getters by their names, tensors as numbers."""
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         return value.value
     if not isinstance(value, enum.Enum) and callable(getattr(value, "tolist", None)):
         return value.tolist()
     if callable(value) and getattr(value, "__module__", "").startswith("torchvision.transforms."):
-        # labels_getter, which MixUp and CutMix keep as a function: of two that torchvision makes for a word.
+        # labels_getter: for "default" and None MixUp and CutMix keep a function of torchvision's.
         return "default" if value.__name__ == "_find_labels_default_heuristic" else None
     if isinstance(value, list | tuple):
         return tuple(_plain(entry) for entry in value)
@@ -246,14 +239,14 @@ def _plain(value: Any) -> Any:
 
 
 def _erasing_value(value: Any) -> Any:
-    """v2 keeps "random" as None and a number as a list of it."""
+    """v2 keeps "random" as None, and a number as a list with it."""
     if value is None:
         return "random"
     return value[0] if is_sequence(value) and len(value) == 1 else value
 
 
 def _whole_levels(fill: Any) -> Any:
-    """A colour such as (123.675, 116.28, 103.53), cut to levels as torchvision does it on uint8 images."""
+    """A colour such as (123.675, 116.28, 103.53), cut to levels as torchvision does for uint8 images."""
     if isinstance(fill, float):
         return int(fill) if math.isfinite(fill) else fill
     if isinstance(fill, tuple):
@@ -274,18 +267,16 @@ def _crop_padding(value: Any) -> Any:
     return left, top, right, bottom
 
 
-def _foreign(entry: Any, place: str) -> str:
+def _foreign(entry: Any, path: str) -> str:
     kind = type(entry)
-    text = (
-        f"from_torchvision: {place} is no transform of torchvision: got {entry!r} ({kind.__module__}.{kind.__name__})"
-    )
+    text = f"from_torchvision: {path} is no transform of torchvision: got {entry!r} ({kind.__module__}.{kind.__name__})"
     if isinstance(entry, type):
-        return f"from_torchvision: {place} is the class {entry.__name__}; write {entry.__name__}(…)"
+        return f"from_torchvision: {path} is the class {entry.__name__}; write {entry.__name__}(…)"
     if kind.__module__.split(".")[0] == "timm":
         return f"{text}; write from_timm(data_config, …) for timm's chains"
     if any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__):
         return (
-            f"{text}; take it out, and where it takes a batch {MODULE}; where it takes one image, call it in the "
-            "dataset's __getitem__"
+            f"{text}; take it out; if it takes a batch, {MODULE}; if it takes one image, call it in the dataset's "
+            "__getitem__"
         )
     return f"{text}; call it in the dataset's __getitem__, or make an nn.Module of it that takes a batch, and {MODULE}"

@@ -1,8 +1,8 @@
-"""What becomes of each transform of torchvision: which of ours it is, and which of its attributes say so.
+"""What each transform of torchvision becomes: which of ours, with which arguments. Data only.
 
-One table for both of torchvision's faces, `torchvision.transforms` and `torchvision.transforms.v2`, whose classes have
-the same names and, where both exist, the same attributes. The tests hold these tables against torchvision's own
-signatures: an argument that is in no table would be lost without a word. Data only.
+The tables are for both `torchvision.transforms` and `torchvision.transforms.v2`, whose classes have the same names and,
+where both exist, the same attributes. Tests compare them with torchvision's signatures: an argument in no table would
+be lost silently.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 __all__ = ["ARGUMENTS", "MODULE", "NOTHING_TO_DO", "PRESETS", "PRESET_RESIZE", "REFUSED", "RENAMED", "TO_DTYPE"]
 
-# Ours has the same name and takes the same arguments; theirs keeps each in an attribute of that name.
+# Ours has the same name and arguments; theirs keeps each argument in an attribute of that name.
 ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "AugMix": ("severity", "mixture_width", "chain_depth", "alpha", "all_ops", "interpolation", "fill"),
     "AutoAugment": ("policy", "interpolation", "fill"),
@@ -36,14 +36,7 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "RandomGrayscale": ("p",),
     "RandomHorizontalFlip": ("p",),
     "RandomInvert": ("p",),
-    "RandomIoUCrop": (
-        "min_scale",
-        "max_scale",
-        "min_aspect_ratio",
-        "max_aspect_ratio",
-        "sampler_options",
-        "trials",
-    ),
+    "RandomIoUCrop": ("min_scale", "max_scale", "min_aspect_ratio", "max_aspect_ratio", "sampler_options", "trials"),
     "RandomPerspective": ("distortion_scale", "p", "interpolation", "fill"),
     "RandomPhotometricDistort": ("brightness", "contrast", "saturation", "hue", "p"),
     "RandomPosterize": ("bits", "p"),
@@ -60,24 +53,23 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "TrivialAugmentWide": ("num_magnitude_bins", "interpolation", "fill"),
 }
 
-# Where their attribute has another name than the argument.
+# Arguments that they keep in an attribute of another name.
 RENAMED: Final[dict[tuple[str, str], str]] = {
     ("CutMix", "labels_getter"): "_labels_getter",
     ("MixUp", "labels_getter"): "_labels_getter",
     ("RandomIoUCrop", "sampler_options"): "options",
 }
 
-# They turn one type of Python object into another. A batch of gpuload is a tensor in any case.
+# They only change the type of a Python object; a batch of gpuload is always a tensor.
 NOTHING_TO_DO: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToPureTensor")
 
-# They become our ToDtype.
-TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")
+TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")  # they become our ToDtype
 
-# How a module that takes a batch is used: behind what `from_torchvision` gives, not in what it reads.
+# A module that takes a batch goes after what `from_torchvision` returns, not into what it reads.
 MODULE: Final = "write transforms=[*T.from_torchvision(…), module]"
 
-# What a model's weights bring with them, in `torchvision.transforms._presets`, beside ImageClassification, which is
-# written as four transforms; and what to do about it. Names in braces are attributes of the preset.
+# The presets of models' weights, in `torchvision.transforms._presets`, and what to write instead; but
+# ImageClassification becomes four transforms. Names in braces are attributes of the preset.
 PRESET_RESIZE: Final = "T.Resize({resize_size[0]}, {interpolation!r}), "  # left out where resize_size is None
 PRESETS: Final[dict[str, str]] = {
     "ObjectDetection": "write transforms=[T.ToDtype('float32', scale=True)]",
@@ -92,14 +84,14 @@ PRESETS: Final[dict[str, str]] = {
     "VideoClassification": "it takes the frames of a video; do it in the dataset's __getitem__",
 }
 
-# What gpuload does not have, and what to do about it.
+# What gpuload does not have, and what to do instead.
 REFUSED: Final[dict[str, str]] = {
-    "ClampKeyPoints": "keypoints that leave the image keep their places; clip them in the finished batch",
+    "ClampKeyPoints": "keypoints that leave the image keep their coordinates; clip them in the finished batch",
     "ElasticTransform": "do it to the finished batch, or in the dataset's __getitem__",
     "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
     "JPEG": "do it in the dataset's __getitem__",
     "Lambda": (
-        "a function of one's own cannot run on a whole batch on the device; call it in the dataset's __getitem__, or "
+        "a function of your own cannot run on a whole batch on the device; call it in the dataset's __getitem__, or "
         f"make an nn.Module of it that takes a batch, and {MODULE}"
     ),
     "LinearTransformation": f"do it to the finished batch, or make an nn.Module of it, and {MODULE}",

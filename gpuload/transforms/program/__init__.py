@@ -1,1 +1,1 @@
-"""What was drawn for a batch: all that a backend may know of transforms. Both sides; no torch."""
+"""What was drawn for a batch: all that a backend may know about transforms."""

@@ -1,11 +1,9 @@
-"""The program of a batch: a flat sequence of records, and what of the images it needs.
+"""The program of a batch: a flat sequence of records, and which parts of the images it needs.
 
 **The decode plan.** Going backwards from the whole result, every record says which part (*window*) of its input it
-needs; what comes out at the front is the region that a worker decodes. A crop narrows the window, a flip mirrors it, a
-resize widens it by the support of its filter, and what looks at the whole image (contrast) resets it. A backend runs
-each record from window to window, so the result is that of the whole chain on the whole image.
-
-Made in workers and in the main process; imports no torch.
+needs; the first window is the region that a worker decodes. A crop narrows the window, a flip mirrors it, a resize
+widens it by the support of its filter, and what looks at the whole image (contrast) resets it. A backend runs each
+record from window to window, so the result is that of the whole chain on the whole image.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ class Program:
     """What was drawn for the images of a batch by a line of transforms.
 
     Attributes:
-        records: in the order in which they are applied.
+        records: in the order of application.
         sizes_hw: int64 (B, 2), the sizes of the images.
         results_hw: int64 (B, 2), the sizes of the results.
-        late_from: the first step that works on finished images; None: there is none.
+        late_from: the first step that works on finished images, or None.
     """
 
     records: tuple[Record, ...]
@@ -38,12 +36,11 @@ class Program:
     late_from: int | None = None
 
     def __len__(self) -> int:
-        """How many images."""
         return len(self.sizes_hw)
 
     @cached_property
     def windows_tlhw(self) -> tuple[np.ndarray, ...]:
-        """The part of each image that matters before each record, int64 (B, 4); one more, the whole, of the results."""
+        """The part of each image that matters before each record, int64 (B, 4); last, the whole results."""
         windows = [full_windows(self.results_hw)]
         for record in reversed(self.records):
             after = windows[-1]
@@ -57,7 +54,7 @@ class Program:
 
     @property
     def mix(self) -> Mix | None:
-        """How each image is mixed; None where no transform mixes."""
+        """How each image is mixed; None if no transform mixes."""
         return next((record for record in self.records if isinstance(record, Mix)), None)
 
     def part(self, start: int, end: int) -> Program:
@@ -67,35 +64,35 @@ class Program:
         return Program(self.records[start:end], self._sizes_before(start), self._sizes_before(end), self.late_from)
 
     def place_of(self, step: int) -> int:
-        """The number of the first record of a step of the line, or of what comes after it."""
-        return next((place for place, record in enumerate(self.records) if record.step >= step), len(self.records))
+        """The number of the first record that comes from a step of the line or a later one."""
+        return next((number for number, record in enumerate(self.records) if record.step >= step), len(self.records))
 
     def split(self) -> tuple[Program, Program | None]:
-        """What works on levels, and what is behind it, if anything, that works on finished images."""
+        """The part that works on levels, and the part after it that works on finished images, if any."""
         if self.late_from is None:
             return self, None
-        place = self.place_of(self.late_from)
-        return self.part(0, place), self.part(place, len(self.records))
+        end = self.place_of(self.late_from)
+        return self.part(0, end), self.part(end, len(self.records))
 
     def take(self, rows: np.ndarray) -> Program:
-        """The program of some of the images; a record of none of them stays, so that windows keep their places."""
+        """The program of some of the images; records for none of them stay, so windows keep their numbers."""
         records = []
         for record in self.records:
             if record.rows is None:
                 records.append(record.take(rows, None))
                 continue
-            places = np.full(len(self), -1, np.int64)
-            places[record.rows] = np.arange(len(record.rows))
-            there = places[rows]
+            entries = np.full(len(self), -1, np.int64)
+            entries[record.rows] = np.arange(len(record.rows))
+            there = entries[rows]
             here = np.flatnonzero(there >= 0)
             records.append(record.take(there[here], here))
         return Program(tuple(records), self.sizes_hw[rows], self.results_hw[rows], self.late_from)
 
-    def _sizes_before(self, place: int) -> np.ndarray:
-        """The sizes of the images before the record at a place."""
-        if place == len(self.records):
+    def _sizes_before(self, number: int) -> np.ndarray:
+        """The sizes of the images before a record."""
+        if number == len(self.records):
             return self.results_hw
-        return reduce(lambda sizes, record: record.resized(sizes), self.records[:place], self.sizes_hw)
+        return reduce(lambda sizes, record: record.resized(sizes), self.records[:number], self.sizes_hw)
 
 
 Draws = Program

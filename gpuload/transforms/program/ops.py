@@ -1,12 +1,12 @@
 """The records of a program: what was drawn for a batch, and all that a backend must know to apply it.
 
 A transform is torchvision's word for one of these with certain distributions: Resize, CenterCrop, RandomResizedCrop,
-Pad and RandomZoomOut all come to a `Box`, rotations to a `Warp`, everything that changes colours to `Ops`, in an order
-that is data. A record is for some rows of a batch, or for all: a transform that holds others comes as several records,
-each with rows of its own. An `Outline` says beforehand which records a transform makes.
+Pad and RandomZoomOut all become a `Box`, rotations a `Warp`, changes of colour `Ops`, whose order is data. A record is
+for some rows of a batch, or for all: a transform that holds others becomes several records, each with rows of its own.
+An `Outline` says beforehand which records a transform makes.
 
-Arrays have the record's rows as their first axis. Sizes are int64 (n, 2), height and width; boxes and windows int64
-(n, 4), top, left, height, width. Imported by workers, so there is no torch here.
+The first axis of all arrays is the record's rows. Sizes are int64 (n, 2), height and width; boxes and windows int64
+(n, 4), top, left, height, width.
 """
 
 from __future__ import annotations
@@ -19,28 +19,11 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
-    "CHANGES_PIXELS",
-    "NOTHING",
-    "OPS",
-    "VALUES",
-    "Box",
-    "Clamp",
-    "Erase",
-    "Flip",
-    "Mix",
-    "Mixture",
-    "Numbers",
-    "Ops",
-    "Outline",
-    "Record",
-    "Reformat",
-    "Tidy",
-    "Warp",
-    "code",
-    "filter_codes",
-]
+    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Clamp", "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops",
+    "Outline", "Record", "Reformat", "Tidy", "Warp", "code", "filter_codes",
+]  # fmt: skip
 
-# The operations that leave an image's size as it is; their codes are their places here. Behind each, its values.
+# The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
 OPS: Final = (
     "brightness",  # factor
     "contrast",  # factor
@@ -55,24 +38,23 @@ OPS: Final = (
     "grayscale",
     "blur",  # kernel width, kernel height (odd), sigma x, sigma y, in pixels
     "noise",  # mean, sigma (in levels), key word 0, key word 1
-    "permute",  # the three channels that stand at red, green and blue afterwards
-    "warp",  # the eight coefficients of `Warp`; by the record's filters and fill
+    "permute",  # the channels that become red, green and blue
+    "warp",  # the eight coefficients of `Warp`; uses the record's filters and fill
     "identity",
-    "solarize_add",  # threshold, and what is added to levels below it
-    "pillow_blur",  # radius, in pixels, of Pillow's GaussianBlur, which is made of box blurs
+    "solarize_add",  # threshold; what is added to levels below it
+    "pillow_blur",  # radius in pixels, of Pillow's GaussianBlur, which is made of box blurs
 )
 NOTHING: Final = -1  # the code of no operation
-VALUES: Final = 8  # numbers that an operation has at most
+VALUES: Final = 8  # the most values that an operation has
 NO_SIZES: Final = np.empty((0, 2), np.int64)  # until a record is placed in a program
 
 
 def code(name: str) -> int:
-    """The code of an operation."""
     return OPS.index(name)
 
 
 def filter_codes(filters: np.ndarray | str, shape: int | tuple[int, ...]) -> np.ndarray:
-    """The codes of a record's filters, one for each: a name stands for all."""
+    """The codes of a record's filters; a single name is repeated."""
     return filters if isinstance(filters, np.ndarray) else np.full(shape, FILTERS.index(filters))
 
 
@@ -81,10 +63,10 @@ class Record:
     """One step of a program.
 
     Attributes:
-        rows: int64 (n,), the rows of the batch that it is for, ascending; None: all of them.
-        sizes_hw: the sizes of the images that come to it.
-        step: the number of the transform in its line that it comes from.
-        name: what the transform that drew it is called, for messages.
+        rows: int64 (n,), the rows of the batch that it is for, ascending; None: all.
+        sizes_hw: the sizes of its input images.
+        step: the number, in its line, of the transform that drew it.
+        name: the name of that transform, for messages.
     """
 
     told: ClassVar[tuple[str, ...]] = ()  # the fields that were drawn
@@ -100,11 +82,11 @@ class Record:
         return self.sizes_hw
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        """The part of each input that these parts of the results are made from."""
+        """The part of each input that these parts of the results depend on."""
         return windows_tlhw
 
     def resized(self, sizes_hw: np.ndarray) -> np.ndarray:
-        """The sizes of all images of the batch after it, from those before it."""
+        """The sizes of all images of the batch after the record, from those before it."""
         if self.rows is None:
             return self.after_hw
         if self.after_hw is not self.sizes_hw:
@@ -112,30 +94,30 @@ class Record:
             sizes_hw[self.rows] = self.after_hw
         return sizes_hw
 
-    def take(self, places: np.ndarray, rows: np.ndarray | None) -> Self:
-        """Some of its rows, by their places in its arrays; `rows` are their numbers in the batch that is left."""
+    def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
+        """Some entries of its arrays; `rows` are their row numbers in the remaining batch."""
         changes: dict[str, Any] = {"rows": rows}
         for name in (known.name for known in fields(self) if known.name != "rows"):
             value = getattr(self, name)
             if isinstance(value, np.ndarray):
-                changes[name] = value[places]
+                changes[name] = value[entries]
         return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Box(Record):
-    """A box is cut out. With a `padding_mode` it may reach beyond the image, and nothing is resampled; without one it
-    lies inside, and is resampled to a size. Where both sizes are equal, nothing is resampled.
+    """A box is cut out. With a `padding_mode` it may reach beyond the image, and is not resampled; without one it lies
+    inside, and is resampled to `size_hw`, unless it already has that size.
 
     Attributes:
         box_tlhw: the boxes.
         size_hw: the sizes of the results.
-        filters: int64 (n,), codes of `FILTERS`; or the name of the one that all have.
+        filters: int64 (n,), codes of `FILTERS`; or one name for all.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``; None: resampled.
         fill: levels for ``"constant"``: one, or one for each channel.
         mask_fill: the same for masks: any number.
         cuts: bounding boxes are cut to the box even where it is the whole image.
-        kept: bool (n, most bounding boxes of a sample), those that are not left out; None: all.
+        kept: bool (n, most bounding boxes of a sample), which ones are kept; None: all.
     """
 
     told: ClassVar[tuple[str, ...]] = ("box_tlhw", "size_hw", "filters", "kept")
@@ -151,7 +133,7 @@ class Box(Record):
 
     @property
     def pads(self) -> bool:
-        """Whether it may reach beyond the image, and nothing is resampled."""
+        """Whether it may reach beyond the image, and is not resampled."""
         return self.padding_mode is not None
 
     @property
@@ -171,7 +153,7 @@ class Box(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flip(Record):
-    """`flipped`: bool (n,), which images are mirrored; `axis`: 0 rows (upside down), 1 columns."""
+    """`flipped`: bool (n,), which images are mirrored; `axis`: 0 for upside down, 1 for left to right."""
 
     told: ClassVar[tuple[str, ...]] = ("flipped",)
 
@@ -193,8 +175,8 @@ class Warp(Record):
         coefficients: float64 (n, 8), a … h: the centre of output pixel (x, y), at (X, Y) = (x + ½, y + ½), shows the
             input at ((a X + b Y + c) / w, (d X + e Y + f) / w) with w = g X + h Y + 1.
         size_hw: the sizes of the results.
-        warped: bool (n,): others stay as they are.
-        filters, fill, mask_fill: as for `Box`; the fill is what lies outside the image.
+        warped: bool (n,), which images are changed at all.
+        filters, fill, mask_fill: as for `Box`; the fill lies outside the image.
     """
 
     told: ClassVar[tuple[str, ...]] = ("coefficients", "size_hw", "warped", "filters")
@@ -216,14 +198,14 @@ class Warp(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ops(Record):
-    """Operations on each image, one after the other, in an order of its own.
+    """Operations on each image, one after the other, in each image's own order.
 
     Attributes:
         codes: int64 (n, depth), of `OPS`, or `NOTHING`.
         values: float64 (n, depth, `VALUES`), what each operation needs.
-        filters: of warps: int64 (n, depth), codes of `FILTERS`, or the name of the one that all have.
+        filters: of warps: int64 (n, depth), codes of `FILTERS`; or one name for all.
         fill: of warps: levels, one or one for each channel.
-        channels: how many the results have, of equal grey levels; None: as many as before.
+        channels: the number of equal grey channels in the results; None: channels stay as they are.
         whole: whether each pixel of a result may depend on the whole image.
     """
 
@@ -262,7 +244,6 @@ class Mixture(Record):
         return full_windows(self.sizes_hw)
 
     def chain(self, number: int) -> Ops:
-        """One of the chains."""
         codes, values = self.codes[:, number], self.values[:, number]
         return Ops(codes, values, self.filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
 
@@ -272,9 +253,9 @@ class Erase(Record):
     """Boxes that are erased.
 
     Attributes:
-        boxes_tlhw: int64 (n, most, 4), of no height where there is none.
-        keys: uint64 (n, 2), the words of the key that random numbers are made with.
-        kind: what is written: ``"const"``, ``"rand"`` (one random colour for a box) or ``"pixel"`` (for each pixel).
+        boxes_tlhw: int64 (n, most, 4), with height 0 where there is none.
+        keys: uint64 (n, 2), the words of the key of the random numbers.
+        kind: what is written: ``"const"``, ``"rand"`` (a random colour for each box) or ``"pixel"`` (for each pixel).
         numbers: for ``"const"``, one number or one for each channel: levels, or numbers of finished images.
     """
 
@@ -288,13 +269,13 @@ class Erase(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mix(Record):
-    """Each image is mixed with that of its partner, the sample at position p XOR 1; which row of a batch that is, if
-    any, is not drawn, but told to what applies it. In a program it is one record for all rows.
+    """Each image is mixed with its partner, the sample at position p XOR 1. The partner's row is not drawn: whoever
+    applies the record is told. A program has at most one such record, for all rows.
 
     Attributes:
-        share: float64 (n,), of the image itself, in its label too; 1 where it is not mixed.
-        box_tlhw: what is pasted from the partner (CutMix); of no height for MixUp, which blends.
-        names: where several transforms drew it: what that of each image is called; "" where it is not mixed.
+        share: float64 (n,), of the image itself, also in the label; 1 where it is not mixed.
+        box_tlhw: the box that is pasted from the partner (CutMix); of height 0 for MixUp, which blends.
+        names: if several transforms drew it, the name of each image's; "" where it is not mixed.
     """
 
     told: ClassVar[tuple[str, ...]] = ("share", "box_tlhw")
@@ -304,18 +285,26 @@ class Mix(Record):
     names: np.ndarray | None = None
 
 
-CHANGES_PIXELS: Final = (Box, Flip, Warp, Ops, Mixture, Erase, Mix)  # what follows is of numbers and bounding boxes
+CHANGES_PIXELS: Final = (
+    Box,
+    Flip,
+    Warp,
+    Ops,
+    Mixture,
+    Erase,
+    Mix,
+)  # those below change numbers and boxes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers(Record):
-    """Levels become numbers: what writes results does it, once for all of these.
+    """Levels become numbers. Applied when results are written, once for all such records.
 
     Attributes:
-        dtype: of images, as `ToDtype` says it; None: it says nothing of images.
+        dtype: of images, as in `ToDtype`; None: unchanged.
         scale: 0 … 255 becomes 0 … 1 first.
-        mask_dtype: of masks; None: their own.
-        mean, std: one for each channel, subtracted and divided by; empty where nothing is normalised.
+        mask_dtype: of masks; None: unchanged.
+        mean, std: subtracted and divided by, one for each channel; empty: not normalised.
     """
 
     dtype: str | None = None
@@ -327,8 +316,8 @@ class Numbers(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tidy(Record):
-    """Bounding boxes that are narrower or lower than `min_size`, smaller than `min_area` or reach beyond the image are
-    left out."""
+    """Bounding boxes are left out that are narrower or lower than `min_size`, smaller than `min_area`, or reach beyond
+    the image."""
 
     min_size: float
     min_area: float
@@ -341,7 +330,7 @@ class Clamp(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reformat(Record):
-    """Bounding boxes are given in a format."""
+    """Bounding boxes are converted to a format."""
 
     format: str
 
@@ -352,13 +341,13 @@ class Outline:
 
     Attributes:
         kind: their class.
-        name: what the transform is called.
-        operations: those that `Ops` or a `Mixture` may hold, sorted.
-        filters: the names of those that a `Box` or warps may be sampled with.
+        name: of the transform.
+        operations: names of those that `Ops` or a `Mixture` may hold, sorted.
+        filters: names of those that a `Box` or warps may use.
         padding_mode: of a `Box`.
-        affine: whether all maps of a `Warp` are.
+        affine: whether all maps of a `Warp` are affine.
         written: the `kind` of an `Erase`.
-        numbers: the record itself, of `Numbers`.
+        numbers: a `Numbers` record itself.
     """
 
     kind: type[Record]

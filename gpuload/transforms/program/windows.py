@@ -1,8 +1,8 @@
-"""The filters of resampling and the modes of padding, as all backends and the decode plan must see them.
+"""The filters of resampling and the modes of padding, the same for all backends and the decode plan.
 
 Pillow's definition (libImaging/Resample.c): output pixel i of n, made from a box of length m, has its centre at
 (i + ½) · s with s = m / n; the filter is stretched by max(s, 1), reaches `support` times that to both sides, and is cut
-at the borders of the *image* for a resize, of the *box* where a crop was cut out first. Pure functions, no torch.
+at the borders of the *image* for a resize, of the *box* for a crop that is resized. Pure functions.
 """
 
 from __future__ import annotations
@@ -12,21 +12,11 @@ from typing import Final
 import numpy as np
 
 __all__ = [
-    "FILTERS",
-    "PRECISION_BITS",
-    "RANDOM_FILTERS",
-    "SUPPORT",
-    "filter_names",
-    "filter_weights",
-    "full_windows",
-    "nearest_indices",
-    "padded_places",
-    "padded_windows",
-    "source_windows",
-]
+    "FILTERS", "PRECISION_BITS", "RANDOM_FILTERS", "SUPPORT", "filter_names", "filter_weights", "full_windows",
+    "nearest_indices", "padded_places", "padded_windows", "source_windows",
+]  # fmt: skip
 
-# Codes of filters in arrays are their places here.
-FILTERS: Final = ("nearest", "bilinear", "bicubic")
+FILTERS: Final = ("nearest", "bilinear", "bicubic")  # the code of a filter is its index here
 SUPPORT: Final = {"nearest": 0.5, "bilinear": 1.0, "bicubic": 2.0}
 _SUPPORTS: Final = np.array([SUPPORT[name] for name in FILTERS])
 RANDOM_FILTERS: Final = np.array([FILTERS.index("bilinear"), FILTERS.index("bicubic")])  # timm's choice
@@ -34,7 +24,7 @@ PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits less 8 of a le
 
 
 def full_windows(sizes_hw: np.ndarray) -> np.ndarray:
-    """The windows that are the whole images."""
+    """Windows that are whole images."""
     windows = np.zeros((len(sizes_hw), 4), np.int64)
     windows[:, 2:] = sizes_hw
     return windows
@@ -43,7 +33,7 @@ def full_windows(sizes_hw: np.ndarray) -> np.ndarray:
 def source_windows(
     windows_tlhw: np.ndarray, outputs_hw: np.ndarray, inputs_hw: np.ndarray, filters: np.ndarray
 ) -> np.ndarray:
-    """Which part of each image a part of its resized version is made from, the support of the filter included.
+    """Which part of each image a part of its resized version depends on, with the support of the filter.
 
     Args:
         windows_tlhw: int64 (B, 4), in the resized images.
@@ -52,7 +42,7 @@ def source_windows(
         filters: int64 (B,), codes of `FILTERS`.
 
     Returns:
-        int64 (B, 4), within the images; at most a pixel more on each side than has any weight.
+        int64 (B, 4), within the images; at most one pixel too many on each side.
     """
     scale = inputs_hw / outputs_hw
     reach = np.where(scale == 1, 0.5, _SUPPORTS[filters][:, None] * np.maximum(scale, 1)) + 0.5
@@ -63,10 +53,10 @@ def source_windows(
 
 
 def nearest_indices(length: int, output: int, start: int, count: int) -> np.ndarray:
-    """Which input pixels the output pixels from `start` on are copies of, along one axis.
+    """The input pixels that the output pixels from `start` on are copied from, along one axis.
 
-    Pillow (Geometry.c, `ImagingScaleAffine`) adds up its steps, and so does this: where an output pixel's centre falls
-    between two pixels, the rounding of the sum decides.
+    Adds up steps as Pillow does (Geometry.c, `ImagingScaleAffine`): where an output pixel's centre falls between two
+    pixels, the rounding of the sum decides.
     """
     step = length / output
     centres = np.full(start + count, step)
@@ -81,14 +71,14 @@ def filter_weights(
 
     Args:
         lengths: int64 (n,), of the inputs; the filter is cut at 0 and there.
-        outputs: int64 (n,), of the whole outputs.
-        starts: int64 (n,), the first output pixel that is wanted.
+        outputs: int64 (n,), lengths of the whole outputs.
+        starts: int64 (n,), the first output pixel wanted.
         count: how many are wanted.
         interpolation: ``"bilinear"`` or ``"bicubic"``.
 
     Returns:
-        (firsts, weights): the first input pixel of each output pixel, int64 (n, count), and the weights of it and of
-        those after it, int32 (n, count, taps), whose sum is about 2**22.
+        (firsts, weights): the first input pixel of each output pixel, int64 (n, count); the weights from that pixel on,
+        int32 (n, count, taps), whose sum is about 2**22.
     """
     scale = (lengths / outputs)[:, None]
     stretch = np.maximum(scale, 1)
@@ -106,19 +96,19 @@ def filter_weights(
 def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
     if interpolation == "bilinear":
         return np.maximum(1 - distance, 0)
-    a = -0.5  # Keys' cubic, as Pillow has it
+    a = -0.5  # Keys' cubic, as in Pillow
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = (((distance - 5) * distance + 8) * distance - 4) * a
     return np.where(distance < 1, near, np.where(distance < 2, far, 0))
 
 
 def filter_names(interpolation: str) -> tuple[str, ...]:
-    """The filters that may be meant: ``"random"`` stands for two."""
+    """The filters that an argument names: two for ``"random"``."""
     return tuple(FILTERS[code] for code in RANDOM_FILTERS) if interpolation == "random" else (interpolation,)
 
 
 def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:
-    """Which part of each image a part of a box is made from that may reach beyond the image.
+    """Which part of each image a part of a box depends on, where the box may reach beyond the image.
 
     Args:
         boxes_tlhw: int64 (B, 4), in the images.
@@ -127,29 +117,27 @@ def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: n
         mode: the padding mode.
 
     Returns:
-        int64 (B, 4), within the images, and at least a pixel.
+        int64 (B, 4), within the images, at least one pixel.
     """
     first = boxes_tlhw[:, :2] + windows_tlhw[:, :2]
     last = first + windows_tlhw[:, 2:]
     start = np.clip(first, 0, sizes_hw - 1)
     end = np.clip(last, start + 1, sizes_hw)
     if mode in ("reflect", "symmetric"):
-        # What a mirror shows can lie anywhere in the image.
+        # A mirror can show any part of the image.
         outside = (first < 0) | (last > sizes_hw)
         start, end = np.where(outside, 0, start), np.where(outside, sizes_hw, end)
     return np.concatenate([start, end - start], axis=1)
 
 
-def padded_places(places: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
-    """Which pixels of one axis stand at places that may lie outside 0 … length - 1, in a padding mode.
-
-    For ``"constant"``, where no pixel stands outside, it is the nearest one.
-    """
+def padded_places(indices: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
+    """The pixels of one axis that padding shows at indices inside and outside 0 … length - 1; for ``"constant"``, which
+    shows none outside, the nearest ones."""
     if mode == "reflect":
         period = np.maximum(2 * (length - 1), 1)
-        places = places % period
-        places = np.minimum(places, period - places)
+        indices = indices % period
+        indices = np.minimum(indices, period - indices)
     elif mode == "symmetric":
-        places = places % (2 * length)
-        places = np.minimum(places, 2 * length - 1 - places)
-    return np.clip(places, 0, length - 1)
+        indices = indices % (2 * length)
+        indices = np.minimum(indices, 2 * length - 1 - indices)
+    return np.clip(indices, 0, length - 1)

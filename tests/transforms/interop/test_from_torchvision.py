@@ -291,7 +291,7 @@ class Own(nn.Module):
         (
             lambda: v2.Lambda(second),
             TypeError,
-            "transforms is Lambda, which gpuload does not have: a function of one's",
+            "transforms is Lambda, which gpuload does not have: a function of your",
         ),
         (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
         (
@@ -307,20 +307,24 @@ class Own(nn.Module):
         (lambda: v1.FiveCrop(8), ValueError, "is FiveCrop, which gpuload does not have: it makes five images of one"),
         (lambda: [v2.Resize(8, antialias=False)], ValueError, "transforms[0]: Resize(antialias=…) must be True"),
         (lambda: [v2.Resize(8, v2.InterpolationMode.BOX)], ValueError, "transforms[0]: Resize(interpolation=…) must"),
-        (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which makes floats"),
-        (lambda: [v1.ToTensor(), v1.ToPILImage()], ValueError, "transforms[1], ToPILImage, makes levels of floats"),
+        (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which turns levels"),
+        (
+            lambda: [v1.ToTensor(), v1.ToPILImage()],
+            ValueError,
+            "transforms[1], ToPILImage, converts floats back to levels",
+        ),
         (lambda: [v1.ToPILImage("L")], ValueError, "transforms[0], ToPILImage(mode='L'), changes the mode"),
         (
             lambda: [v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)],
             ValueError,
-            "transforms[1], ToDtype, makes levels of floats again; leave it out",
+            "transforms[1], ToDtype, converts floats back to levels; leave it out",
         ),
         (lambda: [second], TypeError, "transforms[0] is no transform of torchvision: got <function second"),
         (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
         (
             lambda: [v2.Resize(8), Own()],
             TypeError,
-            "take it out, and where it takes a batch write transforms=[*T.from_torchvision(…), module]",
+            "take it out; if it takes a batch, write transforms=[*T.from_torchvision(…), module]",
         ),
     ],
 )
