@@ -22,6 +22,7 @@ __all__ = [
     "OneOperation",
     "RandomAdjustSharpness",
     "RandomAutocontrast",
+    "RandomChannelPermutation",
     "RandomEqualize",
     "RandomGrayscale",
     "RandomInvert",
@@ -216,6 +217,16 @@ class RandomAdjustSharpness(OneOperation):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomChannelPermutation(OneOperation):
+    """Put the channels of each image in a random order: each of the six is as likely. One channel stays as it is."""
+
+    operations: ClassVar[tuple[str, ...]] = ("permute",)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return self.ops(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
 
 
 @dataclass(frozen=True, repr=False)
