@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Grayscale,
         RandomAdjustSharpness,
         RandomAutocontrast,
+        RandomChannelPermutation,
         RandomEqualize,
         RandomGrayscale,
         RandomInvert,
@@ -57,8 +58,8 @@ _MODULES = {
     "boxes": "ClampBoundingBoxes ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes",
     "chain": "Chain",
     "color": "ColorJitter",
-    "color_random": "Grayscale RandomAdjustSharpness RandomAutocontrast RandomEqualize "
-    "RandomGrayscale RandomInvert RandomPhotometricDistort RandomPosterize RandomSolarize",
+    "color_random": "Grayscale RandomAdjustSharpness RandomAutocontrast RandomChannelPermutation "
+    "RandomEqualize RandomGrayscale RandomInvert RandomPhotometricDistort RandomPosterize RandomSolarize",
     "composite": "Compose Identity RandomApply RandomChoice RandomOrder",
     "convert": "Normalize ToDtype",
     "erasing": "RandomErasing",
@@ -80,12 +81,12 @@ __all__ = [
     "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ColorJitter", "Compose",
     "ConvertBoundingBoxFormat", "CutMix", "GaussianBlur", "GaussianNoise", "Grayscale", "Identity", "MixUp",
     "MultiView", "Normalize", "Pad", "Program", "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomApply",
-    "RandomAutocontrast", "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize", "RandomErasing",
-    "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
-    "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotation",
-    "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize", "ResizeKeepRatio",
-    "SanitizeBoundingBoxes", "ScaleJitter", "TimmRandAugment", "ToDtype", "TrimBorder", "TrivialAugmentWide",
-    "from_timm", "from_torchvision",
+    "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize",
+    "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder",
+    "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop",
+    "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize",
+    "ResizeKeepRatio", "SanitizeBoundingBoxes", "ScaleJitter", "TimmRandAugment", "ToDtype", "TrimBorder",
+    "TrivialAugmentWide", "from_timm", "from_torchvision",
 ]  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from gpuload.transforms.color import ADJUSTMENTS
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
 __all__ = [
-    "Grayscale", "OneOperation", "RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize", "RandomGrayscale",
-    "RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize",
+    "Grayscale", "OneOperation", "RandomAdjustSharpness", "RandomAutocontrast", "RandomChannelPermutation",
+    "RandomEqualize", "RandomGrayscale", "RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize",
 ]  # fmt: skip
 
 
@@ -206,6 +206,16 @@ class RandomAdjustSharpness(OneOperation):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomChannelPermutation(OneOperation):
+    """Put the channels of each image in a random order: each of the six is as likely. One channel stays as it is."""
+
+    operations: ClassVar[tuple[str, ...]] = ("permute",)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return self.ops(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
 
 
 @dataclass(frozen=True, repr=False)

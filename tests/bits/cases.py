@@ -390,6 +390,11 @@ def tones(samples: Samples) -> dict[str, Any]:
 
 
 @case()
+def channels(samples: Samples) -> dict[str, Any]:
+    return labelled(samples, [T.CenterCropOrPad(24), T.RandomChannelPermutation()])
+
+
+@case()
 def colours_of_floats(samples: Samples) -> dict[str, Any]:
     chain = [
         T.ToDtype("float32", scale=True),

@@ -105,6 +105,7 @@ LEVELS: dict[str, Any] = {
     "RandomPosterize": st.builds(T.RandomPosterize, st.integers(0, 8), chances),
     "RandomEqualize": st.builds(T.RandomEqualize, chances),
     "RandomAutocontrast": st.builds(T.RandomAutocontrast, chances),
+    "RandomChannelPermutation": st.just(T.RandomChannelPermutation()),
     "RandomAdjustSharpness": st.builds(T.RandomAdjustSharpness, st.integers(0, 30).map(lambda n: n / 10), chances),
     "GaussianBlur": st.builds(T.GaussianBlur, st.tuples(odd, odd), spans(0.1, 4)),
     "GaussianNoise": st.builds(T.GaussianNoise, spans(-0.2, 0.2).map(min), spans(0, 0.3).map(max)),

@@ -304,7 +304,7 @@ ELSEWHERE = {
     "transforms/test_timm_randaugment.py": ("TimmRandAugment",),
     "transforms/test_color_random.py": (
         *("RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize", "RandomGrayscale", "RandomInvert"),
-        *("RandomPosterize", "RandomSolarize"),
+        *("RandomChannelPermutation", "RandomPosterize", "RandomSolarize"),
     ),
     "stage/test_noise.py": ("GaussianNoise",),
     "targets/test_boxes.py": ("RandomIoUCrop",),

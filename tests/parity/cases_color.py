@@ -200,6 +200,7 @@ COLOUR = [
     ),
     case("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')", dali=DALI_GREY),
     case("RandomInvert", T.RandomInvert(), "Pillow ImageOps.invert"),
+    case("RandomChannelPermutation", T.RandomChannelPermutation(), "Pillow split and merge"),
     case("RandomSolarize", T.RandomSolarize(128, 1), "Pillow ImageOps.solarize"),
     case("RandomSolarize(100.5)", T.RandomSolarize(100.5, 1), "Pillow ImageOps.solarize"),
     case("RandomSolarize(0)", T.RandomSolarize(0, 1), "Pillow ImageOps.solarize"),

@@ -49,6 +49,7 @@ MOST: dict[str, list[Any]] = {
     "RandomSolarize": [T.RandomSolarize(128)],
     "RandomPosterize": [T.RandomPosterize(4)],
     "RandomInvert": [T.RandomInvert()],
+    "RandomChannelPermutation": [T.RandomChannelPermutation()],
     "ToDtype": [FLOAT],
     "RandAugment": [T.RandAugment()],
     "RandAugment(bilinear)": [T.RandAugment(interpolation="bilinear")],

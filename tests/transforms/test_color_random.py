@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -94,6 +95,14 @@ def test_coins(transform, name, values):
     always, never = (draw(type(transform)(*values, p), 100).codes[:, 0] for p in (1.0, 0.0))
     assert (always != NOTHING).all()
     assert (never == NOTHING).all()
+
+
+def test_channels_stand_in_each_order_as_often():
+    drawn = draw(T.RandomChannelPermutation())
+    assert drawn.codes.tolist() == [[OPS.index("permute")]] * N
+    orders, counts = np.unique(drawn.values[:, 0, :3], axis=0, return_counts=True)
+    assert orders.tolist() == [list(order) for order in itertools.permutations(range(3))]
+    assert stats.chisquare(counts).pvalue > 0.01
 
 
 def simulate_photometric_distort(transform, rng: np.random.Generator) -> list[tuple[str, object]]:

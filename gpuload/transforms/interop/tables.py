@@ -30,6 +30,7 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "RandomAdjustSharpness": ("sharpness_factor", "p"),
     "RandomAffine": ("degrees", "translate", "scale", "shear", "interpolation", "fill", "center"),
     "RandomAutocontrast": ("p",),
+    "RandomChannelPermutation": (),
     "RandomCrop": ("size", "padding", "pad_if_needed", "fill", "padding_mode"),
     "RandomEqualize": ("p",),
     "RandomErasing": ("p", "scale", "ratio", "value", "inplace"),
@@ -95,7 +96,6 @@ REFUSED: Final[dict[str, str]] = {
         f"make an nn.Module of it that takes a batch, and {MODULE}"
     ),
     "LinearTransformation": f"do it to the finished batch, or make an nn.Module of it, and {MODULE}",
-    "RandomChannelPermutation": "RandomPhotometricDistort permutes channels too; or do it to the finished batch",
     "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
     "SanitizeKeyPoints": "select keypoints in the finished batch",
     "SetClampingMode": "leave it out: gpuload cuts boxes to the image, torchvision's mode 'soft'",

@@ -67,6 +67,7 @@ EXAMPLES: dict[str, dict] = {
         "center": (7, 8),
     },
     "RandomAutocontrast": {"p": 0.3},
+    "RandomChannelPermutation": {},
     "RandomCrop": {
         "size": (20, 30),
         "padding": (1, 2, 3, 4),
