@@ -66,7 +66,7 @@ def read_header(data: bytes, options: Decode) -> Header:
             raise DecodeError("the file is empty (0 bytes); expected an image")
         raise DecodeError(
             f"not an image that gpuload decodes: {len(data)} bytes that start with {data[:16]!r}; "
-            f"expected one of {FORMATS}, told by its content"
+            f"expected one of {FORMATS}, recognised by its content"
         )
     return _by_pillow(data, name, options)
 

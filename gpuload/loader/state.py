@@ -119,7 +119,7 @@ class State:
         ]
         if now.samples is not None and self.sampler is None and self.position > now.samples:
             raise ValueError(
-                f"the state stands at position {self.position:,}, but the dataset has only {now.samples:,} samples"
+                f"the state is at position {self.position:,}, but the dataset has only {now.samples:,} samples"
             )
         if not different:
             return

@@ -162,7 +162,7 @@ class OrderOptions:
             raise ValueError("uneven='exact' counts every sample once; it does not go with weights or repeats")
         if uneven == "exact" and not self.info:
             raise ValueError(
-                "uneven='exact' needs info=True: rows that only fill up are told by BatchInfo.valid, and must not count"
+                "uneven='exact' needs info=True: rows that only fill up are False in BatchInfo.valid, and do not count"
             )
 
     def _check_pairs(self) -> None:

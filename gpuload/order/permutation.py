@@ -147,7 +147,7 @@ class Weighted:
         self._cumulative = cumulative
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The indices, int64, at `positions`, of which there is no last one."""
+        """The indices, int64, at `positions`, which have no end."""
         positions = _checked(positions, LENGTH_MAX)
         drawn = philox.words(self.key, positions.reshape(-1), ORDER, 2).astype(np.uint64)
         # 53 random bits, as a float in [0, 1); a draw never lands on a sample of weight 0.

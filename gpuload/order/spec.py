@@ -24,7 +24,7 @@ class BatchSpec:
         epoch: the epoch's number.
         positions: int64 (N,), in the epoch's order.
         indices: the dataset's, int64 (N,), or the keys that a user's sampler gave.
-        valid: bool (N,), False for rows that only fill the batch up; None where there are none.
+        valid: bool (N,), False for rows that only fill the batch up; None if there are none.
         after: the place that follows.
         may_be_dropped: it need not be given if all its samples failed: no other rank waits for it.
         iterable: the pass and worker, for an iterable dataset.

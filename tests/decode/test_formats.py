@@ -194,7 +194,7 @@ def test_an_mpo_is_its_first_jpeg(picture, encode):
         (
             b"<html><body>404 Not Found",
             "not an image that gpuload decodes: 25 bytes that start with b'<html><body>404 '; expected one of JPEG, "
-            "PNG, GIF, BMP, TIFF, WebP, AVIF, JPEG 2000, PNM and QOI, told by its content",
+            "PNG, GIF, BMP, TIFF, WebP, AVIF, JPEG 2000, PNM and QOI, recognised by its content",
         ),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image that gpuload decodes"),
         (b"\xff\xd8\xff", "the JPEG header cannot be read: Pillow says SyntaxError: not identified by this driver"),
