@@ -19,7 +19,8 @@ from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
 __all__ = [
     "Grayscale", "OneOperation", "RandomAdjustSharpness", "RandomAutocontrast", "RandomChannelPermutation",
-    "RandomEqualize", "RandomGrayscale", "RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize",
+    "RandomEqualize", "RandomGrayscale", "RandomInvert", "RandomPhotometricDistort", "RandomPosterize",
+    "RandomSolarize",
 ]  # fmt: skip
 
 
