@@ -38,7 +38,7 @@ class Case:
         kornia: given `kornia.augmentation`, its modules; or why there is nothing like it.
         start: what it starts from.
         floats: the result is a normalised float batch; else levels.
-        boxes: crops hang on boxes that lie beside each image.
+        boxes: crops depend on boxes beside each image.
         dtype, channels_last: of a float batch.
         section: the table that it stands in.
     """

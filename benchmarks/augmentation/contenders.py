@@ -137,7 +137,7 @@ def _sampled(case: Case, photographs: Photographs, images: Sequence[Any]) -> Con
 def _batch(case: Case, photographs: Photographs) -> Contender | Missing:
     """torchvision's on a batch, for which each transform draws once; where sizes differ, after its crops for each."""
     if case.boxes:
-        return Missing("its crops hang on the boxes of each image")
+        return Missing("its crops depend on the boxes of each image")
     compose, floats, finish = _composed(case.image[case.leading :]), _floats(case), _finish(case, photographs)
     if case.leading:
         lead, images = _composed(case.image[: case.leading]), photographs.tensors(case.start)

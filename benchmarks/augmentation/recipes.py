@@ -106,7 +106,7 @@ def recipes() -> list[Case]:
                 v2.RandomHorizontalFlip(),
                 v2.Resize((300, 300)),
             ),
-            kornia="it has no crop that hangs on boxes",
+            kornia="it has no crop that depends on boxes",
             boxes=True,
             **WHOLE,
         ),

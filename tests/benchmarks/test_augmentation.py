@@ -81,8 +81,8 @@ def test_reasons_for_what_is_not_measured(photographs):
     reasons = {name: one.reason for name, one in found.items() if isinstance(one, Missing)}
     assert reasons == {
         "gpuload fused": "Triton runs on the CPU in its interpreter only, which is no measurement",
-        PEERS["batch"]: "its crops hang on the boxes of each image",
-        PEERS["kornia"]: "it has no crop that hangs on boxes",
+        PEERS["batch"]: "its crops depend on the boxes of each image",
+        PEERS["kornia"]: "it has no crop that depends on boxes",
     }
 
 

@@ -693,7 +693,7 @@ def files(samples: Samples) -> dict[str, Any]:
 
 
 class Noise(torch.nn.Module):
-    """A module at the end: what it draws hangs on the batch alone."""
+    """A module at the end: what it draws depends on the batch alone."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return batch + torch.randint(-3, 4, batch.shape) / 8

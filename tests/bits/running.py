@@ -48,7 +48,7 @@ OF_BACKENDS = {"kornia": ("kornia",), "dali": ("dali",), "fused": ("triton", "in
 
 @cache
 def environment() -> dict[str, str | None]:
-    """What bits may hang on, beside the code."""
+    """What bits may depend on, beside the code."""
     found: dict[str, str | None] = {name: _version(names) for name, names in PACKAGES.items()}
     found["python"] = ".".join(platform.python_version_tuple()[:2])
     found["machine"] = platform.machine()
@@ -71,7 +71,7 @@ def recorded() -> dict[str, Any]:
 
 
 def difference(run: str) -> str | None:
-    """In which parts that a run hangs on this environment is not the recorded one; None where in none."""
+    """In which parts that a run depends on this environment differs from the recorded one; None where in none."""
     then, now = recorded()["environment"], environment()
     parts = [part for part in (*ALL, *OF_BACKENDS.get(run, ())) if then[part] != now[part]]
     return "; ".join(f"{part} is {now[part]}, recorded with {then[part]}" for part in parts) or None

@@ -250,7 +250,7 @@ def test_a_generator_gives_its_initial_seed_and_is_not_drawn_from():
 
 
 def test_the_global_seed_of_torch_does_not_matter():
-    """Where DataLoader's order hangs on it."""
+    """Where DataLoader's order depends on it."""
     orders, torchs = set(), set()
     for seed in range(4):
         torch.manual_seed(seed)

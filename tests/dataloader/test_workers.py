@@ -88,7 +88,7 @@ def test_an_error_of_worker_init_fn_ends_the_epoch_and_says_where():
 @pytest.mark.processes
 @pytest.mark.parametrize("first", [torch_first, None])
 def test_what_samples_draw_is_the_same_with_any_workers(first):
-    """Where DataLoader's draws hang on num_workers."""
+    """Where DataLoader's draws depend on num_workers."""
     options = {"batch_size": 4, "collate_fn": list, "epochs": 2, "shuffle": True}
     expected = gpuload_batches(Made(drawn), **options)
     found = gpuload_batches(Made(drawn), num_workers=2, chunk_size=1, worker_init_fn=first, **options)

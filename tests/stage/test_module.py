@@ -1,4 +1,4 @@
-"""A module at the end of the transforms: what it draws hangs on the seed, the epoch and the batch."""
+"""A module at the end of the transforms: what it draws depends on the seed, the epoch and the batch."""
 
 from __future__ import annotations
 

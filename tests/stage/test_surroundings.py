@@ -1,4 +1,4 @@
-"""What a stage makes does not hang on what the user's process is about."""
+"""What a stage makes does not depend on what the user's process is about."""
 
 from __future__ import annotations
 

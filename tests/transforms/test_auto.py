@@ -82,7 +82,7 @@ def test_magnitudes_are_torchvisions(v2, bins, size):
             expected = magnitudes(bins, *size)
             expected = np.zeros(bins) if expected is None else expected.double().numpy()
             found = space.magnitudes(np.full((bins, 1), number), bins, places, sizes)[:, 0]
-            # Last bits hang on the instructions that torch finds; whole pixels, which are cut from them, must not.
+            # Last bits depend on the instructions that torch finds; whole pixels, which are cut from them, must not.
             assert np.allclose(found, expected, rtol=1e-6, atol=1e-7), kind
             assert signed == (1 <= number <= 9)
 

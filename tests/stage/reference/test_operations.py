@@ -131,7 +131,7 @@ def test_what_a_worker_decodes_is_enough(make_images, make_batch, transform):
         result = stage(*make_batch(chain, images))
         assert isinstance(result, torch.Tensor)
         assert torch.equal(result, stage(*make_batch(chain, images, whole=True)))
-        alone = stage(*make_batch(chain, images[2:3], first=2))  # and it does not hang on the batch
+        alone = stage(*make_batch(chain, images[2:3], first=2))  # and it does not depend on the batch
         assert torch.equal(alone[0], result[2])
 
 
