@@ -230,7 +230,7 @@ def test_replay_gives_the_mixed_image_again(on_error):
         ({"dataset": Stream(4), "batch_size": 3}, "batch_size must be even with MixUp"),
         (
             {"repeats": 2, "shuffle": True},
-            "repeats=2 does not go with MixUp, which mixes the samples at neighbouring positions: they would be one sa",
+            "repeats=2 does not go with MixUp, which mixes the samples at neighbouring positions: they would be",
         ),
         (
             {"ragged": "list"},

@@ -80,7 +80,8 @@ def resizing(
     box_hw: tuple[int, int], size_hw: tuple[int, int], window_tlhw: tuple[int, int, int, int], name: str
 ) -> dict[Any, Any]:
     """A job whose source is what the window needs of the box."""
-    source = source_windows(np.array([window_tlhw]), np.array([size_hw]), np.array([box_hw]), name)[0].tolist()
+    codes = np.array([FILTERS.index(name)])
+    source = source_windows(np.array([window_tlhw]), np.array([size_hw]), np.array([box_hw]), codes)[0].tolist()
     return {
         R.KIND: R.RESIZE,
         R.FILTER: FILTERS.index(name),
