@@ -1,7 +1,7 @@
 """Records the bits of all batches anew: ``python tests/bits/record.py``.
 
 To be used on purpose only: where bits shall change, or where the versions of other libraries have. It writes
-``recorded.json`` and says what became different.
+``recorded.json`` and says what became different. With ``--new``, only cases that have no hash yet are run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from bits.running import RECORDED, environment, hash_of
 
 def main() -> None:
     before = json.loads(RECORDED.read_text())["hashes"] if RECORDED.exists() else {}
-    hashes = {f"{name}/{run}": hash_of(case, run) for name, case in CASES.items() for run in case.runs}
+    known = before if "--new" in sys.argv[1:] else {}
+    hashes = {
+        key: known[key] if (key := f"{name}/{run}") in known else hash_of(case, run)
+        for name, case in CASES.items()
+        for run in case.runs
+    }
     RECORDED.write_text(json.dumps({"environment": environment(), "hashes": hashes}, indent=1) + "\n")
     changed = sorted(name for name in before.keys() | hashes.keys() if before.get(name) != hashes.get(name))
     print(f"{len(hashes)} recorded, {len(changed)} of them new, changed or gone", *changed, sep="\n  ")
