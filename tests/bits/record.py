@@ -21,11 +21,8 @@ from bits.running import RECORDED, environment, hash_of
 def main() -> None:
     before = json.loads(RECORDED.read_text())["hashes"] if RECORDED.exists() else {}
     known = before if "--new" in sys.argv[1:] else {}
-    hashes = {
-        key: known[key] if (key := f"{name}/{run}") in known else hash_of(case, run)
-        for name, case in CASES.items()
-        for run in case.runs
-    }
+    cases = {f"{name}/{run}": (case, run) for name, case in CASES.items() for run in case.runs}
+    hashes = {key: known.get(key) or hash_of(case, run) for key, (case, run) in cases.items()}
     RECORDED.write_text(json.dumps({"environment": environment(), "hashes": hashes}, indent=1) + "\n")
     changed = sorted(name for name in before.keys() | hashes.keys() if before.get(name) != hashes.get(name))
     print(f"{len(hashes)} recorded, {len(changed)} of them new, changed or gone", *changed, sep="\n  ")
