@@ -58,7 +58,7 @@ def filter_codes(filters: np.ndarray | str, shape: int | tuple[int, ...]) -> np.
     return filters if isinstance(filters, np.ndarray) else np.full(shape, FILTERS.index(filters))
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Record:
     """One step of a program.
 
@@ -104,7 +104,7 @@ class Record:
         return replace(self, **changes)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Box(Record):
     """A box is cut out. With a `padding_mode` it may reach beyond the image, and is not resampled; without one it lies
     inside, and is resampled to `size_hw`, unless it already has that size.
@@ -151,7 +151,7 @@ class Box(Record):
         return inner
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Flip(Record):
     """`flipped`: bool (n,), which images are mirrored; `axis`: 0 for upside down, 1 for left to right."""
 
@@ -167,7 +167,7 @@ class Flip(Record):
         return windows
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Warp(Record):
     """A projective map, given backwards as Pillow's `Image.transform(size, PERSPECTIVE, …)` takes it.
 
@@ -196,7 +196,7 @@ class Warp(Record):
         return full_windows(self.sizes_hw)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Ops(Record):
     """Operations on each image, one after the other, in each image's own order.
 
@@ -222,7 +222,7 @@ class Ops(Record):
         return full_windows(self.sizes_hw) if self.whole else windows_tlhw
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Mixture(Record):
     """Several chains of operations on each image, whose results are mixed with it: AugMix.
 
@@ -248,7 +248,7 @@ class Mixture(Record):
         return Ops(codes, values, self.filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Erase(Record):
     """Boxes that are erased.
 
@@ -267,7 +267,7 @@ class Erase(Record):
     numbers: tuple[float, ...] = (0.0,)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Mix(Record):
     """Each image is mixed with its partner, the sample at position p XOR 1. The partner's row is not drawn: whoever
     applies the record is told. A program has at most one such record, for all rows.
@@ -296,7 +296,7 @@ CHANGES_PIXELS: Final = (
 )  # those below change numbers and boxes
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Numbers(Record):
     """Levels become numbers. Applied when results are written, once for all such records.
 
@@ -314,7 +314,7 @@ class Numbers(Record):
     std: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Tidy(Record):
     """Bounding boxes are left out that are narrower or lower than `min_size`, smaller than `min_area`, or reach beyond
     the image."""
@@ -323,19 +323,19 @@ class Tidy(Record):
     min_area: float
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Clamp(Record):
     """Bounding boxes are cut to the image."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Reformat(Record):
     """Bounding boxes are converted to a format."""
 
     format: str
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Outline:
     """What is known of a transform's records before anything is drawn.
 
