@@ -20,7 +20,7 @@ from gpuload.transforms.arguments import fill_values, finite, interpolation_name
 from gpuload.transforms.base import Transform, Uniforms
 from gpuload.transforms.policies import KINDS, affine
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Ops, Outline, code
-from gpuload.transforms.program.windows import FILTERS
+from gpuload.transforms.program.windows import FILTERS, filter_names
 
 __all__ = ["TimmRandAugment"]
 
@@ -297,7 +297,9 @@ def _recipe(config: str, hparams: tuple[tuple[str, Any], ...]) -> _Recipe:
         deviation=deviation,
         greatest=given.get("magnitude_max", found["mmax"]) or MAGNITUDES,
         shift=given.get("translate_pct", 0.45),
-        filters=np.array([FILTERS.index(name) for name in given.get("interpolation", FILTERS[1:])], np.int64),
+        filters=np.array(
+            [FILTERS.index(name) for name in given.get("interpolation", filter_names("random"))], np.int64
+        ),
     )
 
 

@@ -183,7 +183,7 @@ def test_what_training_scripts_override():
         (({"patchify": True},), ValueError, "from_timm: patchify=True cannot be mapped"),
         (({"re_num_splits": 3},), ValueError, "from_timm: re_num_splits=3 cannot be mapped"),
         (({"interpolation": "random"},), ValueError, "interpolation='random' is for training; name a filter"),
-        (({"interpolation": "lanczos"},), ValueError, "Resize(interpolation=…) must be one of"),
+        (({"interpolation": "box"},), ValueError, "Resize(interpolation=…) must be one of"),
         (({"crop_pct": 1.5},), ValueError, "from_timm(crop_pct=…) must be greater than 0, and at most 1, got 1.5"),
         (({"crop_mode": "zoom"},), ValueError, "from_timm(crop_mode=…) must be 'center', 'squash' or 'border'"),
         (({"train_crop_mode": "zoom"}, True), ValueError, "(train_crop_mode=…) must be 'rrc', 'rkrc' or 'rkrr'"),
