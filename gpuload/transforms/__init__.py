@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from gpuload.transforms.program.draws import Program
     from gpuload.transforms.random_resized_crop import RandomResizedCrop
     from gpuload.transforms.resizing import RandomResize, RandomShortestSize, ScaleJitter
+    from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment
     from gpuload.transforms.timm_randaugment import TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
@@ -72,6 +73,7 @@ _MODULES = {
     "program.draws": "Draws Program",
     "random_resized_crop": "RandomResizedCrop",
     "resizing": "RandomResize RandomShortestSize ScaleJitter",
+    "timm_policies": "TimmAugMix TimmAutoAugment",
     "timm_randaugment": "TimmRandAugment",
     "warps": "RandomAffine RandomPerspective RandomRotation",
 }
@@ -81,12 +83,13 @@ __all__ = [
     "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ColorJitter", "Compose",
     "ConvertBoundingBoxFormat", "CutMix", "GaussianBlur", "GaussianNoise", "Grayscale", "Identity", "MixUp",
     "MultiView", "Normalize", "Pad", "Program", "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomApply",
-    "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize",
-    "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder",
-    "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop",
-    "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize",
-    "ResizeKeepRatio", "SanitizeBoundingBoxes", "ScaleJitter", "TimmRandAugment", "ToDtype", "TrimBorder",
-    "TrivialAugmentWide", "from_timm", "from_torchvision",
+    "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad",
+    "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop",
+    "RandomOrder", "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize",
+    "RandomResizedCrop", "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip",
+    "RandomZoomOut", "Resize", "ResizeKeepRatio", "SanitizeBoundingBoxes", "ScaleJitter", "TimmAugMix",
+    "TimmAutoAugment", "TimmRandAugment", "ToDtype", "TrimBorder", "TrivialAugmentWide", "from_timm",
+    "from_torchvision",
 ]  # fmt: skip
 
 

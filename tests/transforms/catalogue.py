@@ -59,6 +59,8 @@ NOTES: dict[str, str] = {
     "ResizeKeepRatio": TIMM,
     "SanitizeBoundingBoxes": "`labels_getter` gets the sample as the dataset yields it",
     "ScaleJitter": ANTIALIASED,
+    "TimmAugMix": TIMM,
+    "TimmAutoAugment": TIMM,
     "TimmRandAugment": f"timm's strings, such as `rand-m9-mstd0.5-inc1`; {CLASSIFICATION}",
     "ToDtype": "float32, float16, bfloat16, uint8; `mask_dtype`, or a dict by type, for masks",
     "TrimBorder": TIMM,

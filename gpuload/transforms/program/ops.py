@@ -229,7 +229,8 @@ class Mixture(Record):
     Attributes:
         codes: int64 (n, width, depth), and `values`: float64 (n, width, depth, `VALUES`), as in `Ops`.
         weights: float64 (n, 1 + width), the share of the image itself and of each chain.
-        filters, fill: of warps, as in `Ops`; one name for all.
+        filters: of warps: int64 (n, width, depth), codes of `FILTERS`; or one name for all.
+        fill: of warps, as in `Ops`.
     """
 
     told: ClassVar[tuple[str, ...]] = ("codes", "values", "weights")
@@ -237,7 +238,7 @@ class Mixture(Record):
     codes: np.ndarray
     values: np.ndarray
     weights: np.ndarray
-    filters: str = "bilinear"
+    filters: np.ndarray | str = "bilinear"
     fill: tuple[float, ...] = (0,)
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
@@ -245,7 +246,8 @@ class Mixture(Record):
 
     def chain(self, number: int) -> Ops:
         codes, values = self.codes[:, number], self.values[:, number]
-        return Ops(codes, values, self.filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
+        filters = self.filters[:, number] if isinstance(self.filters, np.ndarray) else self.filters
+        return Ops(codes, values, filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
 
 
 @dataclass(eq=False, repr=False)
