@@ -11,6 +11,7 @@ import enum
 import math
 import numbers
 import operator
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -28,7 +29,10 @@ __all__ = [
     "finite",
     "interpolation_name",
     "interval",
+    "is_module",
     "is_sequence",
+    "is_torchvisions",
+    "name_of",
     "probability",
     "shown",
     "size_pair",
@@ -51,6 +55,30 @@ def is_sequence(value: Any) -> bool:
     return isinstance(value, list | tuple | np.ndarray) or (
         hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
     )
+
+
+def is_module(entry: Any) -> bool:
+    """Whether it is a torch module; nothing is before torch is imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(entry, torch.nn.Module)
+
+
+def is_torchvisions(entry: Any) -> bool:
+    """Whether it is a transform of torchvision, or a torch ``Sequential`` of nothing else. Those of v2 are modules too,
+    but given a batch they draw once for all of it."""
+    kind = type(entry)
+    if kind.__module__.startswith("torch.nn.modules.") and kind.__name__ == "Sequential":
+        return len(entry) > 0 and all(map(is_torchvisions, entry))
+    return f"{kind.__module__}.".startswith("torchvision.transforms.")
+
+
+def name_of(entry: Any) -> str:
+    """The name of a function; or of an object's class, and of its package, if that says something."""
+    if not isinstance(getattr(entry, "__name__", 0), str):
+        entry = type(entry)
+        package = entry.__module__.partition(".")[0]
+        return entry.__name__ if package == "__main__" else f"{package}'s {entry.__name__}"
+    return entry.__name__
 
 
 def whole(name: str, value: Any, *, least: int | None) -> int:

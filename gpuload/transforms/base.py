@@ -10,9 +10,10 @@ their image; they may reach beyond it where a transform pads.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from gpuload.transforms.arguments import Fill, shown
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
-__all__ = ["EVERYWHERE", "DrawError", "Padding", "Resampling", "Standing", "Transform", "Uniforms"]
+__all__ = ["EVERYWHERE", "DrawError", "Padding", "Resampling", "Standing", "Transform", "Uniforms", "made_late"]
+
+T = TypeVar("T", bound="Transform")
 
 EVERYWHERE: Final = ("uint8", "float", "normalized")  # the states of an image, see `Transform.works_on`
 
@@ -67,11 +70,15 @@ class Uniforms:
 
 class Standing(NamedTuple):
     """Where in a chain a transform is: the `state` of the images that reach it (see `Transform.works_on`); whether they
-    are `finished`, so that no later transform needs levels; how many levels make 1 in the finished numbers (`unit`)."""
+    are `finished`, so that no later transform needs levels; how many levels make 1 in the finished numbers (`unit`);
+    whether nothing but calls of the user's own comes from here on (`ends`), or one has been `called` with images that
+    are finished."""
 
     state: str
     finished: bool
     unit: float
+    ends: bool = False
+    called: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,6 +108,16 @@ class Transform:
         """The record for images of these sizes; None if there is nothing to do. A transform that holds others gives
         theirs, drawn by `gpuload.transforms.line`."""
         return None
+
+    def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
+        """What a line takes from it: what it draws."""
+        return self.draw(uniforms, sizes_hw)
+
+    def __call__(self, image: Any, *, seed: int = 0) -> Any:
+        """Apply it to one image, to look at what it does; see `gpuload.transforms.apply`."""
+        from gpuload import transforms
+
+        return transforms.apply(self, image, seed=seed)
 
     @property
     def outline(self) -> tuple[Outline, ...]:
@@ -142,6 +159,13 @@ class Transform:
             if field.repr and getattr(self, field.name) != field.default
         ]
         return f"{type(self).__name__}({', '.join(written)})"
+
+
+def made_late(transform: T) -> T:
+    """A copy that works on finished images."""
+    placed = copy.copy(transform)
+    object.__setattr__(placed, "late", True)
+    return placed
 
 
 class Resampling(Transform):

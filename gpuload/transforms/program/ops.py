@@ -11,6 +11,7 @@ The first axis of all arrays is the record's rows. Sizes are int64 (n, 2), heigh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Self
 
@@ -19,8 +20,8 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
-    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Clamp", "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops",
-    "Outline", "Record", "Reformat", "Tidy", "Warp", "code", "filter_codes",
+    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "Erase", "Flip", "Mix", "Mixture", "Numbers",
+    "Ops", "Outline", "Record", "Reformat", "Tidy", "Warp", "code", "filter_codes", "in_params",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -287,6 +288,40 @@ class Mix(Record):
     names: np.ndarray | None = None
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Call(Record):
+    """The user's own transform is called with the images. No backend sees it: `gpuload.stage.segments` cuts a program
+    there, and `gpuload.stage.own` calls it.
+
+    Attributes:
+        own: the transform, a `gpuload.transforms.custom.Custom`.
+        params: what it drew: an array (n, …), tuples and dicts of these, or None.
+        seeds: int64 (n,), of torch's generators during the call.
+    """
+
+    own: Any
+    params: Any = None
+    seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
+        return full_windows(self.sizes_hw)
+
+    def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
+        return replace(super().take(entries, rows), params=in_params(self.params, lambda array: array[entries]))
+
+
+def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
+    """The params of a `Call` with each array changed."""
+    if params is None:
+        return None
+    if isinstance(params, dict):
+        return {key: in_params(value, change) for key, value in params.items()}
+    if isinstance(params, tuple):
+        found = [in_params(value, change) for value in params]
+        return type(params)(*found) if hasattr(params, "_fields") else tuple(found)
+    return change(params)
+
+
 CHANGES_PIXELS: Final = (
     Box,
     Flip,
@@ -295,6 +330,7 @@ CHANGES_PIXELS: Final = (
     Mixture,
     Erase,
     Mix,
+    Call,
 )  # those below change numbers and boxes
 
 
