@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from gpuload.stage.finish import UNCHANGED
-from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.finished import Outputs
 from gpuload.stage.own import run_call
+from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import Runner, TorchBackend, reference_runner
 from gpuload.stage.segments import CallRunner
 from gpuload.transforms.program.draws import Program

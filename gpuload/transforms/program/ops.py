@@ -288,7 +288,7 @@ class Mix(Record):
     names: np.ndarray | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Call(Record):
     """The user's own transform is called with the images. No backend sees it: `gpuload.stage.segments` cuts a program
     there, and `gpuload.stage.own` calls it.
