@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gpuload.transforms.erasing import RandomErasing
     from gpuload.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
     from gpuload.transforms.interop import from_timm, from_torchvision
+    from gpuload.transforms.jpeg import JPEG
     from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
     from gpuload.transforms.mixing import CutMix, MixUp
     from gpuload.transforms.multiview import MultiView
@@ -70,6 +71,7 @@ _MODULES = {
     "erasing": "RandomErasing",
     "geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomVerticalFlip Resize",
     "interop": "from_timm from_torchvision",
+    "jpeg": "JPEG",
     "keep_ratio": "CenterCropOrPad RandomCropOrPad ResizeKeepRatio TrimBorder",
     "mixing": "CutMix MixUp",
     "multiview": "MultiView",
@@ -84,12 +86,12 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ColorJitter", "Compose",
-    "ConvertBoundingBoxFormat", "Custom", "CutMix", "GaussianBlur", "GaussianNoise", "Grayscale", "Identity", "Lambda",
-    "MixUp", "MultiView", "Normalize", "Pad", "Program", "RandAugment", "RandomAdjustSharpness", "RandomAffine",
-    "RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad",
-    "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop",
-    "RandomOrder", "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize",
+    "JPEG", "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ColorJitter",
+    "Compose", "ConvertBoundingBoxFormat", "Custom", "CutMix", "GaussianBlur", "GaussianNoise", "Grayscale",
+    "Identity", "Lambda", "MixUp", "MultiView", "Normalize", "Pad", "Program", "RandAugment", "RandomAdjustSharpness",
+    "RandomAffine", "RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop",
+    "RandomCropOrPad", "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert",
+    "RandomIoUCrop", "RandomOrder", "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize",
     "RandomResizedCrop", "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip",
     "RandomZoomOut", "Resize", "ResizeKeepRatio", "SanitizeBoundingBoxes", "ScaleJitter", "TimmAugMix",
     "TimmAutoAugment", "TimmRandAugment", "ToDtype", "TrimBorder", "TrivialAugmentWide", "Uniforms", "apply",

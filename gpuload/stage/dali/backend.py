@@ -23,6 +23,7 @@ INSTALL: Final = "pip install 'gpuload[dali]' (CUDA 12, or no GPU) or 'gpuload[d
 # The operations of `gpuload.transforms.program.ops.OPS` that DALI's operators cannot be combined to.
 LACKING: Final = {
     "equalize": "DALI's equalize is OpenCV's, not Pillow's",
+    "jpeg": "DALI's JPEG distortion is not libjpeg's",
     "noise": "DALI draws its own noise",
     "pillow_blur": "DALI has no box blur",
     "warp": "DALI's warp has no bicubic filter, and one filter for a batch",

@@ -28,6 +28,7 @@ __all__ = ["FusedBackend"]
 
 # Operations that are not a map of single pixels, of a small neighbourhood, or of a statistic.
 LACKING: Final = {
+    "jpeg": "blocks are coded by torch",
     "noise": "a normal number for each pixel and channel is drawn by torch",
     "pillow_blur": "three box blurs along each axis are six passes",
 }

@@ -20,7 +20,10 @@ MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported he
 RESIZE: Final = "Kornia's resize lies up to 87 levels from Pillow's"
 NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"
 BICUBIC: Final = "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1): up to 28 levels"
-LACKING: Final = {"pillow_blur": "Kornia has no box blur of a fractional radius"}
+LACKING: Final = {
+    "jpeg": "Kornia's JPEG rounds smoothly, for gradients",
+    "pillow_blur": "Kornia has no box blur of a fractional radius",
+}
 
 
 class KorniaBackend(Backend):

@@ -44,6 +44,7 @@ OPS: Final = (
     "identity",
     "solarize_add",  # threshold; what is added to levels below it
     "pillow_blur",  # radius in pixels, of Pillow's GaussianBlur, which is made of box blurs
+    "jpeg",  # quality, 1 … 100
 )
 NOTHING: Final = -1  # the code of no operation
 VALUES: Final = 8  # the most values that an operation has

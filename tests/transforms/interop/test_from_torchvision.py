@@ -52,6 +52,7 @@ EXAMPLES: dict[str, dict] = {
     "GaussianBlur": {"kernel_size": (3, 5), "sigma": (0.5, 0.7)},
     "GaussianNoise": {"mean": 0.1, "sigma": 0.2, "clip": False},
     "Grayscale": {"num_output_channels": 3},
+    "JPEG": {"quality": (20, 80)},
     "MixUp": {"alpha": 0.3, "num_classes": 7, "labels_getter": None},
     "Normalize": {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "inplace": True},
     "Pad": {"padding": [1, 2, 3, 4], "fill": (1, 2, 3), "padding_mode": "reflect"},
@@ -294,9 +295,9 @@ class Own(nn.Module):
         ),
         (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
         (
-            lambda: v2.Compose([v2.Resize(8), v2.RandomApply([v2.Compose([v2.JPEG(50)])])]),
+            lambda: v2.Compose([v2.Resize(8), v2.RandomApply([v2.Compose([v2.RGB()])])]),
             ValueError,
-            "from_torchvision: transforms[1].transforms[0].transforms[0] is JPEG, which gpuload does not have",
+            "from_torchvision: transforms[1].transforms[0].transforms[0] is RGB, which gpuload does not have",
         ),
         (
             lambda: v2.RandomChoice([v2.Resize(8), v2.ElasticTransform()]),
