@@ -16,6 +16,7 @@ import torch
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.reference.elastic import deform
 from gpuload.stage.reference.gather import Source, crop, resize
 from gpuload.stage.reference.mixture import mix_batch
 from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels
@@ -27,6 +28,7 @@ from gpuload.transforms.program.ops import (
     NOTHING,
     OPS,
     Box,
+    Elastic,
     Erase,
     Flip,
     Mixture,
@@ -117,6 +119,9 @@ class BatchRunner:
                 return _resized(source, record, before, after)
             case Warp():
                 return self._warp(source, record, after)
+            case Elastic():
+                deformed = Source.of_dense(deform(dense(source), record, np.arange(len(after))))
+                return deformed if np.array_equal(before, after) else deformed.cut(after)
             case Ops() | Mixture():
                 levels = dense(source).to(torch.float32)
                 levels = self._operate(levels, record) if isinstance(record, Ops) else self._mix(levels, record)
