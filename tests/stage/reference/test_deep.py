@@ -1,8 +1,9 @@
-"""Images of uint16, float32 and many channels: every geometry against torch, numpy and Pillow; one result of both runners."""
+"""Images of uint16, float32 and many channels: geometry against torch, numpy and Pillow; one result of both runners."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from gpuload.transforms.program.windows import FILTERS
 
 RUNNERS = ("single", "batched")
 TOPS = {"uint8": 255, "uint16": 65535}
-PILLOW = {
+PILLOW = {name: getattr(Image.Resampling, name.upper()) for name in ("nearest", "bilinear", "bicubic")}
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -56,7 +57,7 @@ def deep_images(dtype: str, channels: int, count: int = 6) -> list[np.ndarray]:
     return images
 
 
-def both(chain: T.Chain, made: tuple[RaggedImages, T.Program], **options) -> torch.Tensor:
+def both(chain: T.Chain, made: tuple[RaggedImages, T.Program], **options) -> Any:
     """The result of both runners, which must have the same bits."""
     one, other = (compile_stage(chain, device="cpu", runner=runner, **options)(*made) for runner in RUNNERS)
     assert one.dtype == other.dtype
@@ -76,7 +77,7 @@ def expected(image: np.ndarray, program: T.Program, row: int, dtype: str) -> np.
                 levels = np.flip(levels, record.axis) if record.flipped[at] else levels
             case Box() if record.pads:
                 top, left, height, width = record.box_tlhw[at].tolist()
-                sides = [(max(-a, 0), max(a + n - m, 0)) for a, n, m in zip((top, left), (height, width), levels.shape)]
+                sides = [(max(-a, 0), max(a + n - m, 0)) for a, n, m in zip((top, left), (height, width), levels.shape[:2], strict=True)]
                 mode, more = record.padding_mode, {}
                 if mode == "constant":
                     more = {"constant_values": record.fill[0]}
