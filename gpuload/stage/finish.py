@@ -15,8 +15,9 @@ import torch
 
 from gpuload.transforms.base import Transform
 
-__all__ = ["TOPS", "UNCHANGED", "Finish"]
+__all__ = ["TOPS", "UNCHANGED", "Finish", "Outputs"]
 
+Outputs = torch.Tensor | Sequence[torch.Tensor]  # N×C×H×W, or C×H×W each
 TOPS: Final[dict[str, int | None]] = {"uint8": 255, "uint16": 65535, "float32": None}  # the highest level, by dtype
 
 
@@ -39,16 +40,19 @@ class Finish:
 
     @classmethod
     def of(cls, transforms: Iterable[Transform], dtype: str | None, levels: str = "uint8") -> Finish:
-        """What these transforms ask for; `dtype` is of float results, None: what `ToDtype` says, else float32.
+        """What these transforms ask for; `dtype` is of float results, None: what `ToDtype` says, else float32. What is
+        late is not part of it, but has its channels.
 
         Raises:
             ValueError: they make uint8 of other images.
         """
-        factor, named, normalize = None, None, None
+        factor, named, normalize, later = None, None, None, None
         unit = 1 / (TOPS[levels] or 1)
-        outlines = (outline for transform in transforms for outline in transform.outline)
-        for record in (outline.numbers for outline in outlines if outline.numbers is not None):
-            if record.mean:
+        outlines = ((transform.late, outline) for transform in transforms for outline in transform.outline)
+        for late, record in ((late, outline.numbers) for late, outline in outlines if outline.numbers is not None):
+            if late:
+                later = len(record.mean) or later
+            elif record.mean:
                 normalize = record
                 factor = unit if factor is None else factor
             elif record.dtype == "uint8" != levels:
@@ -62,7 +66,7 @@ class Finish:
             return cls(getattr(torch, levels), (1.0,), (0.0,), None, levels)
         result = getattr(torch, dtype or named or "float32")
         if normalize is None:
-            return cls(result, (factor,), (0.0,), None, levels)
+            return cls(result, (factor,), (0.0,), later, levels)
         pairs = list(zip(normalize.mean, normalize.std, strict=True))
         scale, bias = tuple(factor / s for _, s in pairs), tuple(-m / s for m, s in pairs)
         return cls(result, scale, bias, len(pairs), levels)
@@ -84,6 +88,18 @@ class Finish:
     def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """a and b as float32 tensors of shape (C or 1, 1, 1)."""
         return _constant(self.scale, device), _constant(self.bias, device)
+
+    def write(self, levels: Outputs, outputs: Outputs) -> None:
+        """Finish images C×H×W, one by one on the CPU, and write them to the batch."""
+        scale, bias = self.constants(levels[0].device)
+        at_once = isinstance(levels, torch.Tensor) and isinstance(outputs, torch.Tensor) and not levels.is_cpu
+        for image, output in [(levels, outputs)] if at_once else zip(levels, outputs, strict=True):
+            if self.is_identity:
+                output.copy_(image)  # pyright: ignore[reportAttributeAccessIssue]
+            elif output.dtype == torch.float32 and output.is_contiguous():
+                output.copy_(image).mul_(scale).add_(bias)
+            else:
+                output.copy_(image.to(torch.float32).mul_(scale).add_(bias))
 
 
 def _constant(numbers: Sequence[float], device: torch.device) -> torch.Tensor:

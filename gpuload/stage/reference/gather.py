@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ import torch
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.deep import exact
 from gpuload.stage.upload import upload
-from gpuload.transforms.program.windows import PRECISION_BITS, filter_weights, nearest_indices, padded_places
+from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_places
 
 __all__ = ["Source", "crop", "resize"]
 
@@ -179,11 +179,12 @@ def resize(
     (first_row, row_weights), (first_column, column_weights) = axes
     last_column = _column(source.widths - 1, device)
     rows = torch.minimum(_range(source.heights, source.pixels), _column(source.heights - 1, device))
-    total = None
+    total: Any = None
     for tap in range(column_weights.shape[2]):
         levels = source.gather(rows, torch.minimum(first_column + tap, last_column))
         total = _accumulate(total, levels, column_weights[:, None, None, :, tap])
-    between = _to_levels(total)
+    rounds = deep or interpolation not in PLAIN.values()
+    between = _to_levels(total) if rounds else total.bitwise_right_shift_(PRECISION_BITS)
     total = None
     last_row = _column(source.heights - 1, device)
     for tap in range(row_weights.shape[2]):
@@ -209,8 +210,7 @@ def _accumulate(total: torch.Tensor | None, levels: torch.Tensor, weights: torch
     return product.add_(1 << (PRECISION_BITS - 1)) if total is None else total.add_(product)
 
 
-def _to_levels(total: torch.Tensor | None) -> torch.Tensor:
-    assert total is not None  # a filter has at least one tap
+def _to_levels(total: torch.Tensor) -> torch.Tensor:
     if total.is_floating_point():
         return total
     return total.bitwise_right_shift_(PRECISION_BITS).clamp_(0, 255).to(torch.uint8)

@@ -11,6 +11,7 @@ The first axis of all arrays is the record's rows. Sizes are int64 (n, 2), heigh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Self
 
@@ -19,8 +20,8 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
-    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Clamp", "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops",
-    "Outline", "Record", "Reformat", "Tidy", "Warp", "code", "filter_codes",
+    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "Erase", "Flip", "Mix", "Mixture", "Numbers",
+    "Ops", "Outline", "Record", "Reformat", "Tidy", "Warp", "code", "filter_codes", "in_params",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -37,7 +38,7 @@ OPS: Final = (
     "invert",
     "grayscale",
     "blur",  # kernel width, kernel height (odd), sigma x, sigma y, in pixels
-    "noise",  # mean, sigma (in levels), key word 0, key word 1
+    "noise",  # mean, sigma (in levels), key word 0, key word 1; 1 if what leaves 0 … 255 wraps around
     "permute",  # the channels that become red, green and blue
     "warp",  # the eight coefficients of `Warp`; uses the record's filters and fill
     "identity",
@@ -229,7 +230,8 @@ class Mixture(Record):
     Attributes:
         codes: int64 (n, width, depth), and `values`: float64 (n, width, depth, `VALUES`), as in `Ops`.
         weights: float64 (n, 1 + width), the share of the image itself and of each chain.
-        filters, fill: of warps, as in `Ops`; one name for all.
+        filters: of warps: int64 (n, width, depth), codes of `FILTERS`; or one name for all.
+        fill: of warps, as in `Ops`.
     """
 
     told: ClassVar[tuple[str, ...]] = ("codes", "values", "weights")
@@ -237,7 +239,7 @@ class Mixture(Record):
     codes: np.ndarray
     values: np.ndarray
     weights: np.ndarray
-    filters: str = "bilinear"
+    filters: np.ndarray | str = "bilinear"
     fill: tuple[float, ...] = (0,)
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
@@ -245,7 +247,8 @@ class Mixture(Record):
 
     def chain(self, number: int) -> Ops:
         codes, values = self.codes[:, number], self.values[:, number]
-        return Ops(codes, values, self.filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
+        filters = self.filters[:, number] if isinstance(self.filters, np.ndarray) else self.filters
+        return Ops(codes, values, filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
 
 
 @dataclass(eq=False, repr=False)
@@ -296,6 +299,40 @@ class Mix(Record):
     names: np.ndarray | None = None
 
 
+@dataclass(eq=False, repr=False)
+class Call(Record):
+    """The user's own transform is called with the images. No backend sees it: `gpuload.stage.segments` cuts a program
+    there, and `gpuload.stage.own` calls it.
+
+    Attributes:
+        own: the transform, a `gpuload.transforms.custom.Custom`.
+        params: what it drew: an array (n, …), tuples and dicts of these, or None.
+        seeds: int64 (n,), of torch's generators during the call.
+    """
+
+    own: Any
+    params: Any = None
+    seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
+        return full_windows(self.sizes_hw)
+
+    def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
+        return replace(super().take(entries, rows), params=in_params(self.params, lambda array: array[entries]))
+
+
+def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
+    """The params of a `Call` with each array changed."""
+    if params is None:
+        return None
+    if isinstance(params, dict):
+        return {key: in_params(value, change) for key, value in params.items()}
+    if isinstance(params, tuple):
+        found = [in_params(value, change) for value in params]
+        return type(params)(*found) if hasattr(params, "_fields") else tuple(found)
+    return change(params)
+
+
 CHANGES_PIXELS: Final = (
     Box,
     Flip,
@@ -304,6 +341,7 @@ CHANGES_PIXELS: Final = (
     Mixture,
     Erase,
     Mix,
+    Call,
 )  # those below change numbers and boxes
 
 

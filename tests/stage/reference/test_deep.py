@@ -17,16 +17,15 @@ from gpuload.transforms.program.windows import FILTERS
 
 RUNNERS = ("single", "batched")
 TOPS = {"uint8": 255, "uint16": 65535}
-PILLOW = {name: getattr(Image.Resampling, name.upper()) for name in ("nearest", "bilinear", "bicubic")}
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-}
+PILLOW = {name: getattr(Image.Resampling, name.upper()) for name in ("nearest", "bilinear", "bicubic", "lanczos")}
 
 GEOMETRY = {
     "Resize": [T.Resize((33, 44))],
     "Resize, bicubic": [T.Resize((70, 21), interpolation="bicubic")],
     "Resize, nearest": [T.Resize((33, 70), interpolation="nearest")],
+    "Resize, lanczos": [T.Resize((70, 21), interpolation="lanczos"), T.CenterCrop(20)],
+    "Resize, plain bilinear": [T.Resize((70, 21), antialias=False)],
+    "Resize, plain bicubic": [T.Resize((70, 21), interpolation="bicubic", antialias=False)],
     "Resize of one axis": [T.CenterCrop(40), T.Resize((40, 21))],
     "Resize, CenterCrop": [T.Resize(50, interpolation="bicubic"), T.CenterCrop((30, 20))],
     "RandomResizedCrop": [T.RandomResizedCrop((32, 28))],
@@ -77,7 +76,8 @@ def expected(image: np.ndarray, program: T.Program, row: int, dtype: str) -> np.
                 levels = np.flip(levels, record.axis) if record.flipped[at] else levels
             case Box() if record.pads:
                 top, left, height, width = record.box_tlhw[at].tolist()
-                sides = [(max(-a, 0), max(a + n - m, 0)) for a, n, m in zip((top, left), (height, width), levels.shape[:2], strict=True)]
+                axes = zip((top, left), (height, width), levels.shape[:2], strict=True)
+                sides = [(max(-a, 0), max(a + n - m, 0)) for a, n, m in axes]
                 mode, more = record.padding_mode, {}
                 if mode == "constant":
                     more = {"constant_values": record.fill[0]}
@@ -105,10 +105,11 @@ def resized(levels: np.ndarray, size_hw: list[int], name: str) -> np.ndarray:
     if list(levels.shape[:2]) == size_hw:
         return levels
     planes = torch.from_numpy(np.ascontiguousarray(levels.transpose(2, 0, 1)))[None]
-    if name == "nearest":  # torch takes another pixel on a tie
+    if name in PILLOW and name not in ("bilinear", "bicubic"):  # torch takes another nearest pixel on a tie
         found = [Image.fromarray(np.float32(plane)).resize(size_hw[::-1], PILLOW[name]) for plane in planes[0].numpy()]
         return np.stack(found, 2).astype(np.float64)
-    found = torch.nn.functional.interpolate(planes, size_hw, mode=name, antialias=True)
+    plain = name.removeprefix("plain ")
+    found = torch.nn.functional.interpolate(planes, size_hw, mode=plain, antialias=plain == name)
     return found[0].numpy().transpose(1, 2, 0)
 
 
@@ -145,7 +146,7 @@ def test_geometry_is_that_of_torch_numpy_and_pillow(name, dtype, channels, make_
 
 
 @pytest.mark.parametrize("channels", [6, 13])
-@pytest.mark.parametrize("name", [name for name in GEOMETRY if "bicubic" not in name])
+@pytest.mark.parametrize("name", GEOMETRY)
 def test_uint8_of_many_channels_is_as_each_channel_alone(name, channels, make_batch):
     chain, images = T.Chain(GEOMETRY[name]), deep_images("uint8", channels)
     for runner in RUNNERS:
