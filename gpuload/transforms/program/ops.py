@@ -285,7 +285,9 @@ class Erase(Record):
         boxes_tlhw: int64 (n, most, 4), with height 0 where there is none.
         keys: uint64 (n, 2), the words of the key of the random numbers.
         kind: what is written: ``"const"``, ``"rand"`` (a random colour for each box) or ``"pixel"`` (for each pixel).
-        numbers: for ``"const"``, one number or one for each channel: levels, or numbers of finished images.
+        numbers: for ``"const"``, one number or one for each channel: levels of uint8, or numbers of finished images.
+        given: these as the user wrote them.
+        scaled: whether they were written for images that `ToDtype` scales to 0 … 1.
     """
 
     told: ClassVar[tuple[str, ...]] = ("boxes_tlhw", "keys")
@@ -294,6 +296,15 @@ class Erase(Record):
     keys: np.ndarray
     kind: str = "const"
     numbers: tuple[float, ...] = (0.0,)
+    given: tuple[float, ...] = (0.0,)
+    scaled: bool = False
+
+    def levels(self, top: int | None) -> tuple[float, ...]:
+        """The numbers for images that are not finished, and whose highest level is this; None: floats of any range."""
+        if top == 255:
+            return self.numbers
+        unit = (top or 1) if self.scaled else 1
+        return tuple(number if top is None else float(round(number * unit)) for number in self.given)
 
 
 @dataclass(eq=False, repr=False)

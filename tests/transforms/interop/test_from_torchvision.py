@@ -228,8 +228,8 @@ def test_a_fill_between_levels_is_cut_as_on_uint8_images():
         assert ours.outside(masks=False) == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
     assert T.from_torchvision(v1.RandomRotation(5, fill=7.9)) == [T.RandomRotation(5, fill=7)]
     # Behind the conversion a fill is no level.
-    with pytest.raises(ValueError, match=r"transforms\[1\]: Pad\(fill=…\) is given in levels"):
-        T.from_torchvision([v1.ToTensor(), v1.Pad(1, fill=0.5)])
+    with pytest.raises(ValueError, match=r"Pad\(fill=\(0.5,\)\) is in levels, 0 … 255, but comes after ToDtype"):
+        T.Chain(T.from_torchvision([v1.ToTensor(), v1.Pad(1, fill=0.5)]))
 
 
 def test_conversions():
