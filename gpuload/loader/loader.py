@@ -180,6 +180,7 @@ class Loader:
         for name in OPTIONS:
             setattr(self, name, options.argument(name))
         self.errors = ErrorLog()
+        self._told: set[str] = set()
         self._cursor = Cursor(Place(0, 0))
         self._session: Session | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -337,7 +338,7 @@ class Loader:
                 self.close()
         if self._session is None:
             with held():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors)
+                self._session = Session(options, self.errors, self._told)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # the session ends itself then
         self._cursor.end("a newer iter() of its Loader was started")

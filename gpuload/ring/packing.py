@@ -189,6 +189,7 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
         content.fields,
         content.collated,
         content.iterable,
+        content.strays,
     ]
     if by_value:  # in a worker, classes of the user's __main__ exist only for cloudpickle
         import cloudpickle

@@ -26,6 +26,7 @@ from gpuload.transforms.composite import flat
 from gpuload.transforms.line import Line
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import MOVES_PIXELS
 from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.rules import check_fills, check_mixing, check_order, mixing_of, placed
 
@@ -107,6 +108,12 @@ class Chain:
     def reads_boxes(self) -> bool:
         """Whether draws depend on the boxes of a sample."""
         return any(transform.reads_boxes for line in self.lines for transform in line.transforms)
+
+    @cached_property
+    def moves_pixels(self) -> bool:
+        """Whether masks, boxes and keypoints have to move with the images."""
+        outlines = [known for line in self.lines for transform in line.transforms for known in transform.outline]
+        return any(issubclass(known.kind, MOVES_PIXELS) or "warp" in known.operations for known in outlines)
 
     def draw(
         self,

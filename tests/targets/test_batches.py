@@ -350,4 +350,4 @@ def test_only_a_mask_of_torchvisions_is_no_image():
 
     mask = tv_tensors.Mask(torch.ones(1, 40, 50, dtype=torch.uint8))
     with pytest.raises(gl.SampleError, match="has masks, boxes or keypoints, but no image that they belong to"):
-        only_batch(lambda i: {"mask": mask})
+        only_batch(lambda i: {"mask": mask}, transforms=[T.RandomHorizontalFlip()])

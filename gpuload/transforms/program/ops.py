@@ -19,8 +19,8 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
-    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Clamp", "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops",
-    "Outline", "Record", "Reformat", "Tidy", "Warp", "code", "filter_codes",
+    "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Clamp", "Erase", "Flip", "Mix", "Mixture",
+    "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "Warp", "code", "filter_codes",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -294,6 +294,7 @@ CHANGES_PIXELS: Final = (
     Erase,
     Mix,
 )  # those below change numbers and boxes
+MOVES_PIXELS: Final = (Box, Flip, Warp)  # and operations named "warp"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
