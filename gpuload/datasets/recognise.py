@@ -117,8 +117,8 @@ def unfold_clips(
 
 def _with_its_list(structure: Structure, leaves: Sequence[Any], number: int) -> Found:
     """The image at this leaf, and the others of its list if there are only images in it."""
-    last = number + 1
-    if last < len(leaves) and is_image_array(leaves[last]):
+    following = leaves[number + 1] if number + 1 < len(leaves) else None
+    if type(following) not in NEVER_IMAGES and is_image_array(following):
         first, last = _list_of(structure, number)
         if first == number and all(map(is_image_array, leaves[first:last])):
             return {frame: _image_of(leaves[frame]) for frame in range(first, last)}

@@ -116,6 +116,10 @@ def test_the_detection_reference_runs_with_a_loader_in_dataloaders_place():
     sampler = BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
     found = gpuload_batches(dataset, batch_sampler=sampler, collate_fn=zipped)
     assert alike(found, expected)
+    # Where they come in several chunks, they are collated in this process.
+    assert alike(
+        gpuload_batches(dataset, 4, collate_fn=zipped, chunk_size=1), torch_batches(dataset, 4, collate_fn=zipped)
+    )
     model = torch.nn.Conv2d(3, 4, 3, padding=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for images, targets in found:  # what its train_one_epoch does
