@@ -80,6 +80,7 @@ class Session:
             worker_init_fn=workers.worker_init_fn,
             single=options.order.single,
             plain=not len(options.chain) and options.chain.module is None,
+            moves=options.chain.moves_pixels,
         )
         _check_limits(options, device)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
@@ -264,7 +265,7 @@ class Session:
         def release() -> None:
             self.feed.release(batch)
 
-        module = self.options.chain.module is not None  # the user's stream may still be writing its parameters
+        module = self.options.chain.holds_module  # the user's stream may still be writing its parameters
         with torch.inference_mode(False), self.transfer.stream(after_consumer=module):
             value, tensors = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()

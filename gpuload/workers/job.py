@@ -36,7 +36,7 @@ _ALIGN = 64
 @dataclass(frozen=True)
 class Job:
     """What each worker gets at its start. `single` is for batch_size=None: `collate_fn` gets single samples. `plain`:
-    nothing is applied to images, not even a module, which is not sent."""
+    nothing is applied to images, not even a module, which is not sent. `moves`: what is applied moves pixels."""
 
     dataset: Any
     chain: Chain
@@ -46,6 +46,7 @@ class Job:
     worker_init_fn: Callable[[int], Any] | None = None
     single: bool = False
     plain: bool = False
+    moves: bool = False
 
 
 def ship(obj: Any, settings: dict[str, Any]) -> int:

@@ -146,7 +146,7 @@ class SampleReader:
             },
             targets,
             changes=not self._job.plain,
-            moves=self._job.chain.moves_pixels,
+            moves=self._job.moves,
         )
         self._looks = 0 if self.strays else self._looks - 1
 

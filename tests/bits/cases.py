@@ -710,6 +710,10 @@ def clips(samples: Samples) -> dict[str, Any]:
 
     def make(number: int) -> Any:
         frames = np.stack([samples.array(number, size=(40, 50))[:, ::step] for step in (1, -1, 1)])
-        return {"clip": gl.Image(frames), "list": [gl.Image(frame) for frame in frames], "masks": gl.Mask(frames[..., 0])}
+        return {
+            "clip": gl.Image(frames),
+            "list": [gl.Image(frame) for frame in frames],
+            "masks": gl.Mask(frames[..., 0]),
+        }
 
     return {"dataset": samples.make(make), "transforms": [*CROP[:2], T.ColorJitter(0.4), *END], "batch_size": 4}
