@@ -65,7 +65,7 @@ def find_strays(
             if named or (leaf in grey and sizes_hw[leaf] in coloured):
                 what = (
                     f"of Pillow's mode {files[leaf][1]!r}, is taken as a photograph, and its values as colours; if it "
-                    "is a mask, return gpuload.Mask(…) of it"
+                    "is a mask, return gpuload.Mask(picture)"
                 )
         elif changes and leaf not in sizes_hw and leaf not in targets:
             what = _left_behind(leaves[leaf], name, image, set(sizes_hw.values()), moves)

@@ -153,7 +153,7 @@ def test_a_picture_that_looks_like_a_mask_is_told_whatever_is_applied(sample, pl
     [said] = told(sample, transforms)
     assert said == (
         f"{place}, of Pillow's mode '{mode}', is taken as a photograph, and its values as colours; if it is a mask, "
-        "return gpuload.Mask(…) of it"
+        "return gpuload.Mask(picture)"
     )
 
 
