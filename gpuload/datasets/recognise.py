@@ -54,7 +54,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
                 found[number] = _from_pil(leaf)
             elif module.startswith("torchvision.tv_tensors"):
                 if kind.__name__ in ("Image", "Video"):
-                    if not plain or (leaf.dim() == 3 and dtype_of(leaf) == "uint8"):
+                    if not plain or is_image_array(leaf):
                         found[number] = Image(leaf.numpy(), layout="CHW")
                         clips = clips or leaf.dim() == 4
                 elif (target := _tv_target(kind.__name__, leaf, plain)) is not None:

@@ -53,6 +53,7 @@ KINDS = {
     "a float image": lambda i: (float_image(i), i),
     "a float image of half precision": lambda i: (tv_tensors.Image(float_image(i).half()), i),
     "levels": lambda i: (level_image(i), i),
+    "an image of 13 channels": lambda i: (tv_tensors.Image(torch.full((13, *SIZE), i, dtype=torch.uint8)), i),
     "a float tensor beside a mask": lambda i: (torch.full((3, 4, 5), i / 2), mask(i)),
     "a float image beside boxes": lambda i: (float_image(i), {"boxes": boxes(i), "labels": torch.tensor([i, 1])}),
     "a float tensor beside boxes": lambda i: {"image": torch.full((3, 4, 5), i / 2), "boxes": boxes(i)},
