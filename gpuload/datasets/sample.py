@@ -61,17 +61,18 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Image:
-    """An image that is already decoded.
+    """An image that is already decoded; or a video clip, whose frames all get the same draws.
 
     Args:
         array: uint8, uint16 or float32, or anything that `numpy.asarray` turns into these; H×W for one channel, else as
-            `layout` says. Colour operations take uint8 alone; all others work on any dtype and number of channels.
-        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W. None: H×W×C; with more than 4 channels only if these are the
-            shortest axis.
+            `layout` says. Colour operations take uint8 alone; all others work on any dtype and number of channels. With
+            a first axis more, the frames of a clip.
+        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W; of each frame. None: H×W×C; with more than 4 channels only if
+            these are the shortest axis.
 
     Raises:
         TypeError: the array is of another dtype.
-        ValueError: the array does not have 2 or 3 axes, or is empty; or its layout cannot be the one that is given.
+        ValueError: the array does not have 2 to 4 axes, or is empty; or its layout cannot be the one that is given.
 
     Example:
         >>> Image(np.zeros((3, 20, 30), np.uint8), layout="CHW").hwc.shape
@@ -91,22 +92,22 @@ class Image:
             array = _deep(array)
         if array.ndim == 2:
             array = array[:, :, None]
-        elif array.ndim == 3 and self.layout == "CHW":
-            array = array.transpose(1, 2, 0)
-        elif array.ndim != 3:
-            raise ValueError(f"an image must have 2 or 3 axes, got shape {array.shape}")
+        elif array.ndim not in (3, 4):
+            raise ValueError(f"an image must have 2 or 3 axes, or 4 as a clip, got shape {array.shape}")
+        elif self.layout == "CHW":
+            array = array.transpose(1, 2, 0) if array.ndim == 3 else array.transpose(0, 2, 3, 1)
         if array.size == 0:
             raise ValueError(
                 f"an image must have pixels and channels, got H×W×C = {array.shape} with layout={self.layout!r}"
             )
-        if array.shape[2] > 4:
+        if array.shape[-1] > 4:
             _check_layout(array.shape, self.layout)
         object.__setattr__(self, "array", array)
         object.__setattr__(self, "layout", "HWC")
 
     @property
     def hwc(self) -> np.ndarray:
-        """The pixels, H×W×C."""
+        """The pixels, H×W×C; of a clip T×H×W×C."""
         return self.array
 
 

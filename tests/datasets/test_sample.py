@@ -43,7 +43,7 @@ def test_an_image_is_kept_as_height_width_channels():
     [
         (np.zeros((2, 2, 3)), "HWC", TypeError, r"uint8, uint16 or float32, got float64 of shape \(2, 2, 3\); convert"),
         (np.zeros((2, 2, 3), np.int16), "HWC", TypeError, r"got int16 of shape .*; convert it, as with array.astype"),
-        (np.zeros(5, np.uint8), "HWC", ValueError, r"must have 2 or 3 axes, got shape \(5,\)"),
+        (np.zeros(5, np.uint8), "HWC", ValueError, r"must have 2 or 3 axes, or 4 as a clip, got shape \(5,\)"),
         (np.zeros((0, 4, 3), np.uint8), "HWC", ValueError, "must have pixels and channels"),
         (np.zeros((3, 20, 30), np.uint8), "HWC", ValueError, r"got H×W×C = \(3, 20, 30\) with layout='HWC'"),
         (
