@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from gpuload.datasets.box_formats import BoxFormat, format_name
+from gpuload.datasets.files import read_file
 
 __all__ = ["LEAVES", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "read"]
 
@@ -230,6 +231,10 @@ def read(path: str | os.PathLike[str]) -> Encoded:
 
     As in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload decodes
     only the region that the first crop needs.
+
+    Raises:
+        OSError: the file is missing, or is none (a folder, a FIFO, a device).
+        DecodeError: it has more bytes than `Decode.max_bytes` of the loader that asks for the sample, or than 1 GiB
+            elsewhere; or more than 16 MiB, and does not begin as an image.
     """
-    with open(path, "rb", buffering=0) as file:
-        return Encoded(file.readall(), "RGB", os.fspath(path))
+    return Encoded(read_file(path), "RGB", os.fspath(path))

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
-from gpuload.decode.jpeg_header import SOI, SOS, JpegHeader, count_scans, scan_markers
+from gpuload.datasets.files import no_image, sniff, too_large
+from gpuload.decode.jpeg_header import SOI, SOS, JpegHeader, read_scans, scan_markers
+from gpuload.decode.limits import SEVERAL_SCANS, USUAL, check_scans, check_size, decoder_bytes
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import read_orientation
-from gpuload.decode.pillow_images import FORMATS, PillowImage, open_image, sniff
+from gpuload.decode.pillow_images import PillowImage, open_image
 from gpuload.errors import DecodeError, one_line
 
 __all__ = ["Header", "read_header"]
@@ -42,61 +44,46 @@ def read_header(data: bytes, options: Decode) -> Header:
     """Read the header of an image file.
 
     Raises:
-        DecodeError: no image, an unknown format, a damaged header, or more pixels or scans than `options` allow.
+        DecodeError: no image, an unknown format, a damaged header, or more bytes, pixels, scans or memory than
+            `options` allow.
     """
+    if options.max_bytes is not None and len(data) > options.max_bytes:
+        raise DecodeError(too_large(len(data), options.max_bytes))
     if data.startswith(SOI):
-        jpeg = scan_markers(data)
-        if jpeg is not None:
+        jpeg, scans = scan_markers(data), 1
+        if jpeg is None:
+            scans = data.count(SOS)
+        else:
             height, width = jpeg.height, jpeg.width
-            max_pixels, max_scans = options.max_pixels, options.max_scans
-            if max_pixels is not None and height * width > max_pixels:
-                raise _too_large(height, width, max_pixels)
-            if not jpeg.single_scan and max_scans is not None:
-                _check_scans(count_scans(data, jpeg, max_scans), max_scans)
+            check_size(height, width, height * width * (USUAL if jpeg.single_scan else SEVERAL_SCANS), options)
+            if not jpeg.single_scan:
+                scans, complete = read_scans(data, jpeg)
+                check_scans(scans, height, width, options)
+                jpeg = jpeg._replace(complete=complete)
             if jpeg.plain:
                 orientation = read_orientation(jpeg.exif, jpeg.xmp) if options.exif else 1
                 mode = "L" if jpeg.components == 1 else "RGB"
                 return Header("JPEG", height, width, orientation, mode, jpeg, None)
-        elif options.max_scans is not None:
-            _check_scans(data.count(SOS), options.max_scans)
-        return _by_pillow(data, "JPEG", options)
+        return _by_pillow(data, "JPEG", options, scans)
     name = sniff(data)
     if name is None:
         if not data:
             raise DecodeError("the file is empty (0 bytes); expected an image")
-        raise DecodeError(
-            f"not an image that gpuload decodes: {len(data)} bytes that start with {data[:16]!r}; "
-            f"expected one of {FORMATS}, recognised by its content"
-        )
+        raise DecodeError(no_image(data, len(data)))
     return _by_pillow(data, name, options)
 
 
-def _by_pillow(data: bytes, name: str, options: Decode) -> Header:
+def _by_pillow(data: bytes, name: str, options: Decode, scans: int = 1) -> Header:
     try:
         opened = open_image(data, name)
     except Exception as error:
         raise DecodeError(
             f"the {name} header cannot be read: Pillow says {type(error).__name__}: {one_line(str(error))}"
         ) from error
-    if options.max_pixels is not None and opened.height * opened.width > options.max_pixels:
-        raise _too_large(opened.height, opened.width, options.max_pixels)
+    check_size(opened.height, opened.width, decoder_bytes(data, opened, scans), options)
+    check_scans(scans, opened.height, opened.width, options)
     orientation = 1
     if options.exif:
         with contextlib.suppress(Exception):  # a broken EXIF block is no orientation; broken pixels fail again later
             orientation = opened.orientation()
     return Header(name, opened.height, opened.width, orientation, opened.mode, None, opened)
-
-
-def _too_large(height: int, width: int, limit: int) -> DecodeError:
-    return DecodeError(
-        f"the header says {width:,}×{height:,} = {width * height:,} pixels, more than max_pixels={limit:,}: "
-        "perhaps a decompression bomb; if it is not, pass Decode(max_pixels=…)"
-    )
-
-
-def _check_scans(count: int, limit: int) -> None:
-    if count > limit:
-        raise DecodeError(
-            f"the JPEG comes in {count:,} scans, more than max_scans={limit:,}: perhaps made to cost decoding time; "
-            "if it is not, pass Decode(max_scans=…)"
-        )
