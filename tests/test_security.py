@@ -338,7 +338,7 @@ def test_decoders_take_no_more_memory_than_is_counted(tmp_path):
         from gpuload import Decode
         from gpuload.datasets.sample import read
         from gpuload.decode import Decoder
-        from gpuload.decode.limits import SEVERAL_SCANS, decoder_bytes
+        from gpuload.decode.header import SEVERAL_SCANS, decoder_bytes
 
         def peak_bytes():
             with open("/proc/self/status") as status:
