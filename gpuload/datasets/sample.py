@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from gpuload.datasets.box_formats import BoxFormat, format_name
+from gpuload.datasets.files import read_file
 
 __all__ = ["LEAVES", "PIXELS", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "read"]
 
@@ -229,7 +230,7 @@ def _deep(array: np.ndarray) -> np.ndarray:
 
 def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
     """Refuse H×W×C of more than 4 channels that is another layout by its looks."""
-    height, width, channels = shape
+    height, width, channels = shape[-3:]  # of a clip, each frame
     other, axis = (height, width) if layout != "CHW" else (width, height)  # where the other layout has channels
     if other <= 4 < axis or (layout is None and channels >= min(height, width)):
         raise ValueError(
@@ -260,6 +261,10 @@ def read(path: str | os.PathLike[str]) -> Encoded:
 
     As in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload decodes
     only the region that the first crop needs.
+
+    Raises:
+        OSError: the file is missing, or is none (a folder, a FIFO, a device).
+        DecodeError: it has more bytes than `Decode.max_bytes` of the loader that asks for the sample, or than 1 GiB
+            elsewhere; or more than 16 MiB, and does not begin as an image.
     """
-    with open(path, "rb", buffering=0) as file:
-        return Encoded(file.readall(), "RGB", os.fspath(path))
+    return Encoded(read_file(path), "RGB", os.fspath(path))

@@ -19,7 +19,8 @@ from typing import Any, Final, Literal, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.coco import CocoTargets, as_lists, chosen
-from gpuload.datasets.folder import _checked_mode, _Images, _read
+from gpuload.datasets.files import read_file
+from gpuload.datasets.folder import _checked_mode, _Images
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.errors import one_line
@@ -319,7 +320,7 @@ def _filled(plan: Any, value: Any) -> Any:
             raise ValueError("an image of the row has neither bytes nor a path")
         if "://" in path:
             raise FileNotFoundError(errno.ENOENT, "not a file on this machine; download it beforehand", path)
-        data = _read(path)
+        data = read_file(path)
     return Encoded(data, plan, path)
 
 
