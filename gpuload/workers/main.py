@@ -37,7 +37,7 @@ MAX_SEED = 2**63 - 1
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     """Do chunks until the parent closes the queue."""
-    job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd, stacks_fd = descriptors
+    job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd, stacks_fd, *_ = descriptors
     # The stack of a crash, or when the parent asks: written by C code, even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)

@@ -133,9 +133,9 @@ class WorkerPool:
             "ring_bytes": ring.ring_bytes,
         }
         with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
-            self._job_fd = ship(job, settings)
+            self._job_fds = ship(job, settings)
         with contextlib.ExitStack() as undo, standard_streams_taken():
-            undo.callback(os.close, self._job_fd)
+            undo.callback(self._close_job)
             self._board = Board(workers)
             undo.callback(self._board.close)
             self._queues: list[_Queue] = []  # worker w reads number w % len
@@ -224,7 +224,7 @@ class WorkerPool:
             _pools.discard(self)
             stack.callback(self._team.clear)
             stack.callback(self._board.close)
-            stack.callback(os.close, self._job_fd)
+            stack.callback(self._close_job)
             stack.callback(self._epoll.close)
             deadline = time.monotonic() + CLOSE_GRACE_S
             for worker in self._team.values():
@@ -243,9 +243,10 @@ class WorkerPool:
     def _start(self, number: int) -> None:
         self._board.write(number, IDLE, 0, 0)
         queue = self._queues[number % len(self._queues)]
-        shared = (self._job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno())
+        job_fd, *others = self._job_fds
+        shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno())
         with held(), standard_streams_taken():  # a process that was started must get into the team
-            worker = self._team[number] = WorkerProcess(number, shared)
+            worker = self._team[number] = WorkerProcess(number, shared, others)
             for fd in worker.descriptors:
                 self._epoll.register(fd, select.EPOLLIN)
 
@@ -398,6 +399,10 @@ class WorkerPool:
         if self.broken is not None:
             raise WorkerError(f"this epoch is over: {self.broken}")
 
+    def _close_job(self) -> None:
+        while self._job_fds:
+            os.close(self._job_fds.pop())
+
     def _leave_to_parent(self) -> None:
         """In a forked child: close the copies, so that the workers still die with their parent."""
         self._closed = True
@@ -406,7 +411,7 @@ class WorkerPool:
         for worker in self._team.values():
             worker.leave_to_parent()
         self._epoll.close()
-        os.close(self._job_fd)
+        self._close_job()
         self._board.close()
 
 
