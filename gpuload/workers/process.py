@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gpuload.errors import WorkerError
 from gpuload.ring.descriptors import is_inherited
-from gpuload.workers.protocol import STACK_SIGNAL
+from gpuload.workers.protocol import STACK_SIGNAL, arm_lifeline
 
 __all__ = ["WorkerProcess", "check_platform", "standard_path"]
 
@@ -80,6 +80,7 @@ class WorkerProcess:
             descriptors = (*shared, theirs.fileno(), lifeline_theirs, self._stacks, *others)
             try:
                 self._process = _launch(number, descriptors)
+                arm_lifeline(lifeline_theirs, self._process.pid)  # it may be stopped before it does this itself
             except OSError as error:
                 raise WorkerError(f"worker {number} could not be started with {sys.executable}: {error}") from error
             finally:
