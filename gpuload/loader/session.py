@@ -27,7 +27,7 @@ from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader.life import Life
 from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
 from gpuload.loader.options import Options
-from gpuload.order.place import Place
+from gpuload.order.place import IterablePlace, Place
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage import Stage, check_stage, compile_stage
@@ -135,6 +135,13 @@ class Session:
         with self.life.work(broken=self.engine.broken is not None):
             self.ready = self._next_launched(info)
         return self.ready is not None
+
+    def where_it_begins(self) -> IterablePlace | None:
+        """Where this process begins with an iterable dataset, whose ``iter()`` is called for it; before the first batch
+        and without workers."""
+        with self.lock:
+            request = self.feed.first()
+            return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _next_launched(self, info: bool) -> _Launched | None:
         if not self.launched:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from gpuload.errors import WorkerError
+from gpuload.order.place import IterablePlace
 from gpuload.ring.ring import Ring
 from gpuload.workers.engine import Event
 from gpuload.workers.job import Job
@@ -46,6 +47,10 @@ class HomeEngine:
         reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
         self._waiting.popleft()  # only now: after a ctrl-C it is done again
         return [reply]
+
+    def begin(self, request: Request) -> IterablePlace:
+        """Where the pass over an iterable dataset begins, before its first chunk."""
+        return self._runner.begin(request)
 
     def halt(self) -> None:
         """Make `gather`, in another thread, end at the next sample."""

@@ -109,6 +109,11 @@ class Source:
         pass_.forget(start.samples)
         return lambda row: pass_.get(numbers[row], touch)
 
+    def begin(self, request: Request) -> IterablePlace:
+        """Where the pass of a request begins, before its first chunk is done."""
+        self.open(request)
+        return IterablePlace(0, False) if self._pass is None else self._pass.begin()
+
     def place(self, request: Request, rows: int) -> IterablePlace | None:
         """Where the pass is after this many rows of a chunk; None for a map dataset."""
         if self._pass is None:
