@@ -8,7 +8,6 @@ since a chunk may have to be done again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 import pickle
 from collections.abc import Callable, Iterator
@@ -188,6 +187,8 @@ def own_state(owner: Any, whose: str) -> bytes | str | None:
 
 def _digest(sample: Any) -> bytes:
     """A hash of a sample; empty if it cannot be pickled."""
+    import hashlib  # here: it takes longer than all of this room, and only iterable datasets need it
+
     leaves: list[Any] = []
     with contextlib.suppress(Exception):
         flatten(sample, leaves)
