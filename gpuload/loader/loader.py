@@ -21,13 +21,14 @@ from gpuload.batches.assemble import BatchInfo
 from gpuload.decode import Decode
 from gpuload.loader.cursor import Cursor
 from gpuload.loader.epoch import Epoch
+from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.session import Session, check_for, compile_for, resolve_device
 from gpuload.loader.state import State, first_states, for_workers, one_worker
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import check_begin, order_name, schedule_of, shares_of, steps_of
+from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.stage import Plan
 from gpuload.workers.faults import ErrorLog, Faults, OnError
@@ -36,7 +37,6 @@ from gpuload.workers.interrupts import finalizing, held
 __all__ = ["BatchInfo", "Loader"]
 
 DEFAULT_RING_BYTES = 2 << 30
-ANEW = "a newer iter() of its Loader was started"
 
 
 class Loader:
@@ -347,20 +347,22 @@ class Loader:
         options = self._options
         check_begin(options.order)
         schedule = schedule_of(options.order, self.num_workers)
+        for remark in remarks_on(options.order, self.num_workers):
+            warnings.warn(remark, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
         if self._session is not None:
             self._session.check_process()
-            # The last epoch ended with a WorkerError, or was broken off by a ctrl-C.
-            if not self._session.usable or self._new_workers:
-                self._cursor.end(ANEW)
+            # The last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew.
+            if not self._session.usable or self._new_workers or not self._session.knows_ranks:
+                self._cursor.end(NEWER)
                 self.close()
         self._new_workers = False
         if self._session is None:
             with held():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors)
+                self._session = Session(options, self.errors, progress.start.epoch)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # the session ends itself then
-        self._cursor.end(ANEW)
+        self._cursor.end(NEWER)
         iterator = Epoch(
             self,
             self._session,

@@ -28,6 +28,8 @@ from gpuload.loader.life import Life
 from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
 from gpuload.loader.options import Options
 from gpuload.order.place import IterablePlace, Place
+from gpuload.order.ranks import find_group
+from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage import Stage, check_stage, compile_stage
@@ -59,15 +61,16 @@ class _Launched:
 
 
 class Session:
-    """A session with these options; failed samples are recorded in `errors`."""
+    """A session with these options, whose first epoch has this number; failed samples are recorded in `errors`."""
 
-    def __init__(self, options: Options, errors: ErrorLog) -> None:
+    def __init__(self, options: Options, errors: ErrorLog, epoch: int = 0) -> None:
         self.options = options
         self.errors = errors
         device = resolve_device(options.stage.device)
         self.stage = compile_for(options, device)
         self.launched: deque[_Launched] = deque()
         workers = options.workers
+        self._ranks = ranks_of(options.order), find_group()
         job = Job(
             options.order.dataset,
             options.chain,
@@ -76,6 +79,9 @@ class Session:
             collate_fn=options.batches.collate_fn,
             worker_init_fn=workers.worker_init_fn,
             single=options.order.single,
+            epoch=epoch,
+            **self._ranks[0],
+            group=self._ranks[1],
         )
         _check_limits(options, device)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
@@ -117,6 +123,11 @@ class Session:
     def usable(self) -> bool:
         """Whether another epoch can begin here."""
         return self.life.is_open and self.engine.broken is None
+
+    @property
+    def knows_ranks(self) -> bool:
+        """Whether an iterable dataset was told of the ranks that there are now."""
+        return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
 
     def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
         """Start an epoch, and drop the work of an earlier one. Returns a token for `drop_epoch`.

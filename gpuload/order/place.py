@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["IterablePlace", "IterableStart", "Place"]
+__all__ = ["DIGESTS", "IterablePlace", "IterableStart", "Place"]
+
+DIGESTS = 8  # this many first samples are compared, to detect workers and ranks that give the same samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class IterablePlace:
     """How far a worker's iterator has come after a chunk.
 
     `samples` were taken in all; `ended`: there are no more; `broken`: a generator raised, and cannot go on. `state` is
-    as in `IterableStart`. `digests` are of the first samples; `asked`: get_worker_info() was read.
+    as in `IterableStart`. `digests` are of the first `DIGESTS` samples; `asked`: get_worker_info() was read.
     """
 
     samples: int

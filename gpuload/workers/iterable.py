@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.tree import flatten
-from gpuload.order.place import IterablePlace, IterableStart
+from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
 from gpuload.rng.generators import GeneratorStates, seed_generators, seeds_of, set_states, states
 from gpuload.workers.workerinfo import worker_info_was_asked
 
@@ -24,7 +24,6 @@ __all__ = ["Ended", "Pass", "own_state"]
 
 SEEDS_AT_ONCE = 64
 MAX_STATE_BYTES = 100_000  # pickled: it travels with each chunk
-DIGESTS = 8  # this many first samples are compared, to detect workers that give the same samples
 
 
 class Ended(Exception):

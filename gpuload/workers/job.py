@@ -35,7 +35,11 @@ _ALIGN = 64
 
 @dataclass(frozen=True)
 class Job:
-    """What each worker gets at its start. `single` is for batch_size=None: `collate_fn` gets single samples."""
+    """What each worker gets at its start.
+
+    `single` is for batch_size=None: `collate_fn` gets single samples. `epoch` is the number of the first one, `group`
+    what `torch.distributed` says in the main process: backend, rank and number of ranks, or None.
+    """
 
     dataset: Any
     chain: Chain
@@ -44,6 +48,10 @@ class Job:
     collate_fn: Callable[[Any], Any] | None = None
     worker_init_fn: Callable[[int], Any] | None = None
     single: bool = False
+    epoch: int = 0
+    rank: int = 0
+    world_size: int = 1
+    group: tuple[str, int, int] | None = None
 
 
 def ship(obj: Any, settings: dict[str, Any]) -> int:
