@@ -196,7 +196,7 @@ def test_worker_init_fn_is_given_the_seed_that_torch_has():
         info.dataset.found = (worker, info.seed)
 
     class Found(torch.utils.data.Dataset):
-        found = None
+        found = (-1, -1)
 
         def __len__(self):
             return 6
