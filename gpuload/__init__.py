@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpuload.loader.loader import Loader
     from gpuload.rng.generators import sample_rng
     from gpuload.workers.faults import Faults
+    from gpuload.workers.workerinfo import get_worker_info
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ _HOMES = {
     "SampleError": "gpuload.errors",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
+    "get_worker_info": "gpuload.workers.workerinfo",
     "pad_collate": "gpuload.batches.pad",
     "read": "gpuload.datasets.sample",
     "sample_rng": "gpuload.rng.generators",
@@ -88,6 +90,7 @@ __all__ = [
     "TooManyErrors",
     "WorkerError",
     "__version__",
+    "get_worker_info",
     "pad_collate",
     "read",
     "sample_rng",

@@ -27,6 +27,7 @@ class OrderOptions:
     Attributes:
         batch_size: None for samples one by one, or with a batch_sampler.
         seed: as given, or the generator's.
+        told: what the user was warned of already, once for a loader.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two exclude each other.
@@ -47,6 +48,7 @@ class OrderOptions:
     repeats: int = 1
     info: bool = False
     mixes: str = ""
+    told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check_dataset()

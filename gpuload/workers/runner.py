@@ -107,6 +107,11 @@ class ChunkRunner:
             self._reader.strays = ""  # said
         return reply
 
+    def begin(self, request: Request) -> IterablePlace:
+        """Where the pass of a request begins, before its first chunk is done."""
+        with kept() if self._guard else contextlib.nullcontext():
+            return self.source.begin(request)
+
     def _finish(
         self,
         request: Request,
