@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuload import transforms
     from gpuload.batches.assemble import BatchInfo
-    from gpuload.batches.pad import Padded, pad_collate
+    from gpuload.batches.pad import Padded, pad, pad_collate
     from gpuload.datasets import ImageFiles, ImageFolder
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
     from gpuload.datasets.wrap import wrap
@@ -58,6 +58,7 @@ _HOMES = {
     "SampleError": "gpuload.errors",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
+    "pad": "gpuload.batches.pad",
     "pad_collate": "gpuload.batches.pad",
     "read": "gpuload.datasets.sample",
     "sample_rng": "gpuload.rng.generators",
@@ -88,6 +89,7 @@ __all__ = [
     "TooManyErrors",
     "WorkerError",
     "__version__",
+    "pad",
     "pad_collate",
     "read",
     "sample_rng",
@@ -99,7 +101,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'gpuload' has no attribute {name!r}")
+        from gpuload.transforms.names import missing
+
+        raise missing(__name__, name)
     module = importlib.import_module(home)
     value = module if name == "transforms" else getattr(module, name)
     globals()[name] = value
@@ -107,4 +111,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted(__all__)

@@ -69,13 +69,18 @@ class Cursor:
     def start(self, schedule: Schedule) -> Progress:
         """The progress of an epoch that begins now. It replaces one from which nothing was taken: trainers call
         `iter()` just to look at the iterator."""
-        begin = self.next
-        if self.last is not None and not self.last.begun and not self.by_hand:
-            begin = self.last.start
+        begin = self.following
         progress = Progress.at(schedule, begin)
         if progress.place == begin:
             progress.place = self._as_saved(begin)
         return progress
+
+    @property
+    def following(self) -> Place:
+        """Where an epoch that is begun now starts."""
+        if self.last is not None and not self.last.begun and not self.by_hand:
+            return self.last.start
+        return self.next
 
     def begin(self, progress: Progress, iterator: Any) -> Cursor:
         """The epoch with this progress has begun."""
