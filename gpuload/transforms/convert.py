@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, made_late
 from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype"]
@@ -126,6 +126,8 @@ class Normalize(Transform):
             raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
 
     def standing(self, where: Standing) -> Transform:
+        if where.called:
+            return made_late(self)
         most, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
         if where.state != "normalized" and scaled and most > 2:
             raise ValueError(

@@ -33,7 +33,7 @@ AS_THEY_ARE: Final = (
 TRANSFORMS: Final = {
     "AutoAugmentPolicy": "write AutoAugment(policy='imagenet'), 'cifar10' or 'svhn'",
     "InterpolationMode": "write its name, as in Resize(224, interpolation='bicubic')",
-    "Transform": "a transform for images of any kind is a torch nn.Module at the end of the chain",
+    "Transform": "a transform of your own is a subclass of Custom, or Lambda(function)",
 }
 
 
@@ -55,13 +55,12 @@ def _in_gpuload(name: str) -> str | None:
 
 
 def _in_transforms(name: str) -> str | None:
-    import gpuload
     from gpuload.transforms.interop.tables import NOTHING_TO_DO, REFUSED, TO_DTYPE
 
     if name in TO_DTYPE:
         return "write ToDtype('float32', scale=True); Normalize scales by itself, and tensors are what a batch holds"
     if name in NOTHING_TO_DO:
         return "leave it out: batches hold tensors, whatever the dataset returns"
-    if name in gpuload.__all__ and name != "transforms":
+    if name in sys.modules["gpuload"].__all__ and name != "transforms":
         return f"write gpuload.{name}"
     return TRANSFORMS.get(name) or REFUSED.get(name)

@@ -17,6 +17,8 @@ OURS = {
     "MultiView",
     "RandomCropOrPad",
     "ResizeKeepRatio",
+    "TimmAugMix",
+    "TimmAutoAugment",
     "TimmRandAugment",
     "TrimBorder",
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Box, Clamp, Flip, Record, Reformat, Tidy, Warp
+from gpuload.transforms.program.ops import Box, Call, Clamp, Flip, Record, Reformat, Tidy, Warp, in_params
 
 __all__ = ["Trail", "follow", "move_boxes"]
 
@@ -60,13 +60,13 @@ def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[n
 
 def _follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
     for record in records:
-        if isinstance(record, Box | Clamp | Flip | Reformat | Tidy | Warp):
+        if isinstance(record, Box | Call | Clamp | Flip | Reformat | Tidy | Warp):
             rows = range(len(trails)) if record.rows is None else record.rows.tolist()
             for at, row in enumerate(rows):
                 _step(record, at, trails[row])
 
 
-def _step(record: Box | Clamp | Flip | Reformat | Tidy | Warp, at: int, trail: Trail) -> None:
+def _step(record: Box | Call | Clamp | Flip | Reformat | Tidy | Warp, at: int, trail: Trail) -> None:
     """Move the targets of one sample by a record; `at` is the sample's index in the record's arrays."""
     size_hw = record.sizes_hw[at]
     match record:
@@ -77,11 +77,30 @@ def _step(record: Box | Clamp | Flip | Reformat | Tidy | Warp, at: int, trail: T
         case Tidy():
             if trail.boxes:
                 trail.keep(_tidy(record, trail.boxes[0], size_hw))
+        case Call():
+            trail.boxes = [_called(record, "apply_boxes", at, boxes, size_hw) for boxes in trail.boxes]
+            trail.points = [_called(record, "apply_keypoints", at, points, size_hw) for points in trail.points]
         case _:
             if isinstance(record, Box) and record.kept is not None and trail.boxes:
                 trail.keep(record.kept[at, : len(trail.boxes[0])])
             trail.boxes = [_moved_boxes(record, at, boxes, size_hw) for boxes in trail.boxes]
             trail.points = [_moved_points(record, at, points, size_hw) for points in trail.points]
+
+
+def _called(record: Call, method: str, at: int, given: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+    """Boxes or keypoints, as a transform of the user's own moves them."""
+    if not record.own.has(method):
+        return given
+    height, width = size_hw.tolist()
+    found = getattr(record.own, method)(
+        given.copy(), in_params(record.params, lambda array: array[at]), (height, width)
+    )
+    if not isinstance(found, np.ndarray) or found.shape != given.shape:
+        got = f"an array of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise ValueError(
+            f"{record.name}.{method} must return a numpy array of shape {given.shape}, as given; got {got}"
+        )
+    return found.astype(given.dtype)
 
 
 def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
