@@ -46,7 +46,6 @@ class Cursor:
         last: how far the last one has come; None before the first.
         by_hand: `next` was set after the last one began.
         told_epoch: the last argument of `set_epoch`; -1 if it was never called.
-        loaded: the epoch of the last state that was loaded, if it is the last one or still to come; else -1.
         iterator: of the last one, as long as somebody has it.
     """
 
@@ -55,23 +54,15 @@ class Cursor:
     last: Progress | None = None
     by_hand: bool = False
     told_epoch: int = -1
-    loaded: int = -1
     iterator: weakref.ref[Any] | None = None
 
     def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
         """The next epoch has this number; `next` stays if it is in that epoch already. `running`: there is a session,
         so `epoch` still names its last epoch."""
+        if self.following.epoch == epoch != self.next.epoch:  # begun already: Lightning calls iter() first
+            return replace(self, told_epoch=epoch)
         place = self.next if epoch == self.next.epoch else Place(epoch, 0)
         return replace(self.go_to(place, running=running), told_epoch=epoch)
-
-    def takes_back(self, epoch: int) -> bool:
-        """Whether `set_epoch` would go back behind a state that was loaded, and of whose epoch nothing was given."""
-        given = self.last is not None and self.last.start.epoch == self.loaded and self.last.begun
-        return epoch < self.loaded and not given
-
-    def load(self, place: Place, *, running: bool) -> Cursor:
-        """Go on from the place of a state."""
-        return replace(self.go_to(place, running=running), loaded=place.epoch)
 
     def go_to(self, place: Place, *, running: bool) -> Cursor:
         """The next epoch begins there."""
@@ -96,9 +87,7 @@ class Cursor:
     def begin(self, progress: Progress, iterator: Any) -> Cursor:
         """The epoch with this progress has begun."""
         epoch, told = progress.start.epoch, self.told_epoch
-        loaded = self.loaded if self.loaded == epoch else -1
-        found = weakref.ref(iterator)
-        return Cursor(Place(epoch + 1, 0), epoch, progress, told_epoch=told, loaded=loaded, iterator=found)
+        return Cursor(Place(epoch + 1, 0), epoch, progress, told_epoch=told, iterator=weakref.ref(iterator))
 
     def end(self, reason: str) -> None:
         """End the last epoch early."""

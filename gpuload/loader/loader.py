@@ -275,7 +275,7 @@ class Loader:
         if self._cursor.is_open:
             text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        self._cursor = self._cursor.load(loaded.place, running=self._session is not None)
+        self._cursor = self._cursor.go_to(loaded.place, running=self._session is not None)
 
     def _state(self, place: Place) -> State:
         options = self._options

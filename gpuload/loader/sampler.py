@@ -25,10 +25,8 @@ class OwnSampler:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        """As `Loader.set_epoch`; but a state that was loaded is not taken back. Lightning, resumed at the end of an
-        epoch, calls this with the number of the epoch that is over."""
-        if not self._loader._cursor.takes_back(epoch):
-            self._loader.set_epoch(epoch)
+        """As `Loader.set_epoch`."""
+        self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
         batches = self._shares().batches(self._loader._cursor.following.epoch)

@@ -131,8 +131,8 @@ class Normalize(Transform):
         most, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
         if where.state != "normalized" and scaled and most > 2:
             raise ValueError(
-                f"{self!r} is for levels, 0 … 255, but images are scaled to 0 … 1 before it; divide its mean and std "
-                "by 255, or put ToDtype('float32') right before it, which leaves levels as they are"
+                f"{self!r} is for levels, 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide its mean and "
+                "std by 255, or put ToDtype('float32') right before it, which leaves all numbers as they are"
             )
         if where.state == "float" and not scaled and most <= 1 and max(self.std) < 1:
             raise ValueError(

@@ -262,6 +262,11 @@ def _nearly_an_image(leaves: Sequence[Any]) -> str:
         axes, dtype = len(array.shape), dtype_of(array)
         if axes == 2 and dtype == "uint8":
             return ": if the array H×W is one, write gpuload.Image(array)"
+        if axes == 3 and dtype == "uint8":
+            return (
+                ": an array is taken for an image by itself if it has 1 to 4 channels; for more write "
+                "gpuload.Image(array), with layout='CHW' for C×H×W"
+            )
         if axes == 3 and dtype.startswith(("float", "bfloat")):
             return f": images must be uint8, not {dtype}; leave out the dataset's ToTensor, or whatever scales them"
     return ""

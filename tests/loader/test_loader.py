@@ -500,6 +500,7 @@ def test_a_path_is_no_dataset(path):
             (b"abc", 3),
             "for the transforms: bytes may be anything; if they are an image file, return gpuload.Encoded(bytes",
         ),
+        ((np.zeros((9, 9, 6), np.uint8), 3), "if it has 1 to 4 channels; for more write gpuload.Image(array)"),
         (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),
     ],
 )
