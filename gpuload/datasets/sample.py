@@ -90,6 +90,9 @@ class Image:
             raise ValueError(f"Image(layout=…) must be 'HWC' or 'CHW', got {self.layout!r}")
         array = np.asarray(self.array)
         if array.dtype != np.uint8:
+            _refuse_file(
+                "Image", self.array, "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
+            )
             array = _deep(array)
         if array.ndim == 2:
             array = array[:, :, None]
@@ -245,6 +248,8 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     if isinstance(value, list | tuple) and array.dtype == np.float64:
         array = array.astype(np.float32)  # as torch.tensor does
     kind = array.dtype.kind
+    if kind not in "biuf" and name == "Mask":
+        _refuse_file(name, value, "the mask of a file is Mask(gpuload.read(path)), or Mask(gpuload.Encoded(bytes))")
     if kind not in "biuf" or (kind == "b" and name != "Mask"):
         raise TypeError(f"{name}() takes an array of numbers, got {array.dtype} of shape {array.shape}")
     if kind in "iu" and array.dtype.itemsize < 4 and name != "Mask":
@@ -254,6 +259,14 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     if kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _refuse_file(name: str, value: Any, remedy: str) -> None:
+    """A TypeError if a file stands where an array should."""
+    if isinstance(value, str | bytes | os.PathLike | Encoded):
+        what = "bytes" if isinstance(value, bytes) else f"an {value!r}"
+        got = f"the path {os.fspath(value)!r}" if isinstance(value, str | os.PathLike) else what
+        raise TypeError(f"{name}() takes an array of numbers, got {got}; {remedy}")
 
 
 def read(path: str | os.PathLike[str]) -> Encoded:

@@ -105,11 +105,13 @@ def __getattr__(name: str) -> Any:
     # `apply` needs the stage, far above this room: only its name is here, for users, and nothing here depends on it.
     home = "gpuload.loader.apply" if name == "apply" else f"{__name__}.{_HOMES[name]}" if name in _HOMES else None
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from gpuload.transforms.names import missing
+
+        raise missing(__name__, name)
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
