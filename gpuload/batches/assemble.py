@@ -26,7 +26,7 @@ from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, one_line
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
-from gpuload.transforms import Chain, Program
+from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
 
 __all__ = ["Assembly", "BatchInfo"]

@@ -135,8 +135,7 @@ def check_stage(
     if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
             f"ragged={ragged!r} does not go with {chain.last} at the end of the transforms, which needs one tensor for "
-            "the batch"
-            + ("" if is_module(chain.module) else "; T.Lambda(…, per='image') is called with each image")
+            "the batch" + ("" if is_module(chain.module) else "; T.Lambda(…, per='image') is called with each image")
         )
     if chain.mixing is not None and ragged in ("list", "pad"):
         raise ValueError(

@@ -56,11 +56,10 @@ def apply_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> 
 def _normalize(outputs: Outputs, record: Numbers) -> None:
     """Normalise what a call of the user's own came before; the images are floats already."""
     device = outputs[0].device
-    mean, std = (
-        upload(np.array(numbers, np.float32)[:, None, None], device) for numbers in (record.mean, record.std)
-    )
+    mean, std = (upload(np.array(numbers, np.float32)[:, None, None], device) for numbers in (record.mean, record.std))
     at_once = isinstance(outputs, torch.Tensor) and device.type != "cpu"
     for output in [outputs] if at_once else outputs:
+        assert isinstance(output, torch.Tensor)
         if output.dtype == torch.float32:
             output.sub_(mean).div_(std)
         else:

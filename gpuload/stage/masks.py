@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from gpuload.stage.finish import UNCHANGED
-from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.finished import Outputs
 from gpuload.stage.own import run_call
+from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import Runner, TorchBackend, reference_runner
 from gpuload.stage.segments import CallRunner
 from gpuload.transforms.program.draws import Program
@@ -109,13 +109,15 @@ class MaskStage:
             self._levels(masks, program, windows, outputs)
             return
 
-        def call(record: Call, planes: Outputs) -> None:
+        def call(record: Call, planes: Outputs, write: Any = None) -> None:
             dense = isinstance(planes, torch.Tensor)
             numbers = _numbers(planes, dtype, 3) if dense else [_numbers(plane, dtype, 3) for plane in planes]
             run_call(record, numbers, "apply_masks")
             if dtype.itemsize > 1:
                 for plane, found in zip(planes, numbers, strict=True):
                     plane.copy_(_bytes(found))
+            if write is not None:
+                write(np.arange(len(planes)), planes)
 
         CallRunner(self._backend, call)(masks, program, outputs)
 

@@ -75,7 +75,14 @@ class Plan:
                 lines.append(f"view {number + 1}")
             lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
         if self.module:
-            lines.append(_row(self.module, "own" if self.module.startswith("Lambda") else "module", "applied to the batch as it is; gets the images alone", width))
+            lines.append(
+                _row(
+                    self.module,
+                    "own" if self.module.startswith("Lambda") else "module",
+                    "applied to the batch as it is; gets the images alone",
+                    width,
+                )
+            )
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -103,7 +110,9 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
     following = sum(_outlines(transforms[last_call + 1 : end]), ())
     if last_call < end and not any(issubclass(outline.kind, CHANGES_PIXELS) for outline in following):
         for number in range(last_call + 1, end):
-            steps[number] = PlanStep(transforms[number], REFERENCE, f"done with {_shown(transforms[last_call])} before it")
+            steps[number] = PlanStep(
+                transforms[number], REFERENCE, f"done with {_shown(transforms[last_call])} before it"
+            )
         return tuple(steps)
     # Images are finished by the run that writes them: the last one on levels.
     for number, transform in enumerate(transforms[:end]):

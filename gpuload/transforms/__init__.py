@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from gpuload.transforms.timm_randaugment import TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
+    # Far above this room, which only names it for users.
+    def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -> Any: ...
+
+
 # The public names of each module. `Draws` is the former name of `Program`.
 _MODULES = {
     "augmix": "AugMix",
@@ -95,7 +99,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # `apply` needs the stage, far above this room: only its name is here, for users, and nothing here depends on it.
     home = "gpuload.loader.apply" if name == "apply" else f"{__name__}.{_HOMES[name]}" if name in _HOMES else None
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

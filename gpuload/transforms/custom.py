@@ -35,11 +35,14 @@ class Custom(Transform):
     Class variables:
         moves_pixels: whether pixels change their places. True: samples with masks, boxes or keypoints are refused, if
             there is no method for them. False: these stay as they are. None: they stay, and one warning says so.
+        float_levels: where images are levels, `apply` gets them as float32, 0 … 255; what it returns is rounded and cut
+            to 0 … 255.
 
     Example:
         >>> @dataclass(frozen=True)
         ... class Gain(Custom):
         ...     strength: float = 0.1
+        ...     float_levels = True
         ...
         ...     def draw(self, uniforms, sizes_hw):
         ...         return 1 + self.strength * (2 * uniforms(1)[:, 0] - 1)
@@ -54,6 +57,7 @@ class Custom(Transform):
     record: ClassVar[type[Record] | None] = Call
     needs_whole: ClassVar[bool] = True
     moves_pixels: ClassVar[bool | None] = None
+    float_levels: ClassVar[bool] = False
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
         """What is random, for all samples of a batch at once; None if nothing is.
@@ -72,9 +76,9 @@ class Custom(Transform):
         """Change images.
 
         Args:
-            images: N×C×H×W on the device: uint8, or the floats that `ToDtype` or `Normalize` made. They are a batch, or
-                some images of it: those of one size, on a CPU a few at a time. They may be changed in place, and are
-                overwritten after the call.
+            images: N×C×H×W on the device: levels, uint8 unless `float_levels`, or the floats that `ToDtype` or
+                `Normalize` made. They are a batch, or some images of it: those of one size, on a CPU a few at a time.
+                They may be changed in place, and are overwritten after the call.
             params: what was drawn for these images, as tensors (N, …) on the device; float64 became float32.
 
         Returns:

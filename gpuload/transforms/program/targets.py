@@ -92,10 +92,14 @@ def _called(record: Call, method: str, at: int, given: np.ndarray, size_hw: np.n
     if not record.own.has(method):
         return given
     height, width = size_hw.tolist()
-    found = getattr(record.own, method)(given.copy(), in_params(record.params, lambda array: array[at]), (height, width))
+    found = getattr(record.own, method)(
+        given.copy(), in_params(record.params, lambda array: array[at]), (height, width)
+    )
     if not isinstance(found, np.ndarray) or found.shape != given.shape:
         got = f"an array of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
-        raise ValueError(f"{record.name}.{method} must return a numpy array of shape {given.shape}, as given; got {got}")
+        raise ValueError(
+            f"{record.name}.{method} must return a numpy array of shape {given.shape}, as given; got {got}"
+        )
     return found.astype(given.dtype)
 
 
