@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "augmix": "AugMix",
     "auto": "AutoAugment RandAugment TrivialAugmentWide",
-    "blur_noise": "GaussianBlur GaussianNoise",
     "base": "Uniforms",
+    "blur_noise": "GaussianBlur GaussianNoise",
     "boxes": "ClampBoundingBoxes ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes",
     "chain": "Chain",
     "color": "ColorJitter",

@@ -72,7 +72,7 @@ class Custom(Transform):
         """
         return None
 
-    def apply(self, images: torch.Tensor, params: Any) -> torch.Tensor:
+    def apply(self, images: torch.Tensor, params: Any, /) -> torch.Tensor:
         """Change images.
 
         Args:
@@ -86,12 +86,12 @@ class Custom(Transform):
         """
         raise NotImplementedError(f"{type(self).__name__} has no apply(self, images, params)")
 
-    def apply_masks(self, masks: torch.Tensor, params: Any) -> torch.Tensor:
+    def apply_masks(self, masks: torch.Tensor, params: Any, /) -> torch.Tensor:
         """Change masks like their images: N×K×H×W of the masks' own dtype, K of them for each image; else as
         `apply`."""
         return masks
 
-    def apply_boxes(self, boxes: np.ndarray, params: Any, size_hw: tuple[int, int]) -> np.ndarray:
+    def apply_boxes(self, boxes: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:
         """Move the boxes of one sample: float64 or int64 (n, 4), left, top, right, bottom in pixels.
 
         Args:
@@ -101,7 +101,7 @@ class Custom(Transform):
         """
         return boxes
 
-    def apply_keypoints(self, points: np.ndarray, params: Any, size_hw: tuple[int, int]) -> np.ndarray:
+    def apply_keypoints(self, points: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:
         """Move the keypoints of one sample: (…, 2), x and y in pixels; else as `apply_boxes`."""
         return points
 
@@ -191,7 +191,7 @@ class StandIn(Custom):
     name: str
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record:
-        return Call(own=self)
+        return Call(own=self, seeds=np.zeros(len(sizes_hw), np.int64))
 
     def apply(self, images: torch.Tensor, params: Any) -> NoReturn:
         raise RuntimeError(
