@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from gpuload.transforms.program.draws import Program
     from gpuload.transforms.random_resized_crop import RandomResizedCrop
     from gpuload.transforms.resizing import RandomResize, RandomShortestSize, ScaleJitter
+    from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment
     from gpuload.transforms.timm_randaugment import TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
@@ -80,6 +81,7 @@ _MODULES = {
     "program.draws": "Draws Program",
     "random_resized_crop": "RandomResizedCrop",
     "resizing": "RandomResize RandomShortestSize ScaleJitter",
+    "timm_policies": "TimmAugMix TimmAutoAugment",
     "timm_randaugment": "TimmRandAugment",
     "warps": "RandomAffine RandomPerspective RandomRotation",
 }
@@ -93,8 +95,9 @@ __all__ = [
     "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop",
     "RandomOrder", "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize",
     "RandomResizedCrop", "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip",
-    "RandomZoomOut", "Resize", "ResizeKeepRatio", "SanitizeBoundingBoxes", "ScaleJitter", "TimmRandAugment", "ToDtype",
-    "TrimBorder", "TrivialAugmentWide", "Uniforms", "apply", "from_timm", "from_torchvision",
+    "RandomZoomOut", "Resize", "ResizeKeepRatio", "SanitizeBoundingBoxes", "ScaleJitter", "TimmAugMix",
+    "TimmAutoAugment", "TimmRandAugment", "ToDtype", "TrimBorder", "TrivialAugmentWide", "Uniforms", "apply",
+    "from_timm", "from_torchvision",
 ]  # fmt: skip
 
 

@@ -39,13 +39,13 @@ __all__ = [
     "whole",
 ]
 
-Interpolation = Literal["nearest", "bilinear", "bicubic"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Dtype = Literal["uint8", "float16", "bfloat16", "float32"]
 
 INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
 DTYPES: Final = ("uint8", "float16", "bfloat16", "float32")
 MASK_DTYPES: Final = ("uint8", "int16", "int32", "int64", "bool", "float32")
-PILLOW_FILTERS: Final = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+PILLOW_FILTERS: Final = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def is_sequence(value: Any) -> bool:
@@ -200,11 +200,10 @@ def _levels(name: str, value: Any) -> tuple[int, ...]:
     return tuple(levels)
 
 
-def interpolation_name(name: str, value: Any, *, random: bool = False) -> Any:
-    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling; if `random`, also
-    ``"random"``, timm's word for bilinear or bicubic, drawn for each image."""
-    if random and isinstance(value, str) and value == "random":
-        return value
+def interpolation_name(name: str, value: Any, *, resizing: bool = False) -> Any:
+    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling; for `resizing` also
+    ``"lanczos"``, and ``"random"``, timm's word for bilinear or bicubic, drawn for each image."""
+    known = (*INTERPOLATIONS, "lanczos", "random") if resizing else INTERPOLATIONS
     found: Any = value
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         found = value.value
@@ -212,20 +211,18 @@ def interpolation_name(name: str, value: Any, *, random: bool = False) -> Any:
         found = PILLOW_FILTERS.get(value)
     if found == "nearest-exact":  # the same as nearest on Pillow images, which are the reference
         found = "nearest"
-    if not isinstance(found, str) or found not in INTERPOLATIONS:
-        known = ", ".join(map(repr, (*INTERPOLATIONS, "random") if random else INTERPOLATIONS))
-        raise ValueError(f"{name} must be one of {known}, got {value!r}")
+    if not isinstance(found, str) or found not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
     return found
 
 
-def antialias_flag(name: str, value: Any) -> bool:
-    """True; resampling without antialiasing is not supported."""
-    if value is not True and value is not None:
-        raise ValueError(
-            f"{name} must be True, got {value!r}: gpuload always antialiases bilinear and bicubic resampling, as "
-            "Pillow does; for no filter at all use interpolation='nearest'"
-        )
-    return True
+def antialias_flag(name: str, value: Any, interpolation: str) -> bool:
+    """Whether to antialias; None is True, as for Pillow images in torchvision."""
+    if value not in (True, False, None):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    if value is False and interpolation == "lanczos":
+        raise ValueError(f"{name} must be True for interpolation='lanczos', which is defined with antialiasing alone")
+    return value is not False
 
 
 def dtype_name(name: str, value: Any, allowed: Sequence[str] = DTYPES) -> Dtype:

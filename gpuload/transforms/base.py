@@ -21,7 +21,7 @@ from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import Fill, shown
 from gpuload.transforms.program.ops import Box, Outline, Record
-from gpuload.transforms.program.windows import RANDOM_FILTERS, filter_names
+from gpuload.transforms.program.windows import FILTERS, filter_names
 
 __all__ = ["EVERYWHERE", "DrawError", "Padding", "Resampling", "Standing", "Transform", "Uniforms", "made_late"]
 
@@ -175,16 +175,23 @@ class Resampling(Transform):
     """
 
     interpolation: str
+    antialias: Any = True
 
     @property
     def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Box, name=type(self).__name__, filters=filter_names(self.interpolation)),)
+        return (Outline(kind=Box, name=type(self).__name__, filters=self._names),)
 
-    def filters(self, numbers: np.ndarray) -> np.ndarray | str:
-        """The filters of a `Box`, from a uniform number for each image."""
-        if self.interpolation != "random":
-            return self.interpolation
-        return RANDOM_FILTERS[(numbers * len(RANDOM_FILTERS)).astype(np.int64)]
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return filter_names(self.interpolation, antialias=self.antialias)
+
+    def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
+        """The filters of a `Box`, from a uniform number for each image if they are drawn."""
+        names = self._names
+        if len(names) == 1 or numbers is None:
+            return names[0]
+        codes = np.array([FILTERS.index(name) for name in names])
+        return codes[(numbers * len(codes)).astype(np.int64)]
 
 
 class Padding(Transform):

@@ -18,6 +18,8 @@ OURS = {
     "MultiView",
     "RandomCropOrPad",
     "ResizeKeepRatio",
+    "TimmAugMix",
+    "TimmAutoAugment",
     "TimmRandAugment",
     "TrimBorder",
 }

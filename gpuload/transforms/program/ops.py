@@ -38,7 +38,7 @@ OPS: Final = (
     "invert",
     "grayscale",
     "blur",  # kernel width, kernel height (odd), sigma x, sigma y, in pixels
-    "noise",  # mean, sigma (in levels), key word 0, key word 1
+    "noise",  # mean, sigma (in levels), key word 0, key word 1; 1 if what leaves 0 … 255 wraps around
     "permute",  # the channels that become red, green and blue
     "warp",  # the eight coefficients of `Warp`; uses the record's filters and fill
     "identity",
@@ -59,7 +59,7 @@ def filter_codes(filters: np.ndarray | str, shape: int | tuple[int, ...]) -> np.
     return filters if isinstance(filters, np.ndarray) else np.full(shape, FILTERS.index(filters))
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Record:
     """One step of a program.
 
@@ -105,7 +105,7 @@ class Record:
         return replace(self, **changes)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Box(Record):
     """A box is cut out. With a `padding_mode` it may reach beyond the image, and is not resampled; without one it lies
     inside, and is resampled to `size_hw`, unless it already has that size.
@@ -152,7 +152,7 @@ class Box(Record):
         return inner
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Flip(Record):
     """`flipped`: bool (n,), which images are mirrored; `axis`: 0 for upside down, 1 for left to right."""
 
@@ -168,7 +168,7 @@ class Flip(Record):
         return windows
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Warp(Record):
     """A projective map, given backwards as Pillow's `Image.transform(size, PERSPECTIVE, …)` takes it.
 
@@ -197,7 +197,7 @@ class Warp(Record):
         return full_windows(self.sizes_hw)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Ops(Record):
     """Operations on each image, one after the other, in each image's own order.
 
@@ -223,14 +223,15 @@ class Ops(Record):
         return full_windows(self.sizes_hw) if self.whole else windows_tlhw
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Mixture(Record):
     """Several chains of operations on each image, whose results are mixed with it: AugMix.
 
     Attributes:
         codes: int64 (n, width, depth), and `values`: float64 (n, width, depth, `VALUES`), as in `Ops`.
         weights: float64 (n, 1 + width), the share of the image itself and of each chain.
-        filters, fill: of warps, as in `Ops`; one name for all.
+        filters: of warps: int64 (n, width, depth), codes of `FILTERS`; or one name for all.
+        fill: of warps, as in `Ops`.
     """
 
     told: ClassVar[tuple[str, ...]] = ("codes", "values", "weights")
@@ -238,7 +239,7 @@ class Mixture(Record):
     codes: np.ndarray
     values: np.ndarray
     weights: np.ndarray
-    filters: str = "bilinear"
+    filters: np.ndarray | str = "bilinear"
     fill: tuple[float, ...] = (0,)
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
@@ -246,10 +247,11 @@ class Mixture(Record):
 
     def chain(self, number: int) -> Ops:
         codes, values = self.codes[:, number], self.values[:, number]
-        return Ops(codes, values, self.filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
+        filters = self.filters[:, number] if isinstance(self.filters, np.ndarray) else self.filters
+        return Ops(codes, values, filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Erase(Record):
     """Boxes that are erased.
 
@@ -268,7 +270,7 @@ class Erase(Record):
     numbers: tuple[float, ...] = (0.0,)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Mix(Record):
     """Each image is mixed with its partner, the sample at position p XOR 1. The partner's row is not drawn: whoever
     applies the record is told. A program has at most one such record, for all rows.
@@ -286,7 +288,7 @@ class Mix(Record):
     names: np.ndarray | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Call(Record):
     """The user's own transform is called with the images. No backend sees it: `gpuload.stage.segments` cuts a program
     there, and `gpuload.stage.own` calls it.
@@ -332,7 +334,7 @@ CHANGES_PIXELS: Final = (
 )  # those below change numbers and boxes
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Numbers(Record):
     """Levels become numbers. Applied when results are written, once for all such records.
 
@@ -350,7 +352,7 @@ class Numbers(Record):
     std: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Tidy(Record):
     """Bounding boxes are left out that are narrower or lower than `min_size`, smaller than `min_area`, or reach beyond
     the image."""
@@ -359,19 +361,19 @@ class Tidy(Record):
     min_area: float
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Clamp(Record):
     """Bounding boxes are cut to the image."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Reformat(Record):
     """Bounding boxes are converted to a format."""
 
     format: str
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Outline:
     """What is known of a transform's records before anything is drawn.
 
