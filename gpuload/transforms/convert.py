@@ -24,7 +24,8 @@ class ToDtype(Transform):
             numpy's object. Or a dict of dtypes by type, with the keys ``gpuload.Image``, ``gpuload.Mask`` and
             ``"others"`` (torchvision's classes of these names too); None leaves a type as it is. Masks may become
             ``"uint8"``, ``"int16"``, ``"int32"``, ``"int64"``, ``"bool"`` or ``"float32"``, unscaled.
-        scale: bring 0 … 255 to 0 … 1; otherwise the numbers stay as they are.
+        scale: bring 0 … 255 (of uint16 images 0 … 65535) to 0 … 1; otherwise the numbers stay as they are, and those of
+            float32 images do in any case.
         mask_dtype: of masks, instead of a dict.
 
     Raises:
@@ -89,7 +90,8 @@ def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
 class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation, channel by channel.
 
-    An image that is still uint8 is scaled to 0 … 1 first (torchvision refuses it).
+    Images that are still uint8 or uint16 are scaled to 0 … 1 first (torchvision refuses them), those of float32 are
+    taken as they are.
 
     Args:
         mean, std: one number for each channel.
@@ -115,9 +117,9 @@ class Normalize(Transform):
             object.__setattr__(
                 self, name, tuple(finite(f"Normalize({name}=…)[{i}]", number) for i, number in enumerate(value))
             )
-        if len(self.mean) != len(self.std) or not 1 <= len(self.mean) <= 4:
+        if len(self.mean) != len(self.std) or not self.mean:
             raise ValueError(
-                f"Normalize needs one mean and one std for each of 1 to 4 channels, got {len(self.mean)} and "
+                f"Normalize needs one mean and one std for each channel, got {len(self.mean)} and "
                 f"{len(self.std)}: mean={self.mean}, std={self.std}"
             )
         if not (np.array(self.std) > 0).all():

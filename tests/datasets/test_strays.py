@@ -180,7 +180,15 @@ def test_nothing_is_told_where_nothing_is_wrong(kind):
 
 
 @pytest.mark.parametrize(
-    "transforms", [[T.Resize((8, 8))], [T.Pad(2)], [T.RandomRotation(9)], [T.RandAugment()], [T.RandomApply(FLIP)]]
+    "transforms",
+    [
+        [T.Resize((8, 8))],
+        [T.Pad(2)],
+        [T.RandomRotation(9)],
+        [T.RandAugment()],
+        [T.RandomApply(FLIP)],
+        [T.ElasticTransform()],
+    ],
 )
 def test_all_that_moves_pixels_counts(transforms):
     assert len(told((RGB, LEVELS), transforms)) == 1

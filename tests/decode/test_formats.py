@@ -117,14 +117,15 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 @pytest.mark.parametrize("kind", DEEP)
 def test_more_than_8_bits_are_refused_with_a_way_out(kind, mode):
     """Pillow would clip them: nearly all of such an image becomes white."""
     file, _, what = kind.partition(", ")
     text = (
-        f"this {file} holds {what}, but images have 8 bits here; scale its values to 0 … 255 in the dataset and yield "
-        "gpuload.Image(array), or convert the files; if they are classes or depths, yield a gpuload.Mask"
+        f"this {file} holds {what}, which Pillow would clip to 8; for its values as they are yield "
+        "gpuload.Encoded(data, mode='unchanged'), of uint16 or float32, or scale them to 0 … 255; if they are classes "
+        "or depths, yield a gpuload.Mask"
     )
     decoder, encoded = Decoder(Decode()), Encoded(DEEP[kind](), mode)
     header = decoder.header(encoded)
@@ -132,6 +133,90 @@ def test_more_than_8_bits_are_refused_with_a_way_out(kind, mode):
         decoder.channels(header, mode)
     with pytest.raises(DecodeError, match=re.escape(text)):
         decoder.decode(encoded, header, (2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("region", [None, (2, 3, 4, 5)])
+@pytest.mark.parametrize("kind", DEEP)
+def test_unchanged_grey_of_more_than_8_bits_comes_as_it_is_stored(kind, region):
+    encoded, decoder = Encoded(DEEP[kind](), "unchanged"), Decoder(Decode())
+    header = decoder.header(encoded)
+    if kind == "TIFF, 32-bit integers (Pillow mode 'I')":
+        with pytest.raises(DecodeError, match=re.escape("for its values as they are yield gpuload.Image(array), of")):
+            decoder.channels(header, "unchanged")
+        return
+    dtype = "float32" if kind.startswith("TIFF, 32-bit floats") else "uint16"
+    assert (decoder.dtype(header), decoder.channels(header, "unchanged")) == (dtype, 1)
+    pixels = decoder.decode(encoded, header, region)
+    stored = np.asarray(Image.open(io.BytesIO(encoded.data)))[:, :, None].astype(dtype)
+    assert stored.max() > 255
+    assert pixels.dtype == dtype
+    assert np.array_equal(pixels, stored if region is None else stored[2:6, 3:8])
+
+
+def colour_16(channels: int) -> np.ndarray:
+    return np.random.default_rng(channels).integers(0, 65536, (30, 40, channels), np.uint16)
+
+
+def png_16(image: np.ndarray, orders: bytes = b"\0") -> bytes:
+    """A PNG of 16 bits, its rows filtered in turns by these of PNG's filters (0: none, 1: left, 2: above)."""
+    rows, above = [], np.zeros(image[0].nbytes, np.uint8)
+    for y, row in enumerate(image.astype(">u2")):
+        stored, way = np.frombuffer(row.tobytes(), np.uint8), orders[y % len(orders)]
+        left = np.concatenate([np.zeros(2 * image.shape[2], np.uint8), stored[: -2 * image.shape[2]]])
+        rows.append(bytes([way]) + (stored - [0, left, above][way]).astype(np.uint8).tobytes())
+        above = stored
+    return png(image.shape[1], image.shape[0], 16, {3: 2, 4: 6}[image.shape[2]], b"".join(rows))
+
+
+def tiff_16(image: np.ndarray, order: str = "<") -> bytes:
+    """A TIFF of 16 bits, not compressed."""
+    height, width, channels = image.shape
+    short, long, after = 3, 4, 8 + 2 + 11 * 12 + 4
+    fields = [
+        (256, short, 1, width), (257, short, 1, height), (258, short, channels, after), (259, short, 1, 1),
+        (262, short, 1, 2), (273, long, 1, after + 8), (277, short, 1, channels), (278, short, 1, height),
+        (279, long, 1, image.nbytes), (284, short, 1, 1), (338, short, channels - 3, 2),
+    ]  # fmt: skip
+    fields = [field for field in fields if field[2]]
+    head = struct.pack(f"{order}2sHLH", b"II" if order == "<" else b"MM", 42, 8, len(fields))
+    for tag, kind, count, value in fields:
+        wide = kind == long or count * 2 > 4
+        head += struct.pack(f"{order}HHL", tag, kind, count)
+        head += struct.pack(f"{order}L", value) if wide else struct.pack(f"{order}HH", value, 0)
+    body = struct.pack(f"{order}4H", 16, 16, 16, 16) + image.astype(f"{order}u2").tobytes()
+    return (head + struct.pack(f"{order}L", 0)).ljust(after, b"\0") + body
+
+
+@pytest.mark.parametrize("region", [None, (2, 3, 4, 5)])
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize(
+    "store",
+    [
+        png_16,
+        lambda image: png_16(image, b"\1\2\0"),
+        tiff_16,
+        lambda image: tiff_16(image, ">"),
+    ],
+    ids=["PNG", "PNG, filtered", "TIFF", "TIFF, big-endian"],
+)
+def test_unchanged_colours_of_16_bits_keep_them(store, channels, region):
+    """Pillow cuts them to 8 bits; mode="RGB" still does."""
+    image = colour_16(channels)
+    encoded, decoder = Encoded(store(image), "unchanged"), Decoder(Decode())
+    header = decoder.header(encoded)
+    assert (decoder.dtype(header), decoder.channels(header, "unchanged")) == ("uint16", channels)
+    pixels = decoder.decode(encoded, header, region)
+    assert pixels.dtype == np.uint16
+    assert np.array_equal(pixels, image if region is None else image[2:6, 3:8])
+    mode = "RGB" if channels == 3 else "RGBA"
+    assert np.array_equal(decode(encoded.data, mode), image >> 8)
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate"])
+def test_unchanged_compressed_tiffs_of_16_bits(compression):
+    file = io.BytesIO()
+    Image.fromarray(LEVELS_16).save(file, "TIFF", compression=compression)
+    assert np.array_equal(decode(file.getvalue(), "unchanged")[:, :, 0], LEVELS_16)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
