@@ -24,7 +24,7 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import Runner, TorchBackend, reference_runner
 from gpuload.stage.segments import CallRunner
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Box, Call, Flip, Numbers, Record, Warp
+from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Warp
 
 __all__ = ["MaskStage"]
 
@@ -145,7 +145,7 @@ def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
     """The records of a program that move pixels: by the nearest pixel, filled with the bytes of the fill for masks."""
     records: list[Record] = []
     for record in program.records:
-        if isinstance(record, Box | Warp):
+        if isinstance(record, Box | Elastic | Warp):
             if record.mask_fill and not _holds(dtype, record.mask_fill):
                 raise ValueError(
                     f"{record.name}(fill=…) fills masks with {record.mask_fill}, which a mask of {dtype.name} cannot "

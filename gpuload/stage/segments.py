@@ -64,16 +64,18 @@ class SegmentRunner:
         self._runs = _runs(steps[:at], 0) or [_Run("torch", 0, 0)]
         self._call = call
         self._after = _runs(steps[at:], at)
+        unchanged = Finish.of((), None, finish.levels)
         self._levels: list[Levels] = [
-            backends[run.backend].levels(UNCHANGED if number < len(self._runs) - 1 else finish)
+            backends[run.backend].levels(unchanged if number < len(self._runs) - 1 else finish)
             for number, run in enumerate(self._runs)
         ]
         self._finish, self._constants = finish, finish.constants(backends["torch"].device)
         self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
         # Before a call in the last run, images are not finished yet.
-        self._before_call = backends[self._runs[-1].backend].levels(UNCHANGED) if self._calls else self._levels[-1]
+        self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._calls else self._levels[-1]
         self._late: list[Late] = [backends[run.backend].late() for run in self._after]
-        self._scratch = [torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(2)]
+        self._dtype = unchanged.dtype
+        self._scratch = [torch.empty(0, dtype=self._dtype, device="cpu") for _ in range(2)]
 
     def __call__(
         self, images: RaggedImages, program: Program, outputs: Outputs, partners: np.ndarray | None = None
@@ -177,7 +179,9 @@ class SegmentRunner:
             pixels[offset : offset + size].view(shape).permute(2, 0, 1)
             for offset, size, shape in zip(offsets.tolist(), sizes.tolist(), shapes.tolist(), strict=True)
         ]
-        return RaggedImages(pixels, offsets, shapes, sizes_hw, windows_tlhw, images.labels), outputs
+        return replace(
+            images, pixels=pixels, offsets=offsets, shapes=shapes, sizes_hw=sizes_hw, regions_tlhw=windows_tlhw
+        ), outputs
 
     def _planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, turn: int) -> Outputs:
         """Memory for what a call is given."""
@@ -199,14 +203,14 @@ class SegmentRunner:
             output.copy_(image)
         return between
 
-    def _memory(self, nbytes: int, device: torch.device, turn: int) -> torch.Tensor:
+    def _memory(self, count: int, device: torch.device, turn: int) -> torch.Tensor:
         """Memory between two runs. A run reads what the one before it wrote, so two pieces take turns."""
         if device.type != "cpu":
-            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+            return torch.empty(count, dtype=self._dtype, device=device)
         turn %= 2
-        if len(self._scratch[turn]) < nbytes:
-            self._scratch[turn] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-        return self._scratch[turn][:nbytes]
+        if len(self._scratch[turn]) < count:
+            self._scratch[turn] = torch.empty(count, dtype=self._dtype, device="cpu")
+        return self._scratch[turn][:count]
 
 
 class CallRunner(SegmentRunner):

@@ -42,7 +42,8 @@ NOTES: dict[str, str] = {
     "Lambda": "a function of a batch or of each image, or a module; it gets images alone",
     "MixUp": "with the neighbour in the epoch's order, λ for each sample; behind `ToDtype` or `Normalize`",
     "MultiView": "not in torchvision: several views of an image, decoded once",
-    "Normalize": "takes uint8 images too, which it scales by 1/255; `inplace` changes nothing",
+    "Normalize": "takes uint8 images too, which it scales by 1/255; a mean of levels is refused, unless they stay "
+    "levels by `ToDtype('float32')`; `inplace` changes nothing",
     "Pad": FILLED,
     "RandAugment": f"{CLASSIFICATION}",
     "RandomAffine": FILLED,

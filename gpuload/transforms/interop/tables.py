@@ -20,9 +20,11 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "ColorJitter": ("brightness", "contrast", "saturation", "hue"),
     "ConvertBoundingBoxFormat": ("format",),
     "CutMix": ("alpha", "num_classes", "labels_getter"),
+    "ElasticTransform": ("alpha", "sigma", "interpolation", "fill"),
     "GaussianBlur": ("kernel_size", "sigma"),
     "GaussianNoise": ("mean", "sigma", "clip"),
     "Grayscale": ("num_output_channels",),
+    "JPEG": ("quality",),
     "MixUp": ("alpha", "num_classes", "labels_getter"),
     "Normalize": ("mean", "std", "inplace"),
     "Pad": ("padding", "fill", "padding_mode"),
@@ -88,9 +90,7 @@ PRESETS: Final[dict[str, str]] = {
 # What gpuload does not have, and what to do instead.
 REFUSED: Final[dict[str, str]] = {
     "ClampKeyPoints": "keypoints that leave the image keep their coordinates; clip them in the finished batch",
-    "ElasticTransform": "do it to the finished batch, or in the dataset's __getitem__",
     "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
-    "JPEG": "do it in the dataset's __getitem__",
     "Lambda": (
         "torchvision calls its function with all that a sample holds; gpuload's own, T.Lambda(fn, per='image'), calls "
         "it with each image, a tensor C×H×W, and T.Lambda(fn) with a batch"
