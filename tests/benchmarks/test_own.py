@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.augmentation.own import CASES, main
 
 
+@pytest.mark.slow
 def test_it_runs(capsys):
     assert main(["--rounds", "1", "--batch-size", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
