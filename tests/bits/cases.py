@@ -702,3 +702,19 @@ class Noise(torch.nn.Module):
 @case(runs=LOADING, epochs=2)
 def module(samples: Samples) -> dict[str, Any]:
     return pairs(samples, [*CROP, Noise()], shuffle=True)
+
+
+@case(runs=("torch", "batched"))
+def floats(samples: Samples) -> dict[str, Any]:
+    """float32 of 13 channels."""
+    chain = [T.RandomResizedCrop(24), T.RandomVerticalFlip(), T.RandomRotation(20, interpolation="bilinear", fill=-9.5)]
+    made = samples.make(lambda number: (gl.Image(samples.array(number, 13) / np.float32(7)), number))
+    return {"dataset": made, "transforms": [*chain, T.Normalize((3.0,) * 13, (9.0,) * 13), T.RandomErasing(p=0.7)]}
+
+
+@case(runs=("torch", "batched"))
+def sixteen_bits(samples: Samples) -> dict[str, Any]:
+    """uint16 of 4 channels, which stays so."""
+    chain = [T.Resize(26, interpolation="bicubic"), T.RandomCrop(30, pad_if_needed=True, fill=40_000)]
+    made = samples.make(lambda number: (gl.Image(samples.array(number, 4) * np.uint16(257)), number))
+    return {"dataset": made, "transforms": [*chain, T.RandomPerspective(p=1.0)]}
