@@ -6,6 +6,7 @@ Each leaf of a sample gets its number here, depth first, and keeps it up to the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.box_formats import to_xyxy
-from gpuload.datasets.recognise import find_leaves
+from gpuload.datasets.recognise import find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
 from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor
 from gpuload.decode import Decoder
@@ -25,6 +26,8 @@ from gpuload.workers.belongings import check_transforms, droppers, find_fields, 
 from gpuload.workers.job import Job
 
 __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
+
+LOOKS = 16  # samples of a worker that are searched for strays
 
 Region = list[int]  # top, left, height, width
 
@@ -73,10 +76,16 @@ class Sourced(Exception):
 
 
 class SampleReader:
-    """Takes samples apart and decodes them, for a job."""
+    """Takes samples apart and decodes them, for a job.
+
+    Attributes:
+        strays: what `gpuload.datasets.strays` found in its first samples.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self.strays = ""
+        self._looks = LOOKS
         self._decoder = Decoder(job.decode)
         self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
         self._no_targets = check_transforms(job.chain)
@@ -94,7 +103,9 @@ class SampleReader:
             )
         leaves: list[Any] = []
         structure = flatten(given, leaves)
-        found, targets = find_leaves(leaves)
+        found, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
+        if clips:
+            structure, leaves, found, targets = unfold_clips(structure, leaves, found, targets)
         if not found and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
@@ -123,7 +134,27 @@ class SampleReader:
         sample = Sample(row, given, structure, images, values, source)
         if targets or self._needs_boxes:
             self._add_targets(sample, leaves, targets)
+        if self._looks and images:
+            self._look(sample, leaves, targets)
         return sample
+
+    def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
+        from gpuload.datasets.strays import find_strays  # seldom needed, and not at the start
+
+        self.strays = find_strays(
+            sample.structure,
+            leaves,
+            {leaf: (image.height, image.width) for leaf, image in sample.images.items()},
+            {
+                leaf: (image.header.format, image.header.mode)
+                for leaf, image in sample.images.items()
+                if isinstance(image.leaf, Encoded) and image.leaf.mode == "RGB"
+            },
+            targets,
+            changes=not self._job.plain,
+            moves=self._job.moves,
+        )
+        self._looks = 0 if self.strays else self._looks - 1
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """The masks, boxes and keypoints of a sample."""
@@ -257,12 +288,27 @@ def _one_for_all(entries: list[Any]) -> list[Any]:
 
 def _nearly_an_image(leaves: Sequence[Any]) -> str:
     """A hint on the first leaf that is not an image but may be meant as one."""
-    for leaf in leaves:
+    from gpuload.datasets.folder import EXTENSIONS  # here, since hardly any worker needs it
+
+    for leaf in sorted(leaves, key=lambda leaf: not hasattr(leaf, "shape")):
+        if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
+            return (
+                f": {os.fspath(leaf)!r} is a path; return gpuload.read(path) in its place (gpuload.ImageFiles and "
+                "gpuload.ImageFolder read whole folders)"
+            )
+        if isinstance(leaf, bytes):
+            return ": bytes may be anything; if they are an image file, return gpuload.Encoded(bytes)"
         if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
             continue
-        axes, dtype = len(leaf.shape), dtype_of(leaf)
+        array: Any = leaf
+        axes, dtype = len(array.shape), dtype_of(array)
         if axes == 2 and dtype == "uint8":
             return ": if the array H×W is one, write gpuload.Image(array)"
+        if axes == 3 and dtype == "uint8":
+            return (
+                ": an array is taken for an image by itself if it has 1 to 4 channels; for more write "
+                "gpuload.Image(array), with layout='CHW' for C×H×W"
+            )
         if axes == 3 and dtype.startswith(("float", "bfloat", "uint16")):
             layout, kind = (", layout='CHW'", "tensor") if is_tensor(leaf) else ("", "array")
             return (

@@ -718,3 +718,18 @@ def sixteen_bits(samples: Samples) -> dict[str, Any]:
     chain = [T.Resize(26, interpolation="bicubic"), T.RandomCrop(30, pad_if_needed=True, fill=40_000)]
     made = samples.make(lambda number: (gl.Image(samples.array(number, 4) * np.uint16(257)), number))
     return {"dataset": made, "transforms": [*chain, T.RandomPerspective(p=1.0)]}
+
+
+@case(runs=("torch", "batched"))
+def clips(samples: Samples) -> dict[str, Any]:
+    """Frames as one array, beside a mask of each, and as a list."""
+
+    def make(number: int) -> Any:
+        frames = np.stack([samples.array(number, size=(40, 50))[:, ::step] for step in (1, -1, 1)])
+        return {
+            "clip": gl.Image(frames),
+            "list": [gl.Image(frame) for frame in frames],
+            "masks": gl.Mask(frames[..., 0]),
+        }
+
+    return {"dataset": samples.make(make), "transforms": [*CROP[:2], T.ColorJitter(0.4), *END], "batch_size": 4}

@@ -17,6 +17,7 @@ from gpuload.stage.finish import TOPS, Finish
 from gpuload.stage.finished import Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.deep import on_grid
+from gpuload.stage.reference.elastic import deform
 from gpuload.stage.reference.gather import Source, crop, resize
 from gpuload.stage.reference.mixture import mix_batch
 from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels
@@ -28,6 +29,7 @@ from gpuload.transforms.program.ops import (
     NOTHING,
     OPS,
     Box,
+    Elastic,
     Erase,
     Flip,
     Mixture,
@@ -120,6 +122,10 @@ class BatchRunner:
                 return _resized(source, record, before, after, self._top)
             case Warp():
                 return self._warp(source, record, after)
+            case Elastic():
+                found = deform(dense(source), record, np.arange(len(after)))
+                deformed = Source.of_dense(found if found.dtype == torch.uint8 else on_grid(found, self._top))
+                return deformed if np.array_equal(before, after) else deformed.cut(after)
             case Ops() | Mixture():
                 levels = dense(source).to(torch.float32)
                 levels = self._operate(levels, record) if isinstance(record, Ops) else self._mix(levels, record)

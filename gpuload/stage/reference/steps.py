@@ -12,17 +12,19 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+import torch
 
 from gpuload.stage.finish import TOPS
 from gpuload.stage.finished import boxes_within
 from gpuload.stage.reference.canvas import Canvas
 from gpuload.stage.reference.deep import resampled
+from gpuload.stage.reference.elastic import deform
 from gpuload.stage.reference.mixture import mix_image
 from gpuload.stage.reference.operations import SingleOperations, canvas_in_channels, warp_canvas
 from gpuload.stage.reference.resample import Resampler
 from gpuload.stage.reference.warp import warp_image
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import NOTHING, Box, Erase, Flip, Mixture, Ops, Record, Warp, filter_codes
+from gpuload.transforms.program.ops import NOTHING, Box, Elastic, Erase, Flip, Mixture, Ops, Record, Warp, filter_codes
 from gpuload.transforms.program.ops import code as code_of
 from gpuload.transforms.program.windows import FILTERS, padded_places
 
@@ -75,6 +77,8 @@ class Steps:
                 return _resize(record, before, after, resampler, dtype)
             case Warp():
                 return _warp(record, before, after)
+            case Elastic():
+                return _deform(record, before, after)
             case Ops():
                 return self._operate(record, before, after)
             case Mixture():
@@ -214,6 +218,18 @@ def _warp(record: Warp, before: np.ndarray, after: np.ndarray) -> Step:
         if warped[row]:
             canvas.set(warp_image(canvas.image(), coefficients[row], tuple(sizes[row]), filters[row], fill))
         if list(canvas.image().shape[:2]) != windows[row][2:]:
+            _cut(canvas, windows[row])
+
+    return step
+
+
+def _deform(record: Elastic, before: np.ndarray, after: np.ndarray) -> Step:
+    windows = None if np.array_equal(before, after) else after.tolist()
+
+    def step(row: int, canvas: Canvas) -> None:
+        levels = torch.from_numpy(np.array(canvas.image().transpose(2, 0, 1), order="C"))[None]
+        canvas.set(deform(levels, record, np.array([row]))[0].permute(1, 2, 0).contiguous().numpy())
+        if windows is not None:
             _cut(canvas, windows[row])
 
     return step
