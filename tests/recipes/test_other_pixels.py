@@ -88,8 +88,10 @@ def batches(make, transforms, **options):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("scenes", SCENES)
+@pytest.mark.parametrize(
+    ("scenes", "chain"),
+    [*((scenes, "geometry") for scenes in SCENES), ("uint8", "nothing"), ("uint16", "own"), ("float32", "mixed")],
+)
 def test_workers_and_batch_sizes_change_no_bit(scenes, chain):
     one = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain])])
     for options in ({"num_workers": 2}, {"num_workers": 2, "batch_size": 10}):
