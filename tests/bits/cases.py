@@ -709,7 +709,7 @@ def floats(samples: Samples) -> dict[str, Any]:
     """float32 of 13 channels."""
     chain = [T.RandomResizedCrop(24), T.RandomVerticalFlip(), T.RandomRotation(20, interpolation="bilinear", fill=-9.5)]
     made = samples.make(lambda number: (gl.Image(samples.array(number, 13) / np.float32(7)), number))
-    return {"dataset": made, "transforms": [*chain, T.Normalize((3.0,) * 13, (9.0,) * 13), T.RandomErasing(p=0.7)]}
+    return {"dataset": made, "transforms": [*chain, T.Normalize((0.5,) * 13, (0.9,) * 13), T.RandomErasing(p=0.7)]}
 
 
 @case(runs=("torch", "batched"))
