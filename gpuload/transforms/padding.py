@@ -26,7 +26,8 @@ class Pad(Padding):
     Args:
         padding: the width: one number for all sides, (left and right, top and bottom), or (left, top, right, bottom). A
             negative one cuts off.
-        fill: the level of the border in 0 … 255, or one for each channel, or a dict of them by type; for
+        fill: the level of the border in 0 … 255, or one for each channel, or a dict of them by type (for images of
+            uint16 a level in 0 … 65535, of float32 any number); for
             ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored, the last pixel
             not repeated), ``"symmetric"`` (mirrored, the last pixel repeated).

@@ -723,6 +723,22 @@ def module(samples: Samples) -> dict[str, Any]:
 
 
 @case(runs=("torch", "batched"))
+def floats(samples: Samples) -> dict[str, Any]:
+    """float32 of 13 channels."""
+    chain = [T.RandomResizedCrop(24), T.RandomVerticalFlip(), T.RandomRotation(20, interpolation="bilinear", fill=-9.5)]
+    made = samples.make(lambda number: (gl.Image(samples.array(number, 13) / np.float32(7)), number))
+    return {"dataset": made, "transforms": [*chain, T.Normalize((0.5,) * 13, (0.9,) * 13), T.RandomErasing(p=0.7)]}
+
+
+@case(runs=("torch", "batched"))
+def sixteen_bits(samples: Samples) -> dict[str, Any]:
+    """uint16 of 4 channels, which stays so."""
+    chain = [T.Resize(26, interpolation="bicubic"), T.RandomCrop(30, pad_if_needed=True, fill=40_000)]
+    made = samples.make(lambda number: (gl.Image(samples.array(number, 4) * np.uint16(257)), number))
+    return {"dataset": made, "transforms": [*chain, T.RandomPerspective(p=1.0)]}
+
+
+@case(runs=("torch", "batched"))
 def clips(samples: Samples) -> dict[str, Any]:
     """Frames as one array, beside a mask of each, and as a list."""
 

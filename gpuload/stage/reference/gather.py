@@ -180,6 +180,7 @@ def resize(
     last_column = _column(source.widths - 1, device)
     rows = torch.minimum(_range(source.heights, source.pixels), _column(source.heights - 1, device))
     total: Any = None
+    # Taps of no weight may lie outside the windows.
     for tap in range(column_weights.shape[2]):
         levels = source.gather(rows, torch.minimum(first_column + tap, last_column).clamp_(min=0))
         total = _accumulate(total, levels, column_weights[:, None, None, :, tap])
@@ -188,7 +189,7 @@ def resize(
     total = None
     last_row = _column(source.heights - 1, device)
     for tap in range(row_weights.shape[2]):
-        at_rows = torch.minimum(first_row + tap, last_row).clamp_(min=0)  # taps outside have no weight
+        at_rows = torch.minimum(first_row + tap, last_row).clamp_(min=0)
         at_rows = at_rows[:, None, :, None].expand(-1, source.channels, -1, width)
         total = _accumulate(total, between.gather(2, at_rows), row_weights[:, None, :, None, tap])
     return _to_levels(total)

@@ -158,6 +158,19 @@ def test_uint8_of_many_channels_is_as_each_channel_alone(name, channels, make_ba
             assert abs(whole[:, channel].int() - alone[:, 0].int()).max() <= (runner == "single")
 
 
+@pytest.mark.parametrize("interpolation", ["bicubic", "lanczos"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_an_axis_may_keep_its_length_where_others_are_resized(dtype, interpolation, make_batch):
+    """The window has no margin along such an axis, and the filter's taps there have no weight."""
+    chain = T.Chain([T.Resize((70, 60), interpolation=interpolation), T.CenterCrop(20)])
+    images = [image[:41, :41] for image in deep_images(dtype, 3)[:2]]
+    images += [np.resize(images[0], (70, 41, 3)), np.resize(images[0], (41, 60, 3)), np.resize(images[0], (70, 60, 3))]
+    one, other = (compile_stage(chain, device="cpu", runner=run)(*make_batch(chain, images)) for run in RUNNERS)
+    assert torch.equal(one[-1], other[-1])
+    assert torch.equal(one[-1], torch.from_numpy(images[-1][25:45, 20:40].transpose(2, 0, 1).copy()))
+    assert abs(one.double() - other.double()).max() <= (dtype == "uint8")
+
+
 @pytest.mark.parametrize("backend", ["torch", "auto", "kornia"])
 @pytest.mark.parametrize(("dtype", "unit"), [("uint8", 255), ("uint16", 65535), ("float32", 1)])
 def test_normalize_brings_whole_numbers_to_1_and_takes_floats_as_they_are(dtype, unit, backend, make_batch):

@@ -1,0 +1,164 @@
+"""Images that are not 8-bit RGB, from the dataset to the batch: floats, 16 bits, and more channels than four."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gpuload as gl
+from gpuload import transforms as T
+
+COUNT, CHANNELS = 22, 13
+
+
+class Scenes:
+    """Each sample an image of its own size, made by a function of its number."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, i):
+        return self.make(i), i
+
+
+def pixels(i: int, dtype: str, channels: int = CHANNELS) -> np.ndarray:
+    rng = np.random.default_rng(i)
+    height, width = rng.integers(40, 70, 2)
+    if dtype == "float32":
+        return rng.standard_normal((height, width, channels), np.float32)
+    return rng.integers(0, np.iinfo(dtype).max, (height, width, channels), dtype)
+
+
+def channels_first(i: int) -> gl.Image:
+    return gl.Image(torch.from_numpy(pixels(i, "float32")).permute(2, 0, 1), layout="CHW")
+
+
+def grey_png(i: int) -> gl.Encoded:
+    file = io.BytesIO()
+    Image.fromarray(pixels(i, "uint16", 1)[:, :, 0]).save(file, "PNG")
+    return gl.Encoded(file.getvalue(), mode="unchanged")
+
+
+SCENES = {
+    "float32": lambda i: gl.Image(pixels(i, "float32")),
+    "float32 tensor": channels_first,
+    "uint16": lambda i: gl.Image(pixels(i, "uint16")),
+    "uint8": lambda i: gl.Image(pixels(i, "uint8")),
+    "uint16 PNG": grey_png,
+}
+
+
+@dataclass(frozen=True)
+class Gain(T.Custom):
+    """A factor of its own for each image."""
+
+    def draw(self, uniforms, sizes_hw):
+        return 0.5 + uniforms(1)[:, 0] / 2
+
+    def apply(self, images, params):
+        return (images * params[:, None, None, None]).to(images.dtype)
+
+
+CHAINS = {
+    "nothing": [T.CenterCrop(32)],
+    "geometry": [T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.RandomRotation(20, fill=9)],
+    "own": [T.RandomCrop(32), T.ToDtype("float32", scale=True), T.RandomApply([Gain()])],
+    "mixed": [
+        T.RandomResizedCrop(32),
+        T.ToDtype("float32", scale=True),
+        T.RandomErasing(1),
+        T.MixUp(labels_getter=None),
+    ],
+}
+
+
+def batches(make, transforms, **options):
+    options = {"batch_size": 4, "device": "cpu", "num_workers": 0, **options}
+    with gl.Loader(Scenes(make), transforms=transforms, **options) as loader:
+        return list(loader)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("scenes", "chain"),
+    [*((scenes, "geometry") for scenes in SCENES), ("uint8", "nothing"), ("uint16", "own"), ("float32", "mixed")],
+)
+def test_workers_and_batch_sizes_change_no_bit(scenes, chain):
+    one = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain])])
+    for options in ({"num_workers": 2}, {"num_workers": 2, "batch_size": 10}):
+        other = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain], **options)])
+        assert torch.equal(one, other)
+    first = SCENES[scenes](0)
+    dtype = torch.uint16 if isinstance(first, gl.Encoded) else getattr(torch, first.hwc.dtype.name)
+    assert one.dtype == (torch.float32 if chain in ("own", "mixed") else dtype)
+    assert one.shape == (COUNT, 1 if isinstance(first, gl.Encoded) else CHANNELS, 32, 32)
+    assert len(one.flatten(1).float().mean(1).unique()) > COUNT // 2
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+@pytest.mark.parametrize("scenes", ["float32", "uint16", "uint16 PNG"])
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_without_transforms_images_come_as_they_are(scenes, ragged, workers):
+    dtype, channels = scenes.split()[0], 1 if "PNG" in scenes else CHANNELS
+    for found, numbers in batches(SCENES[scenes], [], ragged=ragged, num_workers=workers):
+        for row, i in enumerate(numbers.tolist()):
+            wanted = torch.from_numpy(pixels(i, dtype, channels).transpose(2, 0, 1).copy())
+            image = found[row] if ragged == "list" else found[0][row][:, : wanted.shape[1], : wanted.shape[2]]
+            assert torch.equal(image, wanted)
+
+
+def test_images_of_a_ring_too_small_for_a_batch():
+    """Parts that are moved out of a full ring are put together in memory where each begins at an aligned address."""
+    wanted = batches(lambda i: gl.Image(pixels(i, "float32", 3)), [T.CenterCrop(40)], batch_size=22)
+    options = {"batch_size": 22, "num_workers": 1, "ring_bytes": 1 << 20}
+    found = batches(lambda i: (gl.Image(pixels(i, "float32", 3)), b"odd" * 7), [T.CenterCrop(40)], **options)
+    assert torch.equal(found[0][0][0], wanted[0][0])
+
+
+def test_several_images_of_a_sample_have_dtypes_of_their_own():
+    """A photograph beside its depths: each comes in its own dtype, and one draw moves both."""
+
+    def make(i):
+        height, width = 50 + i, 60
+        column = np.broadcast_to(np.arange(width)[None, :, None], (height, width, 1))
+        return gl.Image(np.repeat(column, 3, 2).astype(np.uint8)), gl.Image(column.astype(np.float32))
+
+    for (photos, depths), _ in batches(make, [T.RandomCrop(32), T.RandomHorizontalFlip()]):
+        assert (photos.dtype, depths.dtype) == (torch.uint8, torch.float32)
+        assert torch.equal(photos[:, :1].float(), depths)
+        assert len(depths[:, 0, 0, 0].unique()) > 1
+
+
+def test_masks_follow_float_images():
+    def make(i):
+        image = pixels(i, "float32", 6)
+        return gl.Image(image), gl.Mask((image[:, :, 0] > 0).astype(np.int64))
+
+    for (images, masks), _ in batches(make, [T.RandomCrop(32), T.RandomVerticalFlip()]):
+        assert torch.equal(masks, (images[:, 0] > 0).long())
+
+
+def test_images_of_several_dtypes_in_one_batch_are_refused():
+    def make(i):
+        return gl.Image(pixels(i, "float32" if i == 2 else "uint8", 3))
+
+    text = "the images of a batch must be of one dtype, but sample 0 is uint8 and sample 2 float32; convert them in"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        batches(make, [T.CenterCrop(32)])
+    with pytest.raises(ValueError, match=re.escape(text)):
+        batches(make, [], ragged="list")
+
+
+def test_colour_operations_refuse_floats_by_name():
+    text = "ColorJitter takes images of uint8, but sample 0 is float32; leave it out, write a transform of your own"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        batches(SCENES["float32"], [T.CenterCrop(32), T.ColorJitter(0.4)])
