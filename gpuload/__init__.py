@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuload import transforms
     from gpuload.batches.assemble import BatchInfo
-    from gpuload.batches.pad import Padded, pad_collate
+    from gpuload.batches.pad import Padded, pad, pad_collate
     from gpuload.datasets import ImageFiles, ImageFolder
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
     from gpuload.datasets.wrap import wrap
@@ -60,6 +60,7 @@ _HOMES = {
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
     "get_worker_info": "gpuload.workers.workerinfo",
+    "pad": "gpuload.batches.pad",
     "pad_collate": "gpuload.batches.pad",
     "read": "gpuload.datasets.sample",
     "sample_rng": "gpuload.rng.generators",
@@ -91,6 +92,7 @@ __all__ = [
     "WorkerError",
     "__version__",
     "get_worker_info",
+    "pad",
     "pad_collate",
     "read",
     "sample_rng",
@@ -102,7 +104,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'gpuload' has no attribute {name!r}")
+        from gpuload.transforms.names import missing
+
+        raise missing(__name__, name)
     module = importlib.import_module(home)
     value = module if name == "transforms" else getattr(module, name)
     globals()[name] = value
@@ -110,4 +114,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted(__all__)

@@ -60,6 +60,8 @@ class Cursor:
     def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
         """The next epoch has this number; `next` stays if it is in that epoch already. `running`: there is a session,
         so `epoch` still names its last epoch."""
+        if self.following.epoch == epoch != self.next.epoch:  # begun already: Lightning calls iter() first
+            return replace(self, told_epoch=epoch)
         place = self.next if epoch == self.next.epoch else Place(epoch, 0)
         loaded = self.loaded and place is self.next
         return replace(self.go_to(place, running=running, loaded=loaded), told_epoch=epoch)
@@ -71,13 +73,18 @@ class Cursor:
     def start(self, schedule: Schedule) -> Progress:
         """The progress of an epoch that begins now. It replaces one from which nothing was taken: trainers call
         `iter()` just to look at the iterator."""
-        begin = self.next
-        if self.last is not None and not self.last.begun and not self.by_hand:
-            begin = self.last.start
+        begin = self.following
         progress = Progress.at(schedule, begin)
         if progress.place == begin:
             progress.place = self._as_saved(begin)
         return progress
+
+    @property
+    def following(self) -> Place:
+        """Where an epoch that is begun now starts."""
+        if self.last is not None and not self.last.begun and not self.by_hand:
+            return self.last.start
+        return self.next
 
     def begin(self, progress: Progress, iterator: Any) -> Cursor:
         """The epoch with this progress has begun."""

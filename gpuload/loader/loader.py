@@ -24,6 +24,7 @@ from gpuload.loader.epoch import Epoch
 from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
 from gpuload.loader.replay import Replay, replay
+from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session, check_for, compile_for, resolve_device
 from gpuload.loader.state import State, first_states, for_workers, one_worker
 from gpuload.order.options import check_integer
@@ -31,6 +32,7 @@ from gpuload.order.place import Place
 from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.stage import Plan
+from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.interrupts import finalizing, held
 
@@ -45,7 +47,8 @@ class Loader:
     Args:
         dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number; or an iterable one
             (torch's `IterableDataset`, or with ``__iter__`` alone). A sample is a nested tuple, list, dict or
-            dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays.
+            dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays; a clip is a
+            list of these, or an array T×H×W×C.
         batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. Even with MixUp
             and CutMix.
         shuffle: a new order each epoch, a function of `seed` and the epoch's number.
@@ -124,7 +127,6 @@ class Loader:
     dataset: Any
     batch_size: int | None
     shuffle: bool
-    sampler: Any
     batch_sampler: Any
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
@@ -178,9 +180,10 @@ class Loader:
         ring_bytes: int = DEFAULT_RING_BYTES,
     ) -> None:
         options = self._options = Options.of(locals())
-        for name in OPTIONS:
+        for name in Loader.__annotations__:
             setattr(self, name, options.argument(name))
         self.errors = ErrorLog()
+        self._told: set[str] = set()
         self._cursor = Cursor(Place(0, 0))
         self._session: Session | None = None
         self._new_workers = False  # the next iter() starts new ones
@@ -201,6 +204,26 @@ class Loader:
         return steps_of(self._options.order)
 
     @property
+    def transforms(self) -> Chain:
+        """The transforms, as a sequence."""
+        return self._options.chain
+
+    @property
+    def device(self) -> torch.device:
+        """Where the batches go: where they would, before the first `iter()`, if `device` was not given."""
+        return resolve_device(self._options.stage.device) if self._session is None else self._session.stage.device
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that was given, or that of the `batch_sampler`. Else an object that stands for gpuload's own
+        order: it has ``set_epoch(epoch)``, its length is the number of samples of this rank, and iterating gives their
+        indices in the epoch that the next `iter()` begins."""
+        order = self._options.order
+        if order.batch_sampler is not None:
+            return getattr(order.batch_sampler, "sampler", None)
+        return OwnSampler(self) if order.sampler is None else order.sampler
+
+    @property
     def epoch(self) -> int:
         """The number of the epoch that the last `iter()` began; before the first one, the number it will have."""
         return self._cursor.epoch
@@ -216,8 +239,8 @@ class Loader:
             ValueError: `epoch` is negative.
         """
         epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-        inner = getattr(self.batch_sampler, "sampler", None)
-        for other in (self.dataset, self.sampler, self.batch_sampler, inner):
+        order, inner = self._options.order, getattr(self.batch_sampler, "sampler", None)
+        for other in (self.dataset, order.sampler, self.batch_sampler, inner):
             if callable(set_epoch := getattr(other, "set_epoch", None)):
                 set_epoch(epoch)
         self._cursor = self._cursor.set_epoch(epoch, running=self._session is not None)
@@ -359,7 +382,7 @@ class Loader:
         self._new_workers = False
         if self._session is None:
             with held():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors, progress.start.epoch)
+                self._session = Session(options, self.errors, progress.start.epoch, self._told)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # the session ends itself then
         self._cursor.end(NEWER)
@@ -403,4 +426,5 @@ class Loader:
         )
 
 
-OPTIONS = frozenset(Loader.__annotations__)  # the arguments that are public attributes
+# The arguments that are public attributes.
+OPTIONS = frozenset((*Loader.__annotations__, "device", "sampler", "transforms"))

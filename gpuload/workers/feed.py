@@ -375,6 +375,18 @@ class Feed:
             else:
                 deaths = f"the worker that was alone with it died {part.deaths_alone} times"
                 self._fail(part, f"WorkerError: {deaths}: {lost.cause}", lost.stack)
+                if self.faults.on_error == "raise":
+                    self._give_up(part.batch)
+
+    def _give_up(self, batch: Batch) -> None:
+        """Do nothing more of a batch that will be raised as an error: more workers may have to be killed for it."""
+        if batch.spec.iterable is not None:  # the samples after it are needed
+            return
+        self._waiting = deque(part for part in self._waiting if part.batch is not batch)
+        for key, (slot, part) in self._flying.items():
+            if part is not None and part.batch is batch:
+                self._flying[key] = (slot, None)
+        batch.open_parts = 0
 
     def _split(self, part: Part, slices: list[slice]) -> None:
         pieces = [part.piece(rows) for rows in slices]
@@ -385,8 +397,9 @@ class Feed:
 
     def _requeue(self, part: Part, pieces: list[Part]) -> None:
         self._waiting.extendleft(reversed(pieces))
-        # The batch that is due first comes first, in whatever order pieces come back.
-        self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.batch.spec.step))
+        # The batch that is due first comes first, in whatever order pieces come back; and in it what will soon be known
+        # to be bad, before more workers die of other samples.
+        self._waiting = deque(sorted(self._waiting, key=lambda part: (part.batch.spec.step, -part.deaths_alone)))
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:
         """End a chunk: all of its samples failed."""

@@ -77,7 +77,8 @@ def test_an_error_of_worker_init_fn_ends_the_epoch_and_says_where():
     def fails(worker):
         raise ZeroDivisionError("not on my watch")
 
-    with pytest.raises(gl.WorkerError, match=r"(?s)ZeroDivisionError: not on my watch"):
+    expected = r"(?s)^worker 0 is not usable: worker_init_fn raised an exception:.*ZeroDivisionError: not on my watch"
+    with pytest.raises(gl.WorkerError, match=expected):
         gpuload_batches(Made(), num_workers=1, worker_init_fn=fails)
     with pytest.raises(TypeError, match="worker_init_fn must be callable or None, got int: 3"):
         gl.Loader(Made(), worker_init_fn=3)
