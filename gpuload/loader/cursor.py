@@ -113,8 +113,8 @@ class Cursor:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no sample has been taken, neither by this loader nor, if an epoch is open, in that."""
-        return not self.loaded and (self.last is None or (self.is_open and not self.last.begun))
+        """Whether no sample has been taken, neither by this loader nor in its last epoch."""
+        return not self.loaded and (self.last is None or not self.last.begun)
 
     @property
     def _iterator(self) -> Any:

@@ -264,7 +264,7 @@ class Loader:
         iterator, and nobody else puts it back to its beginning."""
         if not self._options.order.iterable or self.num_workers or place.iterable or not self._cursor.is_untouched:
             return place
-        if self._cursor.last is not None and self._session is not None:
+        if self._cursor.is_open and self._session is not None:
             begin = self._session.where_it_begins()
             states = None if begin is None else begin.state
         else:

@@ -113,8 +113,8 @@ class _Pass:
             state=None if latest is None else latest.state,
         )
         if latest is not None:
-            found = self._same_samples(worker, latest) or self._same_on_ranks(worker, latest)
-            self._warning = self._warning or found
+            remark = self._same_samples(worker, latest) or self._same_on_ranks(worker, latest)
+            self._warning = self._warning or remark
         self._turn = (worker + 1) % len(self._places)
         if empty or (self._schedule._drop_last and taken < self._schedule._batch_size):
             return None

@@ -234,18 +234,9 @@ class Feed:
             self._waiting.popleft()
 
     def _request(self, part: Part, offset: int, nbytes: int) -> Request:
-        return Request(
-            part.chunk,
-            part.attempt,
-            part.batch.spec.epoch,
-            offset,
-            nbytes,
-            part.positions,
-            part.indices,
-            whole=len(part.batch.parts) == 1,
-            iterable=part.batch.spec.iterable,
-            told_epoch=self._told_epoch,
-        )
+        spec, whole = part.batch.spec, len(part.batch.parts) == 1
+        chunk = part.chunk, part.attempt, spec.epoch, offset, nbytes, part.positions, part.indices
+        return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=self._told_epoch)
 
     def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
         size = max(part.need_bytes, len(part.positions) * self._row_bytes)

@@ -230,6 +230,21 @@ def test_nobody_is_told_outside_of_a_dataset():
             assert found == (2, 4, 1)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ranks_that_come_up_between_two_epochs_are_told(monkeypatch, workers):
+    class Told:
+        def __iter__(self):
+            info = gl.get_worker_info()
+            yield info.rank, info.world_size
+
+    with gl.Loader(Told(), None, num_workers=workers, device="cpu", collate_fn=tuple) as loader:
+        assert list(loader) == list(loader) == [(0, 1)]
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert list(loader) == list(loader) == [(1, 2)]
+
+
 # -- what is noticed --------------------------------------------------------------------------------------------------
 
 

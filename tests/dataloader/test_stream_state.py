@@ -329,10 +329,13 @@ class Once(IterableDataset):
         self.at = state["at"]
 
 
+@pytest.mark.parametrize("looked", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_state_from_before_the_first_batch_takes_the_dataset_back(begun):
+def test_a_state_from_before_the_first_batch_takes_the_dataset_back(begun, looked):
     dataset = Once(5)
     with loader(dataset) as loader_:
+        if looked:
+            iter(loader_)
         batches = iter(loader_) if begun else loader_
         state = json.loads(json.dumps(loader_.state_dict()))
         undisturbed = epoch(batches)
