@@ -19,7 +19,7 @@ from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.columns import Columns, Finished
 from gpuload.datasets.tree import LEAF, Structure, assembled, describe, unflatten
-from gpuload.errors import CollateError
+from gpuload.errors import CollateError, kinds_of
 from gpuload.ring.chunk import TensorBits
 
 __all__ = ["Outline", "collate", "outline_of", "row_of", "unwrapped"]
@@ -205,7 +205,7 @@ def _column(column: Sequence[Any], number: int, to_device: ToDevice, names: Call
     try:
         result = default_collate(column)  # pyright: ignore[reportArgumentType]  tuples work too
     except (TypeError, RuntimeError, ValueError) as error:
-        shapes = [getattr(value, "shape", None) for value in column]
+        shapes = [None if getattr(value, "is_nested", False) else getattr(value, "shape", None) for value in column]
         other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
         where = (
             f"{names(0)} has shape {tuple(shapes[0] or ())} and {names(other)} has {tuple(shapes[other] or ())}"
@@ -214,7 +214,8 @@ def _column(column: Sequence[Any], number: int, to_device: ToDevice, names: Call
         )
         raise CollateError(
             f"leaf {number} of the samples cannot be put together into a batch: {where} ({error}); "
-            "return values of one shape, of types that torch's default_collate knows"
+            "return values of one shape, of types that torch's default_collate knows",
+            kinds_of(error),
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
 

@@ -57,7 +57,8 @@ def _run(arguments: list[str]) -> int:
         """As torchdata's own in all that its tests ask of it, but for what differs."""
 
         def __init__(self, *given, snapshot_every_n_steps=1, **options):
-            super().__init__(*given, **{"device": "cpu", **options})
+            super().__init__(*given, **{"device": "cpu", "num_workers": 0, **options})
+            self._auto_collation = self.batch_size is not None or self.batch_sampler is not None
 
     theirs.StatefulDataLoader = StatefulDataLoader  # pyright: ignore[reportAttributeAccessIssue]
 
