@@ -3,12 +3,13 @@
 Runs in the main process, after the stage. Nesting is as with torch's `default_collate`: a tuple of a sample becomes a
 list of the batch, named tuples and mappings keep their type. A dict (or dataclass) that holds boxes or keypoints
 becomes a list, one for each image, so samples may differ within it; boxes and keypoints elsewhere become a list of
-tensors; masks outside such dicts become one tensor.
+tensors; masks outside such dicts become one tensor. The frames of a clip are stacked to N×T×C×H×W.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.columns import Columns, Finished
-from gpuload.datasets.tree import LEAF, Structure, assembled, describe, unflatten
+from gpuload.datasets.tree import LEAF, Structure, assembled, describe, difference, leaf_count, names_of, unflatten
 from gpuload.errors import CollateError, kinds_of
 from gpuload.ring.chunk import TensorBits
 
@@ -26,22 +27,28 @@ __all__ = ["Outline", "collate", "outline_of", "row_of", "unwrapped"]
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
-Mark = tuple[str, int]  # "image" and its number in the sample; or "mask", "points", "group" and 0
+# "image" and its number in the sample, or "clip" and that of its first frame; or "mask", "points", "group" and 0
+Mark = tuple[str, int]
 GROUP: Mark = ("group", 0)  # a container that becomes a list, one for each image
 
 
 @dataclass(slots=True)
 class Group:
-    """A container that becomes a list: its structure, and its first leaf."""
+    """A container that becomes a list, or a clip: its structure, and its first leaf."""
 
     node: Structure
     leaf: int
 
+    @property
+    def within(self) -> range:
+        """Its leaves."""
+        return range(self.leaf, self.leaf + leaf_count(self.node))
+
 
 @dataclass(slots=True)
 class Outline:
-    """The form of a batch: its structure, in which a group is one leaf; what each of its leaves is (None: a value); and
-    for each of these the leaf of the sample, or the group, that each row has there."""
+    """The form of a batch: its structure, in which a group or clip is one leaf; what each of its leaves is (None: a
+    value); and for each of these the leaf of the sample, or the group or clip, that each row has there."""
 
     structure: Structure
     marks: list[Mark | None]
@@ -69,8 +76,9 @@ def outline_of(columns: Columns) -> Outline:
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
-                f"{columns.name(0)} is {_shown(outlines[0])}, but {columns.name(row)} is {_shown(outline)}: all "
-                "samples of a batch must have the same structure, with their images in the same places"
+                f"{columns.name(0)} is {_shown(outlines[0])}, but {columns.name(row)} is {_shown(outline)}"
+                f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
+                "structure, with their images in the same places"
                 f"{outside}; let the dataset return one form"
             )
         outlines.append(outline)
@@ -82,8 +90,12 @@ def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
     """The outline of one sample."""
     found: list[int | Group] = []
     outer, _ = _outer(structure, 0, marks, found)
-    kinds = [GROUP if isinstance(entry, Group) else marks.get(entry) for entry in found]
+    kinds = [_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in found]
     return Outline(outer, kinds, [[entry] for entry in found])
+
+
+def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
+    return ("clip", marks[group.leaf][1]) if group.node[0] == "clip" else GROUP
 
 
 def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | Group]) -> tuple[Structure, int]:
@@ -93,9 +105,11 @@ def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | G
         found.append(at)
         return LEAF, at + 1
     kind, cls, keys, children = node
-    starts = list(itertools.accumulate(map(_size, children), initial=at))
-    if kind in ("dict", "dataclass") and any(
-        child == LEAF and marks.get(leaf) == ("points", 0) for child, leaf in zip(children, starts, strict=False)
+    starts = list(itertools.accumulate(map(leaf_count, children), initial=at))
+    inside = zip(children, starts, strict=False)
+    if kind == "clip" or (
+        kind in ("dict", "dataclass")
+        and any(child == LEAF and marks.get(leaf) == ("points", 0) for child, leaf in inside)
     ):
         found.append(Group(node, at))
         return LEAF, starts[-1]
@@ -123,9 +137,12 @@ def collate(
         kind, image = mark or ("", 0)
         if kind == "group":
             ready[number] = [
-                [default_convert(_cell(columns, finished, row, group.leaf + at)) for at in range(_size(group.node))]
+                [default_convert(_cell(columns, finished, row, leaf)) for leaf in group.within]
                 for row, group in enumerate(leaves)
             ]
+            continue
+        if kind == "clip":
+            ready[number] = _clips(columns, finished, leaves, image, views)
             continue
         whole = finished.whole.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
         if kind == "image":
@@ -153,7 +170,8 @@ def collate(
             return ready[number]
         # Strings stay as they are: default_collate returns a tuple of them within a tuple or list, else a list.
         column = _cells(columns, finished, outline.leaves[number])
-        return _column(tuple(column) if within in ("tuple", "list") else column, number, to_device, columns.name)
+        own = tuple(column) if within in ("tuple", "list") else column
+        return _column(own, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
     return assembled(outline.structure, leaf, keep_tuples=False)  # like default_collate
 
@@ -190,18 +208,15 @@ def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
 def _shown(outline: Outline) -> str:
     at: dict[str, list[str]] = {"image": [], "mask": []}
     for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
-        if mark is not None and mark[0] in at:
+        if mark is not None and mark[0] == "clip":
+            at["image"].append(str(leaf.leaf))
+        elif mark is not None and mark[0] in at:
             at[mark[0]].append(str(leaf))
     masks = f" and masks at leaf {', '.join(at['mask'])}" if at["mask"] else ""
     return f"{describe(outline.structure)} with its images at leaf {', '.join(at['image']) or 'none'}{masks}"
 
 
-def _size(node: Structure) -> int:
-    """The number of leaves."""
-    return 1 if node == LEAF else sum(map(_size, node[3]))
-
-
-def _column(column: Sequence[Any], number: int, to_device: ToDevice, names: Callable[[int], str]) -> Any:
+def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
     try:
         result = default_collate(column)  # pyright: ignore[reportArgumentType]  tuples work too
     except (TypeError, RuntimeError, ValueError) as error:
@@ -212,12 +227,44 @@ def _column(column: Sequence[Any], number: int, to_device: ToDevice, names: Call
             if other is not None
             else f"{names(0)} has a {type(column[0]).__name__}"
         )
+        what = f"leaf {name()!r} of the samples" if name() else "the samples"
         raise CollateError(
-            f"leaf {number} of the samples cannot be put together into a batch: {where} ({error}); "
-            "return values of one shape, of types that torch's default_collate knows",
+            f"{what} cannot be put together into a batch: {where} ({error}); {_remedy(column, name(), shapes)}",
             kinds_of(error),
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
+
+
+def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int, views: int | None) -> Any:
+    """The clips of a batch, whose frames are finished image columns from number `first` on."""
+    lengths = [len(clip.node[3]) for clip in clips]
+    other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
+    if other is not None:
+        raise CollateError(
+            f"the clips of a batch differ in length: that of {columns.name(0)} has {lengths[0]} frames, that of "
+            f"{columns.name(other)} {lengths[other]}; cut them to one length in the dataset, or pass a collate_fn"
+        )
+    frames = finished.images[first : first + lengths[0]]
+    return _clip(frames) if views is None else [_clip(view) for view in zip(*frames, strict=True)]
+
+
+def _clip(frames: Sequence[Any]) -> Any:
+    """Frames as the stage gave them, N×C×H×W, a list, or (N×C×H×W, sizes), in the same form with T after N."""
+    if isinstance(frames[0], tuple):
+        return torch.stack([images for images, _ in frames], 1), frames[0][1]
+    if isinstance(frames[0], list):
+        return [torch.stack(clip) for clip in zip(*frames, strict=True)]
+    return torch.stack(list(frames), 1)
+
+
+def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
+    if isinstance(column[0], os.PathLike):
+        return "return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles reads whole folders"
+    if all(shapes) and len({len(shape) for shape in shapes}) == 1:
+        boxes = "; boxes of an image come as a list if they are gpuload.Boxes(array, format)"
+        how = f"pad({name!r})" if name else "pad_collate"
+        return f"collate_fn=gpuload.{how} pads them" + boxes * (len(shapes[0]) == 2 and shapes[0][1] == 4)
+    return "return values of one shape, of types that torch's default_collate knows"
 
 
 def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:

@@ -5,8 +5,9 @@ Runs in workers and in the main process; imports no torch, holds no state.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -20,16 +21,23 @@ __all__ = [
     "Structure",
     "assembled",
     "describe",
+    "difference",
     "dtype_of",
     "flatten",
     "is_tensor",
+    "labels_of",
+    "leaf_count",
     "mapping_like",
+    "names_of",
     "rebuild",
     "unflatten",
+    "unfold",
 ]
 
 LEAF = "*"
-Structure = Any  # LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable
+# LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable. Kinds are "tuple", "list", "dict",
+# "dataclass", and "clip": frames, one leaf each, that become one tensor.
+Structure = Any
 
 
 class Keys(tuple[Any, ...]):
@@ -57,6 +65,19 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
     return LEAF
 
 
+def unfold(structure: Structure, lengths: Mapping[int, int]) -> Structure:
+    """The structure with some leaves, by their number, as clips of so many frames, each frame a leaf."""
+    return _unfolded(structure, itertools.count(), lengths)
+
+
+def _unfolded(node: Structure, numbers: Iterator[int], lengths: Mapping[int, int]) -> Structure:
+    if node == LEAF:
+        length = lengths.get(next(numbers))
+        return LEAF if length is None else ("clip", None, None, (LEAF,) * length)
+    kind, cls, keys, children = node
+    return (kind, cls, keys, tuple([_unfolded(child, numbers, lengths) for child in children]))
+
+
 def _sorted_keys(order: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         keys = tuple(sorted(order))
@@ -74,6 +95,8 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
     kind, cls, keys, _ = node
     if kind == "list":
         return parts if cls is None else _list_like(cls, parts)
+    if kind == "clip":
+        return _clip(parts)
     if kind == "tuple":
         return tuple(parts) if cls is None else cls(*parts)
     items = dict(zip(keys, parts, strict=True))
@@ -92,6 +115,13 @@ def _list_like(cls: type, parts: list[Any]) -> list[Any]:
         return parts
 
 
+def _clip(frames: list[Any]) -> Any:
+    """Finished frames C×H×W as one tensor T×C×H×W; lists of views of each as a list of such tensors."""
+    if isinstance(frames[0], list):
+        return [_clip(list(view)) for view in zip(*frames, strict=True)]
+    return sys.modules["torch"].stack(frames)
+
+
 def mapping_like(cls: type, items: dict[Any, Any]) -> Any:
     """A mapping of the user's type, if it can be made from a dict."""
     try:
@@ -103,6 +133,11 @@ def mapping_like(cls: type, items: dict[Any, Any]) -> Any:
         except Exception:
             return items
         return made
+
+
+def leaf_count(node: Structure) -> int:
+    """How many leaves it has."""
+    return 1 if node == LEAF else sum(map(leaf_count, node[3]))
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
@@ -131,6 +166,8 @@ def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
     kind, cls, keys, children = structure
     leaves = None if leaves is None else iter(leaves)
     parts = [describe(child, leaves) for child in children]
+    if kind == "clip":
+        return f"clip of {len(children)} frames"
     name = "" if cls is None else cls.__name__
     if kind == "dict":
         return name + "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"
@@ -139,6 +176,42 @@ def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
     if kind == "list":
         return name + "[" + ", ".join(parts) + "]"
     return name + "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
+
+
+def labels_of(node: Structure) -> list[str]:
+    """What a container calls its children: a dict's keys, the fields of a dataclass or named tuple, else numbers."""
+    _, cls, keys, children = node
+    if keys is None:
+        keys = range(len(children)) if cls is None else cls._fields
+    return list(map(str, keys))
+
+
+def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
+    """The name of each leaf, depth first: the path to it, joined by dots."""
+    if structure == LEAF:
+        return [".".join(path)]
+    children = zip(labels_of(structure), structure[3], strict=True)
+    return [name for label, child in children for name in names_of(child, (*path, label))]
+
+
+def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> str:
+    """How two structures differ, if one holds other keys, or a list of another length: text that goes on after a
+    description of them; else nothing."""
+    if LEAF in (one, other) or one[:2] != other[:2]:
+        return ""
+    name = f"{'.'.join(path)!r}" if path else "the sample"
+    ours, theirs = labels_of(one), labels_of(other)
+    if set(ours) != set(theirs) and one[0] == "dict":
+        parts = [
+            f"{', '.join(repr(key) for key in these if key not in those) or 'none'} in the {which} alone"
+            for these, those, which in ((ours, theirs, "first"), (theirs, ours, "second"))
+        ]
+        return f" (the keys of {name} differ: {parts[0]}, {parts[1]})"
+    if len(ours) != len(theirs):
+        hint = f"; collate_fn=gpuload.pad({name}) pads a list of numbers" if path and one[0] == "list" else ""
+        return f" ({name} has the length {len(ours)} in the first, {len(theirs)} in the second{hint})"
+    children = zip(ours, one[3], other[3], strict=True)
+    return next(filter(None, (difference(own, its, (*path, label)) for label, own, its in children)), "")
 
 
 def _kind(leaf: Any) -> str:

@@ -24,20 +24,22 @@ Rows = list[int] | None  # which rows of a chunk have a column; None: all
 
 @dataclass(slots=True)
 class ImageColumn:
-    """The first (second, …) images of a chunk's samples; or masks, sent as images whose channels are their bytes.
+    """The first (second, …) images of a chunk's samples; or masks. Masks, and images that are not uint8, are sent as
+    images whose channels are their bytes.
 
     Attributes:
         table: int64 (rows that have one, 10): the offset of its first byte in the slot; height, width and channels as
             decoded; height and width of the whole image; top, left, height and width of the decoded region in it.
         leaves: which leaf it is in each row, or one number for all.
         rows: which rows have one.
-        kinds: for masks: dtype and number of axes, in each row or once for all.
+        kinds: dtype and number of axes, in each row or once for all; None is an image of uint8, and so are all of them
+            if there are no kinds.
     """
 
     table: np.ndarray
     leaves: list[int]
     rows: Rows = None
-    kinds: list[tuple[str, int]] = field(default_factory=list)
+    kinds: list[tuple[str, int] | None] = field(default_factory=list)
 
     @property
     def offsets(self) -> np.ndarray:
@@ -96,7 +98,7 @@ class ChunkContent:
     `rows` are the request's rows that loaded; columns count their rows among these. `sources` has one entry for each of
     them; `structures` and `fields` too, or one for all. `values` are leaves that are no images, no targets, and in no
     block; `points` are boxes and keypoints; `fields` are the leaves that are left out together with boxes, if a
-    transform does that.
+    transform does that. `strays` is what to tell the user of leaves that look as if they belonged to an image.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -111,6 +113,7 @@ class ChunkContent:
     fields: list[tuple[int, ...]] = field(default_factory=list)
     collated: Collated | None = None  # the whole batch, if the user's collate_fn ran in the worker
     iterable: IterablePlace | None = None  # for an iterable dataset
+    strays: str = ""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from gpuload.transforms.composite import flat, wrapped
 from gpuload.transforms.line import Line
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Call
+from gpuload.transforms.program.ops import MOVES_PIXELS, Call
 from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.rules import check_fills, check_mixing, check_order, mixing_of, placed
 
@@ -128,6 +128,15 @@ class Chain:
     def reads_boxes(self) -> bool:
         """Whether draws depend on the boxes of a sample."""
         return any(transform.reads_boxes for line in self.lines for transform in line.transforms)
+
+    @cached_property
+    def moves_pixels(self) -> bool:
+        """Whether masks, boxes and keypoints have to move with the images; of the user's own transforms, those that say
+        so."""
+        outlines = [known for line in self.lines for transform in line.transforms for known in transform.outline]
+        return any(own.moves_pixels for own in self.calls) or any(
+            issubclass(known.kind, MOVES_PIXELS) or "warp" in known.operations for known in outlines
+        )
 
     def draw(
         self,
@@ -268,7 +277,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        return _plain(value.tolist())
     if callable(value):  # a function, or a module: what it does is not known
         return value.__name__ if isinstance(getattr(value, "__name__", 0), str) else _name(value)
     return _name(value) if type(value).__repr__ is object.__repr__ else value

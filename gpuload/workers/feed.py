@@ -110,6 +110,11 @@ class Feed:
         self._flying = {key: (slot, None) for key, (slot, _) in self._flying.items()}
         self.engine.disown(self._next_chunk)
 
+    def first(self) -> Request | None:
+        """What will be asked for first in an epoch of which nothing was handed out; None at its end."""
+        self._plan()
+        return self._request(self._waiting[0], 0, 0) if self._waiting else None
+
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
 
@@ -217,21 +222,9 @@ class Feed:
             if slot is None:
                 return
             part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
-            request = Request(
-                part.chunk,
-                part.attempt,
-                part.batch.spec.epoch,
-                slot.offset,
-                slot.capacity_bytes,
-                part.positions,
-                part.indices,
-                whole=len(part.batch.parts) == 1,
-                iterable=part.batch.spec.iterable,
-                told_epoch=self._told_epoch,
-            )
             sent = False
             try:
-                sent = self.engine.submit(request)
+                sent = self.engine.submit(self._request(part, slot.offset, slot.capacity_bytes))
             finally:
                 if not sent:
                     self.ring.release(slot)
@@ -239,6 +232,20 @@ class Feed:
                 return
             self._flying[part.chunk, part.attempt] = (slot, part)
             self._waiting.popleft()
+
+    def _request(self, part: Part, offset: int, nbytes: int) -> Request:
+        return Request(
+            part.chunk,
+            part.attempt,
+            part.batch.spec.epoch,
+            offset,
+            nbytes,
+            part.positions,
+            part.indices,
+            whole=len(part.batch.parts) == 1,
+            iterable=part.batch.spec.iterable,
+            told_epoch=self._told_epoch,
+        )
 
     def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
         size = max(part.need_bytes, len(part.positions) * self._row_bytes)
@@ -390,8 +397,7 @@ class Feed:
 
     def _requeue(self, part: Part, pieces: list[Part]) -> None:
         self._waiting.extendleft(reversed(pieces))
-        # The batch that is due first comes first, in whatever order pieces come back; and in it what will soon be known
-        # to be bad, before more workers die of other samples.
+        # The batch that is due first comes first, and in it what will soon be known to be bad.
         self._waiting = deque(sorted(self._waiting, key=lambda part: (part.batch.spec.step, -part.deaths_alone)))
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:

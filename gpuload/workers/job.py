@@ -36,7 +36,12 @@ _ALIGN = 64
 
 @dataclass(frozen=True)
 class Job:
-    """What each worker gets at its start. `single` is for batch_size=None: `collate_fn` gets single samples."""
+    """What each worker gets at its start.
+
+    `single` is for batch_size=None: `collate_fn` gets single samples. `plain`: nothing is applied to images, not even a
+    module, which is not sent. `moves`: what is applied moves pixels. `epoch` is the number of the first one, `group`
+    what `torch.distributed` says in the main process: backend, rank and number of ranks, or None.
+    """
 
     dataset: Any
     chain: Chain
@@ -45,6 +50,12 @@ class Job:
     collate_fn: Callable[[Any], Any] | None = None
     worker_init_fn: Callable[[int], Any] | None = None
     single: bool = False
+    plain: bool = False
+    moves: bool = False
+    epoch: int = 0
+    rank: int = 0
+    world_size: int = 1
+    group: tuple[str, int, int] | None = None
 
 
 def ship(obj: Any, settings: dict[str, Any]) -> list[int]:

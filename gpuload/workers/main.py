@@ -22,7 +22,6 @@ import numpy as np
 from gpuload.datasets.kinds import is_iterable
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
-from gpuload.rng.streams import WORKER_INIT_POSITIONS
 from gpuload.workers.job import Job, receive
 from gpuload.workers.protocol import (
     HELLO,
@@ -37,11 +36,9 @@ from gpuload.workers.protocol import (
     arm_lifeline,
 )
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.workerinfo import install_worker_info
+from gpuload.workers.workerinfo import init_position, introduce
 
 __all__ = ["run"]
-
-MAX_SEED = 2**63 - 1
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
@@ -83,11 +80,12 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
 def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
     """Tell the user's code which worker this is, before the first sample, as a DataLoader's worker does."""
     job = runner.job
-    seed = (job.seed + worker) & MAX_SEED
-    install_worker_info(worker, workers, seed, job.dataset, needed=is_iterable(job.dataset))
-    runner.source.on_torch = partial(install_worker_info, worker, workers, seed, job.dataset, needed=True)
+    if job.world_size > 1 and not {"RANK", "WORLD_SIZE"} & os.environ.keys():
+        os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
+    runner.source.introduce = partial(introduce, job, worker, workers)
+    introduce(job, worker, workers, job.epoch, needed=is_iterable(job.dataset))
     if job.worker_init_fn is not None:
-        seed_generators(job.seed, 0, WORKER_INIT_POSITIONS[worker])
+        seed_generators(job.seed, job.epoch, init_position(job.rank, worker))
         job.worker_init_fn(worker)
 
 

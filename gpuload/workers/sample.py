@@ -6,14 +6,15 @@ Each leaf of a sample gets its number here, depth first, and keeps it up to the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from gpuload.datasets.box_formats import to_xyxy
-from gpuload.datasets.recognise import find_leaves
+from gpuload.datasets.recognise import find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
 from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor
 from gpuload.decode import Decoder
@@ -26,13 +27,16 @@ from gpuload.workers.job import Job
 
 __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
 
+LOOKS = 16  # samples of a worker that are searched for strays
+
 Region = list[int]  # top, left, height, width
 
 
 @dataclass(slots=True)
 class Picture:
-    """An image or mask of a sample: what the dataset gave and, for a file, its header. `channels` is for the result, or
-    a mask's bytes a pixel; `kind` is a mask's dtype and number of axes."""
+    """An image or mask of a sample: what the dataset gave and, for a file, its header. `channels` is for the result;
+    where there is a `kind`, dtype and number of axes, it is the bytes of a pixel: of masks, and of images that are not
+    uint8."""
 
     leaf: Encoded | Image | Mask
     header: Any
@@ -72,10 +76,16 @@ class Sourced(Exception):
 
 
 class SampleReader:
-    """Takes samples apart and decodes them, for a job."""
+    """Takes samples apart and decodes them, for a job.
+
+    Attributes:
+        strays: what `gpuload.datasets.strays` found in its first samples.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self.strays = ""
+        self._looks = LOOKS
         self._decoder = Decoder(job.decode)
         self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
         self._no_targets = check_transforms(job.chain)
@@ -93,7 +103,9 @@ class SampleReader:
             )
         leaves: list[Any] = []
         structure = flatten(given, leaves)
-        found, targets = find_leaves(leaves)
+        found, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
+        if clips:
+            structure, leaves, found, targets = unfold_clips(structure, leaves, found, targets)
         if not found and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
@@ -110,15 +122,39 @@ class SampleReader:
                     height, width = self._decoder.size_hw(header)
                     channels = self._decoder.channels(header, image.mode)
                     images[leaf] = Picture(image, header, height, width, channels)
+                    if image.mode == "unchanged" and (dtype := self._decoder.dtype(header)) != "uint8":
+                        images[leaf] = _deep(images[leaf], dtype)
                 except Exception as error:
                     raise Sourced(source) from error
             else:
                 images[leaf] = Picture(image, None, *image.hwc.shape)
+                if image.hwc.itemsize > 1:
+                    images[leaf] = _deep(images[leaf], image.hwc.dtype.name)
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in found and leaf not in targets}
         sample = Sample(row, given, structure, images, values, source)
         if targets or self._needs_boxes:
             self._add_targets(sample, leaves, targets)
+        if self._looks and images:
+            self._look(sample, leaves, targets)
         return sample
+
+    def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
+        from gpuload.datasets.strays import find_strays  # seldom needed, and not at the start
+
+        self.strays = find_strays(
+            sample.structure,
+            leaves,
+            {leaf: (image.height, image.width) for leaf, image in sample.images.items()},
+            {
+                leaf: (image.header.format, image.header.mode)
+                for leaf, image in sample.images.items()
+                if isinstance(image.leaf, Encoded) and image.leaf.mode == "RGB"
+            },
+            targets,
+            changes=not self._job.plain,
+            moves=self._job.moves,
+        )
+        self._looks = 0 if self.strays else self._looks - 1
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """The masks, boxes and keypoints of a sample."""
@@ -170,21 +206,22 @@ class SampleReader:
         for picture, region in zip([*sample.images.values(), *sample.masks.values()], regions, strict=True):
             top, left, height, width = region
             leaf, header = picture.leaf, picture.header
-            out = slot[at : at + height * width * picture.channels]
-            pixels = out.reshape(height, width, picture.channels)
+            nbytes = height * width * picture.channels
+            out = slot[at : at + nbytes]
+            if picture.kind is not None:
+                out = out.view(picture.kind[0])
             try:
                 if isinstance(leaf, Mask):
-                    assert picture.kind is not None
-                    self._decode_mask(leaf, header, (top, left, height, width), out.view(picture.kind[0]))
+                    self._decode_mask(leaf, header, (top, left, height, width), out)
                 elif isinstance(leaf, Encoded):
-                    self._decoder.decode(leaf, header, (top, left, height, width), pixels)
+                    self._decoder.decode(leaf, header, (top, left, height, width), out.reshape(height, width, -1))
                 else:
-                    pixels[...] = leaf.hwc[top : top + height, left : left + width]
+                    out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
             except Exception as error:
                 file = leaf.array if isinstance(leaf, Mask) else leaf
                 raise Sourced(getattr(file, "source", None) or sample.source) from error
             picture.placed = [at, height, width, picture.channels, picture.height, picture.width, *region]
-            at = align(at + len(out), ALIGN)
+            at = align(at + nbytes, ALIGN)
         return at
 
     def _decode_mask(self, mask: Mask, header: Any, region_tlhw: tuple[int, int, int, int], out: np.ndarray) -> None:
@@ -196,6 +233,11 @@ class SampleReader:
         part = mask.array[..., top : top + height, left : left + width]
         out = out.reshape(height, width, 1 if part.ndim == 2 else len(part))
         out[...] = part[:, :, None] if part.ndim == 2 else part.transpose(1, 2, 0)
+
+
+def _deep(image: Picture, dtype: str) -> Picture:
+    """The same, as an image that is not uint8."""
+    return replace(image, channels=image.channels * np.dtype(dtype).itemsize, kind=(dtype, 3))
 
 
 def as_columns(samples: Sequence[Sample]) -> ChunkContent:
@@ -220,7 +262,8 @@ def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn
         found = [list(samples[row].items())[number] for row in rows]
         table = np.array([picture.placed for _, picture in found], np.int64)
         leaves = _one_for_all([leaf for leaf, _ in found])
-        kinds = _one_for_all([picture.kind for _, picture in found if picture.kind is not None])
+        kinds = [picture.kind for _, picture in found]
+        kinds = _one_for_all(kinds) if any(kinds) else []
         columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else rows, kinds))
     return columns
 
@@ -245,14 +288,33 @@ def _one_for_all(entries: list[Any]) -> list[Any]:
 
 def _nearly_an_image(leaves: Sequence[Any]) -> str:
     """A hint on the first leaf that is not an image but may be meant as one."""
-    for leaf in leaves:
+    from gpuload.datasets.folder import EXTENSIONS  # here, since hardly any worker needs it
+
+    for leaf in sorted(leaves, key=lambda leaf: not hasattr(leaf, "shape")):
+        if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
+            return (
+                f": {os.fspath(leaf)!r} is a path; return gpuload.read(path) in its place (gpuload.ImageFiles and "
+                "gpuload.ImageFolder read whole folders)"
+            )
+        if isinstance(leaf, bytes):
+            return ": bytes may be anything; if they are an image file, return gpuload.Encoded(bytes)"
         if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
             continue
-        axes, dtype = len(leaf.shape), dtype_of(leaf)
+        array: Any = leaf
+        axes, dtype = len(array.shape), dtype_of(array)
         if axes == 2 and dtype == "uint8":
             return ": if the array H×W is one, write gpuload.Image(array)"
-        if axes == 3 and dtype.startswith(("float", "bfloat")):
-            return f": images must be uint8, not {dtype}; leave out the dataset's ToTensor, or whatever scales them"
+        if axes == 3 and dtype == "uint8":
+            return (
+                ": an array is taken for an image by itself if it has 1 to 4 channels; for more write "
+                "gpuload.Image(array), with layout='CHW' for C×H×W"
+            )
+        if axes == 3 and dtype.startswith(("float", "bfloat", "uint16")):
+            layout, kind = (", layout='CHW'", "tensor") if is_tensor(leaf) else ("", "array")
+            return (
+                f": a {dtype} {kind} is one only as gpuload.Image({kind}{layout}); for uint8 leave out the dataset's "
+                "ToTensor, or whatever scales it"
+            )
     return ""
 
 

@@ -702,3 +702,18 @@ class Noise(torch.nn.Module):
 @case(runs=LOADING, epochs=2)
 def module(samples: Samples) -> dict[str, Any]:
     return pairs(samples, [*CROP, Noise()], shuffle=True)
+
+
+@case(runs=("torch", "batched"))
+def clips(samples: Samples) -> dict[str, Any]:
+    """Frames as one array, beside a mask of each, and as a list."""
+
+    def make(number: int) -> Any:
+        frames = np.stack([samples.array(number, size=(40, 50))[:, ::step] for step in (1, -1, 1)])
+        return {
+            "clip": gl.Image(frames),
+            "list": [gl.Image(frame) for frame in frames],
+            "masks": gl.Mask(frames[..., 0]),
+        }
+
+    return {"dataset": samples.make(make), "transforms": [*CROP[:2], T.ColorJitter(0.4), *END], "batch_size": 4}

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Box, Call, Clamp, Flip, Record, Reformat, Tidy, Warp, in_params
+from gpuload.transforms.program.fields import displaced
+from gpuload.transforms.program.ops import Box, Call, Clamp, Elastic, Flip, Record, Reformat, Tidy, Warp, in_params
 
 __all__ = ["Trail", "follow", "move_boxes"]
 
@@ -60,13 +61,13 @@ def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[n
 
 def _follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
     for record in records:
-        if isinstance(record, Box | Call | Clamp | Flip | Reformat | Tidy | Warp):
+        if isinstance(record, Box | Call | Clamp | Elastic | Flip | Reformat | Tidy | Warp):
             rows = range(len(trails)) if record.rows is None else record.rows.tolist()
             for at, row in enumerate(rows):
                 _step(record, at, trails[row])
 
 
-def _step(record: Box | Call | Clamp | Flip | Reformat | Tidy | Warp, at: int, trail: Trail) -> None:
+def _step(record: Box | Call | Clamp | Elastic | Flip | Reformat | Tidy | Warp, at: int, trail: Trail) -> None:
     """Move the targets of one sample by a record; `at` is the sample's index in the record's arrays."""
     size_hw = record.sizes_hw[at]
     match record:
@@ -110,7 +111,7 @@ def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     return large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
 
 
-def _moved_boxes(record: Box | Flip | Warp, at: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _moved_boxes(record: Box | Elastic | Flip | Warp, at: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     if not len(boxes):
         return boxes
     if isinstance(record, Flip):
@@ -120,6 +121,11 @@ def _moved_boxes(record: Box | Flip | Warp, at: int, boxes: np.ndarray, size_hw:
         moved = boxes.copy()
         moved[:, [1 - axis, 3 - axis]] = size_hw[axis] - boxes[:, [3 - axis, 1 - axis]]
         return moved
+    if isinstance(record, Elastic):
+        corners = boxes[:, CORNERS].reshape(-1, 2)
+        corners = displaced(record, at, corners, np.ceil(corners).astype(np.int64)).reshape(-1, 4, 2)
+        moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+        return _clipped(moved, size_hw).astype(boxes.dtype)
     if isinstance(record, Warp):
         if not record.warped[at]:
             return boxes
@@ -135,13 +141,16 @@ def _moved_boxes(record: Box | Flip | Warp, at: int, boxes: np.ndarray, size_hw:
     return _scaled(moved, record, at)
 
 
-def _moved_points(record: Box | Flip | Warp, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _moved_points(record: Box | Elastic | Flip | Warp, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     if isinstance(record, Flip):
         if not record.flipped[at]:
             return points
         moved, axis = points.copy(), record.axis
         moved[..., 1 - axis] = size_hw[axis] - 1 - points[..., 1 - axis]
         return moved
+    if isinstance(record, Elastic):
+        flat = points.reshape(-1, 2)
+        return displaced(record, at, flat, flat.astype(np.int64)).reshape(points.shape).astype(points.dtype)
     if isinstance(record, Warp):
         if not record.warped[at] or not points.size:
             return points
