@@ -42,7 +42,6 @@ DIFFERENCES = {
         "TestEndOfEpochBehavior_shard0.test_end_of_epoch_behavior_2": NEXT_EPOCH,
         "TestEndOfEpochBehavior_shard0.test_end_of_epoch_behavior_3": NEXT_EPOCH,
         "TestInitialState_shard0.test_init_error": "an error of worker_init_fn comes with the first batch",
-        "TestInitialState_shard0.test_iteration_error": "an error of a sample is a SampleError",
         "TestNumWorkersMismatch_shard3.test_num_workers_mismatch": "a map dataset goes on with any number of workers",
         "TestOutOfOrderWithCheckpointing.test_out_of_order_index_ds": IN_ORDER,
         "TestOutOfOrderWithCheckpointing.test_out_of_order_iterable_ds_no_completed_workers": IN_ORDER,
