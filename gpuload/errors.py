@@ -1,11 +1,17 @@
 """The errors that users catch: each is a `GpuloadError`, and says what came, what was expected, where, and what to do.
 
-The error of a sample travels between processes as a value (`ErrorRecord`), never as an exception.
+The error of a sample travels between processes as a value (`ErrorRecord`), never as an exception. It names the classes
+of the exception behind it, and the `SampleError` that is raised is of that type too, as is a `CollateError`: so what a
+training loop catches from a DataLoader, it catches here.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "BackendError",
@@ -18,6 +24,7 @@ __all__ = [
     "SampleError",
     "TooManyErrors",
     "WorkerError",
+    "kinds_of",
 ]
 
 
@@ -46,15 +53,57 @@ class DecodeError(GpuloadError):
     filename: str | None = None
 
 
-class CollateError(GpuloadError):
-    """Samples do not fit into one batch; the message names two that differ."""
+def kinds_of(error: BaseException) -> tuple[str, ...]:
+    """The names of an exception's classes, its own first, as ``"module:name"``; without those that all have."""
+    classes = [kind for kind in type(error).__mro__ if issubclass(kind, Exception) and kind is not Exception]
+    return tuple(f"{kind.__module__}:{kind.__qualname__}" for kind in classes)
+
+
+class _Kind(GpuloadError):
+    """An error that is also of the type of the exception behind it, as far as this process knows that type."""
+
+    def __new__(cls, text: Any = "", kinds: Iterable[str] = ()) -> Any:
+        for name in kinds:
+            try:
+                mixed = _mixed(cls, name)
+                return super(_Kind, mixed).__new__(mixed, text)  # pyright: ignore[reportCallIssue]
+            except Exception:  # not known here, or such that nothing else can be of that type
+                continue
+        return super().__new__(cls)
+
+    def __init__(self, text: str = "", kinds: Iterable[str] = ()) -> None:
+        Exception.__init__(self, text)  # not that type's own, which may want other arguments
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CollateError, self.args
+
+
+def _mixed(base: type[_Kind], name: str) -> Any:
+    module, _, path = name.partition(":")
+    kind: Any = functools.reduce(getattr, path.split("."), sys.modules[module])
+    # A StopIteration from `__next__` would be a quiet end of the epoch.
+    if (
+        not issubclass(kind, Exception)
+        or issubclass(kind, StopIteration | StopAsyncIteration)
+        or issubclass(base, kind)
+    ):
+        raise TypeError(name)
+    return type(base.__name__, (base, kind), {"__module__": base.__module__, "__qualname__": base.__qualname__})
+
+
+class CollateError(_Kind):
+    """Samples do not fit into one batch; the message names two that differ. Where a `collate_fn` or torch's own
+    collation raised an exception, it is of that type too."""
 
 
 class LimitError(GpuloadError):
     """A limit of the machine (open files, the control group's memory) would be exceeded; raised before it is."""
 
 
-class WorkerError(GpuloadError):
+class WorkerError(GpuloadError, RuntimeError):
     """A worker process could not be started, or died more often than is allowed."""
 
 
@@ -74,6 +123,7 @@ class ErrorRecord:
         cause: one line, such as ``"DecodeError: not an image: …"``.
         traceback: of the process where it happened, as text.
         replaced_by: the index of the sample that was tried instead, or None.
+        kinds: the names of the exception's classes, its own first, as ``"module:name"``.
     """
 
     epoch: int
@@ -83,6 +133,7 @@ class ErrorRecord:
     cause: str
     traceback: str
     replaced_by: object = None
+    kinds: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Which sample failed, and why, in one line."""
@@ -90,8 +141,9 @@ class ErrorRecord:
         return f"sample {self.index!r}{origin}, at position {self.position} of epoch {self.epoch}: {self.cause}"
 
 
-class SampleError(GpuloadError):
-    """One sample could not be read, decoded or collated.
+class SampleError(_Kind):
+    """One sample could not be read, decoded or collated. It is of the type of the exception behind it too:
+    ``except FileNotFoundError`` catches that of a file that is missing.
 
     Attributes:
         index: the sample's index (or key) in the dataset.
@@ -100,6 +152,17 @@ class SampleError(GpuloadError):
         cause: one line that names the exception and its message.
         worker_traceback: the traceback of the process where it happened, as text.
     """
+
+    # Also on the class, so that no property of that type is in the way.
+    index: object = None
+    position: int = -1
+    source: str | None = None
+    cause: str = ""
+    worker_traceback: str = ""
+    record: Any = None
+
+    def __new__(cls, record: ErrorRecord) -> Any:
+        return super().__new__(cls, record, record.kinds)
 
     def __init__(self, record: ErrorRecord) -> None:
         self.index = record.index

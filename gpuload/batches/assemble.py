@@ -23,7 +23,7 @@ from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.options import BatchOptions
 from gpuload.batches.targets import TargetStage, left_behind
 from gpuload.datasets.tree import mapping_like
-from gpuload.errors import CollateError, one_line
+from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.transforms import Program
@@ -88,8 +88,8 @@ class Assembly:
         columns, chain = Columns(batch), self._options.chain
         if columns.collated is not None:
             release()  # it was copied when it was unpickled
-            if columns.collated.error:
-                raise _collate_error(columns, columns.collated.error, columns.collated.traceback)
+            if (found := columns.collated).error:
+                raise _collate_error(columns, found.error, found.traceback, found.kinds)
             value = self._on_device(columns.collated.value)
         elif self._by_row:
             value = self._on_device(self._collated(columns, self.finish(batch, columns, release, by_row=True)))
@@ -222,7 +222,7 @@ class Assembly:
         try:
             value = collate_fn(given)
         except Exception as error:
-            raise _collate_error(columns, one_line(f"{type(error).__name__}: {error}"), "") from error
+            raise _collate_error(columns, one_line(f"{type(error).__name__}: {error}"), "", kinds_of(error)) from error
         return value if pairing is None else soften(value, pairing, columns.name)
 
     def _on_device(self, value: Any) -> Any:
@@ -281,10 +281,11 @@ def _typed(columns: Columns, images: Images, found: RaggedImages) -> RaggedImage
     return found.viewed(dtypes[0])
 
 
-def _collate_error(columns: Columns, what: str, traceback: str) -> CollateError:
+def _collate_error(columns: Columns, what: str, traceback: str, kinds: Sequence[str]) -> CollateError:
     return CollateError(
         f"collate_fn raised {what}, for a batch of {len(columns)} samples from {columns.name(0)} on"
-        + (f"\n\nWhere it happened:\n{traceback.rstrip()}" if traceback else "")
+        + (f"\n\nWhere it happened:\n{traceback.rstrip()}" if traceback else ""),
+        kinds,
     )
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.columns import Columns, Finished
 from gpuload.datasets.tree import LEAF, Structure, assembled, describe, difference, leaf_count, names_of, unflatten
-from gpuload.errors import CollateError
+from gpuload.errors import CollateError, kinds_of
 from gpuload.ring.chunk import TensorBits
 
 __all__ = ["Outline", "collate", "outline_of", "row_of", "unwrapped"]
@@ -220,7 +220,7 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
     try:
         result = default_collate(column)  # pyright: ignore[reportArgumentType]  tuples work too
     except (TypeError, RuntimeError, ValueError) as error:
-        shapes = [getattr(value, "shape", None) for value in column]
+        shapes = [None if getattr(value, "is_nested", False) else getattr(value, "shape", None) for value in column]
         other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
         where = (
             f"{names(0)} has shape {tuple(shapes[0] or ())} and {names(other)} has {tuple(shapes[other] or ())}"
@@ -229,7 +229,8 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
         )
         what = f"leaf {name()!r} of the samples" if name() else "the samples"
         raise CollateError(
-            f"{what} cannot be put together into a batch: {where} ({error}); {_remedy(column, name(), shapes)}"
+            f"{what} cannot be put together into a batch: {where} ({error}); {_remedy(column, name(), shapes)}",
+            kinds_of(error),
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
 

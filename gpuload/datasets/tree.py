@@ -52,7 +52,8 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
         cls = type(sample) if hasattr(sample, "_fields") else None
         return ("tuple", cls, None, tuple([flatten(child, leaves) for child in sample]))
     if isinstance(sample, list):
-        return ("list", None, None, tuple([flatten(child, leaves) for child in sample]))
+        cls = None if type(sample) is list else type(sample)
+        return ("list", cls, None, tuple([flatten(child, leaves) for child in sample]))
     if isinstance(sample, Mapping):
         keys = _sorted_keys(tuple(sample))
         cls = None if type(sample) is dict else type(sample)
@@ -93,7 +94,7 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
     """One container of a sample or batch from its parts, a dict's keys in their original order."""
     kind, cls, keys, _ = node
     if kind == "list":
-        return parts
+        return parts if cls is None else _list_like(cls, parts)
     if kind == "clip":
         return _clip(parts)
     if kind == "tuple":
@@ -104,6 +105,14 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
     if isinstance(keys, Keys):
         items = {key: items[key] for key in keys.order}
     return items if cls is None else mapping_like(cls, items)
+
+
+def _list_like(cls: type, parts: list[Any]) -> list[Any]:
+    """A list of the user's type, if it can be made from one."""
+    try:
+        return cls(parts)
+    except TypeError:
+        return parts
 
 
 def _clip(frames: list[Any]) -> Any:
@@ -165,7 +174,7 @@ def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
     if kind == "dataclass":
         return name + "(" + ", ".join(f"{key}={part}" for key, part in zip(keys, parts, strict=True)) + ")"
     if kind == "list":
-        return "[" + ", ".join(parts) + "]"
+        return name + "[" + ", ".join(parts) + "]"
     return name + "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
 
 

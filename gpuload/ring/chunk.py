@@ -118,11 +118,12 @@ class ChunkContent:
 
 @dataclass(slots=True)
 class Collated:
-    """A user's `collate_fn`'s result for a whole batch, or the `error` that it raised, with the `traceback`."""
+    """A user's `collate_fn`'s result for a whole batch, or the `error` that it raised, its `traceback` and `kinds`."""
 
     value: Any = None
     error: str = ""
     traceback: str = ""
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

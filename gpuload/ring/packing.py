@@ -12,6 +12,7 @@ Runs in workers (packing) and in the main process (unpacking), so it imports no 
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import sys
@@ -138,6 +139,8 @@ def _block(leaf: int, offset: int, column: Sequence[Any]) -> Block | None:
     kind = type(first)
     if kind is not np.ndarray and not (is_tensor(first) and kind is sys.modules["torch"].Tensor):
         return None
+    if kind is not np.ndarray and not _is_plain(first):
+        return None
     shape, dtype, name = first.shape, first.dtype, str(first.dtype)
     bits = ONLY_TORCH.get(name, name.removeprefix("torch."))
     if first.nbytes < MIN_PAYLOAD_BYTES or bits not in BLOCK_TYPES:
@@ -153,7 +156,7 @@ def _block(leaf: int, offset: int, column: Sequence[Any]) -> Block | None:
 
 
 def _is_plain(tensor: Any) -> bool:
-    return str(tensor.layout) == "torch.strided" and tensor.device.type == "cpu"
+    return str(tensor.layout) == "torch.strided" and tensor.device.type == "cpu" and not tensor.is_nested
 
 
 def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) -> tuple[bytes, list[memoryview]]:
@@ -213,10 +216,12 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
 
 
 def _with_tensors(base: Any) -> Any:
-    """A pickler that sends tensors, at any depth, as it does arrays."""
+    """A pickler that sends tensors, at any depth, as it does arrays; and classes that do not know where they are."""
 
     class Pickler(base):
         def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type) and (path := _place_in_a_class(obj)):
+                return _class_at, (obj.__module__, *path)
             if is_tensor(obj) and type(obj) is sys.modules["torch"].Tensor and _is_plain(obj):
                 portable = _portable(obj, True)
                 return _tensor, (portable.array, portable.dtype)
@@ -226,6 +231,21 @@ def _with_tensors(base: Any) -> Any:
     return Pickler
 
 
+def _place_in_a_class(cls: type) -> tuple[str, str] | None:
+    """Where a named tuple made in the body of another class is; it only knows the module. Sent by value, each worker's
+    would be another class to the main process."""
+    if cls.__module__ == "__main__" or "." in cls.__qualname__ or not hasattr(cls, "_fields"):
+        return None
+    for name, outer in list(vars(sys.modules.get(cls.__module__, object)).items()):
+        if isinstance(outer, type) and vars(outer).get(cls.__name__) is cls:
+            return name, cls.__name__
+    return None
+
+
+def _class_at(module: str, outer: str, name: str) -> Any:
+    return getattr(getattr(importlib.import_module(module), outer), name)
+
+
 def _tensor(array: np.ndarray, dtype: str) -> Any:
     return TensorBits(array, dtype).tensor()
 
@@ -233,7 +253,7 @@ def _tensor(array: np.ndarray, dtype: str) -> Any:
 def _portable(value: Any, keep_types: bool) -> Any:
     """A tensor as an array, so that its bytes go to the slot and not through torch's own shared memory. With
     `keep_types` torchvision's TVTensors stay what they are."""
-    if not is_tensor(value) or (keep_types and type(value).__module__.startswith("torchvision.")):
+    if not is_tensor(value) or value.is_nested or (keep_types and type(value).__module__.startswith("torchvision.")):
         return value
     name = str(value.dtype)
     if name in ONLY_TORCH:

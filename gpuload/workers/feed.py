@@ -388,8 +388,7 @@ class Feed:
 
     def _requeue(self, part: Part, pieces: list[Part]) -> None:
         self._waiting.extendleft(reversed(pieces))
-        # The batch that is due first comes first, in whatever order pieces come back; and in it what will soon be known
-        # to be bad, before more workers die of other samples.
+        # The batch that is due first comes first, and in it what will soon be known to be bad.
         self._waiting = deque(sorted(self._waiting, key=lambda part: (part.batch.spec.step, -part.deaths_alone)))
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.files import limited
-from gpuload.errors import DecodeError, ErrorRecord, one_line
+from gpuload.errors import DecodeError, ErrorRecord, kinds_of, one_line
 from gpuload.order.place import IterablePlace
 from gpuload.ring.chunk import ChunkContent, Collated
 from gpuload.ring.packing import ALIGN, write_content
@@ -168,6 +168,7 @@ class ChunkRunner:
             return Collated(
                 error=one_line(f"{type(error).__name__}: {_text(error)}", MAX_CAUSE),
                 traceback="".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
+                kinds=kinds_of(error),
             )
 
     def _regions(
@@ -257,6 +258,7 @@ def _record(request: Request, row: int, source: str | None, error: BaseException
         source=source,
         cause=one_line(f"{type(error).__name__}: {_text(error)}", MAX_CAUSE),
         traceback="".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
+        kinds=kinds_of(error),
     )
 
 

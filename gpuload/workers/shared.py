@@ -140,7 +140,7 @@ def reduce_array(array: np.ndarray) -> Reduced | None:
         if not os.path.exists(path):
             raise TypeError(
                 f"this array lies in a mapping that its forks share, {path or 'without a name'}: a worker cannot map "
-                "it. Use multiprocessing.shared_memory, an np.memmap or a tensor after share_memory_()"
+                "it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
             )
         owner = path
     if owner is None:

@@ -67,7 +67,8 @@ def _run(arguments: list[str]) -> int:
         tests look into; nothing is read from those."""
 
         def __init__(self, *given, snapshot_every_n_steps=1, **options):
-            super().__init__(*given, **{"device": "cpu", **options})
+            super().__init__(*given, **{"device": "cpu", "num_workers": 0, **options})
+            self._auto_collation = self.batch_size is not None or self.batch_sampler is not None
 
         def state_dict(self):
             state = super().state_dict()

@@ -80,13 +80,42 @@ def test_samples_of_all_kinds_come_through_workers_unchanged(batch_size):
     assert alike(gpuload_batches(Made(all_kinds, 6), batch_size, num_workers=2, chunk_size=2), expected)
 
 
-def test_a_list_of_the_users_own_comes_as_a_list():
-    """Where DataLoader copies the first sample's and fills it anew."""
-    [batch] = gpuload_batches(Made(lambda i: NamedList([i, f"n{i}"]), 2), 2)
-    [expected] = torch_batches(Made(lambda i: NamedList([i, f"n{i}"]), 2), 2)
-    assert type(expected) is NamedList
-    assert type(batch) in (list, NamedList)
-    assert alike(list(batch), list(expected))
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_list_of_the_users_own_keeps_its_type(workers):
+    """Made anew, where DataLoader copies the first sample's and fills the copy."""
+    made = Made(lambda i: NamedList([i, f"n{i}"]), 8)
+    found = gpuload_batches(made, 4, num_workers=workers, chunk_size=1)
+    assert {type(batch) for batch in found} == {NamedList}
+    assert alike(found, torch_batches(made, 4))
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_of_samples_come_through_workers_and_are_collated_by_nobody():
+    dataset = [torch.nested.nested_tensor([torch.full((2,), float(i)), torch.zeros(3)]) for i in range(4)]
+    [found] = gpuload_batches(dataset, 4, num_workers=1, collate_fn=list)
+    assert all(torch.equal(one.unbind()[0], other.unbind()[0]) for one, other in zip(found, dataset, strict=True))
+    for workers in (0, 1):
+        with pytest.raises(RuntimeError, match=r"the samples .*not currently supported by the default collate_fn"):
+            gpuload_batches(dataset, 4, num_workers=workers)
+
+
+@pytest.mark.processes
+def test_a_named_tuple_made_in_the_body_of_a_class_is_one_class_from_all_workers(tmp_path, monkeypatch):
+    """DataLoader cannot send it. The module is imported by each worker."""
+    (tmp_path / "of_a_module.py").write_text(
+        "import collections, time\n"
+        "class Boxed:\n"
+        "    Pair = collections.namedtuple('Pair', ['left', 'right'])\n"
+        "    def __len__(self): return 16\n"
+        "    def __getitem__(self, index): return time.sleep(0.005) or self.Pair(index, index)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import of_a_module  # pyright: ignore[reportMissingImports]
+
+    found = gpuload_batches(of_a_module.Boxed(), 16, num_workers=2, chunk_size=1)
+    assert [type(batch) for batch in found] == [of_a_module.Boxed.Pair]
 
 
 @dataclass

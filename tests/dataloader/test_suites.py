@@ -16,6 +16,24 @@ NEXT_EPOCH = "with its last batch an epoch is over, and the state names the next
 IN_ORDER = "in_order=False is without effect: batches come in order"
 NO_BATCH = "in workers the dataset has a state only with the first batch"
 DROPPED = "an iterator that nobody kept calls no iter() of the dataset"
+FORK = 'multiprocessing_context="fork" is refused'
+WORKERS = "the iterator has no _workers, objects of multiprocessing"
+DATAPIPE = "shuffle=True is refused for a datapipe, which shuffles itself"
+WHICH = "any worker takes the next chunk"
+
+# Of test_dataloader.py those that its two classes of loaders, with and without workers that stay, both have.
+OF_BOTH = {
+    "test_excessive_thread_creation_warning": "there is no warning of more workers than processors",
+    "test_get_worker_info": WORKERS,
+    "test_invalid_ctor_args_combinations": "the errors have another text",
+    "test_iterable_style_dataset": WORKERS,
+    "test_multiple_dataloaders": FORK,
+    "test_multiprocessing_contexts": FORK,
+    "test_multiprocessing_iterdatapipe": DATAPIPE,
+    "test_multiprocessing_iterdatapipe_with_dill": DATAPIPE,
+    "test_partial_workers": WORKERS,
+    "test_worker_init_fn": "generators are seeded anew for each sample",
+}
 
 # For each file, and each test that fails, the difference that makes it fail.
 DIFFERENCES = {
@@ -25,7 +43,6 @@ DIFFERENCES = {
         "TestEndOfEpochBehavior_shard0.test_end_of_epoch_behavior_2": NEXT_EPOCH,
         "TestEndOfEpochBehavior_shard0.test_end_of_epoch_behavior_3": NEXT_EPOCH,
         "TestInitialState_shard0.test_init_error": "an error of worker_init_fn comes with the first batch",
-        "TestInitialState_shard0.test_iteration_error": "an error of a sample is a SampleError",
         "TestNumWorkersMismatch_shard3.test_num_workers_mismatch": "a map dataset goes on with any number of workers",
         "TestOutOfOrderWithCheckpointing.test_out_of_order_index_ds": IN_ORDER,
         "TestOutOfOrderWithCheckpointing.test_out_of_order_iterable_ds_no_completed_workers": IN_ORDER,
@@ -34,6 +51,16 @@ DIFFERENCES = {
         "TestSingleIterCalled_shard0.test_inline_iter": DROPPED,
         "TestSingleIterCalled_shard0.test_mp": NO_BATCH,
         "TestSingleIterCalled_shard0.test_mp_iter": NO_BATCH,
+    },
+    "test_dataloader.py": {
+        **{f"TestDataLoader.{test}": why for test, why in OF_BOTH.items()},
+        **{f"TestDataLoaderPersistentWorkers.{test}": why for test, why in OF_BOTH.items()},
+        "IntegrationTestDataLoaderDataPipe.test_shuffler_iterdatapipe": DATAPIPE,
+        "TestDataLoaderDeviceTypeCPU.test_nested_tensor_multiprocessing_context_fork_cpu": FORK,
+        "TestIndividualWorkerQueue.test_ind_worker_queue": WHICH,
+        "TestOutOfOrderDataLoader.test_in_order_index_ds": WHICH,
+        "TestOutOfOrderDataLoader.test_out_of_order_index_ds": IN_ORDER,
+        "TestOutOfOrderDataLoader.test_out_of_order_iterable_ds": IN_ORDER,
     },
 }
 

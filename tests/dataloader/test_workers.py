@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import time
 
@@ -190,17 +191,51 @@ def test_a_timeout_costs_nothing_where_nothing_hangs(options):
     assert keys(gpuload_batches(Made(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
-@pytest.mark.processes
-def test_an_exception_of_a_sample_is_a_sample_error_where_dataloader_raises_its_type():
-    def fails(key):
-        raise KeyError(f"no {key}")
+class Own(KeyError):
+    index = property(lambda self: 1 // 0)
 
-    with pytest.raises(KeyError):
-        torch_batches(Made(fails))
-    for workers in (0, 1):
-        with pytest.raises(gl.SampleError, match=r"sample 0.*KeyError: 'no 0'") as caught:
-            gpuload_batches(Made(fails), num_workers=workers)
-        assert not isinstance(caught.value, KeyError)
+
+@pytest.mark.processes
+def test_an_exception_of_a_sample_is_a_sample_error_and_of_its_own_type():
+    for kind in (KeyError, NotImplementedError, FileNotFoundError, Own, UnicodeDecodeError):
+
+        def fails(key, kind=kind):
+            raise kind("utf-8", b"", 0, 1, "bad") if kind is UnicodeDecodeError else kind(f"no {key}")
+
+        for workers in (0, 1):
+            with pytest.raises(kind) as caught:
+                gpuload_batches(Made(fails), num_workers=workers)
+            error = caught.value
+            assert isinstance(error, gl.SampleError)
+            assert error.index == 0
+            assert str(error).startswith(
+                f"sample 0, at position 0 of the epoch, could not be loaded: {kind.__name__}: "
+            )
+            again = pickle.loads(pickle.dumps(error))
+            assert (type(again).__mro__[1:], str(again)) == (type(error).__mro__[1:], str(error))
+
+
+@pytest.mark.parametrize("kind", [StopIteration, ExceptionGroup])
+def test_what_cannot_be_of_the_samples_type_is_a_sample_error_alone(kind):
+    def fails(key):
+        raise StopIteration if kind is StopIteration else ExceptionGroup("two", [ValueError()])
+
+    with pytest.raises(gl.SampleError) as caught:
+        gpuload_batches(Made(fails))
+    assert not isinstance(caught.value, kind)
+
+
+def test_errors_of_collation_are_of_their_own_type_too():
+    def fails(samples):
+        raise ZeroDivisionError("here")
+
+    for options in ({"collate_fn": fails, "num_workers": 1}, {"collate_fn": fails}):
+        with pytest.raises(ZeroDivisionError, match="collate_fn raised ZeroDivisionError: here") as caught:
+            gpuload_batches(Made(), **options)
+        assert isinstance(caught.value, gl.CollateError)
+        assert isinstance(pickle.loads(pickle.dumps(caught.value)), gl.CollateError)
+    with pytest.raises(RuntimeError, match="the samples cannot be put together"):
+        gpuload_batches(Made(lambda key: torch.zeros(key)), 2)
 
 
 def test_two_iterators_of_one_loader_are_two_epochs_and_the_first_is_over():
