@@ -7,7 +7,7 @@ that the worker found to belong to them, too (`gpuload.workers.belongings`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from gpuload.stage.masks import MaskStage
 from gpuload.transforms import Chain, Program
 from gpuload.transforms.program.targets import Trail, follow
 
-__all__ = ["TargetStage"]
+__all__ = ["TargetStage", "moved_result", "trail_of"]
 
 
 class TargetStage:
@@ -82,13 +82,7 @@ class TargetStage:
                 points[row][leaf] = value
         moved: list[list[Trail]] = []
         for program in drawn:
-            trails = [
-                Trail(
-                    [to_xyxy(value.array, value.format) for value in own.values() if isinstance(value, Boxes)],
-                    [_wide(value.array) for value in own.values() if isinstance(value, Keypoints)],
-                )
-                for own in points.values()
-            ]
+            trails = [trail_of(own.values()) for own in points.values()]
             follow(program, trails)
             moved.append(trails)
         for (row, own), *trails in zip(points.items(), *moved, strict=True):
@@ -96,7 +90,7 @@ class TargetStage:
             for leaf, value in own.items():
                 at = number[type(value)]
                 number[type(value)] += 1
-                finished.cells[row][leaf] = self._viewed([_result(value, trail, at) for trail in trails])
+                finished.cells[row][leaf] = self._viewed([moved_result(value, trail, at) for trail in trails])
             if self._views is None and columns.fields and trails[0].left is not None:
                 self._drop(columns, finished, row, trails[0].left)
 
@@ -116,11 +110,21 @@ class TargetStage:
         return results[0] if self._views is None else list(results)
 
 
+def trail_of(values: Iterable[Boxes | Keypoints]) -> Trail:
+    """The boxes and keypoints of a sample, ready to be moved."""
+    values = list(values)
+    return Trail(
+        [to_xyxy(value.array, value.format) for value in values if isinstance(value, Boxes)],
+        [_wide(value.array) for value in values if isinstance(value, Keypoints)],
+    )
+
+
 def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.int64 if np.issubdtype(array.dtype, np.integer) else np.float64)
 
 
-def _result(value: Boxes | Keypoints, trail: Trail, number: int) -> torch.Tensor:
+def moved_result(value: Boxes | Keypoints, trail: Trail, number: int) -> torch.Tensor:
+    """What becomes of a leaf, the boxes or keypoints `number` of a trail, in its own format and dtype."""
     if isinstance(value, Boxes):
         found = from_xyxy(trail.boxes[number], trail.format or value.format, value.array.dtype)
     else:

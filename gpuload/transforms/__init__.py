@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
     from gpuload.transforms.convert import Normalize, ToDtype
     from gpuload.transforms.erasing import RandomErasing
+    from gpuload.transforms.gathering import CopyPaste, Mosaic
     from gpuload.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
     from gpuload.transforms.interop import from_timm, from_torchvision
     from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
@@ -63,6 +64,7 @@ _MODULES = {
     "composite": "Compose Identity RandomApply RandomChoice RandomOrder",
     "convert": "Normalize ToDtype",
     "erasing": "RandomErasing",
+    "gathering": "CopyPaste Mosaic",
     "geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomVerticalFlip Resize",
     "interop": "from_timm from_torchvision",
     "keep_ratio": "CenterCropOrPad RandomCropOrPad ResizeKeepRatio TrimBorder",
@@ -79,14 +81,14 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
 
 __all__ = [
     "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ColorJitter", "Compose",
-    "ConvertBoundingBoxFormat", "CutMix", "GaussianBlur", "GaussianNoise", "Grayscale", "Identity", "MixUp",
-    "MultiView", "Normalize", "Pad", "Program", "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomApply",
-    "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize",
-    "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder",
-    "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop",
-    "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize",
-    "ResizeKeepRatio", "SanitizeBoundingBoxes", "ScaleJitter", "TimmRandAugment", "ToDtype", "TrimBorder",
-    "TrivialAugmentWide", "from_timm", "from_torchvision",
+    "ConvertBoundingBoxFormat", "CopyPaste", "CutMix", "GaussianBlur", "GaussianNoise", "Grayscale", "Identity",
+    "MixUp", "Mosaic", "MultiView", "Normalize", "Pad", "Program", "RandAugment", "RandomAdjustSharpness",
+    "RandomAffine", "RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop",
+    "RandomCropOrPad", "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert",
+    "RandomIoUCrop", "RandomOrder", "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize",
+    "RandomResizedCrop", "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip",
+    "RandomZoomOut", "Resize", "ResizeKeepRatio", "SanitizeBoundingBoxes", "ScaleJitter", "TimmRandAugment", "ToDtype",
+    "TrimBorder", "TrivialAugmentWide", "from_timm", "from_torchvision",
 ]  # fmt: skip
 
 

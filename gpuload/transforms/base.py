@@ -92,6 +92,7 @@ class Transform:
     reads_boxes: ClassVar[bool] = False  # its draws depend on the boxes of a sample
     drops_boxes: ClassVar[bool] = False  # it may leave out boxes of a sample, and their belongings
     mixes: ClassVar[bool] = False  # it mixes an image with that of another sample
+    gathers: ClassVar[int] = 1  # of how many samples a result may show levels
 
     def standing(self, where: Standing) -> Transform:
         """The transform, told where it is in a chain; raises ValueError if it cannot be used there."""

@@ -27,7 +27,7 @@ from gpuload.transforms.line import Line
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.windows import full_windows
-from gpuload.transforms.rules import check_fills, check_mixing, check_order, mixing_of, placed
+from gpuload.transforms.rules import check_fills, check_gathering, check_mixing, check_order, mixing_of, placed
 
 if TYPE_CHECKING:
     from gpuload.transforms.mixing import CutMix, MixUp
@@ -87,6 +87,7 @@ class Chain:
             check_fills(line.transforms)
         self.lines = tuple(Line(placed(line.transforms), line.lanes) for line in lines)
         check_mixing([line.transforms for line in self.lines])
+        check_gathering([line.transforms for line in self.lines])
 
     @property
     def views(self) -> int | None:
@@ -102,6 +103,20 @@ class Chain:
     def mixing(self) -> MixUp | CutMix | None:
         """A transform that mixes images, and says where their labels are; None if there is none."""
         return next(iter(mixing_of(self.lines[0].transforms)), None)
+
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether a transform puts levels of several samples together."""
+        return any(transform.gathers > 1 for transform in self.transforms)
+
+    @cached_property
+    def group(self) -> tuple[str, int]:
+        """How many neighbours in the epoch's order have to be in one batch, since they get into each other's images,
+        and the transform that needs them; ``("", 1)`` if none does."""
+        needed = [(type(found).__name__, found.gathers) for found in self.transforms if found.gathers > 1]
+        if self.mixing is not None:
+            needed.append((type(self.mixing).__name__, 2))
+        return max(needed, key=lambda entry: entry[1], default=("", 1))
 
     @cached_property
     def reads_boxes(self) -> bool:

@@ -88,6 +88,11 @@ class _Branching(Transform):
                     f"{own} cannot hold {type(child).__name__}, which turns levels into floats: it would do so for "
                     "some images of a batch only; put it after"
                 )
+            if gathering := [type(inner).__name__ for inner in flat([child]) if inner.gathers > 1]:
+                raise ValueError(
+                    f"{own} cannot hold {gathering[0]}, which takes in images of other samples once all have "
+                    "come as far; write it in the chain, with a probability of its own: p=…"
+                )
             if any(inner.output_channels(3) != 3 for inner in flat([child])):
                 raise ValueError(
                     f"{own} cannot hold {child!r}, which would make one channel of three for some images of a batch "

@@ -15,7 +15,7 @@ from gpuload.transforms.composite import Identity, RandomChoice, flat
 if TYPE_CHECKING:  # a worker imports the transforms of its chain, and no others
     from gpuload.transforms.mixing import CutMix, MixUp
 
-__all__ = ["check_fills", "check_mixing", "check_order", "mixing_of", "placed"]
+__all__ = ["check_fills", "check_gathering", "check_mixing", "check_order", "mixing_of", "placed"]
 
 
 def check_order(transforms: tuple[Transform, ...]) -> None:
@@ -115,6 +115,25 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
                 raise ValueError(
                     f"{name}({argument}={one!r}) and {_name(other)}({argument}={two!r}) are for the labels of one "
                     "batch; give both the same"
+                )
+
+
+def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
+    """Refuse to put images of several samples together in several views, or before boxes are read."""
+    gathering: Transform | None = None
+    for transform in lines[0]:
+        if gathering is not None and transform.reads_boxes:
+            late, early = _name(transform), _name(gathering)
+            raise ValueError(
+                f"{late} draws from the boxes of a sample, which are not known before {early} has put several "
+                f"samples together; put {late} before {early}"
+            )
+        if transform.gathers > 1:
+            gathering = transform
+            if len(lines) > 1:
+                raise ValueError(
+                    f"{_name(transform)} does not go with MultiView: a sample has its boxes and masks once, but each "
+                    "view would have those of others; leave one of them out"
                 )
 
 

@@ -22,6 +22,7 @@ __all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_m
 
 LabelsGetter = Callable[[Any], Any] | str | None
 NOTHING: Final = "no labels were found"
+COCO: Final = ("area", "iscrowd")  # numbers of each box, in torchvision's and Hugging Face's detection samples
 
 
 def droppers(chain: Chain) -> list[Any]:
@@ -70,6 +71,14 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
         return ()
     boxes = [(leaf, target) for leaf, target in targets.items() if isinstance(target, Boxes)]
     name = type(dropping[0]).__name__ if dropping else "a transform"
+    gathering = [transform for transform in dropping if transform.gathers > 1]
+    if gathering and not targets:
+        raise ValueError(
+            f"{type(gathering[0]).__name__} puts images of several samples together, so their boxes or masks have to "
+            "go with them, but this sample has none; give it gpuload.Boxes, gpuload.Mask or gpuload.Keypoints"
+        )
+    if not boxes and all(type(transform).__name__ == "Mosaic" for transform in dropping) and not chain.reads_boxes:
+        return ()
     if len(boxes) != 1:
         raise ValueError(
             f"{name} takes samples with one leaf of boxes, gpuload.Boxes(array, format), but this one has {len(boxes)}"
@@ -88,11 +97,24 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
             shape = getattr(target.array, "shape", ())
             own |= {other} if len(shape) == 3 and shape[0] == count else set()
     # What one getter names goes with every transform's boxes, or it would no longer match them.
-    getters = [transform.labels_getter for transform in dropping if hasattr(transform, "labels_getter")]
+    getters = [
+        transform.labels_getter
+        for transform in dropping
+        if hasattr(transform, "labels_getter") and not (transform in gathering and transform.labels_getter == "default")
+    ]
     for getter in getters:
         own |= _named(sample, leaves, targets, count, getter)
     if dropping and not getters:
         own |= _unnamed(sample, leaves, count, holder, name)
+    if gathering:
+        guesses = all(getter == "default" for getter in getters)
+        own |= _beside(leaves, targets, own, holder, count, type(gathering[0]).__name__, guesses=guesses)
+        masks = [other for other in own if isinstance(targets.get(other), Mask)]
+        if len(masks) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
+            raise ValueError(
+                f"CopyPaste takes samples with one gpuload.Mask N×H×W beside the boxes, one for each of the {count} "
+                f"boxes, but this one has {len(masks)}"
+            )
     return tuple(sorted(own)) if dropping else ()
 
 
@@ -201,6 +223,42 @@ def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: 
                 "finds what belongs to the boxes, such as lambda sample: sample[2], or None if nothing does"
             )
     return set()
+
+
+def _beside(
+    leaves: Sequence[Any],
+    targets: Mapping[int, Target],
+    known: set[int],
+    holder: Any,
+    count: int,
+    name: str,
+    *,
+    guesses: bool,
+) -> set[int]:
+    """What else belongs to boxes that get into another sample: COCO's fields, and keypoints with an entry for each.
+
+    Raises:
+        ValueError: it is unclear whether an array does. With one box or two, an ``image_id`` or an ``orig_size`` may
+            have as many entries, so only more count.
+    """
+    found: set[int] = set()
+    for key, value in (_entries(holder) or []) if guesses else []:
+        number, shape = _number(leaves, value), _shape(value)
+        if number in known or isinstance(value, Mask | Boxes) or (len(shape) and shape[0] != count):
+            continue
+        if (
+            number is not None
+            and shape
+            and (key in COCO or (isinstance(targets.get(number), Keypoints) and len(shape) > 2))
+        ):
+            found.add(number)
+        elif count > 2 and (_may_be_labels(value, count) or (isinstance(value, list | tuple) and len(value) == count)):
+            raise ValueError(
+                f"{name} takes boxes to other samples, and {key!r}, with {count} entries for {count} boxes, may belong "
+                f"to them or not; give {name} a labels_getter= that gives all that does, as arrays or tensors, such as "
+                "lambda sample: (sample[1]['labels'], sample[1]['area'])"
+            )
+    return found
 
 
 def _number(leaves: Sequence[Any], leaf: Any) -> int | None:

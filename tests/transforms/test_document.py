@@ -14,6 +14,8 @@ from gpuload import transforms as T
 # Not in torchvision; and arguments that it does not have, all of which are optional.
 OURS = {
     "CenterCropOrPad",
+    "CopyPaste",
+    "Mosaic",
     "MultiView",
     "RandomCropOrPad",
     "ResizeKeepRatio",
