@@ -190,7 +190,7 @@ class Assembly:
 
     def _drawn(self, epoch: int, columns: Columns, images: Images) -> list[Program]:
         """The programs for images, one for each view."""
-        chain, key = self._options.chain, philox.epoch_key(self._options.seed, epoch)
+        chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
         boxes = columns.boxes(images.rows.tolist()) if chain.reads_boxes else None
         positions = columns.positions[images.rows]
         return [chain.draw(key, positions, images.sizes_hw, boxes, view=view) for view in range(len(chain.lines))]

@@ -91,13 +91,17 @@ class TargetStage:
                 at = number[type(value)]
                 number[type(value)] += 1
                 finished.cells[row][leaf] = self._viewed([moved_result(value, trail, at) for trail in trails])
-            if self._views is None and columns.fields and trails[0].left is not None:
-                self._drop(columns, finished, row, trails[0].left)
+            if self._views is None and columns.fields:
+                self._drop(columns, finished, row, trails[0])
 
-    def _drop(self, columns: Columns, finished: Finished, row: int, left: np.ndarray) -> None:
-        """Leave out what belongs to boxes that were left out; `left` are the numbers of the boxes kept."""
+    def _drop(self, columns: Columns, finished: Finished, row: int, trail: Trail) -> None:
+        """Leave out what belongs to boxes and keypoints that were left out."""
         cells = finished.cells[row]
+        valid = None if trail.valid is None else np.flatnonzero(trail.valid)
         for leaf in columns.fields[row]:
+            leaf, left = (leaf, trail.left) if leaf >= 0 else (~leaf, valid)
+            if left is None:
+                continue
             finished.whole.pop(leaf, None)
             own = columns.points.get(leaf)
             if own is None or not isinstance(own.get(row), Boxes):
@@ -129,4 +133,5 @@ def moved_result(value: Boxes | Keypoints, trail: Trail, number: int) -> torch.T
         found = from_xyxy(trail.boxes[number], trail.format or value.format, value.array.dtype)
     else:
         found = trail.points[number].astype(value.array.dtype)
+        found = found if trail.valid is None else found[trail.valid]
     return torch.from_numpy(np.ascontiguousarray(found))

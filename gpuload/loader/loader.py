@@ -331,6 +331,7 @@ class Loader:
         check_begin(options.order)
         schedule = schedule_of(options.order, self.num_workers)
         progress = self._cursor.start(schedule)
+        options.chain.at(progress.start.epoch)  # a size that cannot be is an error here, not in every sample
         if self._session is not None:
             self._session.check_process()
             if not self._session.usable:  # the last epoch ended with a WorkerError, or was broken off by a ctrl-C

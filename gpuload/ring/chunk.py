@@ -96,7 +96,7 @@ class ChunkContent:
     `rows` are the request's rows that loaded; columns count their rows among these. `sources` has one entry for each of
     them; `structures` and `fields` too, or one for all. `values` are leaves that are no images, no targets, and in no
     block; `points` are boxes and keypoints; `fields` are the leaves that are left out together with boxes, if a
-    transform does that.
+    transform does that; those that go with keypoints as ~leaf.
     """
 
     rows: list[int] = field(default_factory=list)

@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     )
     from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
     from gpuload.transforms.convert import Normalize, ToDtype
+    from gpuload.transforms.epochs import by_epoch
     from gpuload.transforms.erasing import RandomErasing
     from gpuload.transforms.gathering import CopyPaste, Mosaic
     from gpuload.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
     from gpuload.transforms.interop import from_timm, from_torchvision
     from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
+    from gpuload.transforms.keypoints import ClampKeyPoints, SanitizeKeyPoints
     from gpuload.transforms.mixing import CutMix, MixUp
     from gpuload.transforms.multiview import MultiView
     from gpuload.transforms.padding import Pad, RandomZoomOut
@@ -63,11 +65,13 @@ _MODULES = {
     "RandomEqualize RandomGrayscale RandomInvert RandomPhotometricDistort RandomPosterize RandomSolarize",
     "composite": "Compose Identity RandomApply RandomChoice RandomOrder",
     "convert": "Normalize ToDtype",
+    "epochs": "by_epoch",
     "erasing": "RandomErasing",
     "gathering": "CopyPaste Mosaic",
     "geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomVerticalFlip Resize",
     "interop": "from_timm from_torchvision",
     "keep_ratio": "CenterCropOrPad RandomCropOrPad ResizeKeepRatio TrimBorder",
+    "keypoints": "ClampKeyPoints SanitizeKeyPoints",
     "mixing": "CutMix MixUp",
     "multiview": "MultiView",
     "padding": "Pad RandomZoomOut",
@@ -80,15 +84,16 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ColorJitter", "Compose",
-    "ConvertBoundingBoxFormat", "CopyPaste", "CutMix", "GaussianBlur", "GaussianNoise", "Grayscale", "Identity",
-    "MixUp", "Mosaic", "MultiView", "Normalize", "Pad", "Program", "RandAugment", "RandomAdjustSharpness",
-    "RandomAffine", "RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop",
-    "RandomCropOrPad", "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert",
-    "RandomIoUCrop", "RandomOrder", "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize",
-    "RandomResizedCrop", "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip",
-    "RandomZoomOut", "Resize", "ResizeKeepRatio", "SanitizeBoundingBoxes", "ScaleJitter", "TimmRandAugment", "ToDtype",
-    "TrimBorder", "TrivialAugmentWide", "from_timm", "from_torchvision",
+    "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ClampKeyPoints",
+    "ColorJitter", "Compose", "ConvertBoundingBoxFormat", "CopyPaste", "CutMix", "GaussianBlur", "GaussianNoise",
+    "Grayscale", "Identity", "MixUp", "Mosaic", "MultiView", "Normalize", "Pad", "Program", "RandAugment",
+    "RandomAdjustSharpness", "RandomAffine", "RandomApply", "RandomAutocontrast", "RandomChannelPermutation",
+    "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize", "RandomErasing", "RandomGrayscale",
+    "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
+    "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotation",
+    "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize", "ResizeKeepRatio",
+    "SanitizeBoundingBoxes", "SanitizeKeyPoints", "ScaleJitter", "TimmRandAugment", "ToDtype", "TrimBorder",
+    "TrivialAugmentWide", "by_epoch", "from_timm", "from_torchvision",
 ]  # fmt: skip
 
 

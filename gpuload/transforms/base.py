@@ -91,6 +91,7 @@ class Transform:
     image_only: ClassVar[bool] = False  # it moves pixels, but boxes, masks and keypoints could not follow
     reads_boxes: ClassVar[bool] = False  # its draws depend on the boxes of a sample
     drops_boxes: ClassVar[bool] = False  # it may leave out boxes of a sample, and their belongings
+    drops_points: ClassVar[bool] = False  # it may leave out keypoints, and what belongs to them
     mixes: ClassVar[bool] = False  # it mixes an image with that of another sample
     gathers: ClassVar[int] = 1  # of how many samples a result may show levels
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
+from gpuload.transforms.arguments import depends_on_epoch
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat
 from gpuload.transforms.line import Line
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from gpuload.transforms.mixing import CutMix, MixUp
 
 __all__ = ["Chain"]
+
+EPOCHS: Final = 4  # whose chains are kept: batches of two are in work at a time
 
 
 class Chain:
@@ -88,6 +91,29 @@ class Chain:
         self.lines = tuple(Line(placed(line.transforms), line.lanes) for line in lines)
         check_mixing([line.transforms for line in self.lines])
         check_gathering([line.transforms for line in self.lines])
+        self._at: dict[int, Chain] = {}  # that of each epoch
+
+    def at(self, epoch: int) -> Chain:
+        """The chain with the sizes of an epoch (see `by_epoch`); itself, if none of them depends on it.
+
+        Raises:
+            TypeError, ValueError: a function gave a size that cannot be.
+        """
+        if not self._varies:
+            return self
+        if epoch not in self._at:
+            try:
+                found = [_at(transform, epoch) for transform in self.transforms]
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"in epoch {epoch}, by by_epoch(): {error}") from error
+            if len(self._at) > EPOCHS:
+                self._at.clear()
+            self._at[epoch] = Chain(found if self.module is None else [*found, self.module])
+        return self._at[epoch]
+
+    @cached_property
+    def _varies(self) -> bool:
+        return any(_varies(transform) for transform in self.transforms)
 
     @property
     def views(self) -> int | None:
@@ -168,7 +194,9 @@ class Chain:
 
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
-        """The size of every result of the first view, or None if it depends on the image."""
+        """The size of every result of the first view, or None if it depends on the image or the epoch."""
+        if self._varies:
+            return None
         size = None
         for transform in self.lines[0].transforms:
             size = transform.output_size(size)
@@ -246,7 +274,25 @@ def _plain(value: Any) -> Any:
         return _identity(value)
     if isinstance(value, float):
         return value + 0.0  # -0.0 is 0.0
+    if depends_on_epoch(value):
+        return repr(value)
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _varies(value: Any) -> bool:
+    """Whether an argument, or one that it holds, depends on the epoch."""
+    if isinstance(value, Transform):
+        return any(_varies(getattr(value, field.name)) for field in fields(value))
+    return any(map(_varies, value)) if isinstance(value, tuple) else depends_on_epoch(value)
+
+
+def _at(value: Any, epoch: int) -> Any:
+    """An argument, or a transform, in an epoch."""
+    if not _varies(value):
+        return value
+    if isinstance(value, Transform):
+        return replace(value, **{field.name: _at(getattr(value, field.name), epoch) for field in fields(value)})
+    return tuple(_at(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
 
 
 def _is_module(entry: Any) -> bool:

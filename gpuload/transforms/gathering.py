@@ -59,7 +59,7 @@ class Mosaic(_Gathering):
     Bochkovskiy, Wang and Liao, "YOLOv4: Optimal speed and accuracy of object detection", 2020.
 
     Args:
-        size: of the result: an integer (a square), or (height, width).
+        size: of the result: an integer (a square), or (height, width), or `by_epoch`.
         center_range: where the centre may lie, as a fraction of the height and of the width.
         p: the probability. Other images stay as they are.
         fill: the level where no image is, in 0 … 255, or one for each channel, or a dict of them by type.

@@ -128,6 +128,18 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
                 f"{late} draws from the boxes of a sample, which are not known before {early} has put several "
                 f"samples together; put {late} before {early}"
             )
+        if transform.drops_points and any(other.gathers > 1 for other in lines[0]):
+            late = next(other for other in reversed(lines[0]) if other.gathers > 1)
+            if gathering is None or lines[0].index(late) > lines[0].index(transform):
+                raise ValueError(
+                    f"{_name(transform)} cannot come before {_name(late)}, which joins keypoints with those of other "
+                    f"samples; put it after"
+                )
+            if getattr(transform, "labels_getter", None) is not None:
+                raise ValueError(
+                    f"{_name(transform)}(labels_getter=…) does not go with {_name(gathering)}, which joins what "
+                    "belongs to boxes alone; leave it out, or leave labels_getter out"
+                )
         if transform.gathers > 1:
             gathering = transform
             if len(lines) > 1:

@@ -45,6 +45,15 @@ def check_transforms(chain: Chain) -> str | None:
                     f"{name} moves pixels of the image alone, and masks, boxes or keypoints cannot follow; leave it "
                     "out, or return no targets"
                 )
+            if (
+                transform.drops_points
+                and chain.views is not None
+                and getattr(transform, "labels_getter", None) is not None
+            ):
+                return (
+                    f"{name} leaves out different keypoints in each view of a MultiView, so what belongs to them would "
+                    "differ too; leave one of the two, or labels_getter, out"
+                )
             if transform.mixes and not transform.children:
                 return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; leave it out"
     if chain.views is not None and (found := droppers(chain)):
@@ -56,7 +65,8 @@ def check_transforms(chain: Chain) -> str | None:
 
 
 def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
-    """The leaves with an entry for each box, if a transform of the chain leaves boxes out (`droppers`).
+    """The leaves with an entry for each box, if a transform of the chain leaves boxes out (`droppers`); and, as ~leaf,
+    those with one for each keypoint, if one leaves keypoints out.
 
     Args:
         sample: as the dataset gave it.
@@ -66,6 +76,36 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     Raises:
         TypeError, ValueError: a transform reads boxes, and they or their labels are missing or do not match.
     """
+    own = _box_fields(sample, leaves, targets, chain)
+    tidying = [t for line in chain.lines for t in _all(line.transforms) if t.drops_points and not t.children]
+    return (*own, *_point_fields(sample, leaves, targets, set(own), tidying)) if tidying else own
+
+
+def _point_fields(
+    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], own: set[int], tidying: Sequence[Any]
+) -> tuple[int, ...]:
+    """What goes with keypoints, as ~leaf."""
+    name = "SanitizeKeyPoints"
+    points = [(leaf, target) for leaf, target in targets.items() if isinstance(target, Keypoints)]
+    if len(points) != 1:
+        raise ValueError(
+            f"{name} takes samples with one leaf of keypoints, gpuload.Keypoints(array), but this one has {len(points)}"
+        )
+    [(leaf, target)] = points
+    if target.array.ndim < 2:
+        raise ValueError(f"{name} takes keypoints (N, …, 2), got one point of shape {target.array.shape}")
+    found: set[int] = set()
+    for transform in tidying:
+        found |= _named(sample, leaves, targets, len(target.array), transform.labels_getter, name, "keypoints")
+    if both := own & (found | {leaf}):
+        raise ValueError(
+            f"{name} leaves out entries of leaf {min(both)}, which belongs to the boxes too, and would no longer match "
+            "them; name it in one labels_getter= only, or leave one of the transforms out"
+        )
+    return tuple(sorted(~other for other in found - {leaf}))
+
+
+def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
     dropping = droppers(chain)
     if not dropping and not chain.reads_boxes:
         return ()
@@ -156,10 +196,15 @@ def find_labels(sample: Any) -> Any:
 
 
 def _named(
-    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], count: int, getter: LabelsGetter
+    sample: Any,
+    leaves: Sequence[Any],
+    targets: Mapping[int, Target],
+    count: int,
+    getter: LabelsGetter,
+    name: str = "SanitizeBoundingBoxes",
+    what: str = "boxes",
 ) -> set[int]:
     """The leaves that a `labels_getter` gives."""
-    name = "SanitizeBoundingBoxes"
     if getter is None:
         return set()
     if not callable(getter):
@@ -167,7 +212,7 @@ def _named(
             labels: Any = [find_labels(sample)]
         except ValueError as error:
             raise ValueError(
-                f"{name}: {error}; give SanitizeBoundingBoxes a labels_getter= that finds what belongs to the boxes, "
+                f"{name}: {error}; give {name} a labels_getter= that finds what belongs to the {what}, "
                 "such as lambda sample: sample[1]['labels'], or labels_getter=None if nothing does"
             ) from None
     else:
@@ -178,9 +223,9 @@ def _named(
     for label in labels if isinstance(labels, tuple | list) else [labels]:
         shape = _shape(label)
         if not shape:
-            raise ValueError(_no_rows(name, label))
+            raise ValueError(_no_rows(name, label, what))
         if shape[0] != count:
-            raise ValueError(f"{name}: there are {count} boxes, but what belongs to them has shape {shape}")
+            raise ValueError(f"{name}: there are {count} {what}, but what belongs to them has shape {shape}")
         number = _number(leaves, label)
         if number is None:
             raise ValueError(
@@ -189,7 +234,7 @@ def _named(
             )
         if isinstance(targets.get(number), Mask) and len(shape) != 3:
             raise ValueError(
-                f"{name}: a mask that belongs to the boxes must be N×H×W, one for each, got shape {shape}; leave a "
+                f"{name}: a mask that belongs to the {what} must be N×H×W, one for each, got shape {shape}; leave a "
                 "mask of the whole image out of labels_getter="
             )
         found.add(number)
@@ -265,9 +310,9 @@ def _number(leaves: Sequence[Any], leaf: Any) -> int | None:
     return next((number for number, other in enumerate(leaves) if other is leaf), None)
 
 
-def _no_rows(name: str, label: Any) -> str:
+def _no_rows(name: str, label: Any, what: str = "boxes") -> str:
     return (
-        f"{name}: what belongs to the boxes must be arrays or tensors with a row for each, got "
+        f"{name}: what belongs to the {what} must be arrays or tensors with a row for each, got "
         f"{type(label).__name__}: {str(label)[:60]}"
     )
 

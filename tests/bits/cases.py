@@ -405,6 +405,13 @@ def mosaics(samples: Samples) -> dict[str, Any]:
     return {"dataset": dataset, "transforms": chain}
 
 
+@case(runs=("torch",))
+def keypoints_left_out(samples: Samples) -> dict[str, Any]:
+    dataset = samples.make(partial(samples.scene, points=True))
+    chain = [T.RandomCrop(24, pad_if_needed=True), T.SanitizeKeyPoints(), T.RandomRotation(40), T.ClampKeyPoints()]
+    return {"dataset": dataset, "transforms": chain}
+
+
 @case()
 def pasted_instances(samples: Samples) -> dict[str, Any]:
     """Of images of other sizes, and of mosaics."""

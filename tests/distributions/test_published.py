@@ -311,8 +311,25 @@ ELSEWHERE = {
     "targets/test_boxes.py": ("RandomIoUCrop",),
 }
 NOTHING_DRAWN = {
-    *("CenterCrop", "CenterCropOrPad", "ClampBoundingBoxes", "Compose", "ConvertBoundingBoxFormat", "Grayscale"),
-    *("Identity", "MultiView", "Normalize", "Pad", "SanitizeBoundingBoxes", "ToDtype", "TrimBorder"),
+    *(
+        "CenterCrop",
+        "CenterCropOrPad",
+        "ClampBoundingBoxes",
+        "ClampKeyPoints",
+        "Compose",
+        "ConvertBoundingBoxFormat",
+        "Grayscale",
+    ),
+    *(
+        "Identity",
+        "MultiView",
+        "Normalize",
+        "Pad",
+        "SanitizeBoundingBoxes",
+        "SanitizeKeyPoints",
+        "ToDtype",
+        "TrimBorder",
+    ),
     "Resize",  # but for a random filter: transforms/test_resizing.py
 }
 

@@ -19,8 +19,8 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
-    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Clamp", "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops",
-    "Outline", "Record", "Reformat", "Tidy", "Warp", "code", "filter_codes",
+    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Clamp", "ClampPoints", "Erase", "Flip", "Mix", "Mixture",
+    "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Warp", "code", "filter_codes",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -326,6 +326,16 @@ class Tidy(Record):
 @dataclass(frozen=True, eq=False, repr=False)
 class Clamp(Record):
     """Bounding boxes are cut to the image."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClampPoints(Record):
+    """Keypoints are moved to the nearest pixel of the image, if they are outside."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TidyPoints(Record):
+    """Keypoints outside the image are left out; of groups (N, …, 2) those with one outside."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -16,10 +16,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Box, Clamp, Flip, Record, Reformat, Tidy, Warp
+from gpuload.transforms.program.ops import (
+    Box,
+    Clamp,
+    ClampPoints,
+    Flip,
+    Record,
+    Reformat,
+    Tidy,
+    TidyPoints,
+    Warp,
+)
 
 __all__ = ["Trail", "follow", "move_boxes"]
 
+MOVES = (Box, Clamp, ClampPoints, Flip, Reformat, Tidy, TidyPoints, Warp)
 CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
 
 
@@ -32,12 +43,14 @@ class Trail:
         points: for each leaf with keypoints, float64 or int64 (…, 2).
         format: the format that a transform set for the boxes; None: as they came.
         left: int64 (n,), which of the original boxes are left; None: all.
+        valid: bool (n,), which of the keypoints are to be kept; None: all.
     """
 
     boxes: list[np.ndarray]
     points: list[np.ndarray] = field(default_factory=list)
     format: str | None = None
     left: np.ndarray | None = None
+    valid: np.ndarray | None = None
 
     def keep(self, kept: np.ndarray) -> None:
         """Leave out boxes where `kept`, bool (n,), is False."""
@@ -60,13 +73,13 @@ def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[n
 
 def _follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
     for record in records:
-        if isinstance(record, Box | Clamp | Flip | Reformat | Tidy | Warp):
+        if isinstance(record, MOVES):
             rows = range(len(trails)) if record.rows is None else record.rows.tolist()
             for at, row in enumerate(rows):
                 _step(record, at, trails[row])
 
 
-def _step(record: Box | Clamp | Flip | Reformat | Tidy | Warp, at: int, trail: Trail) -> None:
+def _step(record: Record, at: int, trail: Trail) -> None:
     """Move the targets of one sample by a record; `at` is the sample's index in the record's arrays."""
     size_hw = record.sizes_hw[at]
     match record:
@@ -77,7 +90,14 @@ def _step(record: Box | Clamp | Flip | Reformat | Tidy | Warp, at: int, trail: T
         case Tidy():
             if trail.boxes:
                 trail.keep(_tidy(record, trail.boxes[0], size_hw))
-        case _:
+        case ClampPoints():
+            most = np.maximum(size_hw[::-1] - 1, 0)
+            trail.points = [np.clip(points, 0, most).astype(points.dtype) for points in trail.points]
+        case TidyPoints():
+            for points in trail.points:
+                inside = ((points >= 0) & (points < size_hw[::-1])).all(axis=tuple(range(1, points.ndim)))
+                trail.valid = inside if trail.valid is None else trail.valid & inside
+        case Box() | Flip() | Warp():
             if isinstance(record, Box) and record.kept is not None and trail.boxes:
                 trail.keep(record.kept[at, : len(trail.boxes[0])])
             trail.boxes = [_moved_boxes(record, at, boxes, size_hw) for boxes in trail.boxes]
