@@ -22,13 +22,13 @@ from gpuload.batches.gathering import GatheredTargets
 from gpuload.batches.lending import lent_blocks, lent_images, stacked
 from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.options import BatchOptions
-from gpuload.batches.targets import TargetStage
+from gpuload.batches.targets import TargetStage, left_behind
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, one_line
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.stage.gathering import Gathered
-from gpuload.transforms import Chain, Program
+from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
 
 __all__ = ["Assembly", "BatchInfo"]
@@ -75,7 +75,7 @@ class Assembly:
         self._lends = self._pool is not None and options.ragged == "list" and not changes and not self._by_row
         self._targets: TargetStage | None = None  # made once a sample has targets
         self._gathering: GatheredTargets | None = None
-        self._told = False  # whether the warning that a module does not move targets was given
+        self._told = False  # whether it was said that something does not move targets, if so
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> tuple[Any, list[torch.Tensor]]:
         """The batch, and its tensors.
@@ -105,8 +105,8 @@ class Assembly:
             with torch.device("cpu"):  # whatever torch's default device is
                 value = collate(columns, outline, finished, views=chain.views, ragged=ragged, to_device=first)
                 value = value if pairing is None else self._on_device(soften(value, pairing, columns.name))
-        if columns.has_targets and chain.module is not None and not (self._told or batch.warning):
-            self._told, batch.warning = True, _images_alone(chain)
+        if columns.has_targets and not (self._told or batch.warning):
+            self._told, batch.warning = True, left_behind(chain, columns)
         if info:
             with torch.device("cpu"):
                 value = (value, self._info(batch, columns))
@@ -281,13 +281,6 @@ def _ragged(columns: Columns, images: Images, table: np.ndarray, pixels: Any) ->
         sizes_hw=table[:, 4:6],
         regions_tlhw=table[:, 6:10],
         labels=_Names(columns, images.rows),
-    )
-
-
-def _images_alone(chain: Chain) -> str:
-    return (
-        f"the module {chain.module_name} at the end of the transforms gets the images alone; masks, boxes and "
-        "keypoints stay where they are. If it moves pixels, use transforms of gpuload instead, which move both"
     )
 
 

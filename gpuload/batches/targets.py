@@ -20,9 +20,10 @@ from gpuload.datasets.sample import Boxes, Keypoints
 from gpuload.stage import RaggedImages
 from gpuload.stage.masks import MaskStage
 from gpuload.transforms import Chain, Program
+from gpuload.transforms.arguments import is_module
 from gpuload.transforms.program.targets import Trail, follow
 
-__all__ = ["TargetStage", "moved_result", "trail_of"]
+__all__ = ["TargetStage", "left_behind", "moved_result", "trail_of"]
 
 
 class TargetStage:
@@ -120,6 +121,50 @@ def trail_of(values: Iterable[Boxes | Keypoints]) -> Trail:
     return Trail(
         [to_xyxy(value.array, value.format) for value in values if isinstance(value, Boxes)],
         [_wide(value.array) for value in values if isinstance(value, Keypoints)],
+    )
+
+
+def left_behind(chain: Chain, columns: Columns) -> str:
+    """A warning that what is the user's own may move the images of a batch, but not its targets; or nothing.
+
+    Raises:
+        ValueError: it says that it moves pixels, and has no method for targets that there are.
+    """
+    points = [value for column in columns.points.values() for _, value in column.items()]
+    there = [
+        (method, kind)
+        for method, kind, given in (
+            ("apply_masks", "masks", bool(columns.masks)),
+            ("apply_boxes", "boxes", any(isinstance(value, Boxes) for value in points)),
+            ("apply_keypoints", "keypoints", any(isinstance(value, Keypoints) for value in points)),
+        )
+        if given
+    ]
+    found: dict[str, None] = {}
+    for own in chain.calls:
+        missing = [(method, kind) for method, kind in there if not own.has(method)]
+        if not missing or own.moves_pixels is False:
+            continue
+        (method, kind), *_ = missing
+        if own.moves_pixels:
+            raise ValueError(
+                f"{own.called} moves pixels (moves_pixels = True) and has no {method}, but there are {kind}; write one, "
+                f"or return no {kind}"
+            )
+        found[_alone(own.called) if own.per != "images" else (
+            f"{own.called} has no {method}: {kind} stay where they are. If it moves pixels, write one; if not, say so "
+            "in its class, with moves_pixels = False"
+        )] = None  # fmt: skip
+    if chain.module is not None:
+        last = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
+        found[_alone(f"{last} at the end of the transforms")] = None
+    return "\n".join(found)
+
+
+def _alone(called: str) -> str:
+    return (
+        f"{called} gets the images alone; masks, boxes and keypoints stay where they are. If it moves pixels, use "
+        "transforms of gpuload instead, which move both"
     )
 
 

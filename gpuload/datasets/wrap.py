@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import copy
 import errno
-import json
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
+from gpuload.datasets.coco import CocoTargets, as_lists, chosen
 from gpuload.datasets.folder import _checked_mode, _Images, _read
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
@@ -30,6 +30,7 @@ FOLDER: Final = "torchvision.datasets.folder"
 COCO: Final = "torchvision.datasets.coco"
 TORCH: Final = "torch.utils.data.dataset"
 ROWS: Final = "datasets.arrow_dataset"
+CONTAINERS: Final = ((TORCH, "Subset"), (TORCH, "ConcatDataset"))
 # Loaders that only read an image: nothing is lost when its bytes are read instead.
 LOADERS: Final = {
     (FOLDER, "default_loader"),
@@ -37,7 +38,6 @@ LOADERS: Final = {
     (FOLDER, "accimage_loader"),
     ("gpuload.datasets.sample", "read"),
 }
-JSON: Final = frozenset({str, int, float, bool, type(None)})
 
 TAKEN = (
     "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
@@ -46,7 +46,13 @@ TAKEN = (
 OWN = "For any other dataset, return gpuload.read(path) instead of the image from a __getitem__ of your own"
 
 
-def wrap(dataset: Any, *, mode: Mode | None = None) -> Any:
+def wrap(
+    dataset: Any,
+    *,
+    mode: Mode | None = None,
+    annotations: Literal["raw"] | Collection[str] | None = None,
+    crowds: bool = True,
+) -> Any:
     """Make a dataset of torchvision or Hugging Face yield `Encoded` bytes instead of decoded images.
 
     Length, order and structure of the samples stay: ``(image, label)``, ``(image, target)``, or a dict of columns::
@@ -59,6 +65,15 @@ def wrap(dataset: Any, *, mode: Mode | None = None) -> Any:
             of ``datasets.Image``, also in lists and dicts. Or torch's Subset or ConcatDataset of these: the same
             container, around the wrapped datasets. gpuload's own datasets come back as they are.
         mode: what the pixels become, see `Encoded`. Default: what ``datasets.Image(mode=…)`` says, else ``"RGB"``.
+        annotations: what a CocoDetection's target is. Default: a dict with ``"boxes"`` (`Boxes`, float32, left, top,
+            right, bottom), ``"labels"`` (the category ids as the file has them, int64), ``"image_id"``; ``"area"``
+            (float32) and ``"iscrowd"`` (int64) where all annotations have them; and where some have them ``"masks"``
+            (`Mask`, uint8 n×H×W) and ``"keypoints"`` (`Keypoints`, float32 n×k×2, zeros where none are labelled) with
+            ``"visibility"`` (int64 n×k, COCO's 0, 1 or 2). It is the same for images without annotations, with n = 0.
+            Or which of ``"masks"`` and ``"keypoints"`` to make: ``()`` for neither, as boxes alone are faster. Or
+            ``"raw"``: the list of annotations, as torchvision gives it; so it is by default if the dataset has a
+            `target_transform`, which takes that list.
+        crowds: False leaves out annotations of crowds (``iscrowd``), which no detector is trained on.
 
     Hugging Face turns images upright by their EXIF tag, torchvision does not: to get Hugging Face's pixels, give the
     Loader ``decode=Decode(exif=True)``. Missing images (None) stay None. While reading, OSError names a missing file.
@@ -66,21 +81,28 @@ def wrap(dataset: Any, *, mode: Mode | None = None) -> Any:
     Raises:
         TypeError: the dataset is of another kind, has a transform or a format, or its class reads samples in its own
             way; the message says which, and what to do.
-        ValueError: a COCO file name leads out of the dataset's root; `mode` is not valid.
+        ValueError: a COCO file name leads out of the dataset's root; annotations lack a box, or masks where others have
+            some; an argument is not valid.
 
     Example:
         >>> wrap([1, 2])
         Traceback (most recent call last):
         TypeError: got a builtins.list; gpuload.wrap() takes torchvision's ImageFolder, ...
     """
-    return _wrap(dataset, mode if mode is None else _checked_mode(mode), "")
+    if not isinstance(crowds, bool):
+        raise TypeError(f"crowds must be True or False, got {crowds!r}")
+    coco = {"annotations": chosen(annotations), "crowds": crowds}
+    return _wrap(dataset, mode if mode is None else _checked_mode(mode), coco, "")
 
 
-def _wrap(dataset: Any, mode: Mode | None, where: str) -> Any:
+def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> Any:
     cls = type(dataset)
     name = f"{cls.__module__}.{cls.__qualname__}"
     known = {(base.__module__, base.__name__) for base in cls.__mro__}
     got = f"got a {name}{where}"
+    detection = (COCO, "CocoDetection") in known and (COCO, "CocoCaptions") not in known
+    if coco != {"annotations": None, "crowds": True} and not detection and not known & {*CONTAINERS}:
+        raise TypeError(f"{got}; annotations= and crowds= are for torchvision's CocoDetection, so leave them out")
     if cls.__module__.startswith("gpuload.datasets."):
         return dataset
     if (FOLDER, "DatasetFolder") in known:
@@ -91,17 +113,17 @@ def _wrap(dataset: Any, mode: Mode | None, where: str) -> Any:
     if (COCO, "CocoDetection") in known:
         _check_methods(cls, COCO, ("__getitem__", "__len__", "__getitems__", "_load_image", "_load_target"), got)
         _check_transforms(dataset, got)
-        return WrappedCoco(dataset, mode or "RGB")
+        return WrappedCoco(dataset, mode or "RGB", coco["annotations"] if detection else "raw", coco["crowds"])
     if (TORCH, "Subset") in known:
         _check_methods(cls, TORCH, ("__getitem__", "__len__", "__getitems__"), got)
         container = copy.copy(dataset)
-        container.dataset = _wrap(dataset.dataset, mode, f" in a {cls.__name__}{where}")
+        container.dataset = _wrap(dataset.dataset, mode, coco, f" in a {cls.__name__}{where}")
         return container
     if (TORCH, "ConcatDataset") in known:
         _check_methods(cls, TORCH, ("__getitem__", "__len__", "__getitems__"), got)
         container = copy.copy(dataset)
         parts = enumerate(dataset.datasets)
-        container.datasets = [_wrap(part, mode, f" at {i} in a {cls.__name__}{where}") for i, part in parts]
+        container.datasets = [_wrap(part, mode, coco, f" at {i} in a {cls.__name__}{where}") for i, part in parts]
         return container
     if (ROWS, "Dataset") in known:
         _check_methods(cls, ROWS, ("__getitem__", "__len__", "_getitem"), got)
@@ -146,23 +168,35 @@ class WrappedFolder(_Images):
 
 
 class WrappedCoco(_Images):
-    """What `wrap` makes of a CocoDetection: yields ``(Encoded, target)``, the target a list of annotations (captions).
+    """What `wrap` makes of a CocoDetection: yields ``(Encoded, target)``; of CocoCaptions, with a list of captions.
 
     Attributes:
         ids: the id of each image in the annotation file.
         paths: the absolute path of each image: a sequence that makes each str when it is asked for.
-        targets: the target of each image: a sequence that makes each list when it is asked for.
+        targets: the target of each image: a sequence that makes each when it is asked for.
         target_transform: what is applied to a target before it is yielded, or None.
     """
 
-    def __init__(self, dataset: Any, mode: Mode) -> None:
+    def __init__(self, dataset: Any, mode: Mode, annotations: Any, crowds: bool) -> None:
         self.mode = mode
         self.ids = _labels(dataset.ids)
-        names = [_inside(dataset.coco.imgs[key]["file_name"], key, dataset.root) for key in dataset.ids]
+        images = [dataset.coco.imgs[key] for key in dataset.ids]
+        names = [_inside(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)]
         self.paths = _pack(names, os.path.abspath(dataset.root))
-        self.targets = _targets(dataset._load_target(key) for key in dataset.ids)
         self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
         self._name = type(dataset).__name__
+        targets = [dataset._load_target(key) for key in dataset.ids]
+        if not crowds:
+            targets = [[one for one in own if not one.get("iscrowd")] for own in targets]
+        if annotations == "raw" or (annotations is None and self.target_transform is not None):
+            self.targets = as_lists(targets)
+        elif self.target_transform is None:
+            self.targets = CocoTargets(targets, self.ids, images, annotations)
+        else:
+            raise TypeError(
+                f"annotations={annotations!r} makes targets of the annotations, but the dataset's target_transform "
+                "takes them as they are; leave one of the two out"
+            )
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
         number = self._from_start(index)
@@ -220,48 +254,6 @@ class WrappedRows:
 
     def __repr__(self) -> str:
         return f"wrap(datasets.Dataset: {len(self)} rows of {', '.join(self.column_names)})"
-
-
-class _JsonLists(Sequence[Any]):
-    """Values in one buffer, each as JSON, parsed anew each time it is asked for."""
-
-    def __init__(self, texts: Iterable[bytes]) -> None:
-        texts = list(texts)
-        self.data = np.frombuffer(bytearray().join(texts), np.uint8)
-        self.offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(text) for text in texts], out=self.offsets[1:])
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i, n = operator.index(index), len(self)
-        if not -n <= i < n:
-            raise IndexError(f"index {i} is out of range: there are {n} targets")
-        start, end = self.offsets[i % n : i % n + 2].tolist()
-        return json.loads(self.data[start:end].tobytes())
-
-
-def _targets(targets: Iterable[Any]) -> Sequence[Any]:
-    """Targets as JSON if that gives them back as they are; else (the user put other things there) as a list."""
-    targets = list(targets)
-    if not _is_json(targets):
-        return targets
-    return _JsonLists(json.dumps(target, separators=(",", ":")).encode() for target in targets)
-
-
-def _is_json(values: Collection[Any]) -> bool:
-    """Whether JSON gives values back as they are. (Reading them back and comparing took 2.4 times as long.)"""
-    kinds = set(map(type, values))
-    if kinds <= JSON:
-        return True
-    if not kinds <= JSON | {list, dict}:
-        return False
-    lists = all(_is_json(value) for value in values if type(value) is list)
-    dicts = [value for value in values if type(value) is dict]
-    return lists and all(set(map(type, value)) <= {str} and _is_json(value.values()) for value in dicts)
 
 
 def _labels(labels: Sequence[Any]) -> Any:

@@ -13,7 +13,7 @@ from gpuload.datasets.bit_depth import too_deep
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.decode.header import Header, read_header
 from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, Region, SimpleJpeg
-from gpuload.decode.jpeg_header import has_end
+from gpuload.decode.jpeg_header import JpegHeader, end_of_scan, has_end
 from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import is_transposed, stored_region, upright
@@ -27,6 +27,7 @@ LADDER: Final[dict[str, tuple[type[JpegDecoder], ...]]] = {
     "simplejpeg": (SimpleJpeg,),
     "pillow": (),
 }
+ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's words; of several warnings simplejpeg tells the first
 
 
 class Decoder:
@@ -173,7 +174,7 @@ class Decoder:
         if pixels is None:
             said.append(f"Pillow: {complaint}")
             if jpeg is not None and not has_end(data, jpeg):
-                pixels, complaint = listen(_before_damage, data, mode, region_tlhw)
+                pixels, complaint = listen(_before_damage, data, jpeg, mode, region_tlhw)
                 if pixels is None and not complaint:
                     top, _, height, _ = region_tlhw
                     said.append(f"the damage reaches into the region, stored rows {top} to {top + height}")
@@ -199,9 +200,13 @@ def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> 
     return opened.pixels(mode, region_tlhw)
 
 
-def _before_damage(data: bytes, mode: Mode, region_tlhw: Region) -> np.ndarray | None:
-    # A download that stopped in a file of its final size ends in zeros, which would decode as pixels.
-    return open_image(data.rstrip(b"\0"), "JPEG").pixels_before_damage(mode, region_tlhw)
+def _before_damage(data: bytes, jpeg: JpegHeader, mode: Mode, region_tlhw: Region) -> np.ndarray | None:
+    # Up to the first marker, for which libjpeg would fill up the picture with grey. A download that stopped in a file
+    # of its final size ends in zeros, which would decode as pixels.
+    scan = data[: end_of_scan(data, jpeg)].rstrip(b"\0")
+    # The end must be all that is wrong: a restart marker that comes too early leaves grey too, within the picture.
+    _, complaint = SimpleJpeg().decode(scan, jpeg, jpeg.components == 1, region_tlhw)
+    return open_image(scan, "JPEG").pixels_before_damage(mode, region_tlhw) if ENDS_EARLY in complaint else None
 
 
 def _convert(rgb: np.ndarray, mode: str) -> np.ndarray:

@@ -10,7 +10,7 @@ import re
 import struct
 from typing import NamedTuple
 
-__all__ = ["EOI", "SOI", "SOS", "JpegHeader", "count_scans", "has_end", "scan_markers"]
+__all__ = ["EOI", "SOI", "SOS", "JpegHeader", "count_scans", "end_of_scan", "has_end", "scan_markers"]
 
 SOI = b"\xff\xd8\xff"
 EOI = b"\xff\xd9"
@@ -109,6 +109,12 @@ def count_scans(data: bytes, header: JpegHeader, limit: int) -> int:
                 break
             at = found.start()
     return count
+
+
+def end_of_scan(data: bytes, header: JpegHeader) -> int:
+    """Where the entropy-coded data of the first scan ends: at the next marker but restarts, or with the file."""
+    found = NEXT_MARKER.search(data, header.first_scan + 2)
+    return len(data) if found is None else found.start()
 
 
 def has_end(data: bytes, header: JpegHeader) -> bool:

@@ -39,6 +39,11 @@ class NativeMessages:
         libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
         self._stderr = ctypes.c_void_p.in_dll(libc, "stderr")
         self._fd = os.memfd_create("gpuload-native-messages")
+        if self._fd < 3:  # a standard stream that was closed: what is printed there is none of a decoder's messages
+            import fcntl  # Windows has none
+
+            low, self._fd = self._fd, fcntl.fcntl(self._fd, fcntl.F_DUPFD_CLOEXEC, 3)
+            os.close(low)
         self._file = libc.fdopen(self._fd, b"a")
         if not self._file:
             raise OSError("fdopen failed for the file that catches decoder messages")

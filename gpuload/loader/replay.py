@@ -20,7 +20,7 @@ from gpuload.order.options import OrderOptions
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import TensorBits
 from gpuload.transforms import Program
-from gpuload.transforms.program.ops import NOTHING, OPS, Mix, Ops
+from gpuload.transforms.program.ops import NOTHING, OPS, Call, Mix, Ops, in_params
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, Faults
 
@@ -119,6 +119,8 @@ def _told(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
     for record in program.records:
         values = ((field, getattr(record, field)) for field in record.told)
         plain = {field: value[0].tolist() for field, value in values if isinstance(value, np.ndarray)}
+        if isinstance(record, Call) and record.params is not None:
+            plain["params"] = in_params(record.params, lambda array: array[0].tolist())
         if isinstance(record, Ops):
             plain["operations"] = [OPS[code] for code in plain.pop("codes") if code != NOTHING]
         name = record.name if not isinstance(record, Mix) or record.names is None else record.names[0]

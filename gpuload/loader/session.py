@@ -257,7 +257,7 @@ class Session:
         def release() -> None:
             self.feed.release(batch)
 
-        module = self.options.chain.module is not None  # the user's stream may still be writing its parameters
+        module = self.options.chain.holds_module  # the user's stream may still be writing its parameters
         with torch.inference_mode(False), self.transfer.stream(after_consumer=module):
             value, tensors = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuload.errors import LimitError
+from gpuload.ring.descriptors import standard_streams_taken
 
 __all__ = ["Ring", "Slot", "align", "map_ring"]
 
@@ -87,13 +88,14 @@ class Ring:
         self.on_retire = on_retire
         self._memory_left = memory_left
         if hasattr(os, "memfd_create"):
-            self.fd = os.memfd_create("gpuload-ring", os.MFD_CLOEXEC)
-            try:
-                os.ftruncate(self.fd, self.ring_bytes)
-                self._map = map_ring(self.fd, self.ring_bytes)
-            except BaseException:
-                os.close(self.fd)
-                raise
+            with standard_streams_taken():
+                self.fd = os.memfd_create("gpuload-ring", os.MFD_CLOEXEC)
+                try:
+                    os.ftruncate(self.fd, self.ring_bytes)
+                    self._map = map_ring(self.fd, self.ring_bytes)  # has a descriptor of its own
+                except BaseException:
+                    os.close(self.fd)
+                    raise
             # A process that the user forks must not keep the ring's pages alive.
             self._map.madvise(mmap.MADV_DONTFORK)
             _rings.add(self)

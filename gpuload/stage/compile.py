@@ -17,7 +17,7 @@ from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import SegmentRunner
 from gpuload.stage.stage import Stage
 from gpuload.transforms import Chain
-from gpuload.transforms.arguments import dtype_name, whole
+from gpuload.transforms.arguments import dtype_name, is_module, whole
 
 __all__ = ["BackendName", "MemoryFormat", "Ragged", "check_stage", "compile_stage"]
 
@@ -134,8 +134,8 @@ def check_stage(
         raise ValueError(f"device is {str(device)!r}, but torch finds no CUDA device here; use device='cpu'")
     if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
-            f"ragged={ragged!r} does not go with the module {type(chain.module).__name__} at the end of the "
-            "transforms, which needs one tensor for the batch"
+            f"ragged={ragged!r} does not go with {chain.last} at the end of the transforms, which needs one tensor for "
+            "the batch" + ("" if is_module(chain.module) else "; T.Lambda(…, per='image') is called with each image")
         )
     if chain.mixing is not None and ragged in ("list", "pad"):
         raise ValueError(

@@ -14,7 +14,9 @@ import torch
 
 from gpuload.transforms.base import Transform
 
-__all__ = ["UNCHANGED", "Finish"]
+__all__ = ["UNCHANGED", "Finish", "Outputs"]
+
+Outputs = torch.Tensor | Sequence[torch.Tensor]  # N×C×H×W, or C×H×W each
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,14 @@ class Finish:
 
     @classmethod
     def of(cls, transforms: Iterable[Transform], dtype: str | None) -> Finish:
-        """What these transforms ask for; `dtype` is of float results, None: what `ToDtype` says, else float32."""
-        factor, named, normalize = None, None, None
-        outlines = (outline for transform in transforms for outline in transform.outline)
-        for record in (outline.numbers for outline in outlines if outline.numbers is not None):
-            if record.mean:
+        """What these transforms ask for; `dtype` is of float results, None: what `ToDtype` says, else float32. What is
+        late is not part of it, but has its channels."""
+        factor, named, normalize, later = None, None, None, None
+        outlines = ((transform.late, outline) for transform in transforms for outline in transform.outline)
+        for late, record in ((late, outline.numbers) for late, outline in outlines if outline.numbers is not None):
+            if late:
+                later = len(record.mean) or later
+            elif record.mean:
                 normalize = record
                 factor = 1 / 255 if factor is None else factor
             elif record.dtype not in (None, "uint8"):
@@ -47,7 +52,7 @@ class Finish:
             return cls(torch.uint8, (1.0,), (0.0,), None)
         result = getattr(torch, dtype or named or "float32")
         if normalize is None:
-            return cls(result, (factor,), (0.0,), None)
+            return cls(result, (factor,), (0.0,), later)
         pairs = list(zip(normalize.mean, normalize.std, strict=True))
         return cls(result, tuple(factor / s for _, s in pairs), tuple(-m / s for m, s in pairs), len(pairs))
 
@@ -68,6 +73,18 @@ class Finish:
     def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """a and b as float32 tensors of shape (C or 1, 1, 1)."""
         return _constant(self.scale, device), _constant(self.bias, device)
+
+    def write(self, levels: Outputs, outputs: Outputs) -> None:
+        """Finish images C×H×W, one by one on the CPU, and write them to the batch."""
+        scale, bias = self.constants(levels[0].device)
+        at_once = isinstance(levels, torch.Tensor) and isinstance(outputs, torch.Tensor) and not levels.is_cpu
+        for image, output in [(levels, outputs)] if at_once else zip(levels, outputs, strict=True):
+            if self.is_identity:
+                output.copy_(image)  # pyright: ignore[reportAttributeAccessIssue]
+            elif output.dtype == torch.float32 and output.is_contiguous():
+                output.copy_(image).mul_(scale).add_(bias)
+            else:
+                output.copy_(image.to(torch.float32).mul_(scale).add_(bias))
 
 
 def _constant(numbers: Sequence[float], device: torch.device) -> torch.Tensor:

@@ -13,14 +13,13 @@ from typing import Final
 import numpy as np
 import torch
 
+from gpuload.stage.finish import Outputs
 from gpuload.stage.noise import batch_normals, normals
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Erase, Flip, Mix
+from gpuload.transforms.program.ops import Erase, Flip, Mix, Numbers
 
 __all__ = ["Outputs", "apply_late", "boxes_within", "erase_levels", "neighbours", "random_numbers"]
-
-Outputs = torch.Tensor | Sequence[torch.Tensor]
 
 PIECE: Final = 16  # images whose random pixels are made at once on a GPU: each pixel takes some 100 numbers of 64 bits
 
@@ -50,6 +49,20 @@ def apply_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> 
                 _erase(outputs, rows, record)
             case Mix():
                 _mix(outputs, record, neighbours(len(late)) if partners is None else partners)
+            case Numbers() if record.mean:
+                _normalize(outputs, record)
+
+
+def _normalize(outputs: Outputs, record: Numbers) -> None:
+    """Normalise what a call of the user's own came before; the images are floats already."""
+    device = outputs[0].device
+    mean, std = (upload(np.array(numbers, np.float32)[:, None, None], device) for numbers in (record.mean, record.std))
+    at_once = isinstance(outputs, torch.Tensor) and device.type != "cpu"
+    for output in [outputs] if at_once else outputs:
+        if output.dtype == torch.float32:
+            output.sub_(mean).div_(std)
+        else:
+            output.copy_(output.to(torch.float32).sub_(mean).div_(std))
 
 
 def boxes_within(record: Erase, windows_tlhw: np.ndarray) -> np.ndarray:

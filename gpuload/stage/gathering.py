@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from gpuload.stage.finished import Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.gather import Source, resize
 from gpuload.stage.upload import upload
@@ -56,7 +57,7 @@ def gather_records(program: Program) -> list[tuple[int, Gather]]:
 
 
 def gather(
-    images: RaggedImages, record: Gather, gathered: Gathered, windows_tlhw: np.ndarray, outputs: Sequence[torch.Tensor]
+    images: RaggedImages, record: Gather, gathered: Gathered, windows_tlhw: np.ndarray, outputs: Outputs
 ) -> None:
     """Apply a record.
 

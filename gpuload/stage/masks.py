@@ -18,10 +18,13 @@ import numpy as np
 import torch
 
 from gpuload.stage.finish import UNCHANGED
+from gpuload.stage.finished import Outputs
+from gpuload.stage.own import run_call
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.backend import Runner, reference_runner
+from gpuload.stage.reference.backend import Runner, TorchBackend, reference_runner
+from gpuload.stage.segments import CallRunner
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Box, Flip, Numbers, Record, Warp
+from gpuload.transforms.program.ops import Box, Call, Flip, Numbers, Record, Warp
 
 __all__ = ["MaskStage", "check_fill"]
 
@@ -36,6 +39,7 @@ class MaskStage:
 
     def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
         self._levels = reference_runner(UNCHANGED, device, runner).levels
+        self._backend = TorchBackend(device, runner)
         self._device = device
 
     def __call__(
@@ -85,13 +89,41 @@ class MaskStage:
             size = sizes[0].tolist()
             batch = torch.empty((len(rows), channels, *size), dtype=torch.uint8, device=self._device)
             if channels:
-                self._levels(some, program, windows, batch)
+                self._move(some, program, windows, batch, dtype)
             whole = _numbers(batch, dtype, axes)
             return whole.unbind(), whole
         outputs = [torch.empty((channels, *size), dtype=torch.uint8, device=self._device) for size in sizes.tolist()]
         if channels:
-            self._levels(some, program, windows, outputs)
+            self._move(some, program, windows, outputs, dtype)
         return [_numbers(output, dtype, axes) for output in outputs], None
+
+    def _move(
+        self,
+        masks: RaggedImages,
+        program: Program,
+        windows: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        dtype: np.dtype[Any],
+    ) -> None:
+        if not any(isinstance(record, Call) for record in program.records):
+            self._levels(masks, program, windows, outputs)
+            return
+
+        def call(record: Call, planes: Outputs) -> None:
+            dense = isinstance(planes, torch.Tensor)
+            numbers = _numbers(planes, dtype, 3) if dense else [_numbers(plane, dtype, 3) for plane in planes]
+            run_call(record, numbers, "apply_masks")
+            if dtype.itemsize > 1:
+                for plane, found in zip(planes, numbers, strict=True):
+                    plane.copy_(_bytes(found))
+
+        CallRunner(self._backend, call)(masks, program, outputs)
+
+
+def _bytes(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers N×H×W as bytes (N · bytes)×H×W."""
+    count, height, width = numbers.shape
+    return numbers.contiguous().view(torch.uint8).view(count, height, width, -1).movedim(-1, 1).flatten(0, 1)
 
 
 def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Tensor:
@@ -116,9 +148,9 @@ def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
             fill = np.frombuffer(np.array(record.mask_fill, dtype).tobytes(), np.uint8)
             fill = tuple(np.tile(fill, channels // dtype.itemsize).tolist())
             records.append(replace(record, filters="nearest", fill=fill or (0,)))
-        elif isinstance(record, Flip):
+        elif isinstance(record, Flip) or (isinstance(record, Call) and record.own.has("apply_masks")):
             records.append(record)
-    return replace(program, records=tuple(records))
+    return replace(program, records=tuple(records), late_from=None)
 
 
 def check_fill(name: str, fill: float, dtype: np.dtype[Any]) -> None:

@@ -1,4 +1,4 @@
-"""A torch module at the end of the transforms: applied to whole batches, with torch's generators seeded.
+"""A torch module, or a function, at the end of the transforms; and torch's generators, seeded while it is called.
 
 A module such as Kornia's `AugmentationSequential` draws from torch's global generators. They are seeded for the call
 and restored after it, so what it draws depends on the loader's seed, the epoch and the batch alone.
@@ -7,39 +7,44 @@ and restored after it, so what it draws depends on the loader's seed, the epoch 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["apply_module", "seeded"]
+__all__ = ["apply_module", "generators_kept", "seed_generators"]
 
 
 def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
-    """Apply an ``nn.Module`` to a batch N×C×H×W.
+    """Apply an ``nn.Module``, or a function, to a batch N×C×H×W.
 
     The result carries gradients if a parameter of the module requires them. `seed`: of torch's generators during the
     call; None leaves them as they are.
     """
-    wanted = any(parameter.requires_grad for parameter in module.parameters())
-    with torch.set_grad_enabled(wanted), seeded(seed, batch.device):
-        return module(batch)
+    parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
+    wanted = any(parameter.requires_grad for parameter in parameters)
+    with torch.set_grad_enabled(wanted):
+        if seed is None:
+            return module(batch)
+        with generators_kept(batch.device) as generators:
+            seed_generators(generators, seed)
+            return module(batch)
 
 
 @contextlib.contextmanager
-def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators of the CPU and of a device; restore them afterwards."""
-    if seed is None:
-        yield
-        return
+def generators_kept(device: torch.device) -> Iterator[list[torch.Generator]]:
+    """torch's generators of the CPU and of a device; afterwards they are as they were."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[torch.device(device).index or 0])
     states = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(seed)
     try:
-        yield
+        yield generators
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+def seed_generators(generators: Sequence[torch.Generator], seed: int) -> None:
+    for generator in generators:
+        generator.manual_seed(seed)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuload.stage.backend import Backend
 from gpuload.transforms import Chain
 from gpuload.transforms.base import Transform
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Outline
 
 __all__ = ["Plan", "PlanStep", "make_plan", "plan_line"]
 
 REFERENCE = "torch"
+OWN = "own"  # calls of the user's own
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class PlanStep:
 
     Attributes:
         transform: the declaration.
-        backend: the name of the backend that runs it.
+        backend: the name of the backend that runs it; ``"own"``: a transform of the user's own.
         reason: why the reference runs it and not the chosen backend; else None.
     """
 
@@ -73,7 +75,14 @@ class Plan:
                 lines.append(f"view {number + 1}")
             lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
         if self.module:
-            lines.append(_row(self.module, "module", "applied to the batch as it is; gets the images alone", width))
+            lines.append(
+                _row(
+                    self.module,
+                    "own" if self.module.startswith("Lambda") else "module",
+                    "applied to the batch as it is; gets the images alone",
+                    width,
+                )
+            )
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -82,7 +91,7 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
         backend=backend.name,
         device=str(backend.device),
         views=tuple(plan_line(line.transforms, backend) for line in chain.lines),
-        module=None if chain.module is None else type(chain.module).__name__,
+        module=None if chain.last is None else chain.last.removeprefix("the module "),
         note=note,
     )
 
@@ -95,6 +104,16 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
         PlanStep(transform, backend.name if reason is None else REFERENCE, reason)
         for transform, reason in zip(transforms, reasons, strict=True)
     ]
+    calls = [bool(outlines) and all(one.kind is Call for one in outlines) for outlines in _outlines(transforms)]
+    steps = [replace(step, backend=OWN) if own else step for step, own in zip(steps, calls, strict=True)]
+    last_call = max((number for number in range(end) if calls[number]), default=end)
+    following = sum(_outlines(transforms[last_call + 1 : end]), ())
+    if last_call < end and not any(issubclass(outline.kind, CHANGES_PIXELS) for outline in following):
+        for number in range(last_call + 1, end):
+            steps[number] = PlanStep(
+                transforms[number], REFERENCE, f"done with {_shown(transforms[last_call])} before it"
+            )
+        return tuple(steps)
     # Images are finished by the run that writes them: the last one on levels.
     for number, transform in enumerate(transforms[:end]):
         if transform.makes and reasons[number] is not None:
@@ -113,9 +132,21 @@ def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | Non
     if transform.gathers > 1 and backend.name != REFERENCE:
         return "puts images of several samples together"
     for outline in transform.outline:
+        if outline.kind is Call:
+            continue
+        if late and outline.numbers is not None and outline.numbers.mean and backend.name != REFERENCE:
+            return "finished images are normalised by torch"
         if reason := backend.lacks(outline, late=late):
             return f"{outline.name}: {reason}" if transform.children else reason
     return None
+
+
+def _outlines(transforms: Sequence[Transform]) -> list[tuple[Outline, ...]]:
+    return [transform.outline for transform in transforms]
+
+
+def _shown(transform: Transform) -> str:
+    return getattr(transform, "called", type(transform).__name__)
 
 
 def _row(shown: str, backend: str, reason: str | None, width: int) -> str:

@@ -1,13 +1,16 @@
-"""A line of transforms on several backends, cut into runs of neighbours on the same backend.
+"""A line of transforms on several backends, cut into runs of neighbours on the same backend, and into what comes before,
+between and after calls of the user's own.
 
-Between two runs images are levels again, uint8 H×W×C in one flat tensor, only the windows that the next run needs. That
-memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in the process of the stage.
+Between two runs images are levels again, uint8 H×W×C in one flat tensor, only the windows that the next run needs; a
+call gets them as planes, C×H×W. That memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in the
+process of the stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
@@ -18,13 +21,14 @@ from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import UNCHANGED, Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.gathering import Gathered, gather, gather_records, groups_of
-from gpuload.stage.plan import PlanStep
+from gpuload.stage.own import cut_at_calls, run_call
+from gpuload.stage.plan import OWN, PlanStep
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.gathers import Gather
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Ops
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Ops
 
-__all__ = ["SegmentRunner"]
+__all__ = ["CallRunner", "SegmentRunner"]
 
 GATHERS: Final = "gathering"
 
@@ -54,13 +58,22 @@ class SegmentRunner:
         steps: where each transform runs.
         finish: the end of the line.
         backends: by name, those of the steps and the reference.
+        call: what makes a call, given its record and the images.
     """
 
-    def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[PlanStep],
+        finish: Finish,
+        backends: dict[str, Backend],
+        call: Callable[[Call, Outputs], None] = run_call,
+    ) -> None:
+        backends = {**backends, OWN: backends["torch"]}
         at = next((number for number, step in enumerate(steps) if step.transform.late), len(steps))
         self._runs = _runs(steps[:at], 0)
         if not self._runs or self._runs[-1].gathers:  # something has to finish images
             self._runs.append(_Run("torch", at, at))
+        self._call = call
         self._after = _runs(steps[at:], at)
         self._levels: list[Levels] = [
             backends["torch" if run.gathers else run.backend].levels(
@@ -68,6 +81,10 @@ class SegmentRunner:
             )
             for number, run in enumerate(self._runs)
         ]
+        self._finish = finish
+        self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
+        # Before a call in the last run, images are not finished yet.
+        self._before_call = backends[self._runs[-1].backend].levels(UNCHANGED) if self._calls else self._levels[-1]
         self._late: list[Late] = [backends[run.backend].late() for run in self._after]
         self._scratch = [torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(2)]
 
@@ -83,60 +100,167 @@ class SegmentRunner:
         `gpuload.stage.finished.apply_late`, `gathered` for each record that puts images together; None: rows 4k … 4k +
         3 are groups."""
         program, late = program.split()
-        windows = program.windows_tlhw
+        later = [] if late is None else [self._parts(late.part(*run.bounds(late))) for run in self._after]
+        # The same backend may apply the first of the late records in the same pass.
+        joins = bool(later and later[0]) and self._after[0].backend == self._runs[-1].backend
+        first = later[0][0] if joins else None
         if gathered is None:
             gathered = [Gathered(groups_of(np.arange(len(images)), 4)) for _ in gather_records(program)]
-        found = iter(gathered)
-        later = [] if late is None else [late.part(*run.bounds(late)) for run in self._after]
-        for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
-            start, end = run.bounds(program)
+        left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None, gathered)
+        if isinstance(first, Program):
+            later[0][:1] = [] if left is None else [left]
+        for run_late, parts in zip(self._late, later, strict=True):
+            for part in parts:
+                if isinstance(part, Call):
+                    self._call(part, outputs)
+                else:
+                    run_late(outputs, part, partners)
+
+    def _parts(self, program: Program) -> list[Program | Call]:
+        return cut_at_calls(program) if self._calls else [program]
+
+    def _apply_levels(
+        self,
+        images: RaggedImages,
+        program: Program,
+        outputs: Outputs,
+        late: Program | None,
+        gathered: Sequence[Gathered],
+    ) -> Program | None:
+        """Apply the records that work on levels, and finish; returns what is left of `late`."""
+        windows = program.windows_tlhw
+        parts = self._cut(program, gathered)
+        planes: Outputs | None = None  # what a call is given, and leaves
+        turn = 0
+        for number, (levels, start, end) in enumerate(parts[:-1]):
             part, seen = program.part(start, end), windows[start : end + 1]
-            if run.gathers:
-                between, memory = self._between(images, part, seen[-1], number)
-                [(_, record)] = gather_records(part)
-                gather(images, record, next(found), seen[-1], memory)
-                images = between
-            elif number == len(self._runs) - 1:
-                # The same backend may apply the first of the late records in the same pass.
-                joins = bool(later) and self._after[0].backend == run.backend
-                left = levels(images, part, seen, outputs, later[0] if joins else None)
-                later = [left, *later[1:]] if joins else later
+            if levels is None:
+                assert planes is not None
+                record = program.records[start]
+                assert isinstance(record, Call)
+                self._call(record, planes)
+                continue
+            if planes is not None:
+                images, planes, turn = self._interleaved(images, planes, turn), None, turn + 1
+            channels = _channels(images, part)
+            if parts[number + 1][0] is None:
+                planes = self._planes(channels, seen[-1], images.pixels.device, turn)
+                levels(images, part, seen, planes, None)
+                images = replace(images, sizes_hw=part.results_hw, regions_tlhw=seen[-1])  # what they are of
             else:
-                between, memory = self._between(images, part, seen[-1], number)
+                between, memory = self._between(images, channels, part.results_hw, seen[-1], turn)
                 levels(images, part, seen, memory, None)
                 images = between
-        for run_late, rest in zip(self._late, later, strict=True):
-            if rest is not None:
-                run_late(outputs, rest, partners)
+            turn += 1
+        levels, start, end = parts[-1]
+        assert levels is not None
+        part = program.part(start, end)
+        if planes is not None:
+            if not any(isinstance(record, CHANGES_PIXELS) for record in part.records):
+                self._finish.write(planes, outputs)
+                return late
+            images = self._interleaved(images, planes, turn)
+        return levels(images, part, windows[start : end + 1], outputs, late)
+
+    def _cut(self, program: Program, gathered: Sequence[Gathered]) -> list[tuple[Levels | None, int, int]]:
+        """The parts that are applied one after the other: a runner, or None for a call; and their records. The first
+        and the last have a runner."""
+        parts: list[tuple[Levels | None, int, int]] = []
+        found = iter(gathered)
+        for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
+            start, end = run.bounds(program)
+            if run.gathers:
+                parts.append((_gatherer(next(found)), start, end))
+                continue
+            last = number == len(self._runs) - 1
+            for at in range(start, end) if self._calls else ():
+                if isinstance(program.records[at], Call):
+                    if at > start or not parts:
+                        parts.append((self._before_call if last else levels, start, at))
+                    parts.append((None, at, at + 1))
+                    start = at + 1
+            if start < end or last or run.backend != OWN:
+                parts.append((levels, start, end))
+        return parts
 
     def _between(
-        self, images: RaggedImages, program: Program, windows_tlhw: np.ndarray, number: int
+        self, images: RaggedImages, channels: int, sizes_hw: np.ndarray, windows_tlhw: np.ndarray, turn: int
     ) -> tuple[RaggedImages, list[torch.Tensor]]:
         """Memory for the results of a run that is not the last: as the next run's images, and, as views of these, this
         run's outputs."""
-        channels = int(images.shapes[0, 2])
-        for record in program.records:
-            if isinstance(record, Ops) and record.channels is not None:
-                channels = record.channels
         shapes = np.column_stack([windows_tlhw[:, 2:], np.full(len(windows_tlhw), channels)])
         sizes = shapes.prod(axis=1)
         ends = np.cumsum(sizes)
-        pixels = self._memory(int(ends[-1]), images.pixels.device, number)
+        pixels = self._memory(int(ends[-1]), images.pixels.device, turn)
         offsets = ends - sizes
         outputs = [
             pixels[offset : offset + size].view(shape).permute(2, 0, 1)
             for offset, size, shape in zip(offsets.tolist(), sizes.tolist(), shapes.tolist(), strict=True)
         ]
-        return RaggedImages(pixels, offsets, shapes, program.results_hw, windows_tlhw, images.labels), outputs
+        return RaggedImages(pixels, offsets, shapes, sizes_hw, windows_tlhw, images.labels), outputs
 
-    def _memory(self, nbytes: int, device: torch.device, number: int) -> torch.Tensor:
+    def _planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, turn: int) -> Outputs:
+        """Memory for what a call is given."""
+        sizes = windows_tlhw[:, 2:]
+        ends = np.cumsum(channels * sizes.prod(axis=1)).tolist()
+        levels = self._memory(ends[-1], device, turn)
+        if (sizes == sizes[0]).all():
+            return levels.view(len(sizes), channels, *sizes[0].tolist())
+        return [
+            levels[start:end].view(channels, *size)
+            for start, end, size in zip([0, *ends], ends, sizes.tolist(), strict=False)
+        ]
+
+    def _interleaved(self, images: RaggedImages, planes: Outputs, turn: int) -> RaggedImages:
+        """What a call left, as the next run's images."""
+        channels = len(planes[0])
+        between, memory = self._between(images, channels, images.sizes_hw, images.regions_tlhw, turn)
+        for image, output in zip(planes, memory, strict=True):
+            output.copy_(image)
+        return between
+
+    def _memory(self, nbytes: int, device: torch.device, turn: int) -> torch.Tensor:
         """Memory between two runs. A run reads what the one before it wrote, so two pieces take turns."""
         if device.type != "cpu":
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
-        turn = number % 2
+        turn %= 2
         if len(self._scratch[turn]) < nbytes:
             self._scratch[turn] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         return self._scratch[turn][:nbytes]
+
+
+class CallRunner(SegmentRunner):
+    """Applies programs of the reference's records and calls, whose results stay levels: those of masks."""
+
+    def __init__(self, backend: Backend, call: Callable[[Call, Outputs], None]) -> None:
+        super().__init__((), UNCHANGED, {"torch": backend}, call)
+        self._runs, self._calls = [_Run("torch", 0, sys.maxsize)], True
+
+
+def _gatherer(gathered: Gathered) -> Levels:
+    """What puts images together, as a runner."""
+
+    def run(
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None,
+    ) -> Program | None:
+        [(_, record)] = gather_records(program)
+        gather(images, record, gathered, windows_tlhw[-1], outputs)
+        return late
+
+    return run
+
+
+def _channels(images: RaggedImages, program: Program) -> int:
+    """How many channels images have after a program."""
+    channels = int(images.shapes[0, 2])
+    for record in program.records:
+        if isinstance(record, Ops) and record.channels is not None:
+            channels = record.channels
+    return channels
 
 
 def _runs(steps: Sequence[PlanStep], first: int) -> list[_Run]:

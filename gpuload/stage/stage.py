@@ -123,25 +123,30 @@ class Stage:
                 return batch, upload(np.array(sizes), self.device)
             run(images, program, batch, partners, gathered)
             if self._chain.module is None:
-                return self._views(batch, len(images)) if self._ragged == "views" else batch
+                return list(batch.unbind()) if self._ragged == "views" else batch
         # The user's autocast applies to the user's module.
         with torch.inference_mode(False), torch.no_grad(), _intra_op_threads(self._threads):
             result = apply_module(self._chain.module, batch, seed)
-            return self._views(result, len(images)) if self._ragged == "views" else result
+            self._check_last(result, len(images))
+            return list(result.unbind()) if self._ragged == "views" else result
 
     @property
     def _threads(self) -> int | None:
         return self._cpu_threads if self.device.type == "cpu" else None
 
-    def _views(self, result: Any, count: int) -> list[torch.Tensor]:
-        if not isinstance(result, torch.Tensor) or result.dim() == 0 or len(result) != count:
-            described = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-            raise ValueError(
-                f"the module {type(self._chain.module).__name__} at the end of the transforms was given {count} images "
-                f"and returned {described}; with a collate_fn, or batch_size=None, it must return a tensor with a row "
-                "for each image"
-            )
-        return list(result.unbind())
+    def _check_last(self, result: Any, count: int) -> None:
+        """Refuse what a module at the end returned, unless it has an entry for each image; but it may be anything
+        else than a tensor, if it is not taken apart."""
+        tensor = isinstance(result, torch.Tensor)
+        if (tensor and result.dim() and len(result) == count) or not (
+            tensor or result is None or self._ragged == "views"
+        ):
+            return
+        got = f"shape {tuple(result.shape)}" if tensor else "None" if result is None else type(result).__name__
+        raise ValueError(
+            f"{self._chain.last} at the end of the transforms was given {count} images and returned {got}; it must "
+            "return a tensor with a row for each image"
+        )
 
     def check(self, images: RaggedImages, program: Program, view: int = 0, partners: np.ndarray | None = None) -> int:
         """Check that the images fit the chain and each other; returns how many channels the results have."""

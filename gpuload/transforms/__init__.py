@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuload.transforms.augmix import AugMix
     from gpuload.transforms.auto import AutoAugment, RandAugment, TrivialAugmentWide
+    from gpuload.transforms.base import Uniforms
     from gpuload.transforms.blur_noise import GaussianBlur, GaussianNoise
     from gpuload.transforms.boxes import (
         ClampBoundingBoxes,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     )
     from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
     from gpuload.transforms.convert import Normalize, ToDtype
+    from gpuload.transforms.custom import Custom, Lambda
     from gpuload.transforms.epochs import by_epoch
     from gpuload.transforms.erasing import RandomErasing
     from gpuload.transforms.gathering import CopyPaste, Mosaic
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from gpuload.transforms.program.draws import Program
     from gpuload.transforms.random_resized_crop import RandomResizedCrop
     from gpuload.transforms.resizing import RandomResize, RandomShortestSize, ScaleJitter
+    from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment
     from gpuload.transforms.timm_randaugment import TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
@@ -58,6 +61,7 @@ _MODULES = {
     "augmix": "AugMix",
     "auto": "AutoAugment RandAugment TrivialAugmentWide",
     "blur_noise": "GaussianBlur GaussianNoise",
+    "base": "Uniforms",
     "boxes": "ClampBoundingBoxes ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes",
     "chain": "Chain",
     "color": "ColorJitter",
@@ -66,6 +70,7 @@ _MODULES = {
     "composite": "Compose Identity RandomApply RandomChoice RandomOrder",
     "convert": "Normalize ToDtype",
     "epochs": "by_epoch",
+    "custom": "Custom Lambda",
     "erasing": "RandomErasing",
     "gathering": "CopyPaste Mosaic",
     "geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomVerticalFlip Resize",
@@ -78,6 +83,7 @@ _MODULES = {
     "program.draws": "Draws Program",
     "random_resized_crop": "RandomResizedCrop",
     "resizing": "RandomResize RandomShortestSize ScaleJitter",
+    "timm_policies": "TimmAugMix TimmAutoAugment",
     "timm_randaugment": "TimmRandAugment",
     "warps": "RandomAffine RandomPerspective RandomRotation",
 }
@@ -85,23 +91,24 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
 
 __all__ = [
     "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ClampKeyPoints",
-    "ColorJitter", "Compose", "ConvertBoundingBoxFormat", "CopyPaste", "CutMix", "GaussianBlur", "GaussianNoise",
-    "Grayscale", "Identity", "MixUp", "Mosaic", "MultiView", "Normalize", "Pad", "Program", "RandAugment",
-    "RandomAdjustSharpness", "RandomAffine", "RandomApply", "RandomAutocontrast", "RandomChannelPermutation",
-    "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize", "RandomErasing", "RandomGrayscale",
-    "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
+    "ColorJitter", "Compose", "ConvertBoundingBoxFormat", "CopyPaste", "Custom", "CutMix", "GaussianBlur",
+    "GaussianNoise", "Grayscale", "Identity", "Lambda", "MixUp", "Mosaic", "MultiView", "Normalize", "Pad", "Program",
+    "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomApply", "RandomAutocontrast",
+    "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize", "RandomErasing",
+    "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
     "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotation",
     "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize", "ResizeKeepRatio",
-    "SanitizeBoundingBoxes", "SanitizeKeyPoints", "ScaleJitter", "TimmRandAugment", "ToDtype", "TrimBorder",
-    "TrivialAugmentWide", "by_epoch", "from_timm", "from_torchvision",
+    "SanitizeBoundingBoxes", "SanitizeKeyPoints", "ScaleJitter", "TimmAugMix", "TimmAutoAugment", "TimmRandAugment",
+    "ToDtype", "TrimBorder", "TrivialAugmentWide", "Uniforms", "apply", "by_epoch", "from_timm", "from_torchvision",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    # `apply` needs the stage, far above this room: only its name is here, for users, and nothing here depends on it.
+    home = "gpuload.loader.apply" if name == "apply" else f"{__name__}.{_HOMES[name]}" if name in _HOMES else None
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

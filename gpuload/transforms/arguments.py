@@ -11,6 +11,7 @@ import enum
 import math
 import numbers
 import operator
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -29,20 +30,23 @@ __all__ = [
     "finite",
     "interpolation_name",
     "interval",
+    "is_module",
     "is_sequence",
+    "is_torchvisions",
+    "name_of",
     "probability",
     "shown",
     "size_pair",
     "whole",
 ]
 
-Interpolation = Literal["nearest", "bilinear", "bicubic"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Dtype = Literal["uint8", "float16", "bfloat16", "float32"]
 
 INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
 DTYPES: Final = ("uint8", "float16", "bfloat16", "float32")
 MASK_DTYPES: Final = ("uint8", "int16", "int32", "int64", "bool", "float32")
-PILLOW_FILTERS: Final = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+PILLOW_FILTERS: Final = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def is_sequence(value: Any) -> bool:
@@ -52,6 +56,30 @@ def is_sequence(value: Any) -> bool:
     return isinstance(value, list | tuple | np.ndarray) or (
         hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
     )
+
+
+def is_module(entry: Any) -> bool:
+    """Whether it is a torch module; nothing is before torch is imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(entry, torch.nn.Module)
+
+
+def is_torchvisions(entry: Any) -> bool:
+    """Whether it is a transform of torchvision, or a torch ``Sequential`` of nothing else. Those of v2 are modules too,
+    but given a batch they draw once for all of it."""
+    kind = type(entry)
+    if kind.__module__.startswith("torch.nn.modules.") and kind.__name__ == "Sequential":
+        return len(entry) > 0 and all(map(is_torchvisions, entry))
+    return f"{kind.__module__}.".startswith("torchvision.transforms.")
+
+
+def name_of(entry: Any) -> str:
+    """The name of a function; or of an object's class, and of its package, if that says something."""
+    if not isinstance(getattr(entry, "__name__", 0), str):
+        entry = type(entry)
+        package = entry.__module__.partition(".")[0]
+        return entry.__name__ if package == "__main__" else f"{package}'s {entry.__name__}"
+    return entry.__name__
 
 
 def whole(name: str, value: Any, *, least: int | None) -> int:
@@ -180,11 +208,10 @@ def _levels(name: str, value: Any) -> tuple[int, ...]:
     return tuple(levels)
 
 
-def interpolation_name(name: str, value: Any, *, random: bool = False) -> Any:
-    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling; if `random`, also
-    ``"random"``, timm's word for bilinear or bicubic, drawn for each image."""
-    if random and isinstance(value, str) and value == "random":
-        return value
+def interpolation_name(name: str, value: Any, *, resizing: bool = False) -> Any:
+    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling; for `resizing` also
+    ``"lanczos"``, and ``"random"``, timm's word for bilinear or bicubic, drawn for each image."""
+    known = (*INTERPOLATIONS, "lanczos", "random") if resizing else INTERPOLATIONS
     found: Any = value
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         found = value.value
@@ -192,20 +219,18 @@ def interpolation_name(name: str, value: Any, *, random: bool = False) -> Any:
         found = PILLOW_FILTERS.get(value)
     if found == "nearest-exact":  # the same as nearest on Pillow images, which are the reference
         found = "nearest"
-    if not isinstance(found, str) or found not in INTERPOLATIONS:
-        known = ", ".join(map(repr, (*INTERPOLATIONS, "random") if random else INTERPOLATIONS))
-        raise ValueError(f"{name} must be one of {known}, got {value!r}")
+    if not isinstance(found, str) or found not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
     return found
 
 
-def antialias_flag(name: str, value: Any) -> bool:
-    """True; resampling without antialiasing is not supported."""
-    if value is not True and value is not None:
-        raise ValueError(
-            f"{name} must be True, got {value!r}: gpuload always antialiases bilinear and bicubic resampling, as "
-            "Pillow does; for no filter at all use interpolation='nearest'"
-        )
-    return True
+def antialias_flag(name: str, value: Any, interpolation: str) -> bool:
+    """Whether to antialias; None is True, as for Pillow images in torchvision."""
+    if value not in (True, False, None):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    if value is False and interpolation == "lanczos":
+        raise ValueError(f"{name} must be True for interpolation='lanczos', which is defined with antialiasing alone")
+    return value is not False
 
 
 def dtype_name(name: str, value: Any, allowed: Sequence[str] = DTYPES) -> Dtype:

@@ -10,9 +10,10 @@ their image; they may reach beyond it where a transform pads.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,9 +21,11 @@ from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import Fill, shown
 from gpuload.transforms.program.ops import Box, Outline, Record
-from gpuload.transforms.program.windows import RANDOM_FILTERS, filter_names
+from gpuload.transforms.program.windows import FILTERS, filter_names
 
-__all__ = ["EVERYWHERE", "DrawError", "Padding", "Resampling", "Standing", "Transform", "Uniforms"]
+__all__ = ["EVERYWHERE", "DrawError", "Padding", "Resampling", "Standing", "Transform", "Uniforms", "made_late"]
+
+T = TypeVar("T", bound="Transform")
 
 EVERYWHERE: Final = ("uint8", "float", "normalized")  # the states of an image, see `Transform.works_on`
 
@@ -67,11 +70,15 @@ class Uniforms:
 
 class Standing(NamedTuple):
     """Where in a chain a transform is: the `state` of the images that reach it (see `Transform.works_on`); whether they
-    are `finished`, so that no later transform needs levels; how many levels make 1 in the finished numbers (`unit`)."""
+    are `finished`, so that no later transform needs levels; how many levels make 1 in the finished numbers (`unit`);
+    whether nothing but calls of the user's own comes from here on (`ends`), or one has been `called` with images that
+    are finished."""
 
     state: str
     finished: bool
     unit: float
+    ends: bool = False
+    called: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,6 +110,16 @@ class Transform:
         """The record for images of these sizes; None if there is nothing to do. A transform that holds others gives
         theirs, drawn by `gpuload.transforms.line`."""
         return None
+
+    def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
+        """What a line takes from it: what it draws."""
+        return self.draw(uniforms, sizes_hw)
+
+    def __call__(self, image: Any, *, seed: int = 0) -> Any:
+        """Apply it to one image, to look at what it does; see `gpuload.transforms.apply`."""
+        from gpuload import transforms
+
+        return transforms.apply(self, image, seed=seed)
 
     @property
     def outline(self) -> tuple[Outline, ...]:
@@ -146,6 +163,13 @@ class Transform:
         return f"{type(self).__name__}({', '.join(written)})"
 
 
+def made_late(transform: T) -> T:
+    """A copy that works on finished images."""
+    placed = copy.copy(transform)
+    object.__setattr__(placed, "late", True)
+    return placed
+
+
 class Resampling(Transform):
     """Base of the transforms that resample a box, by a filter that is given or drawn for each image.
 
@@ -153,16 +177,23 @@ class Resampling(Transform):
     """
 
     interpolation: str
+    antialias: Any = True
 
     @property
     def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Box, name=type(self).__name__, filters=filter_names(self.interpolation)),)
+        return (Outline(kind=Box, name=type(self).__name__, filters=self._names),)
 
-    def filters(self, numbers: np.ndarray) -> np.ndarray | str:
-        """The filters of a `Box`, from a uniform number for each image."""
-        if self.interpolation != "random":
-            return self.interpolation
-        return RANDOM_FILTERS[(numbers * len(RANDOM_FILTERS)).astype(np.int64)]
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return filter_names(self.interpolation, antialias=self.antialias)
+
+    def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
+        """The filters of a `Box`, from a uniform number for each image if they are drawn."""
+        names = self._names
+        if len(names) == 1 or numbers is None:
+            return names[0]
+        codes = np.array([FILTERS.index(name) for name in names])
+        return codes[(numbers * len(codes)).astype(np.int64)]
 
 
 class Padding(Transform):

@@ -61,14 +61,14 @@ def _sigmas(value: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True, repr=False)
 class GaussianNoise(OneOperation):
-    """Add a normal number to each level of an image, and clip.
+    """Add a normal number to each level of an image.
 
     Works on levels, as torchvision does on uint8 images, also between `ToDtype` and `Normalize`: what is added is
     truncated to a whole number. The numbers are the same on every device.
 
     Args:
         mean, sigma: of the noise on an image in 0 … 1; `sigma` is not negative.
-        clip: True; False, with which torchvision's uint8 images wrap around, is not supported.
+        clip: levels end at 0 and 255; False: they wrap around there, as torchvision's uint8 images do.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -87,14 +87,12 @@ class GaussianNoise(OneOperation):
         if sigma < 0:
             raise ValueError(f"GaussianNoise(sigma=…) must not be negative, got {sigma:g}")
         object.__setattr__(self, "sigma", sigma)
-        if self.clip is not True:
-            raise ValueError(
-                f"GaussianNoise(clip=…) must be True, got {self.clip!r}: noise is added to levels, which end at 0 and "
-                "255; a module at the end of the chain can add noise that is not clipped"
-            )
+        if not isinstance(self.clip, bool):
+            raise TypeError(f"GaussianNoise(clip=…) must be True or False, got {self.clip!r}")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
         key_words = np.floor(uniforms(2) * 2.0**32)
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
-        return self.ops(np.ones(len(key_words), bool), np.hstack([values, key_words]))
+        wraps = np.full((len(key_words), 1), float(not self.clip))
+        return self.ops(np.ones(len(key_words), bool), np.hstack([values, key_words, wraps]))

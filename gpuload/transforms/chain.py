@@ -11,7 +11,6 @@ lines; the view's own transforms; and those after it, with other draws in each l
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
@@ -21,16 +20,18 @@ import numpy as np
 
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import depends_on_epoch
+from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
 from gpuload.transforms.base import Transform
-from gpuload.transforms.composite import flat
+from gpuload.transforms.composite import flat, wrapped
 from gpuload.transforms.line import Line
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Call
 from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.rules import check_fills, check_gathering, check_mixing, check_order, mixing_of, placed
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what is the user's own is imported where there is some: few workers need it
+    from gpuload.transforms.custom import Custom
     from gpuload.transforms.mixing import CutMix, MixUp
 
 __all__ = ["Chain"]
@@ -42,13 +43,15 @@ class Chain:
     """Transforms in the order in which they are applied.
 
     Args:
-        transforms: from `gpuload.transforms`; the last one may be a torch `nn.Module`, which is applied to the batch's
-            images. For torchvision's transforms see `gpuload.transforms.from_torchvision`.
+        transforms: from `gpuload.transforms`, or torch `nn.Module`s, which are called with the batch's images. For
+            torchvision's transforms see `gpuload.transforms.from_torchvision`.
 
     Attributes:
         transforms: the declarations, as a tuple.
         lines: the transforms as they are applied to an image; one `Line` for each view.
-        module: the trailing `nn.Module`, or None. It is left out when a chain is pickled.
+        module: the `nn.Module` at the end, or the function of a `Lambda` of batches there: it may return anything with
+            an entry for each image. Or None. It is left out when a chain is pickled, and a `StandIn` takes the place of
+            other transforms of the user's own.
 
     Raises:
         TypeError: an entry is not a transform.
@@ -62,27 +65,26 @@ class Chain:
 
     transforms: tuple[Transform, ...]
     lines: tuple[Line, ...]
-    module: Any
+    module: Any = None
 
     def __init__(self, transforms: Iterable[Any] | None = ()) -> None:
-        if _is_torchvisions(transforms):
+        if is_torchvisions(transforms):
             raise TypeError(
                 f"transforms must be a list of gpuload's, got one {_name(transforms)} of torchvision's; write "
                 "transforms=T.from_torchvision(…), where T is gpuload.transforms"
             )
-        if isinstance(transforms, Transform) or _is_module(transforms):
+        if isinstance(transforms, Transform) or is_module(transforms):
             raise TypeError(f"transforms must be a list, got one {type(transforms).__name__}; write [{transforms!r}]")
         try:
             found = list(transforms or ())
         except TypeError:
             raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}") from None
         for number, entry in enumerate(found):
-            if not isinstance(entry, Transform) and (_is_torchvisions(entry) or not _is_module(entry)):
+            if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
                 raise TypeError(_no_transform(entry, number))
-        for number, entry in enumerate(found[:-1]):
-            if _is_module(entry):
-                raise ValueError(_after_module(entry, found[number + 1], number))
-        self.module = found.pop() if found and _is_module(found[-1]) else None
+        found = wrapped(found)
+        if found and found[-1].record is Call and found[-1].per == "batch":
+            self.module = found.pop().fn
         self.transforms = tuple(flat(found))
         lines = _lines(self.transforms)
         for line in lines:
@@ -123,7 +125,25 @@ class Chain:
     @property
     def module_name(self) -> str | None:
         """The package and class of the module at the end: ``"kornia's RandomAffine"``; None without one."""
-        return None if self.module is None else _whose(self.module)
+        return None if self.module is None else name_of(self.module)
+
+    @property
+    def last(self) -> str | None:
+        """The same for messages: ``"the module RandomAffine"``, or ``"Lambda(brighten)"``."""
+        if self.module is None:
+            return None
+        return f"the module {_name(self.module)}" if is_module(self.module) else f"Lambda({name_of(self.module)})"
+
+    @cached_property
+    def calls(self) -> list[Custom]:
+        """The user's own transforms, without the module at the end."""
+        found = {id(one): one for line in self.lines for one in _calls(line.transforms)}
+        return list(found.values())
+
+    @property
+    def holds_module(self) -> bool:
+        """Whether a torch module is called, whose parameters somebody may be changing."""
+        return self.module is not None or any(is_module(getattr(own, "fn", None)) for own in self.calls)
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:
@@ -209,7 +229,7 @@ class Chain:
 
         written = repr([_identity(transform) for transform in self.transforms])
         digits = hashlib.sha256(written.encode()).hexdigest()[:16]
-        return digits if self.module is None else f"{digits}-{_name(self.module)}"
+        return digits if self.module is None else f"{digits}-{_plain(self.module)}"
 
     def __len__(self) -> int:
         return len(self.transforms)
@@ -226,12 +246,16 @@ class Chain:
         return hash((self.transforms, id(self.module)))
 
     def __reduce__(self) -> tuple[type[Chain], tuple[tuple[Transform, ...]]]:
-        return Chain, (self.transforms,)
+        if not self.calls:
+            return Chain, (self.transforms,)
+        from gpuload.transforms.custom import stand_ins
+
+        return Chain, (stand_ins(self.transforms),)
 
     def __repr__(self) -> str:
         names = [repr(transform) for transform in self.transforms]
         if self.module is not None:
-            names.append(f"<module {_name(self.module)}>")
+            names.append(f"<module {_name(self.module)}>" if is_module(self.module) else str(self.last))
         return f"Chain([{', '.join(names)}])"
 
 
@@ -263,10 +287,19 @@ def _numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], i
     return lanes, first
 
 
+def _calls(transforms: Iterable[Transform]) -> Iterator[Custom]:
+    for transform in transforms:
+        if transform.record is Call:
+            yield transform  # pyright: ignore[reportReturnType]
+        yield from _calls(transform.children)
+
+
 def _identity(transform: Transform) -> tuple[Any, ...]:
     """The class and the arguments of a transform, in plain values."""
-    values = ((field.name, _plain(getattr(transform, field.name))) for field in fields(transform) if field.compare)
-    return type(transform).__name__, *values
+    names = [field.name for field in fields(transform) if field.compare]
+    if transform.record is Call and "__dataclass_fields__" not in vars(type(transform)):  # a plain class of the user's
+        names = sorted(set(vars(transform)) - {"late"})
+    return type(transform).__name__, *((name, _plain(getattr(transform, name))) for name in names)
 
 
 def _plain(value: Any) -> Any:
@@ -276,7 +309,13 @@ def _plain(value: Any) -> Any:
         return value + 0.0  # -0.0 is 0.0
     if depends_on_epoch(value):
         return repr(value)
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if callable(value):  # a function, or a module: what it does is not known
+        return value.__name__ if isinstance(getattr(value, "__name__", 0), str) else _name(value)
+    return _name(value) if type(value).__repr__ is object.__repr__ else value
 
 
 def _varies(value: Any) -> bool:
@@ -295,38 +334,8 @@ def _at(value: Any, epoch: int) -> Any:
     return tuple(_at(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
 
 
-def _is_module(entry: Any) -> bool:
-    """Whether it is a torch module; nothing is before torch is imported."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(entry, torch.nn.Module)
-
-
-def _is_torchvisions(entry: Any) -> bool:
-    """Whether it is a transform of torchvision, or a torch ``Sequential`` of nothing else. Those of v2 are modules too,
-    but given a batch they draw once for all of it."""
-    kind = type(entry)
-    if kind.__module__.startswith("torch.nn.modules.") and kind.__name__ == "Sequential":
-        return len(entry) > 0 and all(map(_is_torchvisions, entry))
-    return f"{kind.__module__}.".startswith("torchvision.transforms.")
-
-
 def _name(entry: Any) -> str:
     return type(entry).__name__
-
-
-def _whose(entry: Any) -> str:
-    """The name of a module's class, and of its package, if that says something."""
-    package = type(entry).__module__.partition(".")[0]
-    return _name(entry) if package == "__main__" else f"{package}'s {_name(entry)}"
-
-
-def _after_module(module: Any, entry: Any, number: int) -> str:
-    both = _is_module(entry)
-    return (
-        f"transforms in an impossible order: {_whose(entry) if both else _name(entry)} (number {number + 2}) cannot "
-        f"come after the module {_whose(module)} (number {number + 1}), which is applied to the finished batch; "
-        + ("put both into one torch.nn.Sequential" if both else "put the module last")
-    )
 
 
 def _no_transform(entry: Any, number: int) -> str:
@@ -336,11 +345,12 @@ def _no_transform(entry: Any, number: int) -> str:
         return f"{text}, a {kind.__name__} in the list; unpack it with *, as in transforms=[*T.from_torchvision(…), …]"
     if isinstance(entry, type) and issubclass(entry, Transform):
         return f"transforms[{number}] is the class {entry.__name__}; write {entry.__name__}(…)"
-    if _is_torchvisions(entry) and kind.__name__ in ("Compose", "Sequential"):
+    if is_torchvisions(entry) and kind.__name__ in ("Compose", "Sequential"):
         return f"{text}, a chain of torchvision's; write *gpuload.transforms.from_torchvision(…) in its place"
     if kind.__module__.startswith("torchvision."):
         return (
             f"{text}, which is torchvision's; write gpuload.transforms.{kind.__name__}(…), where there is "
             "one, or let gpuload.transforms.from_torchvision([…]) write the chain"
         )
-    return f"{text} ({kind.__name__}); write one of gpuload.transforms, or a torch nn.Module as the last one"
+    text = f"{text} ({kind.__name__}); write one of gpuload.transforms, or a torch nn.Module"
+    return f"{text}, or T.Lambda({name_of(entry)}) to call it with a batch" if callable(entry) else text

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, is_sequence, probability
+from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
 from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms
 from gpuload.transforms.line import draw_some
 from gpuload.transforms.program.ops import Mix, Record
@@ -233,11 +233,22 @@ def flat(transforms: Iterable[Transform]) -> list[Transform]:
     return found
 
 
+def wrapped(transforms: Iterable[Any]) -> list[Any]:
+    """The transforms, with torch modules among them in a `Lambda`."""
+    found = list(transforms)
+    for number, entry in enumerate(found):
+        if is_module(entry) and not is_torchvisions(entry):
+            from gpuload.transforms.custom import Lambda  # few chains have one
+
+            found[number] = Lambda(entry)
+    return found
+
+
 def held(own: str, transforms: Any) -> tuple[Transform, ...]:
     """The transforms that a transform is given to hold, checked."""
     if isinstance(transforms, Transform) or not is_sequence(transforms):
         raise TypeError(f"{own}(transforms=…) must be a list of transforms, got {transforms!r}")
-    children = tuple(transforms)
+    children = tuple(wrapped(transforms))
     if not children:
         raise ValueError(f"{own}(transforms=…) is empty; give at least one transform (Identity() does nothing)")
     for number, child in enumerate(children):

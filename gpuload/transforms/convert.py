@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence
-from gpuload.transforms.base import EVERYWHERE, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, made_late
 from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype"]
@@ -122,6 +122,9 @@ class Normalize(Transform):
             )
         if not (np.array(self.std) > 0).all():
             raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
+
+    def standing(self, where: Standing) -> Transform:
+        return made_late(self) if where.called else self
 
     def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
         return Numbers(mean=self.mean, std=self.std)

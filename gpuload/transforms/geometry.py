@@ -33,14 +33,15 @@ PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
 @dataclass(frozen=True, repr=False)
 class Resize(Resampling):
-    """Resize to a size, with antialiasing, as Pillow does.
+    """Resize to a size, with antialiasing as Pillow does it.
 
     Args:
         size: an integer, the new length of the shorter side, with the aspect ratio kept; or (height, width); or None,
             with `max_size` as the new length of the longer side. Or `by_epoch`.
-        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
+            drawn.
         max_size: the longer side does not become longer than this; only for an integer (or None) as `size`.
-        antialias: must be True.
+        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -86,11 +87,11 @@ class Resize(Resampling):
 
     def _check_filter(self) -> None:
         name = "Resize(interpolation=…)"
-        object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, random=True))
-        object.__setattr__(self, "antialias", antialias_flag("Resize(antialias=…)", self.antialias))
+        object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, resizing=True))
+        object.__setattr__(self, "antialias", antialias_flag("Resize(antialias=…)", self.antialias, self.interpolation))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
-        filters = self.filters(uniforms(1)[:, 0]) if self.interpolation == "random" else self.interpolation
+        filters = self.filters(uniforms(1)[:, 0] if self.interpolation == "random" else None)
         return Box(full_windows(sizes_hw), self._sizes(sizes_hw), filters, cuts=False)
 
     def _sizes(self, sizes_hw: np.ndarray) -> np.ndarray:

@@ -37,7 +37,8 @@ class ResizeKeepRatio(Resampling):
     Args:
         size: an integer (a square), or (height, width).
         longest: 0: the result covers the size; 1: it fits into it; other fractions: in between.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"nearest"``, or ``"random"``: bilinear or bicubic, drawn.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
+            drawn.
         random_scale_prob: the probability of scaling by a random factor too.
         random_scale_range: the least and the greatest factor, greater than 0.
         random_scale_area: the factor is 1 / √x, with x from the range, as for the area of a crop.
@@ -68,7 +69,7 @@ class ResizeKeepRatio(Resampling):
         if not 0 <= longest <= 1:
             raise ValueError(f"{own}(longest=…) must lie in 0 … 1, got {longest}")
         object.__setattr__(self, "longest", longest)
-        filter_name = interpolation_name(f"{own}(interpolation=…)", self.interpolation, random=True)
+        filter_name = interpolation_name(f"{own}(interpolation=…)", self.interpolation, resizing=True)
         object.__setattr__(self, "interpolation", filter_name)
         for name in ("random_scale_prob", "random_aspect_prob"):
             object.__setattr__(self, name, probability(f"{own}({name}=…)", getattr(self, name)))

@@ -89,7 +89,7 @@ def _draw(
     last = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
     for step, (lane, transform) in enumerate(zip(lanes, transforms, strict=True)):
         own = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last else None)
-        drawn = transform.draw(own, sizes_hw)
+        drawn = transform.drawn(own, sizes_hw)
         if drawn is None:
             continue
         if isinstance(drawn, Record):

@@ -33,8 +33,9 @@ class RandomResizedCrop(Resampling):
         size: of the result: an integer (a square), or (height, width), or `by_epoch`.
         scale: the least and the greatest area of the box, as fractions of the image's.
         ratio: the least and the greatest aspect ratio (width / height) of the box; drawn log-uniformly.
-        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
-        antialias: must be True.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
+            drawn.
+        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -54,8 +55,8 @@ class RandomResizedCrop(Resampling):
         object.__setattr__(self, "scale", interval(f"{own}(scale=…)", self.scale, positive=True))
         object.__setattr__(self, "ratio", interval(f"{own}(ratio=…)", self.ratio, positive=True))
         name = f"{own}(interpolation=…)"
-        object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, random=True))
-        object.__setattr__(self, "antialias", antialias_flag(f"{own}(antialias=…)", self.antialias))
+        object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, resizing=True))
+        object.__setattr__(self, "antialias", antialias_flag(f"{own}(antialias=…)", self.antialias, self.interpolation))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(2 + 2 * TRIES + (self.interpolation == "random"))

@@ -41,9 +41,9 @@ class _Resizing(Resampling):
         """Check the arguments that all of them have."""
         own: Any = self
         name = type(self).__name__
-        filters = interpolation_name(f"{name}(interpolation=…)", own.interpolation, random=True)
+        filters = interpolation_name(f"{name}(interpolation=…)", own.interpolation, resizing=True)
         object.__setattr__(self, "interpolation", filters)
-        object.__setattr__(self, "antialias", antialias_flag(f"{name}(antialias=…)", own.antialias))
+        object.__setattr__(self, "antialias", antialias_flag(f"{name}(antialias=…)", own.antialias, own.interpolation))
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,8 +54,9 @@ class ScaleJitter(_Resizing):
         target_size: (height, width). As in torchvision, its width is compared with the image's height, and its height
             with the image's width.
         scale_range: the least and the greatest factor.
-        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
-        antialias: must be True.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
+            drawn.
+        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -87,8 +88,9 @@ class RandomShortestSize(_Resizing):
     Args:
         min_size: the lengths to draw from, or one length.
         max_size: the longer side does not become longer than this.
-        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
-        antialias: must be True.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
+            drawn.
+        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -124,8 +126,9 @@ class RandomResize(_Resizing):
     Args:
         min_size: the least length.
         max_size: the greatest length is one less.
-        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``; ``"random"``: bilinear or bicubic, drawn.
-        antialias: must be True.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
+            drawn.
+        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuload.transforms.base import Standing, Transform
 from gpuload.transforms.composite import Identity, RandomChoice, flat
+from gpuload.transforms.program.ops import Call
 
 if TYPE_CHECKING:  # a worker imports the transforms of its chain, and no others
     from gpuload.transforms.mixing import CutMix, MixUp
@@ -69,11 +70,15 @@ def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
     first: int | None = None
     for number, transform in enumerate(transforms):
         # Whatever takes normalized images takes any finished ones.
-        ready = state == "normalized" or (
-            state == "float" and all("normalized" in later.works_on for later in transforms[number:])
+        rest, called = transforms[number:], first is not None and _calls(transforms[first])
+        ready = (
+            state == "normalized"
+            or first is not None
+            or (state == "float" and all("normalized" in later.works_on for later in rest))
         )
-        found.append(transform.standing(Standing(state, ready, unit)))
-        if first is not None and "normalized" not in transform.works_on:
+        ends = all(map(_calls, rest))
+        found.append(transform.standing(Standing(state, ready, unit, ends=ends, called=called)))
+        if first is not None and "normalized" not in transform.works_on and not found[-1].late:
             late, early = _name(transform), _name(transforms[first])
             raise ValueError(
                 f"transforms in an impossible order: {late} (number {number + 1}) cannot come after {early} (number "
@@ -81,10 +86,27 @@ def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
             )
         if found[-1].late and first is None:
             first = number
+            _check_held(transform, number)
         if transform.makes is not None:
             state = transform.makes
             unit = 255.0 if getattr(transform, "scale", False) else unit
     return tuple(found)
+
+
+def _calls(transform: Transform) -> bool:
+    """Whether it only calls what is the user's own."""
+    return transform.record is Call or bool(transform.children and all(map(_calls, transform.children)))
+
+
+def _check_held(transform: Transform, number: int) -> None:
+    """Refuse one that works on finished images, but holds another that needs levels."""
+    for inner in flat(transform.children):
+        if "normalized" not in inner.works_on:
+            raise ValueError(
+                f"transforms in an impossible order: {_name(transform)} (number {number + 1}) holds {_name(inner)}, "
+                "which needs levels, beside a transform of your own, which gets the floats of ToDtype; put "
+                f"{_name(transform)} before ToDtype, or one of the two out of it"
+            )
 
 
 def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
@@ -171,4 +193,4 @@ def _check_once(transforms: Iterable[Transform], within: str) -> None:
 
 
 def _name(entry: Any) -> str:
-    return type(entry).__name__
+    return getattr(entry, "called", None) or type(entry).__name__

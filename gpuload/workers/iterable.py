@@ -8,7 +8,6 @@ since a chunk may have to be done again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 import json
 import pickle
@@ -162,6 +161,8 @@ class Pass:
 
 def _digest(sample: Any) -> bytes:
     """A hash of a sample; empty if it cannot be pickled."""
+    import hashlib  # here: it takes longer than all of this room, and only iterable datasets need it
+
     leaves: list[Any] = []
     with contextlib.suppress(Exception):
         flatten(sample, leaves)

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, not at the first iter()
 
 from gpuload.errors import WorkerError
+from gpuload.ring.descriptors import standard_streams_taken
 from gpuload.ring.ring import Ring
 from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.interrupts import held, let_through
@@ -131,9 +132,9 @@ class WorkerPool:
             "workers": workers,
             "ring_bytes": ring.ring_bytes,
         }
-        with let_through():  # pickling may take long, and can be interrupted
+        with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
             self._job_fd = ship(job, settings)
-        with contextlib.ExitStack() as undo:
+        with contextlib.ExitStack() as undo, standard_streams_taken():
             undo.callback(os.close, self._job_fd)
             self._board = Board(workers)
             undo.callback(self._board.close)
@@ -243,7 +244,7 @@ class WorkerPool:
         self._board.write(number, IDLE, 0, 0)
         queue = self._queues[number % len(self._queues)]
         shared = (self._job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno())
-        with held():  # a process that was started must get into the team
+        with held(), standard_streams_taken():  # a process that was started must get into the team
             worker = self._team[number] = WorkerProcess(number, shared)
             for fd in worker.descriptors:
                 self._epoll.register(fd, select.EPOLLIN)

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuload.errors import WorkerError
+from gpuload.ring.descriptors import is_inherited
 from gpuload.workers.protocol import STACK_SIGNAL
 
 __all__ = ["WorkerProcess", "check_platform", "standard_path"]
@@ -192,10 +193,14 @@ def _launch(number: int, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     ]
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(THREAD_VARIABLES, "1"))
     environment["GLIBC_TUNABLES"] = _tunables(environment.get("GLIBC_TUNABLES", ""))
+    # Else the next file that the worker opens would be its standard output.
+    out, err = (None if is_inherited(number) else subprocess.DEVNULL for number in (1, 2))
     # A ctrl-C between the child's start and its first line must not kill it with a traceback.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors, env=environment
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 

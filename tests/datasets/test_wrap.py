@@ -292,7 +292,7 @@ def test_reading_of_the_users_own_is_refused(vision: ModuleType, folder: Path) -
 def test_coco_gives_the_same_targets(vision: ModuleType, coco: Coco) -> None:
     for kind in (vision.CocoDetection, vision.CocoCaptions):
         theirs = kind(coco.root, str(coco.file))
-        wrapped = gl.wrap(theirs)
+        wrapped = gl.wrap(theirs, annotations="raw") if kind is vision.CocoDetection else gl.wrap(theirs)
         assert len(wrapped) == len(theirs) == 4
         assert wrapped.ids.tolist() == theirs.ids == [5, 7, 12, 300]
         assert list(wrapped.targets) == [theirs[i][1] for i in range(4)]
@@ -343,7 +343,7 @@ def test_cocos_annotations_travel_in_one_buffer(vision: ModuleType, coco: Coco) 
     coco.write(images, [{"id": n, "image_id": n % 500, "category_id": 1, "bbox": [n, 1, 2, 3.5]} for n in range(5000)])
     theirs = vision.CocoDetection(coco.root, str(coco.file))
     buffers: list[pickle.PickleBuffer] = []
-    stream = cloudpickle.dumps(gl.wrap(theirs), protocol=5, buffer_callback=buffers.append)
+    stream = cloudpickle.dumps(gl.wrap(theirs, annotations="raw"), protocol=5, buffer_callback=buffers.append)
     assert len(stream) < 2000
     again = pickle.loads(stream, buffers=buffers)
     assert again.targets[499] == theirs._load_target(499)
@@ -356,7 +356,7 @@ def test_cocos_annotations_travel_in_one_buffer(vision: ModuleType, coco: Coco) 
 def test_annotations_that_are_no_json_stay_as_they_are(vision: ModuleType, coco: Coco, odd: Any) -> None:
     theirs = vision.CocoDetection(coco.root, str(coco.file))
     theirs.coco.anns[102]["odd"] = odd
-    wrapped = gl.wrap(theirs)
+    wrapped = gl.wrap(theirs, annotations="raw")
     target = pickle.loads(pickle.dumps(wrapped))[0][1]
     assert target == theirs[0][1]
     assert type(target[0]["odd"]) is type(odd)
@@ -374,12 +374,22 @@ def test_cocos_file_names_stay_below_the_root(vision: ModuleType, coco: Coco, na
         gl.wrap(theirs)
 
 
+def test_options_of_coco_are_refused_for_other_datasets(vision: ModuleType, folder: Path) -> None:
+    message = (
+        "got a torchvision.datasets.folder.ImageFolder in a Subset; annotations= and crowds= are for torchvision's "
+        "CocoDetection, so leave them out"
+    )
+    for options in ({"annotations": "raw"}, {"crowds": False}):
+        with pytest.raises(TypeError, match=exactly(message)):
+            gl.wrap(Subset(vision.ImageFolder(folder), [0]), **options)
+
+
 def test_cocos_root_may_be_the_working_directory(
     vision: ModuleType, coco: Coco, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(coco.root)
     for root in (".", ""):
-        wrapped = gl.wrap(vision.CocoDetection(root, str(coco.file)))
+        wrapped = gl.wrap(vision.CocoDetection(root, str(coco.file)), annotations="raw")
         monkeypatch.chdir("/")
         assert wrapped[0][0].source == str(coco.root / "5.jpg")
         monkeypatch.chdir(coco.root)

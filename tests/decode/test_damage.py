@@ -56,6 +56,41 @@ def test_a_download_that_stopped_in_a_file_of_its_final_size_is_truncated(decode
         decode(decoder, zeroed, (0, 0, 70, 122))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2}, {"mode": "L"}, {"restart_marker_rows": 1}])
+@pytest.mark.parametrize("behind", [b"", b"junk without an end" * 3, bytes(60)], ids=["the end", "junk", "zeros"])
+def test_no_marker_in_the_middle_of_a_picture_passes_grey_for_pixels(picture, encode, options, behind):
+    """libjpeg fills up a picture with grey at a marker. Each marker at some cuts, and at each cut some markers."""
+    jpeg = encode(picture[:40, :24], "JPEG", quality=30, **options)
+    decoder = Decoder(Decode())
+    whole = decode(decoder, jpeg)
+    top, height = 2, 13
+    outcomes = {"refused": 0, "above the damage": 0, "as Pillow": 0}
+    scan = jpeg.rindex(b"\xff\xda") + (10 if "mode" in options else 14)
+    for cut in range(scan, len(jpeg) - 2):
+        for marker in range(1, 255) if cut % 50 == 0 else (0x02, 0xC0 + cut % 64):
+            damaged = jpeg[:cut] + bytes((0xFF, marker)) + behind
+            try:
+                expected = np.asarray(Image.open(io.BytesIO(damaged)).convert("RGB"))
+            except (OSError, SyntaxError):
+                expected = None
+            if expected is None:
+                with pytest.raises(DecodeError, match=r"; Pillow: "):
+                    decode(decoder, damaged)
+            else:
+                np.testing.assert_array_equal(decode(decoder, damaged), expected)
+                outcomes["as Pillow"] += 1
+                continue
+            try:
+                pixels = decode(decoder, damaged, (top, 0, height, 24))
+            except DecodeError:
+                outcomes["refused"] += 1
+                continue
+            np.testing.assert_array_equal(pixels, whole[top : top + height])
+            outcomes["above the damage"] += 1
+    assert min(outcomes.values()) > 15, outcomes
+
+
 def test_the_message_says_what_each_decoder_said(picture, encode):
     truncated = cut(encode(picture, "JPEG"), 0.5)
     pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpuload.decode.jpeg_header import count_scans, has_end, scan_markers
+from gpuload.decode.jpeg_header import count_scans, end_of_scan, has_end, scan_markers
 from gpuload.decode.orientation import read_orientation, stored_region, upright
 from gpuload.decode.pillow_images import sniff
 
@@ -41,6 +41,15 @@ def test_a_thumbnail_in_the_metadata_is_not_mistaken_for_the_image(picture, enco
     header = scan_markers(cut)
     assert header is not None
     assert not has_end(cut, header)
+
+
+def test_a_scan_ends_at_its_first_marker_but_restarts(picture, encode):
+    jpeg = encode(picture, "JPEG", restart_marker_blocks=3)
+    header = scan_markers(jpeg)
+    assert header is not None
+    assert end_of_scan(jpeg, header) == len(jpeg) - 2
+    assert end_of_scan(jpeg[:-2], header) == len(jpeg) - 2
+    assert end_of_scan(jpeg[:-40] + b"\xff\xe1", header) == len(jpeg) - 40
 
 
 def test_scans_are_counted_exactly_above_the_limit(picture, encode):

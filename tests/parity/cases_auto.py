@@ -14,7 +14,7 @@ from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS
 
 __all__ = ["CASES", "chain", "mixture"]
 
-RESAMPLING = {name: getattr(Image.Resampling, name.upper()) for name in FILTERS}
+RESAMPLING = {name: getattr(Image.Resampling, name.upper()) for name in FILTERS[:3]}
 
 
 def warp(image: Image.Image, coefficients: list[float], interpolation: str, fill: Any) -> Image.Image:

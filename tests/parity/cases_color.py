@@ -104,13 +104,13 @@ def in_channels(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int, count
 
 
 def noisy(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """The numbers that were drawn, channel by channel, clipped by Pillow."""
-    mean, sigma, *key_words = drawn[0][1].values[row, 0, :4].tolist()
+    """The numbers that were drawn, channel by channel, clipped by Pillow, or cut to 8 bits by numpy."""
+    mean, sigma, *key_words, wraps = drawn[0][1].values[row, 0, :5].tolist()
     numbers = normals((int(key_words[0]), int(key_words[1])), image.size).astype(np.float64)
     bands = []
     for band, more in zip(as_pillow(image).split(), numbers.reshape(image.shape[2], *image.shape[:2]), strict=True):
         total = np.asarray(band, np.int32) + np.trunc(more * sigma + mean).astype(np.int32)
-        bands.append(np.asarray(Image.fromarray(total).convert("L")))
+        bands.append(total.astype(np.uint8) if wraps else np.asarray(Image.fromarray(total).convert("L")))
     return np.stack(bands, -1)
 
 
@@ -134,6 +134,7 @@ BLUR = (
 )
 AFFINE = "one multiplication and one addition in float32"
 NOISE = "float32 of the same numbers; checks what is added and clipped, the distribution is tested by itself"
+WRAPPED = f"{NOISE}; one that is cut otherwise may wrap around"
 CONTRAST = f"{GREY}, which the next operation may stretch; {HUE}"
 
 # Kornia's operators, where what they do is not the reference's to the level.
@@ -239,6 +240,7 @@ COLOUR = [
         fused=FUSED_BLUR,
     ),
     case("GaussianNoise", T.GaussianNoise(0.05), "Pillow convert('I'), clipped", 1e-3, 1, NOISE, oracle=noisy),
+    case("GaussianNoise(clip=False)", T.GaussianNoise(0.5, clip=False), "numpy", 0.02, 255, WRAPPED, oracle=noisy),
 ]
 
 CASES: list[Case] = [

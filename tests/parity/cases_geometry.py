@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from parity.case import BATCHES, Case, Oracle, Tolerance
 from PIL import Image, ImageOps
 
@@ -19,7 +20,13 @@ from gpuload.transforms.program.ops import FILTERS, Box, Flip, Warp
 
 __all__ = ["CASES", "geometry"]
 
-PILLOW = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
+PILLOW = {
+    "nearest": Image.NEAREST,
+    "bilinear": Image.BILINEAR,
+    "bicubic": Image.BICUBIC,
+    "lanczos": Image.LANCZOS,
+}
+WARPING = ("nearest", "bilinear", "bicubic")
 
 
 def as_pillow(levels: np.ndarray) -> Image.Image:
@@ -56,6 +63,10 @@ def resized_crop(transform: Any, params: Box, row: int, image: Image.Image) -> I
     new_height, new_width = params.size_hw[row].tolist()
     interpolation = filter_of(transform, params, row)
     image = image.crop((left, top, left + width, top + height))
+    if interpolation.startswith("plain"):
+        batch = torch.tensor(as_levels(image)).permute(2, 0, 1)[None].float()
+        found = torch.nn.functional.interpolate(batch, (new_height, new_width), mode=interpolation.split()[1])
+        return as_pillow(found.round().clamp(0, 255)[0].permute(1, 2, 0).to(torch.uint8).numpy())
     if interpolation != "nearest":  # rows first, as Pillow did before it chose the cheaper order
         image = image.resize((new_width, height), PILLOW[interpolation])
     return image.resize((new_width, new_height), PILLOW[interpolation])
@@ -101,7 +112,8 @@ def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nd
 
 _: Oracle = geometry
 
-EXACT = "pixels are moved, not computed"
+EXACT = "pixels are moved, or computed in Pillow's whole numbers"
+PLAIN = "whole numbers of 22 bits, rounded between columns and rows; torch adds up floats"
 RESIZE = "torch's kernel, which resizes single images, has weights of 16 bits, Pillow of 22"
 PILLOWS = "Pillow's whole numbers; the reference of single images has weights of 16 bits"
 WARP = "the same arithmetic in float64; single images are Pillow's work"
@@ -142,6 +154,12 @@ def cubic(name: str, *transforms: Any) -> Case:
     own = {"dali": replace(DALI_RESIZE, max=2)} if "random" in name else {}
     own |= dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOWS))
     return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=own)
+
+
+def plain(name: str, *transforms: Any) -> Case:
+    """Without antialiasing."""
+    against = "torch.nn.functional.interpolate"
+    return Case(name, list(transforms), geometry, 0.3, 1, against, PLAIN)
 
 
 def dali_warp(transform: Any) -> dict[str, Tolerance]:
@@ -187,6 +205,11 @@ CASES: list[Case] = [
     cubic("Resize(bicubic)", T.Resize((90, 130), "bicubic")),
     resized("Resize(max_size)", T.Resize(100, max_size=120), channels=1),
     cubic("Resize(random)", T.Resize(70, "random")),
+    moved("Resize(lanczos)", T.Resize((91, 130), "lanczos"), against=RESIZED),
+    moved("RandomResizedCrop(lanczos)", T.RandomResizedCrop(64, interpolation="lanczos"), against=RESIZED),
+    plain("Resize(antialias=False)", T.Resize((90, 130), antialias=False)),
+    plain("Resize(bicubic, antialias=False)", T.Resize(70, "bicubic", antialias=False)),
+    plain("RandomResizedCrop(antialias=False)", T.RandomResizedCrop(64, interpolation="random", antialias=False)),
     moved("RandomResizedCrop(nearest)", T.RandomResizedCrop(48, interpolation="nearest"), against=RESIZED),
     resized("RandomResizedCrop", T.RandomResizedCrop(64)),
     cubic("RandomResizedCrop(bicubic)", T.RandomResizedCrop((50, 70), interpolation="bicubic")),
@@ -196,7 +219,7 @@ CASES: list[Case] = [
     resized("RandomShortestSize", T.RandomShortestSize([40, 50, 60, 70], max_size=90)),
     resized("RandomResize", T.RandomResize(40, 100)),
     cubic("RandomResize(random)", T.RandomResize(40, 100, "random")),
-    *(turned(f"RandomRotation({name})", T.RandomRotation(180, name, fill=FILL)) for name in FILTERS),
+    *(turned(f"RandomRotation({name})", T.RandomRotation(180, name, fill=FILL)) for name in WARPING),
     turned("RandomRotation(expand)", T.RandomRotation((10, 80), "bilinear", expand=True, fill=44), channels=1),
     turned("RandomRotation(center)", T.RandomRotation(45, "bicubic", center=(3.5, 20), fill=FILL)),
     turned("RandomRotation(right angle)", T.RandomRotation((270, 270), "nearest", expand=True)),
@@ -205,12 +228,12 @@ CASES: list[Case] = [
             f"RandomAffine({name})",
             T.RandomAffine(30, (0.2, 0.3), (0.5, 1.7), (-20, 20, -10, 10), interpolation=name, fill=FILL),
         )
-        for name in FILTERS
+        for name in WARPING
     ),
     warped("RandomAffine(scale only)", T.RandomAffine(0, (0.2, 0.1), (0.3, 2.0), fill=FILL)),
     *(
         warped(f"RandomPerspective({name})", T.RandomPerspective(0.7, 0.9, interpolation=name, fill=FILL))
-        for name in FILTERS
+        for name in WARPING
     ),
     warped("RandomPerspective(grey)", T.RandomPerspective(p=1.0, fill=77), channels=1),
     resized(

@@ -82,7 +82,11 @@ def test_points_are_judged_where_they_are_when_their_turn_comes():
 
 def test_views_have_points_of_their_own():
     views = T.MultiView([[T.CenterCrop(10)], [T.CenterCrop(38)]])
-    make = lambda i: sample(i, (40,))  # noqa: E731
+
+    def make(index):
+        points = np.random.default_rng(index).uniform(0, 40, (40, 2))
+        return image(), {"points": gl.Keypoints(points), "labels": np.arange(40)}
+
     _, targets = only_batch(make, 3, transforms=[views, T.SanitizeKeyPoints()])
     for found in targets:
         small, large = found["points"]
@@ -106,7 +110,7 @@ def test_after_a_mosaic():
         (
             lambda i: (image(), gl.Boxes([[1, 2, 3, 4]])),
             [T.SanitizeKeyPoints()],
-            r"SanitizeKeyPoints takes samples with one leaf of keypoints, gpuload.Keypoints\(array\), but this one has 0",
+            r"takes samples with one leaf of keypoints, gpuload.Keypoints\(array\), but this one has 0",
         ),
         (
             lambda i: (image(), {"points": gl.Keypoints(np.ones((3, 2))), "labels": np.ones(2)}),

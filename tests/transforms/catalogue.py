@@ -18,7 +18,7 @@ __all__ = ["BEGIN", "END", "NOTES", "PAGE", "names", "signature", "table"]
 PAGE = Path(__file__).parents[2] / "docs" / "transforms.md"
 BEGIN, END = "<!-- table: python tests/transforms/catalogue.py -->", "<!-- end of table -->"
 
-ANTIALIASED = "always antialiased; bilinear, bicubic, nearest"
+ANTIALIASED = "`antialias=False` as torch's `interpolate`; bilinear, bicubic, lanczos, nearest"
 FILLED = "`fill` in levels, also by type: `{gl.Image: …, gl.Mask: …}`"
 LEVELS = "on levels also behind `ToDtype`"
 CLASSIFICATION = "a sample with masks, boxes or keypoints is refused, as in torchvision"
@@ -36,7 +36,7 @@ NOTES: dict[str, str] = {
     "CopyPaste": "with the neighbour in the epoch's order; in torchvision's references, not in the package",
     "CutMix": "with the neighbour in the epoch's order, λ and box for each sample; behind `ToDtype` or `Normalize`",
     "GaussianBlur": "σ for each sample; weights are multiples of 2⁻¹⁶",
-    "GaussianNoise": "`clip=False` is refused; in 0 … 1, added to levels; the same numbers on every device",
+    "GaussianNoise": "in 0 … 1, added to levels; the same numbers on every device",
     "Grayscale": "",
     "Identity": "",
     "MixUp": "with the neighbour in the epoch's order, λ for each sample; behind `ToDtype` or `Normalize`",
@@ -62,6 +62,8 @@ NOTES: dict[str, str] = {
     "SanitizeBoundingBoxes": "`labels_getter` gets the sample as the dataset yields it",
     "SanitizeKeyPoints": "`labels_getter` gets the sample as the dataset yields it",
     "ScaleJitter": ANTIALIASED,
+    "TimmAugMix": TIMM,
+    "TimmAutoAugment": TIMM,
     "TimmRandAugment": f"timm's strings, such as `rand-m9-mstd0.5-inc1`; {CLASSIFICATION}",
     "ToDtype": "float32, float16, bfloat16, uint8; `mask_dtype`, or a dict by type, for masks",
     "TrimBorder": TIMM,

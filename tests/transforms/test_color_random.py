@@ -52,7 +52,7 @@ def draw(transform, n: int = N, seed: int = 8):
         (lambda: T.GaussianBlur(3, (0, 1)), ValueError, "GaussianBlur(sigma=…) must be greater than 0, got (0.0, 1.0)"),
         (lambda: T.GaussianNoise(sigma=-0.1), ValueError, "GaussianNoise(sigma=…) must not be negative, got -0.1"),
         (lambda: T.GaussianNoise("0"), TypeError, "GaussianNoise(mean=…) must be a number, got '0' (str)"),
-        (lambda: T.GaussianNoise(clip=False), ValueError, "GaussianNoise(clip=…) must be True, got False: noise"),
+        (lambda: T.GaussianNoise(clip=0), TypeError, "GaussianNoise(clip=…) must be True or False, got 0"),
         (
             lambda: T.RandomApply([T.Grayscale()]),
             ValueError,

@@ -19,6 +19,8 @@ OURS = {
     "MultiView",
     "RandomCropOrPad",
     "ResizeKeepRatio",
+    "TimmAugMix",
+    "TimmAutoAugment",
     "TimmRandAugment",
     "TrimBorder",
 }

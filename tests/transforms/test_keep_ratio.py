@@ -91,7 +91,7 @@ def test_trim_border_refuses_what_it_would_leave_nothing_of():
     [
         (lambda: T.ResizeKeepRatio(0), ValueError, "ResizeKeepRatio(size=…) must be at least 1, got 0"),
         (lambda: T.ResizeKeepRatio(8, 1.5), ValueError, "ResizeKeepRatio(longest=…) must lie in 0 … 1, got 1.5"),
-        (lambda: T.ResizeKeepRatio(8, interpolation="box"), ValueError, "'bicubic', 'random', got 'box'"),
+        (lambda: T.ResizeKeepRatio(8, interpolation="box"), ValueError, "'bicubic', 'lanczos', 'random', got 'box'"),
         (lambda: T.ResizeKeepRatio(8, random_scale_prob=2), ValueError, "(random_scale_prob=…) is a probability"),
         (lambda: T.ResizeKeepRatio(8, random_aspect_range=(0, 1)), ValueError, "must be greater than 0, got (0.0,"),
         (lambda: T.ResizeKeepRatio(8, random_scale_area=1), TypeError, "(random_scale_area=…) must be True or False"),

@@ -28,7 +28,11 @@ def draw(transform, height: int, width: int, n: int = N):
         (lambda: T.ScaleJitter(64), TypeError, "ScaleJitter(target_size=…) must be (height, width), got 64"),
         (lambda: T.ScaleJitter((64, 0)), ValueError, "ScaleJitter(target_size=…) must be at least 1, got 0"),
         (lambda: T.ScaleJitter((64, 64), (0, 1)), ValueError, "(scale_range=…) must be greater than 0, got (0.0, 1.0)"),
-        (lambda: T.ScaleJitter((64, 64), antialias=False), ValueError, "ScaleJitter(antialias=…) must be True, got"),
+        (
+            lambda: T.ScaleJitter((64, 64), interpolation="lanczos", antialias=False),
+            ValueError,
+            "ScaleJitter(antialias=…) must be True for interpolation='lanczos'",
+        ),
         (lambda: T.RandomShortestSize([]), ValueError, "(min_size=…) must be a length or several, got []"),
         (lambda: T.RandomShortestSize([8, "9"]), TypeError, "(min_size=…) must be an integer, got '9' (str)"),
         (lambda: T.RandomShortestSize(0), ValueError, "RandomShortestSize(min_size=…) must be at least 1, got 0"),
@@ -39,7 +43,11 @@ def draw(transform, height: int, width: int, n: int = N):
             "RandomResize(max_size=8) must be greater than min_size=8: the long",
         ),
         (lambda: T.RandomResize(0, 8), ValueError, "RandomResize(min_size=…) must be at least 1, got 0"),
-        (lambda: T.RandomResize(4, 8, "box"), ValueError, "'nearest', 'bilinear', 'bicubic', 'random', got 'box'"),
+        (
+            lambda: T.RandomResize(4, 8, "box"),
+            ValueError,
+            "'nearest', 'bilinear', 'bicubic', 'lanczos', 'random', got 'box'",
+        ),
     ],
 )
 def test_refused(make, error, text):

@@ -11,6 +11,7 @@ from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish
 from gpuload.transforms.program.ops import Box, Mix, Mixture, Outline, Warp
+from gpuload.transforms.program.windows import rare_filter
 
 if TYPE_CHECKING:
     from gpuload.stage.dali.engine import Engine
@@ -62,6 +63,8 @@ class DaliBackend(Backend):
             return "DALI's warp has no bicubic filter"
         if outline.kind is not Box:
             return None
+        if (rare := rare_filter(outline.filters)) is not None:
+            return rare
         if outline.padding_mode is None and "nearest" in outline.filters:
             return "DALI takes the next pixel on a tie, which shifts an image that is doubled"
         return "DALI does not mirror what it pads with" if outline.padding_mode in ("reflect", "symmetric") else None

@@ -22,6 +22,7 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip, Mixture, Outline
+from gpuload.transforms.program.windows import rare_filter
 
 __all__ = ["FusedBackend"]
 
@@ -66,7 +67,7 @@ class FusedBackend(Backend):
         if outline.numbers is not None and len(outline.numbers.mean) not in (0, *CHANNELS):
             return f"images of {len(outline.numbers.mean)} channels are left to torch"
         if not outline.operations:
-            return None
+            return rare_filter(outline.filters)
         from gpuload.stage.fused.passes import OPERATIONS  # it imports Triton
 
         lacking = (name for name in outline.operations if name not in OPERATIONS)

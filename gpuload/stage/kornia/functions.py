@@ -169,7 +169,8 @@ def noise(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """The sum with truncated normal numbers, the same ones as in all backends."""
     numbers = batch_normals(upload(values[:, 2:4], images.device), images[0].numel()).view_as(images)
     numbers = torch.trunc(numbers * _each(values[:, 1], images) + _each(values[:, 0], images))
-    return weighted(images, 1.0, numbers.to(images.dtype), 1.0)
+    wraps = upload(values[:, 4] != 0, images.device)[:, None, None, None]
+    return torch.where(wraps, (images + numbers).remainder(256), weighted(images, 1.0, numbers.to(images.dtype), 1.0))
 
 
 def _each(numbers: np.ndarray, images: torch.Tensor) -> torch.Tensor:

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.upload import upload
-from gpuload.transforms.program.windows import PRECISION_BITS, filter_weights, nearest_indices, padded_places
+from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_places
 
 __all__ = ["Source", "crop", "resize"]
 
@@ -170,11 +170,11 @@ def resize(
     (first_row, row_weights), (first_column, column_weights) = axes
     last_column = _column(source.widths - 1, device)
     rows = torch.minimum(_range(source.heights, source.pixels), _column(source.heights - 1, device))
-    total = None
+    total: Any = None
     for tap in range(column_weights.shape[2]):
         levels = source.gather(rows, torch.minimum(first_column + tap, last_column))
         total = _accumulate(total, levels, column_weights[:, None, None, :, tap])
-    between = _to_levels(total)
+    between = total.bitwise_right_shift_(PRECISION_BITS) if interpolation in PLAIN.values() else _to_levels(total)
     total = None
     last_row = _column(source.heights - 1, device)
     for tap in range(row_weights.shape[2]):
@@ -197,6 +197,5 @@ def _accumulate(total: torch.Tensor | None, levels: torch.Tensor, weights: torch
     return product.add_(1 << (PRECISION_BITS - 1)) if total is None else total.add_(product)
 
 
-def _to_levels(total: torch.Tensor | None) -> torch.Tensor:
-    assert total is not None  # a filter has at least one tap
+def _to_levels(total: torch.Tensor) -> torch.Tensor:
     return total.bitwise_right_shift_(PRECISION_BITS).clamp_(0, 255).to(torch.uint8)

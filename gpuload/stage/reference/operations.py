@@ -46,12 +46,15 @@ def _factor(name: str) -> Operation:
 
 
 def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Add normal numbers, truncated as by torchvision on uint8 images, and clamp."""
+    """Add normal numbers, truncated as by torchvision on uint8 images; what leaves 0 … 255 is clamped, or wraps."""
     numbers = upload(values[:, :2].astype(np.float32), levels.device)[:, :, None, None, None]
     keys = upload(values[:, 2:4], levels.device)
     added = batch_normals(keys, levels[0].numel()).view_as(levels)
-    added = added.mul_(numbers[:, 1]).add_(numbers[:, 0]).trunc_()
-    return levels.add_(added).clamp_(0, 255)
+    levels.add_(added.mul_(numbers[:, 1]).add_(numbers[:, 0]).trunc_())
+    if not values[:, 4].any():
+        return levels.clamp_(0, 255)
+    wraps = upload(values[:, 4] != 0, levels.device)[:, None, None, None]
+    return torch.where(wraps, levels.remainder(256), levels.clamp(0, 255))
 
 
 def in_channels(levels: torch.Tensor, count: int) -> torch.Tensor:
@@ -130,7 +133,11 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
     levels = canvas.floats()
     added = torch.from_numpy(normals((int(values[2]), int(values[3])), levels.array.size)).view(levels.tensor.shape)
     added.mul_(float(np.float32(values[1]))).add_(float(np.float32(values[0]))).trunc_()
-    levels.tensor.add_(added).clamp_(0, 255)
+    levels.tensor.add_(added)
+    if values[4]:
+        levels.tensor.remainder_(256)
+    else:
+        levels.tensor.clamp_(0, 255)
 
 
 def warp_canvas(canvas: Canvas, values: Sequence[float], interpolation: str, fill: Sequence[float]) -> None:

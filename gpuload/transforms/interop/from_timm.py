@@ -22,6 +22,7 @@ from gpuload.transforms.erasing import RandomErasing
 from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
 from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
 from gpuload.transforms.random_resized_crop import RandomResizedCrop
+from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment
 from gpuload.transforms.timm_randaugment import TimmRandAugment
 
 __all__ = ["from_timm"]
@@ -114,10 +115,11 @@ def from_timm(
         scale, ratio: of the random crop; None: timm's.
         hflip, vflip: probabilities of flips.
         color_jitter: one number for brightness, contrast and saturation; or three numbers, or four with hue; None:
-            none. With `auto_augment` it is not used.
+            none. With `auto_augment` it is not used, unless that is one of timm's ``3a``.
         color_jitter_prob: the probability of the jitter; None: always.
         grayscale_prob, gaussian_blur_prob: probabilities.
-        auto_augment: timm's string for RandAugment, such as ``"rand-m9-mstd0.5-inc1"``.
+        auto_augment: timm's string for RandAugment, AutoAugment or AugMix: ``"rand-m9-mstd0.5-inc1"``,
+            ``"original-mstd0.5"``, ``"augmix-m5-w4-d2"``.
         interpolation: ``"random"`` (bilinear or bicubic, for each sample), or a filter's name.
         re_prob, re_mode, re_count: of `RandomErasing`.
         crop_pct, crop_mode, crop_border_pixels: of evaluation.
@@ -249,9 +251,10 @@ def _moved(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]
 def _colored(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
     """timm's secondary transforms: automatic augmentation, or jitter; grayscale; blur."""
     chain: list[Transform] = []
-    if options["auto_augment"]:
+    automatic = options["auto_augment"]
+    if automatic:
         chain.append(_automatic(options, size_hw))
-    elif options["color_jitter"] is not None:
+    if options["color_jitter"] is not None and (not automatic or "3a" in automatic):
         jitter = _jitter(options["color_jitter"])
         share = options["color_jitter_prob"]
         chain.append(jitter if share is None else RandomApply([jitter], p=share))
@@ -276,18 +279,15 @@ def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
     text = options["auto_augment"]
     if not isinstance(text, str):
         raise TypeError(f"from_timm(auto_augment=…) must be a string, got {text!r} ({type(text).__name__})")
-    if not text.startswith("rand"):
-        raise ValueError(
-            f"from_timm(auto_augment={text!r}) cannot be mapped: gpuload has timm's RandAugment ('rand-…'); for other "
-            "policies put AutoAugment or AugMix, which are torchvision's, in the list"
-        )
     hparams: dict[str, Any] = {
         "translate_const": int(min(size_hw) * 0.45),
         "img_mean": tuple(min(255, round(255 * level)) for level in options["mean"]),
     }
     if options["interpolation"] != "random":
         hparams["interpolation"] = options["interpolation"]
-    return TimmRandAugment(text, hparams)
+    if text.startswith("augmix"):
+        return TimmAugMix(text, {**hparams, "translate_pct": 0.3})
+    return (TimmRandAugment if text.startswith("rand") else TimmAutoAugment)(text, hparams)
 
 
 def _erasing(options: dict[str, Any]) -> Transform:

@@ -18,7 +18,7 @@ from gpuload.transforms.program.windows import full_windows
 __all__ = ["Gather", "Paste", "Tile"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Gather(Record):
     """Base of these records; a program has them for all rows."""
 
@@ -26,7 +26,7 @@ class Gather(Record):
         return full_windows(self.sizes_hw)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Tile(Gather):
     """Four images meet at a centre: each quadrant shows one, its corner at the centre, cut where the result ends.
 
@@ -71,7 +71,7 @@ class Tile(Gather):
         return corners, np.concatenate([start, np.maximum(end - start, 0)], axis=2)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Paste(Gather):
     """Instances of the partner, the sample at position p XOR 1, are pasted onto the image, at their places there.
 

@@ -11,6 +11,7 @@ The first axis of all arrays is the record's rows. Sizes are int64 (n, 2), heigh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Self
 
@@ -19,8 +20,9 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
-    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Clamp", "ClampPoints", "Erase", "Flip", "Mix", "Mixture",
-    "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Warp", "code", "filter_codes",
+    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Erase", "Flip", "Mix",
+    "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Warp", "code", "filter_codes",
+    "in_params",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -37,7 +39,7 @@ OPS: Final = (
     "invert",
     "grayscale",
     "blur",  # kernel width, kernel height (odd), sigma x, sigma y, in pixels
-    "noise",  # mean, sigma (in levels), key word 0, key word 1
+    "noise",  # mean, sigma (in levels), key word 0, key word 1; 1 if what leaves 0 … 255 wraps around
     "permute",  # the channels that become red, green and blue
     "warp",  # the eight coefficients of `Warp`; uses the record's filters and fill
     "identity",
@@ -58,7 +60,7 @@ def filter_codes(filters: np.ndarray | str, shape: int | tuple[int, ...]) -> np.
     return filters if isinstance(filters, np.ndarray) else np.full(shape, FILTERS.index(filters))
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Record:
     """One step of a program.
 
@@ -104,7 +106,7 @@ class Record:
         return replace(self, **changes)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Box(Record):
     """A box is cut out. With a `padding_mode` it may reach beyond the image, and is not resampled; without one it lies
     inside, and is resampled to `size_hw`, unless it already has that size.
@@ -151,7 +153,7 @@ class Box(Record):
         return inner
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Flip(Record):
     """`flipped`: bool (n,), which images are mirrored; `axis`: 0 for upside down, 1 for left to right."""
 
@@ -167,7 +169,7 @@ class Flip(Record):
         return windows
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Warp(Record):
     """A projective map, given backwards as Pillow's `Image.transform(size, PERSPECTIVE, …)` takes it.
 
@@ -196,7 +198,7 @@ class Warp(Record):
         return full_windows(self.sizes_hw)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Ops(Record):
     """Operations on each image, one after the other, in each image's own order.
 
@@ -222,14 +224,15 @@ class Ops(Record):
         return full_windows(self.sizes_hw) if self.whole else windows_tlhw
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Mixture(Record):
     """Several chains of operations on each image, whose results are mixed with it: AugMix.
 
     Attributes:
         codes: int64 (n, width, depth), and `values`: float64 (n, width, depth, `VALUES`), as in `Ops`.
         weights: float64 (n, 1 + width), the share of the image itself and of each chain.
-        filters, fill: of warps, as in `Ops`; one name for all.
+        filters: of warps: int64 (n, width, depth), codes of `FILTERS`; or one name for all.
+        fill: of warps, as in `Ops`.
     """
 
     told: ClassVar[tuple[str, ...]] = ("codes", "values", "weights")
@@ -237,7 +240,7 @@ class Mixture(Record):
     codes: np.ndarray
     values: np.ndarray
     weights: np.ndarray
-    filters: str = "bilinear"
+    filters: np.ndarray | str = "bilinear"
     fill: tuple[float, ...] = (0,)
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
@@ -245,10 +248,11 @@ class Mixture(Record):
 
     def chain(self, number: int) -> Ops:
         codes, values = self.codes[:, number], self.values[:, number]
-        return Ops(codes, values, self.filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
+        filters = self.filters[:, number] if isinstance(self.filters, np.ndarray) else self.filters
+        return Ops(codes, values, filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Erase(Record):
     """Boxes that are erased.
 
@@ -267,7 +271,7 @@ class Erase(Record):
     numbers: tuple[float, ...] = (0.0,)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Mix(Record):
     """Each image is mixed with its partner, the sample at position p XOR 1. The partner's row is not drawn: whoever
     applies the record is told. A program has at most one such record, for all rows.
@@ -285,6 +289,40 @@ class Mix(Record):
     names: np.ndarray | None = None
 
 
+@dataclass(eq=False, repr=False)
+class Call(Record):
+    """The user's own transform is called with the images. No backend sees it: `gpuload.stage.segments` cuts a program
+    there, and `gpuload.stage.own` calls it.
+
+    Attributes:
+        own: the transform, a `gpuload.transforms.custom.Custom`.
+        params: what it drew: an array (n, …), tuples and dicts of these, or None.
+        seeds: int64 (n,), of torch's generators during the call.
+    """
+
+    own: Any
+    params: Any = None
+    seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
+        return full_windows(self.sizes_hw)
+
+    def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
+        return replace(super().take(entries, rows), params=in_params(self.params, lambda array: array[entries]))
+
+
+def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
+    """The params of a `Call` with each array changed."""
+    if params is None:
+        return None
+    if isinstance(params, dict):
+        return {key: in_params(value, change) for key, value in params.items()}
+    if isinstance(params, tuple):
+        found = [in_params(value, change) for value in params]
+        return type(params)(*found) if hasattr(params, "_fields") else tuple(found)
+    return change(params)
+
+
 CHANGES_PIXELS: Final = (
     Box,
     Flip,
@@ -293,10 +331,11 @@ CHANGES_PIXELS: Final = (
     Mixture,
     Erase,
     Mix,
+    Call,
 )  # those below change numbers and boxes
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Numbers(Record):
     """Levels become numbers. Applied when results are written, once for all such records.
 
@@ -314,7 +353,7 @@ class Numbers(Record):
     std: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Tidy(Record):
     """Bounding boxes are left out that are narrower or lower than `min_size`, smaller than `min_area`, or reach beyond
     the image."""
@@ -323,29 +362,29 @@ class Tidy(Record):
     min_area: float
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Clamp(Record):
     """Bounding boxes are cut to the image."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class ClampPoints(Record):
     """Keypoints are moved to the nearest pixel of the image, if they are outside."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class TidyPoints(Record):
     """Keypoints outside the image are left out; of groups (N, …, 2) those with one outside."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Reformat(Record):
     """Bounding boxes are converted to a format."""
 
     format: str
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Outline:
     """What is known of a transform's records before anything is drawn.
 

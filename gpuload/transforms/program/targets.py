@@ -18,6 +18,7 @@ import numpy as np
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import (
     Box,
+    Call,
     Clamp,
     ClampPoints,
     Flip,
@@ -26,11 +27,12 @@ from gpuload.transforms.program.ops import (
     Tidy,
     TidyPoints,
     Warp,
+    in_params,
 )
 
 __all__ = ["Trail", "follow", "move_boxes"]
 
-MOVES = (Box, Clamp, ClampPoints, Flip, Reformat, Tidy, TidyPoints, Warp)
+MOVES = (Box, Call, Clamp, ClampPoints, Flip, Reformat, Tidy, TidyPoints, Warp)
 CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
 
 
@@ -90,6 +92,9 @@ def _step(record: Record, at: int, trail: Trail) -> None:
         case Tidy():
             if trail.boxes:
                 trail.keep(_tidy(record, trail.boxes[0], size_hw))
+        case Call():
+            trail.boxes = [_called(record, "apply_boxes", at, boxes, size_hw) for boxes in trail.boxes]
+            trail.points = [_called(record, "apply_keypoints", at, points, size_hw) for points in trail.points]
         case ClampPoints():
             most = np.maximum(size_hw[::-1] - 1, 0)
             trail.points = [np.clip(points, 0, most).astype(points.dtype) for points in trail.points]
@@ -102,6 +107,22 @@ def _step(record: Record, at: int, trail: Trail) -> None:
                 trail.keep(record.kept[at, : len(trail.boxes[0])])
             trail.boxes = [_moved_boxes(record, at, boxes, size_hw) for boxes in trail.boxes]
             trail.points = [_moved_points(record, at, points, size_hw) for points in trail.points]
+
+
+def _called(record: Call, method: str, at: int, given: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+    """Boxes or keypoints, as a transform of the user's own moves them."""
+    if not record.own.has(method):
+        return given
+    height, width = size_hw.tolist()
+    found = getattr(record.own, method)(
+        given.copy(), in_params(record.params, lambda array: array[at]), (height, width)
+    )
+    if not isinstance(found, np.ndarray) or found.shape != given.shape:
+        got = f"an array of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise ValueError(
+            f"{record.name}.{method} must return a numpy array of shape {given.shape}, as given; got {got}"
+        )
+    return found.astype(given.dtype)
 
 
 def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:

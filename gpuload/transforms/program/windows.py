@@ -2,23 +2,35 @@
 
 Pillow's definition (libImaging/Resample.c): output pixel i of n, made from a box of length m, has its centre at
 (i + ½) · s with s = m / n; the filter is stretched by max(s, 1), reaches `support` times that to both sides, and is cut
-at the borders of the *image* for a resize, of the *box* for a crop that is resized. Pure functions.
+at the borders of the *image* for a resize, of the *box* for a crop that is resized. *Plain* filters are torch's without
+antialiasing (`torch.nn.functional.interpolate`): never stretched, and outside the box is its border. Pure functions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 
 __all__ = [
-    "FILTERS", "PRECISION_BITS", "RANDOM_FILTERS", "SUPPORT", "filter_names", "filter_weights", "full_windows",
-    "nearest_indices", "padded_places", "padded_windows", "source_windows",
+    "FILTERS", "PLAIN", "PRECISION_BITS", "RANDOM_FILTERS", "SUPPORT", "filter_names", "filter_weights", "full_windows",
+    "nearest_indices", "padded_places", "padded_windows", "rare_filter", "source_windows",
 ]  # fmt: skip
 
-FILTERS: Final = ("nearest", "bilinear", "bicubic")  # the code of a filter is its index here
-SUPPORT: Final = {"nearest": 0.5, "bilinear": 1.0, "bicubic": 2.0}
+# The code of a filter is its index here. Only resizing has those from lanczos on.
+FILTERS: Final = ("nearest", "bilinear", "bicubic", "lanczos", "plain bilinear", "plain bicubic")
+SUPPORT: Final = {
+    "nearest": 0.5,
+    "bilinear": 1.0,
+    "bicubic": 2.0,
+    "lanczos": 3.0,
+    "plain bilinear": 1.0,
+    "plain bicubic": 2.0,
+}
+PLAIN: Final = {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
 _SUPPORTS: Final = np.array([SUPPORT[name] for name in FILTERS])
+_IS_PLAIN: Final = np.array([name in PLAIN.values() for name in FILTERS])
 RANDOM_FILTERS: Final = np.array([FILTERS.index("bilinear"), FILTERS.index("bicubic")])  # timm's choice
 PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits less 8 of a level and 2 for overflow
 
@@ -45,7 +57,8 @@ def source_windows(
         int64 (B, 4), within the images; at most one pixel too many on each side.
     """
     scale = inputs_hw / outputs_hw
-    reach = np.where(scale == 1, 0.5, _SUPPORTS[filters][:, None] * np.maximum(scale, 1)) + 0.5
+    stretch = np.where(_IS_PLAIN[filters][:, None], 1, np.maximum(scale, 1))
+    reach = np.where(scale == 1, 0.5, _SUPPORTS[filters][:, None] * stretch) + 0.5
     first, last = windows_tlhw[:, :2], windows_tlhw[:, :2] + windows_tlhw[:, 2:] - 1
     start = np.clip(np.floor((first + 0.5) * scale - reach).astype(np.int64), 0, inputs_hw - 1)
     end = np.clip(np.ceil((last + 0.5) * scale + reach).astype(np.int64), start + 1, inputs_hw)
@@ -67,44 +80,73 @@ def nearest_indices(length: int, output: int, start: int, count: int) -> np.ndar
 def filter_weights(
     lengths: np.ndarray, outputs: np.ndarray, starts: np.ndarray, count: int, interpolation: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pillow's coefficients for uint8, along one axis of each of n images.
+    """Coefficients for uint8 in Pillow's fixed point, along one axis of each of n images.
 
     Args:
-        lengths: int64 (n,), of the inputs; the filter is cut at 0 and there.
+        lengths: int64 (n,), of the inputs; the filter is cut at 0 and there, a plain one repeats what lies there.
         outputs: int64 (n,), lengths of the whole outputs.
         starts: int64 (n,), the first output pixel wanted.
         count: how many are wanted.
-        interpolation: ``"bilinear"`` or ``"bicubic"``.
+        interpolation: of `FILTERS`, but not ``"nearest"``.
 
     Returns:
         (firsts, weights): the first input pixel of each output pixel, int64 (n, count); the weights from that pixel on,
         int32 (n, count, taps), whose sum is about 2**22.
     """
     scale = (lengths / outputs)[:, None]
+    centres = (starts[:, None] + np.arange(count) + 0.5) * scale
+    if interpolation in PLAIN.values():
+        return _plain_weights(centres, lengths, interpolation)
     stretch = np.maximum(scale, 1)
     reach = SUPPORT[interpolation] * stretch
-    centres = (starts[:, None] + np.arange(count) + 0.5) * scale
     firsts = np.maximum((centres - reach + 0.5).astype(np.int64), 0)
     ends = np.minimum((centres + reach + 0.5).astype(np.int64), lengths[:, None])
     taps = np.arange(int((ends - firsts).max()))
     distance = np.abs((taps + (firsts - centres + 0.5)[:, :, None]) / stretch[:, :, None])
     weights = np.where(taps < (ends - firsts)[:, :, None], _filter(distance, interpolation), 0.0)
     weights /= weights.sum(axis=2, keepdims=True)
-    return firsts, np.trunc(weights * 2.0**PRECISION_BITS + np.copysign(0.5, weights)).astype(np.int32)
+    return firsts, _fixed_point(weights)
+
+
+def _plain_weights(centres: np.ndarray, lengths: np.ndarray, interpolation: str) -> tuple[np.ndarray, np.ndarray]:
+    """The same for a plain filter: taps outside count for the pixel at the border."""
+    reach = int(SUPPORT[interpolation])
+    wanted = np.floor(centres - 0.5).astype(np.int64)[:, :, None] + np.arange(1 - reach, 1 + reach)
+    weights = _filter(np.abs(wanted + 0.5 - centres[:, :, None]), interpolation)
+    places = np.clip(wanted, 0, (lengths - 1)[:, None, None])
+    firsts = places[:, :, 0]
+    gathered = np.zeros_like(weights)
+    for tap in range(2 * reach):
+        at = (places[:, :, tap] - firsts)[:, :, None]
+        np.put_along_axis(gathered, at, np.take_along_axis(gathered, at, 2) + weights[:, :, tap, None], 2)
+    return firsts, _fixed_point(gathered)
+
+
+def _fixed_point(weights: np.ndarray) -> np.ndarray:
+    return np.trunc(weights * 2.0**PRECISION_BITS + np.copysign(0.5, weights)).astype(np.int32)
 
 
 def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
-    if interpolation == "bilinear":
+    if interpolation in ("bilinear", "plain bilinear"):
         return np.maximum(1 - distance, 0)
-    a = -0.5  # Keys' cubic, as in Pillow
+    if interpolation == "lanczos":
+        return np.where(distance < 3, np.sinc(distance) * np.sinc(distance / 3), 0)
+    a = -0.75 if interpolation == "plain bicubic" else -0.5  # Keys' cubic, as in torch, and in Pillow
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = (((distance - 5) * distance + 8) * distance - 4) * a
     return np.where(distance < 1, near, np.where(distance < 2, far, 0))
 
 
-def filter_names(interpolation: str) -> tuple[str, ...]:
-    """The filters that an argument names: two for ``"random"``."""
-    return tuple(FILTERS[code] for code in RANDOM_FILTERS) if interpolation == "random" else (interpolation,)
+def filter_names(interpolation: str, *, antialias: bool = True) -> tuple[str, ...]:
+    """The filters that arguments name: two for ``"random"``."""
+    names = [FILTERS[code] for code in RANDOM_FILTERS] if interpolation == "random" else [interpolation]
+    return tuple(names if antialias else [PLAIN.get(name, name) for name in names])
+
+
+def rare_filter(names: Iterable[str]) -> str | None:
+    """The first of these filters that only the reference has, in a few words; None if there is none."""
+    rare = next((name for name in names if FILTERS.index(name) >= FILTERS.index("lanczos")), None)
+    return None if rare is None else f"{rare} resampling is torch's alone"
 
 
 def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:

@@ -1,0 +1,220 @@
+"""COCO's annotations: kept as JSON in one buffer, and made into targets each time they are asked for.
+
+The main process chooses and checks them, workers parse them and make the targets. No torch; pycocotools is imported
+where the first polygon becomes a mask.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from gpuload.datasets.sample import Boxes, Keypoints, Mask
+
+__all__ = ["CocoTargets", "as_lists", "chosen"]
+
+FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may be chosen, and its name in the file
+JSON: Final = frozenset({str, int, float, bool, type(None)})
+RAW: Final = "keep the annotations as they are, with gpuload.wrap(dataset, annotations='raw')"
+
+
+class CocoTargets(Sequence[Any]):
+    """The target of each image, a dict; see `gpuload.datasets.wrap.wrap`.
+
+    Args:
+        annotations: of each image, as the file has them.
+        ids: of each image.
+        images: the file's entry for each image.
+        names: which of masks and keypoints; None: those that the annotations have.
+
+    Raises:
+        ValueError: an annotation or image lacks something; the message names it, and says what to do.
+    """
+
+    def __init__(
+        self, annotations: Sequence[Any], ids: Sequence[Any], images: Iterable[Any], names: Collection[str] | None
+    ) -> None:
+        every = [annotation for own in annotations for annotation in own]
+        had = [name for name, field in FIELDS.items() if any(annotation.get(field) for annotation in every)]
+        self.names = had if names is None else [name for name in FIELDS if name in names]
+        for field in ("bbox", "category_id"):
+            _check(every, field, RAW)
+        if "masks" in self.names:
+            _check(every, "segmentation", self._without("masks"))
+        self.ids = ids
+        self.sizes_hw = np.array([self._size(image) for image in images], np.int32).reshape(-1, 2)
+        self.points = self._count_points(every) if "keypoints" in self.names else 0
+        # A file may lack these two for all objects or for some: then no target has them.
+        self.more = [name for name in ("area", "iscrowd") if all(name in annotation for annotation in every)]
+        kept = ("id", "bbox", "category_id", *self.more, *(FIELDS[name] for name in self.names))
+        self.lists = as_lists([{name: it[name] for name in kept if name in it} for it in own] for own in annotations)
+
+    def __len__(self) -> int:
+        return len(self.lists)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        objects, image_id = self.lists[index], self.ids[index]
+        boxes = np.array([one["bbox"] for one in objects], np.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        target: dict[str, Any] = {
+            "image_id": int(image_id) if isinstance(image_id, np.integer) else image_id,
+            "boxes": Boxes(boxes),
+            "labels": np.array([one["category_id"] for one in objects], np.int64),
+        }
+        for name, dtype in (("area", np.float32), ("iscrowd", np.int64)):
+            if name in self.more:
+                target[name] = np.array([one[name] for one in objects], dtype)
+        if "masks" in self.names:
+            height, width = self.sizes_hw[index].tolist()
+            masks = np.zeros((len(objects), height, width), np.uint8)
+            for mask, one in zip(masks, objects, strict=True):
+                mask[...] = _mask(one, height, width)
+            target["masks"] = Mask(masks)
+        if "keypoints" in self.names:
+            nothing = [0] * (3 * self.points)  # COCO's own way to say that none is labelled
+            points = np.array([one.get("keypoints") or nothing for one in objects], np.float32)
+            points = points.reshape(-1, self.points, 3)
+            target["keypoints"] = Keypoints(np.ascontiguousarray(points[..., :2]))
+            target["visibility"] = points[..., 2].astype(np.int64)
+        return target
+
+    def _without(self, name: str) -> str:
+        """How to leave one of the names out."""
+        others = tuple(other for other in self.names if other != name)
+        return f"leave {name} out, with gpuload.wrap(dataset, annotations={others!r})"
+
+    def _size(self, image: Any) -> tuple[int, int]:
+        if "masks" not in self.names:
+            return 0, 0
+        size = image.get("height"), image.get("width")
+        if not all(type(length) is int and 0 < length < 1 << 31 for length in size):
+            raise ValueError(
+                f"the COCO image {image['id']!r} has the height {size[0]!r} and the width {size[1]!r}, but its masks "
+                f"need both; {self._without('masks')}"
+            )
+        return size
+
+    def _count_points(self, annotations: Iterable[Any]) -> int:
+        """How many keypoints each object has, those aside that have none."""
+        counts = {len(own): annotation for annotation in annotations if (own := annotation.get("keypoints"))}
+        if len(counts) > 1 or any(count % 3 for count in counts):
+            found = " and ".join(f"{n} numbers (annotation {one.get('id')!r})" for n, one in list(counts.items())[:2])
+            raise ValueError(
+                f"keypoints of COCO must be x, y and visibility of as many points for each object, got {found}; "
+                f"{self._without('keypoints')}, or {RAW}"
+            )
+        return next(iter(counts), 0) // 3
+
+
+def chosen(annotations: Any) -> Any:
+    """The argument `annotations` of `wrap`, checked."""
+    if annotations is None or annotations == "raw":
+        return annotations
+    text = "annotations must be None, 'raw', or some of 'masks' and 'keypoints', as in ('masks',)"
+    if isinstance(annotations, str) or not isinstance(annotations, Collection):
+        raise TypeError(f"{text}, got {annotations!r}")
+    if unknown := [name for name in annotations if name not in FIELDS]:
+        raise ValueError(f"{text}, got {unknown[0]!r}; boxes and labels are always there")
+    return tuple(annotations)
+
+
+def _check(annotations: Iterable[Any], field: str, remedy: str) -> None:
+    for annotation in annotations:
+        if annotation.get(field) in (None, [], ""):
+            raise ValueError(f"the COCO annotation {annotation.get('id')!r} has no {field}; {remedy}")
+
+
+def _mask(annotation: Any, height: int, width: int) -> np.ndarray:
+    """The mask of an object, uint8 H×W: from polygons, or from run lengths (RLE), packed as text or not.
+
+    Where run lengths are too few, pycocotools' own `decode` returns memory that nothing was written to.
+    """
+    given = annotation["segmentation"]
+    if isinstance(given, list):
+        bad = next((polygon for polygon in given if len(polygon) < 6 or len(polygon) % 2), None)
+        if bad is not None:
+            raise ValueError(
+                f"the COCO annotation {annotation['id']!r} has a polygon of {len(bad)} numbers, but one is x and y of "
+                "at least three points"
+            )
+        try:
+            from pycocotools import mask as coco
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "masks of COCO's polygons need pycocotools, which is not installed: pip install pycocotools, or leave "
+                "masks out, with gpuload.wrap(dataset, annotations=())"
+            ) from error
+        given = coco.merge(coco.frPyObjects(given, height, width))
+    runs, size = given["counts"], list(given["size"])
+    lengths = np.array(runs, np.int64) if isinstance(runs, list) else _unpacked(runs)
+    if size != [height, width] or (lengths < 0).any() or lengths.sum() != height * width:
+        raise ValueError(
+            f"the COCO annotation {annotation['id']!r} has run lengths of {lengths.sum()} pixels with the size {size}, "
+            f"but its image has {height} × {width} = {height * width}"
+        )
+    return np.repeat(np.arange(len(lengths), dtype=np.uint8) % 2, lengths).reshape(width, height).T
+
+
+def _unpacked(text: str | bytes) -> np.ndarray:
+    """Run lengths from COCO's text: six bits a character, from 48 on. Five of these are of a number, lowest first; the
+    sixth says that more follow; the highest of a number is its sign. From the fourth on, a number is a difference to
+    the last but one."""
+    values = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8).astype(np.int64) - 48
+    ends = np.flatnonzero(~values & 32)
+    if not len(ends) or (values < 0).any() or (values > 63).any() or ends[-1] != len(values) - 1:
+        raise ValueError("run lengths of COCO are packed in a way that is not valid")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    shifts = 5 * (np.arange(len(values)) - np.repeat(starts, ends - starts + 1))
+    numbers = np.add.reduceat((values & 31) << np.minimum(shifts, 40), starts)
+    numbers -= (values[ends] >> 4 & 1) << np.minimum(shifts[ends] + 5, 45)
+    for first in (1, 2):
+        numbers[first::2] = np.cumsum(numbers[first::2])
+    return numbers
+
+
+class _JsonLists(Sequence[Any]):
+    """Values in one buffer, each as JSON, parsed anew each time it is asked for."""
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        texts = list(texts)
+        self.data = np.frombuffer(bytearray().join(texts), np.uint8)
+        self.offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(text) for text in texts], out=self.offsets[1:])
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i, n = operator.index(index), len(self)
+        if not -n <= i < n:
+            raise IndexError(f"index {i} is out of range: there are {n} targets")
+        start, end = self.offsets[i % n : i % n + 2].tolist()
+        return json.loads(self.data[start:end].tobytes())
+
+
+def as_lists(targets: Iterable[Any]) -> Sequence[Any]:
+    """Values as JSON if that gives them back as they are; else (the user put other things there) as a list."""
+    targets = list(targets)
+    if not _is_json(targets):
+        return targets
+    return _JsonLists(json.dumps(target, separators=(",", ":")).encode() for target in targets)
+
+
+def _is_json(values: Collection[Any]) -> bool:
+    """Whether JSON gives values back as they are. (Reading them back and comparing took 2.4 times as long.)"""
+    kinds = set(map(type, values))
+    if kinds <= JSON:
+        return True
+    if not kinds <= JSON | {list, dict}:
+        return False
+    lists = all(_is_json(value) for value in values if type(value) is list)
+    dicts = [value for value in values if type(value) is dict]
+    return lists and all(set(map(type, value)) <= {str} and _is_json(value.values()) for value in dicts)

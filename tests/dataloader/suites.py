@@ -1,0 +1,75 @@
+"""Runs a file of torchdata's tests with `gpuload.Loader` in the place of its `StatefulDataLoader`.
+
+    python tests/dataloader/suites.py FOLDER/test_state_dict.py [-k NAME]
+
+The files are not part of this repository: FOLDER is ``test/stateful_dataloader`` of a checkout of pytorch/data v0.11.
+Which of their tests fail, and why, stands in `test_suites.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+__all__ = ["outcomes"]
+
+FOLDER = "GPULOAD_TORCHDATA_TESTS"
+LIMIT_S = 3600
+TEST_LIMIT_S = 300
+
+
+def outcomes(path: Path, *arguments: str) -> dict[str, str]:
+    """For each test of a file, ``Class.test``: "passed", "skipped", or how it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [sys.executable, __file__, str(path), f"--junit-xml={report}", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        if not report.exists():
+            raise RuntimeError(f"{path.name} could not be run:\n{done.stdout}\n{done.stderr}")
+        return {_name(case): _outcome(case) for case in ElementTree.parse(report).iter("testcase")}
+
+
+def _name(case: ElementTree.Element) -> str:
+    return f"{case.attrib['classname'].rpartition('.')[2]}.{case.attrib['name']}"
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    for kind in ("failure", "error"):
+        if (found := case.find(kind)) is not None:
+            return found.attrib.get("message", kind)
+    return "passed" if case.find("skipped") is None else "skipped"
+
+
+def _run(arguments: list[str]) -> int:
+    """In a process of its own: put `Loader` in place, then run pytest."""
+    import cloudpickle
+    import pytest
+    import torchdata.stateful_dataloader as theirs
+
+    import gpuload as gl
+
+    class StatefulDataLoader(gl.Loader):
+        """As torchdata's own in all that its tests ask of it, but for what differs."""
+
+        def __init__(self, *given, snapshot_every_n_steps=1, **options):
+            super().__init__(*given, **{"device": "cpu", **options})
+
+    theirs.StatefulDataLoader = StatefulDataLoader  # pyright: ignore[reportAttributeAccessIssue]
+
+    class ByValue:
+        """Workers need not import the file, and torch's own test tools with it."""
+
+        def pytest_collection_finish(self) -> None:
+            cloudpickle.register_pickle_by_value(sys.modules[Path(arguments[0]).stem])
+
+    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(Path(arguments[0]).parent)]
+    return pytest.main([*arguments, *options, f"--timeout={TEST_LIMIT_S}"], plugins=[ByValue()])
+
+
+if __name__ == "__main__":
+    sys.exit(_run(sys.argv[1:]))

@@ -1,0 +1,53 @@
+"""Programs that start with descriptors 0, 1 or 2 closed, as cron and daemons start them."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "0, 1, 2"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_printed_gets_into_no_sample_and_into_no_decoders_messages(start, tmp_path, closed, workers):
+    program = start(f"""
+        for number in ({closed},):
+            os.close(number)
+        there = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
+
+        def speak(index):
+            for number in (1, 2):
+                with contextlib.suppress(OSError):  # it is closed
+                    os.write(number, b"spoken " * 100)
+            if {workers}:
+                with open(f"{{tmp}}/{{os.getpid()}}.worker", "w") as file:
+                    links = [os.readlink(f"/proc/self/fd/{{number}}") for number in (0, 1, 2)]
+                    print(*links, file.fileno(), file=file)
+                if index == 20 and not os.path.exists(f"{{tmp}}/once"):
+                    open(f"{{tmp}}/once", "w").close()
+                    os.kill(os.getpid(), signal.SIGKILL)  # the worker that takes its place has them too
+
+        class Images(Numbers):
+            def __getitem__(self, index):
+                self.function(index)
+                return gl.Image(np.full((8, 8, 3), index, np.uint8)), gl.read(file), np.full(4096, index), index
+
+        file = next(Path(folder).glob("*/*.jpg"))
+        with gl.Loader(Images(speak), 4, num_workers={workers}, chunk_size=2, device="cpu") as loader:
+            for images, photos, arrays, indices in loader:
+                for number in (1, 2):
+                    with contextlib.suppress(OSError):
+                        os.write(number, b"spoken here " * 100)
+                assert (images == indices[:, None, None, None]).all() and (arrays == indices[:, None]).all(), indices
+                assert (photos == photos[0]).all()
+                open_now = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
+                assert open_now == there, open_now
+        open(f"{{tmp}}/good", "w").close()
+    """)
+    code, error = program.end()
+    assert (code, (tmp_path / "good").exists()) == (0, True), error
+    told = list(tmp_path.glob("*.worker"))
+    assert len(told) == 2 * workers
+    for file in told:
+        *links, own = file.read_text().split()
+        assert all(link == "/dev/null" for number, link in enumerate(links) if str(number) in closed)
+        assert not any("memfd" in link for link in links)
+        assert int(own) > 2

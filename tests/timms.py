@@ -1,0 +1,73 @@
+"""What timm's automatic augmentation draws, in our words."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from gpuload.transforms.timm_operations import TABLE
+
+__all__ = ["HEIGHT", "WIDTH", "ours_of", "simulated"]
+
+HEIGHT, WIDTH = 60, 47
+
+
+def ours_of(name: str, argument: float | None) -> tuple:
+    """What timm would do, in the words of `described`."""
+    short = name.replace("Rel", "")
+    kind = TABLE[short]
+    values = np.zeros(8)
+    if kind.operation == "warp":
+        assert argument is not None
+        at = {"ShearX": 1, "ShearY": 3, "TranslateX": 2, "TranslateY": 5}
+        values[[0, 4]] = 1
+        if short == "Rotate":
+            angle, (x, y) = -np.radians(argument), (WIDTH / 2, HEIGHT / 2)
+            cosine, sine = np.cos(angle), np.sin(angle)
+            values[:6] = cosine, sine, x - cosine * x - sine * y, -sine, cosine, y + sine * x - cosine * y
+        else:
+            values[at[short]] = argument * {"TranslateX": WIDTH, "TranslateY": HEIGHT}.get(short, 1)
+    elif short == "SolarizeAdd":
+        values[:2] = 128, argument
+    elif short == "Desaturate":
+        assert argument is not None
+        values[0] = min(1.0, max(0.0, 1 - argument))
+    elif kind.operation == "posterize":
+        values[0] = min(max(argument, 0), 8)
+    elif argument is not None:
+        values[0] = argument
+    return (kind.operation, *(round(value, 4) for value in values.tolist()))
+
+
+def simulated(published: Any, original: Any, operations: list[Any], n: int) -> tuple[list[tuple], list[Any], list[int]]:
+    """What timm's own does to n images, with these operations: for each which, and their filters; only the pixels are
+    left alone."""
+    found: list[tuple] = []
+
+    def note(name):
+        def apply(image, *arguments, resample, fillcolor):
+            resample = published._interpolation({"resample": resample})
+            found.append((ours_of(name, *arguments) if arguments else ours_of(name, None), resample))
+            return image
+
+        return apply
+
+    for operation in operations:
+        operation.aug_fn = note(operation.name)
+    image, made, filters = Image.new("RGB", (WIDTH, HEIGHT)), [], []
+    state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(1)
+    np.random.seed(2)
+    try:
+        for _ in range(n):
+            found.clear()
+            original(image)
+            made.append(tuple(entry for entry, _ in found))
+            filters += [resample for _, resample in found]
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+    return made, filters, [len(entry) for entry in made]
