@@ -3,7 +3,7 @@
 Runs in the main process, after the stage. Nesting is as with torch's `default_collate`: a tuple of a sample becomes a
 list of the batch, named tuples and mappings keep their type. A dict (or dataclass) that holds boxes or keypoints
 becomes a list, one for each image, so samples may differ within it; boxes and keypoints elsewhere become a list of
-tensors; masks outside such dicts become one tensor.
+tensors; masks outside such dicts become one tensor. The frames of a clip are stacked to N×T×C×H×W.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.columns import Columns, Finished
-from gpuload.datasets.tree import LEAF, Structure, assembled, describe, unflatten
+from gpuload.datasets.tree import LEAF, Structure, assembled, describe, leaf_count, unflatten
 from gpuload.errors import CollateError
 from gpuload.ring.chunk import TensorBits
 
@@ -26,22 +26,28 @@ __all__ = ["Outline", "collate", "outline_of", "row_of", "unwrapped"]
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
-Mark = tuple[str, int]  # "image" and its number in the sample; or "mask", "points", "group" and 0
+# "image" and its number in the sample, or "clip" and that of its first frame; or "mask", "points", "group" and 0
+Mark = tuple[str, int]
 GROUP: Mark = ("group", 0)  # a container that becomes a list, one for each image
 
 
 @dataclass(slots=True)
 class Group:
-    """A container that becomes a list: its structure, and its first leaf."""
+    """A container that becomes a list, or a clip: its structure, and its first leaf."""
 
     node: Structure
     leaf: int
 
+    @property
+    def within(self) -> range:
+        """Its leaves."""
+        return range(self.leaf, self.leaf + leaf_count(self.node))
+
 
 @dataclass(slots=True)
 class Outline:
-    """The form of a batch: its structure, in which a group is one leaf; what each of its leaves is (None: a value); and
-    for each of these the leaf of the sample, or the group, that each row has there."""
+    """The form of a batch: its structure, in which a group or clip is one leaf; what each of its leaves is (None: a
+    value); and for each of these the leaf of the sample, or the group or clip, that each row has there."""
 
     structure: Structure
     marks: list[Mark | None]
@@ -82,8 +88,12 @@ def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
     """The outline of one sample."""
     found: list[int | Group] = []
     outer, _ = _outer(structure, 0, marks, found)
-    kinds = [GROUP if isinstance(entry, Group) else marks.get(entry) for entry in found]
+    kinds = [_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in found]
     return Outline(outer, kinds, [[entry] for entry in found])
+
+
+def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
+    return ("clip", marks[group.leaf][1]) if group.node[0] == "clip" else GROUP
 
 
 def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | Group]) -> tuple[Structure, int]:
@@ -93,9 +103,11 @@ def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | G
         found.append(at)
         return LEAF, at + 1
     kind, cls, keys, children = node
-    starts = list(itertools.accumulate(map(_size, children), initial=at))
-    if kind in ("dict", "dataclass") and any(
-        child == LEAF and marks.get(leaf) == ("points", 0) for child, leaf in zip(children, starts, strict=False)
+    starts = list(itertools.accumulate(map(leaf_count, children), initial=at))
+    inside = zip(children, starts, strict=False)
+    if kind == "clip" or (
+        kind in ("dict", "dataclass")
+        and any(child == LEAF and marks.get(leaf) == ("points", 0) for child, leaf in inside)
     ):
         found.append(Group(node, at))
         return LEAF, starts[-1]
@@ -123,9 +135,12 @@ def collate(
         kind, image = mark or ("", 0)
         if kind == "group":
             ready[number] = [
-                [default_convert(_cell(columns, finished, row, group.leaf + at)) for at in range(_size(group.node))]
+                [default_convert(_cell(columns, finished, row, leaf)) for leaf in group.within]
                 for row, group in enumerate(leaves)
             ]
+            continue
+        if kind == "clip":
+            ready[number] = _clips(columns, finished, leaves, image, views)
             continue
         whole = finished.whole.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
         if kind == "image":
@@ -190,15 +205,12 @@ def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
 def _shown(outline: Outline) -> str:
     at: dict[str, list[str]] = {"image": [], "mask": []}
     for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
-        if mark is not None and mark[0] in at:
+        if mark is not None and mark[0] == "clip":
+            at["image"].append(str(leaf.leaf))
+        elif mark is not None and mark[0] in at:
             at[mark[0]].append(str(leaf))
     masks = f" and masks at leaf {', '.join(at['mask'])}" if at["mask"] else ""
     return f"{describe(outline.structure)} with its images at leaf {', '.join(at['image']) or 'none'}{masks}"
-
-
-def _size(node: Structure) -> int:
-    """The number of leaves."""
-    return 1 if node == LEAF else sum(map(_size, node[3]))
 
 
 def _column(column: Sequence[Any], number: int, to_device: ToDevice, names: Callable[[int], str]) -> Any:
@@ -217,6 +229,28 @@ def _column(column: Sequence[Any], number: int, to_device: ToDevice, names: Call
             "return values of one shape, of types that torch's default_collate knows"
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
+
+
+def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int, views: int | None) -> Any:
+    """The clips of a batch, whose frames are finished image columns from number `first` on."""
+    lengths = [len(clip.node[3]) for clip in clips]
+    other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
+    if other is not None:
+        raise CollateError(
+            f"the clips of a batch differ in length: that of {columns.name(0)} has {lengths[0]} frames, that of "
+            f"{columns.name(other)} {lengths[other]}; cut them to one length in the dataset, or pass a collate_fn"
+        )
+    frames = finished.images[first : first + lengths[0]]
+    return _clip(frames) if views is None else [_clip(view) for view in zip(*frames, strict=True)]
+
+
+def _clip(frames: Sequence[Any]) -> Any:
+    """Frames as the stage gave them, N×C×H×W, a list, or (N×C×H×W, sizes), in the same form with T after N."""
+    if isinstance(frames[0], tuple):
+        return torch.stack([images for images, _ in frames], 1), frames[0][1]
+    if isinstance(frames[0], list):
+        return [torch.stack(clip) for clip in zip(*frames, strict=True)]
+    return torch.stack(list(frames), 1)
 
 
 def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:

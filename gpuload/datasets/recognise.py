@@ -1,37 +1,51 @@
-"""Which leaves of a sample are images or targets. In workers, so no torch: types are recognised by their attributes."""
+"""Which leaves of a sample are images or targets. In workers, so no torch: types are recognised by their attributes.
+
+The rule: images are what says so, `Encoded`, `Image`, PIL images, torchvision's `Image` and `Video`. In a sample with
+none of these, the first uint8 array is (H×W×C, or a tensor C×H×W, of one to four channels), and with it the list that
+it is in, if that holds such arrays alone; where there is none, the first that is a clip of them (T×H×W×C, or a tensor
+T×C×H×W). All other arrays are data.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from gpuload.datasets.bit_depth import too_deep
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
-from gpuload.datasets.tree import dtype_of, is_tensor
+from gpuload.datasets.tree import LEAF, Structure, dtype_of, is_tensor, leaf_count, unfold
 from gpuload.errors import DecodeError
 
-__all__ = ["find_leaves"]
+__all__ = ["fewer_frames", "find_leaves", "is_image_array", "unfold_clips"]
 
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
+Found = dict[int, Encoded | Image]
+Targets = dict[int, Target]
 
 
-def find_leaves(leaves: Sequence[Any]) -> tuple[dict[int, Encoded | Image], dict[int, Target]]:
-    """The leaves that are images, and those that are targets, by their number.
+def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> tuple[Found, Targets, bool]:
+    """The leaves that are images, and those that are targets, by their number; and whether any image is a clip.
 
-    Images are every `Encoded`, `Image`, PIL image and TVTensor image; in a sample with none of these, the first uint8
-    C×H×W tensor or H×W×C array (1 to 4 channels). Targets are `Mask`, `Boxes`, `Keypoints` and their TVTensors.
+    Args:
+        structure, leaves: the sample, taken apart.
+        plain: nothing of ours is applied. TVTensors then stay as they are if gpuload could not transform them, and so
+            do clips, as in `default_collate`.
 
     Raises:
         DecodeError: a PIL image holds more than 8 bits.
     """
-    found: dict[int, Encoded | Image] = {}
-    targets: dict[int, Target] = {}
+    found: Found = {}
+    targets: Targets = {}
+    clips = False
     for number, leaf in enumerate(leaves):
         kind = type(leaf)
-        if kind is Encoded or kind is Image:
+        if kind is Encoded:
             found[number] = leaf
+        elif kind is Image:
+            found[number] = leaf
+            clips = clips or leaf.array.ndim == 4
         elif kind is Mask or kind is Boxes or kind is Keypoints:
             targets[number] = leaf
         elif kind not in NEVER_IMAGES:
@@ -39,21 +53,158 @@ def find_leaves(leaves: Sequence[Any]) -> tuple[dict[int, Encoded | Image], dict
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
                 found[number] = _from_pil(leaf)
             elif module.startswith("torchvision.tv_tensors"):
-                if kind.__name__ == "Image":
-                    found[number] = Image(leaf.numpy(), layout="CHW")
-                elif (target := _tv_target(kind.__name__, leaf)) is not None:
+                if kind.__name__ in ("Image", "Video"):
+                    if not plain or is_image_array(leaf):
+                        found[number] = Image(leaf.numpy(), layout="CHW")
+                        clips = clips or leaf.dim() == 4
+                elif (target := _tv_target(kind.__name__, leaf, plain)) is not None:
                     targets[number] = target
     if found:
-        return found, targets
+        return found, targets, clips
     for number, leaf in enumerate(leaves):
         if number in targets:
             continue
         if isinstance(leaf, np.ndarray):
             if leaf.dtype == np.uint8 and leaf.ndim == 3 and leaf.size and 1 <= leaf.shape[2] <= 4:
-                return {number: Image(leaf)}, targets
+                return _with_its_list(structure, leaves, number), targets, False
         elif is_tensor(leaf) and leaf.dim() == 3 and 1 <= leaf.shape[0] <= 4 and dtype_of(leaf) == "uint8":
-            return {number: Image(leaf.numpy(), layout="CHW")}, targets
-    return found, targets
+            return _with_its_list(structure, leaves, number), targets, False
+    if not plain:
+        for number, leaf in enumerate(leaves):
+            if number not in targets and is_image_array(leaf, axes=4):
+                return {number: _image_of(leaf)}, targets, True
+    elif targets:  # nothing for torchvision's to move with
+        targets = {number: target for number, target in targets.items() if target is leaves[number]}
+    return found, targets, False
+
+
+def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
+    """Whether it is a uint8 array H×W×C or a tensor C×H×W, of one to four channels; with 4 `axes` a clip of them."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype == np.uint8 and leaf.ndim == axes and leaf.size > 0 and 1 <= leaf.shape[-1] <= 4
+    return (
+        is_tensor(leaf)
+        and leaf.dim() == axes
+        and leaf.numel() > 0
+        and 1 <= leaf.shape[-3] <= 4
+        and dtype_of(leaf) == "uint8"
+    )
+
+
+def unfold_clips(
+    structure: Structure, leaves: Sequence[Any], found: Found, targets: Targets
+) -> tuple[Structure, list[Any], Found, Targets]:
+    """The sample with each frame of its clips as a leaf of its own: an image like others."""
+    lengths: dict[int, int] = {}
+    unfolded: list[Any] = []
+    images: Found = {}
+    others: Targets = {}
+    for number, leaf in enumerate(leaves):
+        image = found.get(number)
+        if isinstance(image, Image) and image.array.ndim == 4:
+            lengths[number] = len(image.array)
+            for frame in image.array:
+                images[len(unfolded)] = Image(frame, "HWC")
+                unfolded.append(frame)
+            continue
+        if image is not None:
+            images[len(unfolded)] = image
+        elif number in targets:
+            others[len(unfolded)] = targets[number]
+        unfolded.append(leaf)
+    return unfold(structure, lengths), unfolded, images, others
+
+
+def fewer_frames(
+    counts: Sequence[int], structure: Structure, leaves: Sequence[Any], found: Found, targets: Targets
+) -> tuple[Structure, list[Any], Found, Targets]:
+    """The sample with so many frames of each of its clips, evenly spread as torch's ``linspace`` does; with several
+    counts one after the other. A clip is an `Image` with a fourth axis, or a list of images.
+
+    Raises:
+        TypeError: there is no clip.
+    """
+    kept: list[int] = []  # the leaves that are left, in order
+    clips: set[int] = set()
+
+    def walk(node: Structure, at: int) -> Structure:
+        if node == LEAF:
+            kept.append(at)
+            clips.update([at] if at in found and _is_clip(found[at]) else [])
+            return LEAF
+        kind, cls, keys, children = node
+        alone = all(child == LEAF and at + n in found for n, child in enumerate(children))
+        if kind == "list" and children and alone and not any(_is_clip(found[at + n]) for n in range(len(children))):
+            clips.add(at)
+            frames = [at + frame for frame in _spread(counts, len(children))]
+            kept.extend(frames)
+            return (kind, cls, keys, (LEAF,) * len(frames))
+        parts = []
+        for child in children:
+            parts.append(walk(child, at))
+            at += leaf_count(child)
+        return (kind, cls, keys, tuple(parts))
+
+    structure = walk(structure, 0)
+    if not clips:
+        raise TypeError(
+            "UniformTemporalSubsample takes a video clip, gpuload.Image(array) of T×H×W×C, an array of that shape or "
+            "a list of images, but this sample has none; leave it out, or return one"
+        )
+    images: Found = {}
+    for number, leaf in enumerate(kept):
+        if leaf in found:
+            image = found[leaf]
+            if _is_clip(image):
+                image = Image(image.array[_spread(counts, len(image.array))])
+            images[number] = image
+    others = {number: targets[leaf] for number, leaf in enumerate(kept) if leaf in targets}
+    return structure, [leaves[leaf] for leaf in kept], images, others
+
+
+def _is_clip(image: Encoded | Image) -> TypeGuard[Image]:
+    return isinstance(image, Image) and image.array.ndim == 4
+
+
+def _spread(counts: Sequence[int], length: int) -> list[int]:
+    """Which of so many frames are kept. The arithmetic is that of ``torch.linspace`` and its fused multiplication: in
+    single precision, from both ends, rounded once."""
+    frames = np.arange(length)
+    for count in counts:
+        last, steps = np.float32(len(frames) - 1), np.arange(count)
+        step = last / np.float32(count - 1) if count > 1 else np.float32(0)
+        near, far = np.float64(step) * steps, np.float64(last) - np.float64(step) * (count - 1 - steps)
+        places = np.where((steps < count // 2) | (count == 1), near, far).astype(np.float32)
+        frames = frames[places.astype(np.int64)]
+    return frames.tolist()
+
+
+def _with_its_list(structure: Structure, leaves: Sequence[Any], number: int) -> Found:
+    """The image at this leaf, and the others of its list if there are only images in it."""
+    following = leaves[number + 1] if number + 1 < len(leaves) else None
+    if type(following) not in NEVER_IMAGES and is_image_array(following):
+        first, last = _list_of(structure, number)
+        if first == number and all(map(is_image_array, leaves[first:last])):
+            return {frame: _image_of(leaves[frame]) for frame in range(first, last)}
+    return {number: _image_of(leaves[number])}
+
+
+def _list_of(node: Structure, leaf: int, at: int = 0) -> tuple[int, int]:
+    """The first leaf of the list that holds this one and nothing but leaves, and the one after its last; the leaf
+    itself if there is no such list. `at`: the first leaf of the node."""
+    kind, _, _, children = node
+    if kind == "list" and all(child == LEAF for child in children):
+        return at, at + len(children)
+    for child in children:
+        end = at + leaf_count(child)
+        if leaf < end:
+            return (leaf, leaf + 1) if child == LEAF else _list_of(child, leaf, at)
+        at = end
+    raise AssertionError("the node has this leaf")
+
+
+def _image_of(leaf: Any) -> Image:
+    return Image(leaf) if isinstance(leaf, np.ndarray) else Image(leaf.numpy(), layout="CHW")
 
 
 def _from_pil(image: Any) -> Image:
@@ -64,11 +215,13 @@ def _from_pil(image: Any) -> Image:
     return Image(np.asarray(image))
 
 
-def _tv_target(name: str, leaf: Any) -> Target | None:
-    """A target of torchvision's as one of ours."""
+def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
+    """A target of torchvision's as one of ours; `plain`: None, instead of an error, for boxes that cannot be moved."""
     if name == "Mask":
         return Mask(leaf.numpy())
     if name == "BoundingBoxes":
+        if plain and (leaf.shape[-1] != 4 or getattr(leaf, "clamping_mode", "soft") is None):
+            return None
         if getattr(leaf, "clamping_mode", "soft") is None:
             raise ValueError(
                 "the sample has BoundingBoxes with clamping_mode=None, but gpuload clips boxes to the image, as "

@@ -59,15 +59,16 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Image:
-    """An image that is already decoded.
+    """An image that is already decoded; or a video clip, whose frames all get the same draws.
 
     Args:
-        array: uint8, or anything that `numpy.asarray` turns into it; H×W for one channel, else as `layout` says.
-        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W.
+        array: uint8, or anything that `numpy.asarray` turns into it; H×W for one channel, else as `layout` says. With a
+            first axis more, the frames of a clip.
+        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W; of each frame.
 
     Raises:
         TypeError: the array is not uint8.
-        ValueError: the array does not have 2 or 3 axes and 1 to 4 channels, or is empty.
+        ValueError: the array does not have 2 to 4 axes and 1 to 4 channels, or is empty.
 
     Example:
         >>> Image(np.zeros((3, 20, 30), np.uint8), layout="CHW").hwc.shape
@@ -85,11 +86,11 @@ class Image:
             raise TypeError(f"an image must be uint8, got {array.dtype} of shape {array.shape}; scale it to 0 … 255")
         if array.ndim == 2:
             array = array[:, :, None]
-        elif array.ndim == 3 and self.layout == "CHW":
-            array = array.transpose(1, 2, 0)
-        elif array.ndim != 3:
-            raise ValueError(f"an image must have 2 or 3 axes, got shape {array.shape}")
-        if array.size == 0 or not 1 <= array.shape[2] <= 4:
+        elif array.ndim not in (3, 4):
+            raise ValueError(f"an image must have 2 or 3 axes, or 4 as a clip, got shape {array.shape}")
+        elif self.layout == "CHW":
+            array = array.transpose(1, 2, 0) if array.ndim == 3 else array.transpose(0, 2, 3, 1)
+        if array.size == 0 or not 1 <= array.shape[-1] <= 4:
             raise ValueError(
                 f"an image must have pixels and 1 to 4 channels, got H×W×C = {array.shape} with layout={self.layout!r}"
             )
@@ -98,7 +99,7 @@ class Image:
 
     @property
     def hwc(self) -> np.ndarray:
-        """The pixels, uint8, H×W×C."""
+        """The pixels, uint8, H×W×C; of a clip T×H×W×C."""
         return self.array
 
 

@@ -5,8 +5,9 @@ Runs in workers and in the main process; imports no torch, holds no state.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -23,13 +24,17 @@ __all__ = [
     "dtype_of",
     "flatten",
     "is_tensor",
+    "leaf_count",
     "mapping_like",
     "rebuild",
     "unflatten",
+    "unfold",
 ]
 
 LEAF = "*"
-Structure = Any  # LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable
+# LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable. Kinds are "tuple", "list", "dict",
+# "dataclass", and "clip": frames, one leaf each, that become one tensor.
+Structure = Any
 
 
 class Keys(tuple[Any, ...]):
@@ -56,6 +61,19 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
     return LEAF
 
 
+def unfold(structure: Structure, lengths: Mapping[int, int]) -> Structure:
+    """The structure with some leaves, by their number, as clips of so many frames, each frame a leaf."""
+    return _unfolded(structure, itertools.count(), lengths)
+
+
+def _unfolded(node: Structure, numbers: Iterator[int], lengths: Mapping[int, int]) -> Structure:
+    if node == LEAF:
+        length = lengths.get(next(numbers))
+        return LEAF if length is None else ("clip", None, None, (LEAF,) * length)
+    kind, cls, keys, children = node
+    return (kind, cls, keys, tuple([_unfolded(child, numbers, lengths) for child in children]))
+
+
 def _sorted_keys(order: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         keys = tuple(sorted(order))
@@ -73,6 +91,8 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
     kind, cls, keys, _ = node
     if kind == "list":
         return parts
+    if kind == "clip":
+        return _clip(parts)
     if kind == "tuple":
         return tuple(parts) if cls is None else cls(*parts)
     items = dict(zip(keys, parts, strict=True))
@@ -81,6 +101,13 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
     if isinstance(keys, Keys):
         items = {key: items[key] for key in keys.order}
     return items if cls is None else mapping_like(cls, items)
+
+
+def _clip(frames: list[Any]) -> Any:
+    """Finished frames C×H×W as one tensor T×C×H×W; lists of views of each as a list of such tensors."""
+    if isinstance(frames[0], list):
+        return [_clip(list(view)) for view in zip(*frames, strict=True)]
+    return sys.modules["torch"].stack(frames)
 
 
 def mapping_like(cls: type, items: dict[Any, Any]) -> Any:
@@ -94,6 +121,11 @@ def mapping_like(cls: type, items: dict[Any, Any]) -> Any:
         except Exception:
             return items
         return made
+
+
+def leaf_count(node: Structure) -> int:
+    """How many leaves it has."""
+    return 1 if node == LEAF else sum(map(leaf_count, node[3]))
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
@@ -122,6 +154,8 @@ def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
     kind, cls, keys, children = structure
     leaves = None if leaves is None else iter(leaves)
     parts = [describe(child, leaves) for child in children]
+    if kind == "clip":
+        return f"clip of {len(children)} frames"
     name = "" if cls is None else cls.__name__
     if kind == "dict":
         return name + "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"

@@ -44,7 +44,8 @@ class Loader:
     Args:
         dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number; or an iterable one
             (torch's `IterableDataset`, or with ``__iter__`` alone). A sample is a nested tuple, list, dict or
-            dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays.
+            dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays; a clip is a
+            list of these, or an array T×H×W×C.
         batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. Even with MixUp
             and CutMix.
         shuffle: a new order each epoch, a function of `seed` and the epoch's number.
@@ -180,6 +181,7 @@ class Loader:
         for name in OPTIONS:
             setattr(self, name, options.argument(name))
         self.errors = ErrorLog()
+        self._told: set[str] = set()
         self._cursor = Cursor(Place(0, 0))
         self._session: Session | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -338,7 +340,7 @@ class Loader:
                 self.close()
         if self._session is None:
             with held():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors)
+                self._session = Session(options, self.errors, self._told)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # the session ends itself then
         self._cursor.end("a newer iter() of its Loader was started")

@@ -56,14 +56,17 @@ class _Launched:
     failed: list[ErrorRecord] = field(default_factory=list)
     after: Place | None = None  # where the next batch is
     warning: str = ""
+    strays: str = ""
 
 
 class Session:
-    """A session with these options; failed samples are recorded in `errors`."""
+    """A session with these options; failed samples are recorded in `errors`, and `told` is what was said of others once
+    and for all."""
 
-    def __init__(self, options: Options, errors: ErrorLog) -> None:
+    def __init__(self, options: Options, errors: ErrorLog, told: set[str] | None = None) -> None:
         self.options = options
         self.errors = errors
+        self._told = set() if told is None else told
         device = resolve_device(options.stage.device)
         self.stage = compile_for(options, device)
         self.launched: deque[_Launched] = deque()
@@ -76,6 +79,8 @@ class Session:
             collate_fn=options.batches.collate_fn,
             worker_init_fn=workers.worker_init_fn,
             single=options.order.single,
+            plain=not len(options.chain) and options.chain.module is None,
+            moves=options.chain.moves_pixels,
         )
         _check_limits(options, device)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
@@ -157,6 +162,9 @@ class Session:
         if current.warning:
             text, current.warning = current.warning, ""
             warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
+        if current.strays and "strays" not in self._told:
+            self._told.add("strays")
+            warnings.warn(current.strays, RuntimeWarning, stacklevel=4)
         self.launched.popleft()
         if current.error is None:
             self.transfer.hand_over(current.ticket, current.tensors)
@@ -261,9 +269,11 @@ class Session:
         with torch.inference_mode(False), self.transfer.stream(after_consumer=module):
             value, tensors = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
+        strays = next((part.content.strays for part in batch.parts if part.content and part.content.strays), "")
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             part.content = None
-        return _Launched(value, tensors, ticket, failed=batch.errors, after=batch.spec.after, warning=batch.warning)
+        after, warning = batch.spec.after, batch.warning
+        return _Launched(value, tensors, ticket, failed=batch.errors, after=after, warning=warning, strays=strays)
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:

@@ -96,7 +96,8 @@ class ChunkContent:
     `rows` are the request's rows that loaded; columns count their rows among these. `sources` has one entry for each of
     them; `structures` and `fields` too, or one for all. `values` are leaves that are no images, no targets, and in no
     block; `points` are boxes and keypoints; `fields` are the leaves that are left out together with boxes, if a
-    transform does that; those that go with keypoints as ~leaf.
+    transform does that; those that go with keypoints as ~leaf. `strays` is what to tell the user of leaves that look as
+    if they belonged to an image.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -111,6 +112,7 @@ class ChunkContent:
     fields: list[tuple[int, ...]] = field(default_factory=list)
     collated: Collated | None = None  # the whole batch, if the user's collate_fn ran in the worker
     iterable: IterablePlace | None = None  # for an iterable dataset
+    strays: str = ""
 
 
 @dataclass(slots=True)

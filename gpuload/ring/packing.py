@@ -189,6 +189,7 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
         content.fields,
         content.collated,
         content.iterable,
+        content.strays,
     ]
     if by_value:  # in a worker, classes of the user's __main__ exist only for cloudpickle
         import cloudpickle
@@ -230,8 +231,9 @@ def _tensor(array: np.ndarray, dtype: str) -> Any:
 
 
 def _portable(value: Any, keep_types: bool) -> Any:
-    """A tensor as an array, so that its bytes go to the slot and not through torch's own shared memory."""
-    if not is_tensor(value):
+    """A tensor as an array, so that its bytes go to the slot and not through torch's own shared memory. With
+    `keep_types` torchvision's TVTensors stay what they are."""
+    if not is_tensor(value) or (keep_types and type(value).__module__.startswith("torchvision.")):
         return value
     name = str(value.dtype)
     if name in ONLY_TORCH:

@@ -94,7 +94,7 @@ def tile(
     rows: np.ndarray,
     images: Sequence[torch.Tensor],
     windows_tlhw: np.ndarray,
-    outputs: Sequence[torch.Tensor],
+    outputs: Outputs,
     fill: Sequence[float],
 ) -> None:
     """Put images, or masks of them, together.

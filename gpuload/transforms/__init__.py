@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SanitizeBoundingBoxes,
     )
     from gpuload.transforms.chain import Chain
+    from gpuload.transforms.clips import UniformTemporalSubsample
     from gpuload.transforms.color import ColorJitter
     from gpuload.transforms.color_random import (
         Grayscale,
@@ -64,13 +65,14 @@ _MODULES = {
     "base": "Uniforms",
     "boxes": "ClampBoundingBoxes ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes",
     "chain": "Chain",
+    "clips": "UniformTemporalSubsample",
     "color": "ColorJitter",
     "color_random": "Grayscale RandomAdjustSharpness RandomAutocontrast RandomChannelPermutation "
     "RandomEqualize RandomGrayscale RandomInvert RandomPhotometricDistort RandomPosterize RandomSolarize",
     "composite": "Compose Identity RandomApply RandomChoice RandomOrder",
     "convert": "Normalize ToDtype",
-    "epochs": "by_epoch",
     "custom": "Custom Lambda",
+    "epochs": "by_epoch",
     "erasing": "RandomErasing",
     "gathering": "CopyPaste Mosaic",
     "geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomVerticalFlip Resize",
@@ -99,7 +101,8 @@ __all__ = [
     "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotation",
     "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize", "ResizeKeepRatio",
     "SanitizeBoundingBoxes", "SanitizeKeyPoints", "ScaleJitter", "TimmAugMix", "TimmAutoAugment", "TimmRandAugment",
-    "ToDtype", "TrimBorder", "TrivialAugmentWide", "Uniforms", "apply", "by_epoch", "from_timm", "from_torchvision",
+    "ToDtype", "TrimBorder", "TrivialAugmentWide", "UniformTemporalSubsample", "Uniforms", "apply", "by_epoch",
+    "from_timm", "from_torchvision",
 ]  # fmt: skip
 
 

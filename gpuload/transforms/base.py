@@ -23,7 +23,17 @@ from gpuload.transforms.arguments import Fill, shown
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
-__all__ = ["EVERYWHERE", "DrawError", "Padding", "Resampling", "Standing", "Transform", "Uniforms", "made_late"]
+__all__ = [
+    "EVERYWHERE",
+    "ClipTransform",
+    "DrawError",
+    "Padding",
+    "Resampling",
+    "Standing",
+    "Transform",
+    "Uniforms",
+    "made_late",
+]
 
 T = TypeVar("T", bound="Transform")
 
@@ -168,6 +178,12 @@ def made_late(transform: T) -> T:
     placed = copy.copy(transform)
     object.__setattr__(placed, "late", True)
     return placed
+
+
+class ClipTransform(Transform):
+    """Base of those that choose frames of a clip, which is done in the worker, before any is decoded."""
+
+    num_samples: int
 
 
 class Resampling(Transform):

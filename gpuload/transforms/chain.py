@@ -21,14 +21,22 @@ import numpy as np
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
-from gpuload.transforms.base import Transform
+from gpuload.transforms.base import ClipTransform, Transform
 from gpuload.transforms.composite import flat, wrapped
 from gpuload.transforms.line import Line
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Call
+from gpuload.transforms.program.ops import MOVES_PIXELS, Call
 from gpuload.transforms.program.windows import full_windows
-from gpuload.transforms.rules import check_fills, check_gathering, check_mixing, check_order, mixing_of, placed
+from gpuload.transforms.rules import (
+    check_clips,
+    check_fills,
+    check_gathering,
+    check_mixing,
+    check_order,
+    mixing_of,
+    placed,
+)
 
 if TYPE_CHECKING:  # what is the user's own is imported where there is some: few workers need it
     from gpuload.transforms.custom import Custom
@@ -92,6 +100,7 @@ class Chain:
             check_fills(line.transforms)
         self.lines = tuple(Line(placed(line.transforms), line.lanes) for line in lines)
         check_mixing([line.transforms for line in self.lines])
+        check_clips(self.transforms)
         check_gathering([line.transforms for line in self.lines])
         self._at: dict[int, Chain] = {}  # that of each epoch
 
@@ -164,10 +173,26 @@ class Chain:
             needed.append((type(self.mixing).__name__, 2))
         return max(needed, key=lambda entry: entry[1], default=("", 1))
 
+    @property
+    def frames(self) -> tuple[int, ...]:
+        """How many frames of each clip are kept, one after the other, before anything else is done."""
+        return tuple(transform.num_samples for transform in self.transforms if isinstance(transform, ClipTransform))
+
     @cached_property
     def reads_boxes(self) -> bool:
         """Whether draws depend on the boxes of a sample."""
         return any(transform.reads_boxes for line in self.lines for transform in line.transforms)
+
+    @cached_property
+    def moves_pixels(self) -> bool:
+        """Whether masks, boxes and keypoints have to move with the images; of the user's own transforms, those that say
+        so."""
+        outlines = [known for line in self.lines for transform in line.transforms for known in transform.outline]
+        return (
+            self.gathers
+            or any(own.moves_pixels for own in self.calls)
+            or any(issubclass(known.kind, MOVES_PIXELS) or "warp" in known.operations for known in outlines)
+        )
 
     def draw(
         self,

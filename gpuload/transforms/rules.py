@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuload.transforms.base import Standing, Transform
+from gpuload.transforms.base import ClipTransform, Standing, Transform
 from gpuload.transforms.composite import Identity, RandomChoice, flat
 from gpuload.transforms.program.ops import Call
 
 if TYPE_CHECKING:  # a worker imports the transforms of its chain, and no others
     from gpuload.transforms.mixing import CutMix, MixUp
 
-__all__ = ["check_fills", "check_gathering", "check_mixing", "check_order", "mixing_of", "placed"]
+__all__ = ["check_clips", "check_fills", "check_gathering", "check_mixing", "check_order", "mixing_of", "placed"]
 
 
 def check_order(transforms: tuple[Transform, ...]) -> None:
@@ -137,6 +137,17 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
                 raise ValueError(
                     f"{name}({argument}={one!r}) and {_name(other)}({argument}={two!r}) are for the labels of one "
                     "batch; give both the same"
+                )
+
+
+def check_clips(transforms: Sequence[Transform]) -> None:
+    """Refuse to choose other frames for each view."""
+    for transform in transforms:
+        for child in transform.children if type(transform).__name__ == "MultiView" else ():
+            if isinstance(child, ClipTransform):
+                raise ValueError(
+                    f"MultiView cannot hold {_name(child)}: frames are chosen once, before they are decoded; put it "
+                    "before MultiView"
                 )
 
 

@@ -35,7 +35,8 @@ _ALIGN = 64
 
 @dataclass(frozen=True)
 class Job:
-    """What each worker gets at its start. `single` is for batch_size=None: `collate_fn` gets single samples."""
+    """What each worker gets at its start. `single` is for batch_size=None: `collate_fn` gets single samples. `plain`:
+    nothing is applied to images, not even a module, which is not sent. `moves`: what is applied moves pixels."""
 
     dataset: Any
     chain: Chain
@@ -44,6 +45,8 @@ class Job:
     collate_fn: Callable[[Any], Any] | None = None
     worker_init_fn: Callable[[int], Any] | None = None
     single: bool = False
+    plain: bool = False
+    moves: bool = False
 
 
 def ship(obj: Any, settings: dict[str, Any]) -> int:

@@ -103,6 +103,7 @@ class ChunkRunner:
             reply = self._finish(request, slot, note, wanted, loaded, errors, place)
         if reply.status is Status.DONE:
             self._made.pop(_made_key(request), None)
+            self._reader.strays = ""  # said
         return reply
 
     def _finish(
@@ -205,6 +206,7 @@ class ChunkRunner:
     ) -> Reply:
         content = as_columns(decoded)
         content.errors, content.iterable = sorted(errors, key=_row), place
+        content.strays = self._reader.strays
         try:
             return _pack(request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None)
         except Exception as error:

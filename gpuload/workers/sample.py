@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.box_formats import to_xyxy
-from gpuload.datasets.recognise import find_leaves
+from gpuload.datasets.recognise import fewer_frames, find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
 from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor
 from gpuload.decode import Decoder
@@ -25,6 +25,8 @@ from gpuload.workers.belongings import check_transforms, droppers, find_fields, 
 from gpuload.workers.job import Job
 
 __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
+
+LOOKS = 16  # samples of a worker that are searched for strays
 
 Region = list[int]  # top, left, height, width
 
@@ -72,11 +74,18 @@ class Sourced(Exception):
 
 
 class SampleReader:
-    """Takes samples apart and decodes them, for a job."""
+    """Takes samples apart and decodes them, for a job.
+
+    Attributes:
+        strays: what `gpuload.datasets.strays` found in its first samples.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self.strays = ""
+        self._looks = LOOKS
         self._decoder = Decoder(job.decode)
+        self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
         self._no_targets = check_transforms(job.chain)
 
@@ -93,7 +102,11 @@ class SampleReader:
             )
         leaves: list[Any] = []
         structure = flatten(given, leaves)
-        found, targets = find_leaves(leaves)
+        found, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
+        if self._frames:
+            structure, leaves, found, targets = fewer_frames(self._frames, structure, leaves, found, targets)
+        if clips:
+            structure, leaves, found, targets = unfold_clips(structure, leaves, found, targets)
         if not found and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
@@ -118,7 +131,27 @@ class SampleReader:
         sample = Sample(row, given, structure, images, values, source)
         if targets or self._needs_boxes:
             self._add_targets(sample, leaves, targets)
+        if self._looks and images:
+            self._look(sample, leaves, targets)
         return sample
+
+    def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
+        from gpuload.datasets.strays import find_strays  # seldom needed, and not at the start
+
+        self.strays = find_strays(
+            sample.structure,
+            leaves,
+            {leaf: (image.height, image.width) for leaf, image in sample.images.items()},
+            {
+                leaf: (image.header.format, image.header.mode)
+                for leaf, image in sample.images.items()
+                if isinstance(image.leaf, Encoded) and image.leaf.mode == "RGB"
+            },
+            targets,
+            changes=not self._job.plain,
+            moves=self._job.moves,
+        )
+        self._looks = 0 if self.strays else self._looks - 1
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """The masks, boxes and keypoints of a sample."""

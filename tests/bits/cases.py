@@ -412,6 +412,17 @@ def keypoints_left_out(samples: Samples) -> dict[str, Any]:
     return {"dataset": dataset, "transforms": chain}
 
 
+@case(runs=("torch",))
+def frames_of_clips(samples: Samples) -> dict[str, Any]:
+    """An array, and a list of files."""
+    clip = np.stack([samples.array(number, size=(30, 34)) for number in range(5)])
+    files = [gl.Encoded(samples.jpeg(number)) for number in range(4)]
+    return {
+        "dataset": [{"clip": gl.Image(clip), "files": files}] * 4,
+        "transforms": [T.UniformTemporalSubsample(3), T.RandomResizedCrop(20)],
+    }
+
+
 @case()
 def pasted_instances(samples: Samples) -> dict[str, Any]:
     """Of images of other sizes, and of mosaics."""
@@ -733,3 +744,18 @@ class Noise(torch.nn.Module):
 @case(runs=LOADING, epochs=2)
 def module(samples: Samples) -> dict[str, Any]:
     return pairs(samples, [*CROP, Noise()], shuffle=True)
+
+
+@case(runs=("torch", "batched"))
+def clips(samples: Samples) -> dict[str, Any]:
+    """Frames as one array, beside a mask of each, and as a list."""
+
+    def make(number: int) -> Any:
+        frames = np.stack([samples.array(number, size=(40, 50))[:, ::step] for step in (1, -1, 1)])
+        return {
+            "clip": gl.Image(frames),
+            "list": [gl.Image(frame) for frame in frames],
+            "masks": gl.Mask(frames[..., 0]),
+        }
+
+    return {"dataset": samples.make(make), "transforms": [*CROP[:2], T.ColorJitter(0.4), *END], "batch_size": 4}

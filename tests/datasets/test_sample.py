@@ -42,7 +42,7 @@ def test_an_image_is_kept_as_height_width_channels():
     ("array", "layout", "error", "text"),
     [
         (np.zeros((2, 2, 3), np.float32), "HWC", TypeError, r"must be uint8, got float32 of shape \(2, 2, 3\)"),
-        (np.zeros(5, np.uint8), "HWC", ValueError, r"must have 2 or 3 axes, got shape \(5,\)"),
+        (np.zeros(5, np.uint8), "HWC", ValueError, r"must have 2 or 3 axes, or 4 as a clip, got shape \(5,\)"),
         (np.zeros((0, 4, 3), np.uint8), "HWC", ValueError, "must have pixels and 1 to 4 channels"),
         (np.zeros((3, 20, 30), np.uint8), "HWC", ValueError, r"got H×W×C = \(3, 20, 30\) with layout='HWC'"),
         (np.zeros((3, 20, 30), np.uint8), "NCHW", ValueError, "layout=…. must be 'HWC' or 'CHW', got 'NCHW'"),

@@ -330,6 +330,7 @@ NOTHING_DRAWN = {
         "SanitizeKeyPoints",
         "ToDtype",
         "TrimBorder",
+        "UniformTemporalSubsample",
     ),
     "Resize",  # but for a random filter: transforms/test_resizing.py
 }

@@ -349,5 +349,5 @@ def test_only_a_mask_of_torchvisions_is_no_image():
     from torchvision import tv_tensors
 
     mask = tv_tensors.Mask(torch.ones(1, 40, 50, dtype=torch.uint8))
-    with pytest.raises(gl.SampleError, match="has masks, boxes or keypoints, but no image that they belong to"):
-        only_batch(lambda i: {"mask": mask})
+    with pytest.raises(gl.SampleError, match="uint8 tensor 1×40×50}, has no image for the transforms"):
+        only_batch(lambda i: {"mask": mask}, transforms=[T.RandomHorizontalFlip()])

@@ -150,7 +150,7 @@ def test_boxes_that_torchvision_would_not_clip_are_refused():
 
     found = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(40, 50), clamping_mode=None)
     with pytest.raises(gl.SampleError, match="clamping_mode=None, but gpuload clips boxes"):
-        only_batch(lambda i: (image(), found))
+        only_batch(lambda i: (image(), found), transforms=[T.CenterCrop(20)])
     rotated = tv_tensors.BoundingBoxes(torch.ones(1, 5), format="XYWHR", canvas_size=(40, 50))
     with pytest.raises(gl.SampleError, match="rotated boxes are not supported"):
-        only_batch(lambda i: (image(), rotated))
+        only_batch(lambda i: (image(), rotated), transforms=[T.CenterCrop(20)])

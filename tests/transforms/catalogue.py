@@ -67,6 +67,7 @@ NOTES: dict[str, str] = {
     "TimmRandAugment": f"timm's strings, such as `rand-m9-mstd0.5-inc1`; {CLASSIFICATION}",
     "ToDtype": "float32, float16, bfloat16, uint8; `mask_dtype`, or a dict by type, for masks",
     "TrimBorder": TIMM,
+    "UniformTemporalSubsample": "of clips T×H×W×C and lists of frames, before they are decoded",
     "TrivialAugmentWide": f"{CLASSIFICATION}",
 }
 

@@ -53,6 +53,7 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "SanitizeBoundingBoxes": ("min_size", "min_area", "labels_getter"),
     "SanitizeKeyPoints": ("labels_getter",),
     "ScaleJitter": ("target_size", "scale_range", "interpolation", "antialias"),
+    "UniformTemporalSubsample": ("num_samples",),
     "TrivialAugmentWide": ("num_magnitude_bins", "interpolation", "fill"),
 }
 
@@ -100,5 +101,4 @@ REFUSED: Final[dict[str, str]] = {
     "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
     "SetClampingMode": "leave it out: gpuload cuts boxes to the image, torchvision's mode 'soft'",
     "TenCrop": "it makes ten images of one; write MultiView([...]) with a chain for each",
-    "UniformTemporalSubsample": "it is for videos; select frames in the dataset's __getitem__",
 }

@@ -20,9 +20,9 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
-    "CHANGES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Erase", "Flip", "Mix",
-    "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Warp", "code", "filter_codes",
-    "in_params",
+    "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Erase",
+    "Flip", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Warp", "code",
+    "filter_codes", "in_params",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -333,6 +333,7 @@ CHANGES_PIXELS: Final = (
     Mix,
     Call,
 )  # those below change numbers and boxes
+MOVES_PIXELS: Final = (Box, Flip, Warp)  # and operations named "warp"
 
 
 @dataclass(eq=False, repr=False)

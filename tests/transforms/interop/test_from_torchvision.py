@@ -121,6 +121,7 @@ EXAMPLES: dict[str, dict] = {
     "SanitizeBoundingBoxes": {"min_size": 2.0, "min_area": 3.0, "labels_getter": None},
     "SanitizeKeyPoints": {"labels_getter": second},
     "ScaleJitter": {"target_size": (20, 30), "scale_range": (0.5, 1.5), "interpolation": BICUBIC, "antialias": False},
+    "UniformTemporalSubsample": {"num_samples": 3},
     "TrivialAugmentWide": {"num_magnitude_bins": 11, "interpolation": BICUBIC, "fill": 3},
 }
 NOT_TRANSFORMS = {"AutoAugmentPolicy", "InterpolationMode", "Transform"}

@@ -1,0 +1,173 @@
+"""Video clips: several frames of a sample, under the same draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from originals import torchvision
+from PIL import Image as PILImage
+
+import gpuload as gl
+from gpuload import transforms as T
+
+FRAMES, COUNT, CLASSES = 5, 6, 3
+NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+CHAIN = [T.RandomResizedCrop(12), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4), NORMALIZE]
+
+
+def frames(index: int) -> np.ndarray:
+    """T×H×W×C, of another size in each sample."""
+    return np.random.default_rng(index).integers(0, 256, (FRAMES, 20 + index, 24, 3), np.uint8)
+
+
+def video(array: np.ndarray):
+    from torchvision import tv_tensors
+
+    return tv_tensors.Video(torch.from_numpy(array).permute(0, 3, 1, 2))
+
+
+FORMS = {
+    "an array": frames,
+    "a tensor": lambda i: torch.from_numpy(frames(i)).permute(0, 3, 1, 2),
+    "an image with more axes": lambda i: gl.Image(frames(i)),
+    "an image, channels first": lambda i: gl.Image(frames(i).transpose(0, 3, 1, 2), layout="CHW"),
+    "a video of torchvision's": lambda i: video(frames(i)),
+    "a list of arrays": lambda i: list(frames(i)),
+    "a list of tensors": lambda i: list(torch.from_numpy(frames(i)).permute(0, 3, 1, 2)),
+    "a list of Pillow's images": lambda i: [PILImage.fromarray(frame) for frame in frames(i)],
+}
+
+
+class Clips:
+    def __init__(self, make) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int):
+        return self.make(index), index % CLASSES
+
+
+def batches(make, transforms=CHAIN, batch_size=3, **options):
+    options = {"num_workers": 0, "device": "cpu", "seed": 4, **options}
+    with gl.Loader(Clips(make), batch_size, transforms=transforms, **options) as loader:
+        return list(loader)
+
+
+def alone(transforms=CHAIN, **options) -> list[torch.Tensor]:
+    """For each batch N×T×C×H×W, each frame by itself in its sample."""
+    each = [
+        batches(lambda i, frame=frame: gl.Image(frames(i)[frame]), transforms, **options) for frame in range(FRAMES)
+    ]
+    return [torch.stack([images for images, _ in step], 1) for step in zip(*each, strict=True)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_frames_of_a_clip_get_the_draws_of_their_sample(form):
+    if "torchvision" in form:
+        torchvision()
+    found = [images for images, _ in batches(FORMS[form])]
+    if "list" in form:  # which default_collate keeps
+        assert all(len(images) == FRAMES for images in found)
+        found = [torch.stack(images, 1) for images in found]
+    for clip, expected in zip(found, alone(), strict=True):
+        assert clip.shape == (3, FRAMES, 3, 12, 12)
+        assert torch.equal(clip, expected)
+
+
+@pytest.mark.processes
+def test_workers_give_the_same():
+    for (clips, labels), expected in zip(batches(frames, num_workers=2, chunk_size=2), alone(), strict=True):
+        assert torch.equal(clips, expected)
+        assert labels.shape == (3,)
+
+
+def test_mixup_mixes_a_clip_by_one_share():
+    chain = [T.Resize((12, 12)), NORMALIZE, T.MixUp(num_classes=CLASSES)]
+    found = batches(frames, chain, batch_size=2)
+    for (clips, labels), expected in zip(found, alone(chain, batch_size=2), strict=True):
+        assert torch.equal(clips, expected)
+        assert labels.shape == (2, CLASSES)
+
+
+def test_several_views_are_a_list_of_batches_of_clips():
+    chain = [T.MultiView([[T.RandomCrop(12)], [T.RandomCrop(8)]])]
+    (one, two), _ = batches(frames, chain)[0]
+    assert (one.shape, two.shape) == ((3, FRAMES, 3, 12, 12), (3, FRAMES, 3, 8, 8))
+    first = frames(0)[:, None]
+    windows = np.lib.stride_tricks.sliding_window_view(first[:, 0], (8, 8), axis=(1, 2))
+    # One window, in all frames.
+    assert (windows == two[0].numpy()[:, None, None]).all((0, 3, 4, 5)).sum() == 1
+
+
+def test_sizes_that_differ_are_a_list_or_padded():
+    chain = [T.RandomHorizontalFlip(1.0)]
+    listed, _ = batches(frames, chain, ragged="list")[0]
+    assert [tuple(clip.shape) for clip in listed] == [(FRAMES, 3, 20 + i, 24) for i in range(3)]
+    (padded, sizes), _ = batches(frames, chain, ragged="pad")[0]
+    assert padded.shape == (3, FRAMES, 3, 22, 24)
+    assert sizes.tolist() == [[20, 24], [21, 24], [22, 24]]
+    for clip, whole, index in zip(listed, padded, range(3), strict=True):
+        assert torch.equal(clip, torch.from_numpy(frames(index)[:, :, ::-1].copy()).permute(0, 3, 1, 2))
+        assert torch.equal(whole[:, :, : 20 + index], clip)
+        assert not whole[:, :, 20 + index :].any()
+
+
+def test_one_by_one_by_a_collate_fn_and_by_replay():
+    expected = alone()[0]
+    samples = batches(frames, batch_size=None)
+    assert torch.equal(torch.stack([clip for clip, _ in samples[:3]]), expected)
+    collated = batches(frames, collate_fn=lambda samples: [clip for clip, _ in samples])
+    assert torch.equal(torch.stack(collated[0]), expected)
+    with gl.Loader(Clips(frames), 3, transforms=CHAIN, seed=4, device="cpu", num_workers=0) as loader:
+        clip, label = loader.replay(0, 1).sample
+    assert torch.equal(clip, expected[1])
+    assert label == 1
+
+
+def test_masks_and_boxes_move_with_all_frames():
+    """A mask of as many levels as a frame's red ones: wherever a frame goes, it goes."""
+
+    def make(index):
+        clip = frames(index)
+        return {"clip": clip, "masks": gl.Mask(clip[..., 0]), "boxes": gl.Boxes([[2, 3, 10, 12]])}
+
+    targets, _ = batches(make, [T.RandomCrop(12), T.RandomHorizontalFlip()])[0]
+    for target in targets:  # a dict with boxes is a list of dicts
+        assert target["clip"].shape == (FRAMES, 3, 12, 12)
+        assert torch.equal(target["clip"][:, 0], target["masks"])
+        assert target["boxes"].shape == (1, 4)
+
+
+def test_a_clip_and_an_image_in_one_sample():
+    def make(index):
+        return {"poster": gl.Image(frames(index)[2]), "clip": gl.Image(frames(index))}
+
+    found, _ = batches(make)[0]
+    assert torch.equal(found["poster"], found["clip"][:, 2])
+
+
+def test_clips_of_other_lengths_are_refused_by_name_and_left_to_a_collate_fn():
+    def make(index):
+        return frames(index)[: 1 + index]
+
+    with pytest.raises(
+        gl.CollateError,
+        match=r"clips of a batch differ in length: that of sample 0 has 1 frames, that of sample 1 2; cut them to one "
+        "length in the dataset, or pass a collate_fn",
+    ):
+        batches(make)
+    collated = batches(make, collate_fn=lambda samples: [len(clip) for clip, _ in samples])
+    assert collated == [[1, 2, 3], [4, 5, 5]]
+
+
+def test_a_module_draws_once_for_a_clip():
+    class Shift(torch.nn.Module):
+        def forward(self, images):
+            return images + torch.rand(len(images), 1, 1, 1)
+
+    found, _ = batches(lambda i: np.zeros((FRAMES, 8, 8, 3), np.uint8), [T.ToDtype("float32"), Shift()])[0]
+    assert (found == found[:, :1, :1, :1, :1]).all()
+    assert len(set(found[:, 0, 0, 0, 0].tolist())) == 3

@@ -1,0 +1,209 @@
+"""torchvision's TVTensors from a dataset whose transforms are torchvision's: as DataLoader gives them."""
+
+from __future__ import annotations
+
+import numpy as np
+import originals
+import pytest
+import torch
+from dataloader.common import Made, alike, gpuload_batches, torch_batches
+from torch.utils.data import BatchSampler, RandomSampler
+
+import gpuload as gl
+from gpuload import transforms as T
+
+vision = originals.torchvision()
+v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
+
+SIZE = 20, 30
+
+
+def level_image(index: int, size: tuple[int, int] = SIZE):
+    return tv_tensors.Image(torch.full((3, *size), index, dtype=torch.uint8))
+
+
+def float_image(index: int, size: tuple[int, int] = SIZE):
+    return tv_tensors.Image(torch.full((3, *size), index / 8))
+
+
+def boxes(index: int, count: int = 2, **options):
+    rows = [[index, 2, 10 + number, 12] for number in range(count)]
+    return tv_tensors.BoundingBoxes(
+        torch.tensor(rows, dtype=torch.float32).reshape(-1, 4), **{"format": "XYXY", "canvas_size": SIZE, **options}
+    )
+
+
+def rotated(index: int):
+    return tv_tensors.BoundingBoxes(torch.tensor([[5.0, 6, 7, 8, index]]), format="CXCYWHR", canvas_size=SIZE)
+
+
+def mask(index: int):
+    return tv_tensors.Mask(torch.full((1, *SIZE), index, dtype=torch.uint8))
+
+
+def points(index: int):
+    return tv_tensors.KeyPoints(torch.tensor([[index, 2.0]]), canvas_size=SIZE)
+
+
+def video(index: int, dtype=torch.uint8):
+    return tv_tensors.Video(torch.full((4, 3, *SIZE), index, dtype=dtype))
+
+
+KINDS = {
+    "a float image": lambda i: (float_image(i), i),
+    "a float image of half precision": lambda i: (tv_tensors.Image(float_image(i).half()), i),
+    "levels": lambda i: (level_image(i), i),
+    "an image of 13 channels": lambda i: (tv_tensors.Image(torch.full((13, *SIZE), i, dtype=torch.uint8)), i),
+    "a float tensor beside a mask": lambda i: (torch.full((3, 4, 5), i / 2), mask(i)),
+    "a float image beside boxes": lambda i: (float_image(i), {"boxes": boxes(i), "labels": torch.tensor([i, 1])}),
+    "a float tensor beside boxes": lambda i: {"image": torch.full((3, 4, 5), i / 2), "boxes": boxes(i)},
+    "a float image beside keypoints": lambda i: (float_image(i), points(i)),
+    "a float image beside all": lambda i: (float_image(i), {"b": boxes(i), "m": mask(i), "p": points(i)}),
+    "rotated boxes beside a float image": lambda i: (float_image(i), rotated(i)),
+    "rotated boxes beside levels": lambda i: (level_image(i), rotated(i)),
+    "boxes that are not clamped": lambda i: (float_image(i), boxes(i, clamping_mode=None)),
+    "boxes by themselves": lambda i: boxes(i),
+    "a mask and keypoints by themselves": lambda i: {"mask": mask(i), "points": points(i)},
+    "a video": lambda i: (video(i), i),
+    "a float video": lambda i: (video(i, torch.float32), i),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_come_as_dataloader_collates_them(kind):
+    dataset = Made(KINDS[kind], 6)
+    assert alike(gpuload_batches(dataset, 3), torch_batches(dataset, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_come_to_a_collate_fn_as_in_dataloader(kind):
+    """As torchvision's references have it."""
+    dataset, options = Made(KINDS[kind], 6), {"collate_fn": lambda samples: tuple(zip(*samples, strict=True))}
+    if kind in ("boxes by themselves", "a mask and keypoints by themselves"):
+        options = {"collate_fn": list}
+    found, expected = gpuload_batches(dataset, 3, **options), torch_batches(dataset, 3, **options)
+    if "levels" in kind or kind == "levels":  # images, so plain tensors
+        found, expected = ([[images, list(rest)] for images, rest in batches] for batches in (found, expected))
+        for (images, rest), (images_, rest_) in zip(found, expected, strict=True):
+            assert alike(rest, rest_)
+            assert all(
+                torch.equal(one, other.as_subclass(torch.Tensor)) for one, other in zip(images, images_, strict=True)
+            )
+    else:
+        assert alike(found, expected)
+
+
+def detection(index: int):
+    """As torchvision's detection reference has it after its transforms, without ToPureTensor."""
+    size = SIZE[0] + index, SIZE[1]
+    target = {
+        "boxes": boxes(index, 1 + index % 3, canvas_size=size),
+        "masks": tv_tensors.Mask(torch.zeros(1 + index % 3, *size, dtype=torch.uint8)),
+        "labels": torch.arange(1 + index % 3),
+        "image_id": index,
+    }
+    picture = tv_tensors.Image(torch.arange(3 * size[0] * size[1], dtype=torch.uint8).reshape(3, *size))
+    return v2.Compose([v2.RandomHorizontalFlip(1.0), v2.ToDtype(torch.float32, scale=True)])(picture, target)
+
+
+def zipped(samples):
+    return tuple(zip(*samples, strict=True))
+
+
+def test_the_detection_reference_runs_with_a_loader_in_dataloaders_place():
+    dataset = Made(detection, 8)
+    sampler = BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
+    expected = torch_batches(dataset, batch_sampler=sampler, collate_fn=zipped)
+    sampler = BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
+    found = gpuload_batches(dataset, batch_sampler=sampler, collate_fn=zipped)
+    assert alike(found, expected)
+    # Where they come in several chunks, they are collated in this process.
+    assert alike(
+        gpuload_batches(dataset, 4, collate_fn=zipped, chunk_size=1), torch_batches(dataset, 4, collate_fn=zipped)
+    )
+    model = torch.nn.Conv2d(3, 4, 3, padding=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for images, targets in found:  # what its train_one_epoch does
+        images = [image.to("cpu") for image in images]
+        targets = [{k: v.to("cpu") if isinstance(v, torch.Tensor) else v for k, v in t.items()} for t in targets]
+        assert isinstance(targets[0]["boxes"], tv_tensors.BoundingBoxes)
+        assert targets[0]["boxes"].canvas_size == tuple(images[0].shape[-2:])
+        losses = [
+            model(image[None]).mean((2, 3)).sub(target["boxes"].as_subclass(torch.Tensor).mean(0)).square().mean()
+            for image, target in zip(images, targets, strict=True)
+        ]
+        optimizer.zero_grad()
+        torch.stack(losses).sum().backward()
+        optimizer.step()
+
+
+def segmentation(index: int):
+    size = SIZE[0] + index, SIZE[1] + 2 * index
+    rng = np.random.default_rng(index)
+    picture = tv_tensors.Image(torch.from_numpy(rng.integers(0, 256, (3, *size), np.uint8)))
+    classes = tv_tensors.Mask(torch.from_numpy(rng.integers(0, 5, size, np.uint8)))
+    chain = v2.Compose(
+        [
+            v2.RandomHorizontalFlip(1.0),
+            v2.CenterCrop(16),
+            v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+            v2.Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
+        ]
+    )
+    return chain(picture, classes)
+
+
+def padded(samples):
+    """The reference's collation: images beside each other in the largest size, masks filled with 255."""
+    images, targets = zip(*samples, strict=True)
+    return together(images, 0), together(targets, 255)
+
+
+def together(tensors, fill):
+    shape = tuple(max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True))
+    batch = tensors[0].new_full((len(tensors), *shape), fill)
+    for tensor, place in zip(tensors, batch, strict=True):
+        place[..., : tensor.shape[-2], : tensor.shape[-1]].copy_(tensor)
+    return batch
+
+
+@pytest.mark.parametrize("collate_fn", [None, padded])
+def test_the_segmentation_reference_runs_with_a_loader_in_dataloaders_place(collate_fn):
+    dataset, options = Made(segmentation, 8), {"collate_fn": collate_fn, "drop_last": True}
+    found = gpuload_batches(dataset, 3, **options)
+    assert alike(found, torch_batches(dataset, 3, **options))
+    model = torch.nn.Conv2d(3, 5, 3, padding=1)
+    for image, target in found:
+        assert image.shape == (3, 3, 16, 16)
+        torch.nn.functional.cross_entropy(model(image), target, ignore_index=255).backward()
+
+
+def in_a_worker(index: int):
+    """The same with an import that works beside any torch."""
+    from benchmarks.peers.torchvision_import import torchvision, v2
+
+    picture = torchvision.tv_tensors.Image(torch.arange(3 * 20 * 30, dtype=torch.uint8).reshape(3, 20, 30))
+    frame = torchvision.tv_tensors.BoundingBoxes(
+        torch.tensor([[index, 2.0, 10, 12]] * (index + 1)), format="XYXY", canvas_size=(20, 30)
+    )
+    chain = v2.Compose([v2.RandomHorizontalFlip(1.0), v2.ToDtype(torch.float32, scale=True)])
+    return chain(picture, {"boxes": frame, "labels": torch.arange(index + 1)})
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_they_come_through_workers():
+    dataset = Made(in_a_worker, 4)
+    found = gpuload_batches(dataset, 2, num_workers=1, collate_fn=zipped)
+    assert alike(found, torch_batches(dataset, 2, collate_fn=zipped))
+    stacked = gpuload_batches(Made(lambda i: in_a_worker(0), 4), 2, num_workers=1)
+    assert alike(stacked, torch_batches(Made(lambda i: in_a_worker(0), 4), 2))
+
+
+def test_under_transforms_of_ours_levels_are_images_with_their_targets():
+    make = lambda i: (level_image(i), {"boxes": boxes(0), "labels": torch.tensor([1, 2])})  # noqa: E731
+    [(images, targets)] = gpuload_batches(Made(make, 2), 2, transforms=[T.RandomHorizontalFlip(1.0)])
+    assert images.shape == (2, 3, *SIZE)
+    assert targets[0]["boxes"].tolist() == [[20, 2, 30, 12], [19, 2, 30, 12]]
+    with pytest.raises(gl.SampleError, match="rotated boxes are not supported"):
+        gpuload_batches(Made(lambda i: (level_image(i), rotated(i)), 2), transforms=[T.RandomHorizontalFlip(1.0)])
