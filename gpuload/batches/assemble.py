@@ -121,8 +121,11 @@ class Assembly:
         loads = bool(columns.images and not lends) or bool(columns.blocks and self._pool is None)
         pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
 
-        def pixels_of(images: Images) -> RaggedImages:
+        def bytes_of(images: Images) -> RaggedImages:
             return _ragged(columns, images, columns.table(images, starts) if loads else images.table, pixels)
+
+        def pixels_of(images: Images) -> RaggedImages:
+            return _typed(columns, images, bytes_of(images)) if images.kinds else bytes_of(images)
 
         gathered: list[Gathered] | None = None
         for number, images in enumerate(columns.images):
@@ -135,7 +138,7 @@ class Assembly:
             if self._options.chain.gathers and gathered is None:
                 self._gathering = self._gathering or GatheredTargets(self._options.chain, self._stage.device)
                 numbers = self._numbers(batch, columns)
-                gathered = self._gathering(columns, finished, drawn[0], numbers, pixels_of)
+                gathered = self._gathering(columns, finished, drawn[0], numbers, bytes_of)
             if lends:
                 self._stage.check(pixels_of(images), drawn[0])
             else:
@@ -151,7 +154,7 @@ class Assembly:
                     finished.cells[row][leaf] = row_of(made, self._options.chain.views, at)
         if columns.has_targets and gathered is None:
             self._targets = self._targets or TargetStage(self._options.chain, self._stage.device)
-            self._targets(columns, finished, finished.drawn, pixels_of)
+            self._targets(columns, finished, finished.drawn, bytes_of)
         if not loads and not lends:
             finished.whole |= lent_blocks(self._transfer, columns)
         for leaf in columns.blocks.keys() - finished.whole.keys():
@@ -282,6 +285,18 @@ def _ragged(columns: Columns, images: Images, table: np.ndarray, pixels: Any) ->
         regions_tlhw=table[:, 6:10],
         labels=_Names(columns, images.rows),
     )
+
+
+def _typed(columns: Columns, images: Images, found: RaggedImages) -> RaggedImages:
+    """Images that are not uint8, whose channels came as their bytes."""
+    dtypes = ["uint8" if kind is None else kind[0] for kind in images.kinds]
+    other = next((row for row, dtype in enumerate(dtypes) if dtype != dtypes[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"the images of a batch must be of one dtype, but {found.labels[0]} is {dtypes[0]} and "
+            f"{found.labels[other]} {dtypes[other]}; convert them in the dataset"
+        )
+    return found.viewed(dtypes[0])
 
 
 def _collate_error(columns: Columns, what: str, traceback: str) -> CollateError:

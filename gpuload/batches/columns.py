@@ -37,14 +37,15 @@ class Images:
         leaves: for each row, which leaf it is.
         table: int64 (M, 10), as in `gpuload.ring.chunk.ImageColumn`, with offsets in the slot.
         parts: int64 (M,), the part of the batch that each is in.
-        kinds: of masks, for each the dtype and number of axes.
+        kinds: of masks, for each the dtype and number of axes; of images too, if some are not uint8 (None: that one
+            is).
     """
 
     rows: np.ndarray
     leaves: list[int]
     table: np.ndarray
     parts: np.ndarray
-    kinds: list[tuple[str, int]]
+    kinds: list[Any]
 
     @property
     def sizes_hw(self) -> np.ndarray:
@@ -193,10 +194,11 @@ class Columns:
             lengths = [len(column.table) for _, column in having]
             parts = np.repeat([self._parts[at][0] for at, _ in having], lengths)
             order = np.argsort(rows, kind="stable")
-            leaves, kinds = (
-                [entry for (_, column), n in zip(having, lengths, strict=True) for entry in _each(column, name, n)]
-                for name in ("leaves", "kinds")
-            )
+            leaves = [leaf for (_, column), n in zip(having, lengths, strict=True) for leaf in _each(column.leaves, n)]
+            kinds: list[Any] = []
+            if any(column.kinds for _, column in having):
+                each = (_each(column.kinds or [None], n) for (_, column), n in zip(having, lengths, strict=True))
+                kinds = [kind for own in each for kind in own]
             merged.append(
                 Images(
                     rows[order],
@@ -252,8 +254,7 @@ class Columns:
         self.values[leaf] = ValueColumn(leaf, [values[row] for row in rows], None if len(rows) == len(self) else rows)
 
 
-def _each(column: ImageColumn, name: str, count: int) -> list[Any]:
-    entries = getattr(column, name)
+def _each(entries: list[Any], count: int) -> list[Any]:
     return entries * count if len(entries) == 1 else entries
 
 

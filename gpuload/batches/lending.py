@@ -59,13 +59,16 @@ def lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool)
 
 
 def _views(memory: Sequence[torch.Tensor | None], images: Images) -> list[torch.Tensor]:
-    views = []
-    for part, (offset, height, width, channels) in zip(
-        images.parts.tolist(), images.table[:, :4].tolist(), strict=True
-    ):
+    views, size = [], 1
+    if images.kinds:
+        dtype = getattr(torch, images.kinds[0][0])
+        size = dtype.itemsize
+        memory = [None if whole is None else whole[: len(whole) // size * size].view(dtype) for whole in memory]
+    for part, (offset, height, width, pixel) in zip(images.parts.tolist(), images.table[:, :4].tolist(), strict=True):
         whole: Any = memory[part]
+        channels = pixel // size
         strides = (1, width * channels, channels)
-        views.append(whole.as_strided((channels, height, width), strides, offset))
+        views.append(whole.as_strided((channels, height, width), strides, offset // size))
     return views
 
 

@@ -1,4 +1,5 @@
-"""Refuses images of more than 8 bits: Pillow clips them, and all but their darkest pixels become white. In workers."""
+"""Refuses images of more than 8 bits where Pillow would clip them: all but their darkest pixels would become white. In
+workers."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ DEEP: Final[dict[str, str]] = {
 }
 
 
-def too_deep(what: str, mode: str) -> str | None:
-    """Why `what`, of this Pillow mode, cannot be an image here, and what to do; None if it can.
+def too_deep(what: str, mode: str, way: str = "gpuload.Image(array)") -> str | None:
+    """Why `what`, of this Pillow mode, cannot be an image of 8 bits, and what to do; None if it can. `way`: what to
+    write for the values as they are.
 
     Example:
         >>> too_deep("this PNG", "RGB")
@@ -29,7 +31,7 @@ def too_deep(what: str, mode: str) -> str | None:
     if mode not in DEEP:
         return None
     return (
-        f"{what} holds {DEEP[mode]} (Pillow mode {mode!r}), but images have 8 bits here; scale its values to 0 … 255 "
-        "in the dataset and yield gpuload.Image(array), or convert the files; if they are classes or depths, yield "
-        "a gpuload.Mask"
+        f"{what} holds {DEEP[mode]} (Pillow mode {mode!r}), which Pillow would clip to 8; for its values as they are "
+        f"yield {way}, of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, yield a "
+        "gpuload.Mask"
     )

@@ -12,11 +12,13 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from gpuload.datasets.box_formats import BoxFormat, format_name
+from gpuload.datasets.files import read_file
 
-__all__ = ["LEAVES", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "read"]
+__all__ = ["LEAVES", "PIXELS", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "read"]
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
 MODES: Final = ("RGB", "L", "RGBA", "unchanged")
+PIXELS: Final = ("uint8", "uint16", "float32")  # the dtypes of images
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Encoded:
 
     Args:
         data: the whole file, as `bytes` (other bytes-like objects are copied into one).
-        mode: the channels of the pixels: ``"RGB"`` (3), ``"L"`` (1), ``"RGBA"`` (4), or ``"unchanged"`` (as stored).
+        mode: the channels of the pixels: ``"RGB"`` (3), ``"L"`` (1), ``"RGBA"`` (4), or ``"unchanged"`` (as stored:
+            PNG and TIFF with 16 bits for each of grey, RGB or RGBA come as uint16, a TIFF of floats as float32).
         source: where the bytes came from, usually a path, for error messages.
 
     Raises:
@@ -62,44 +65,53 @@ class Image:
     """An image that is already decoded; or a video clip, whose frames all get the same draws.
 
     Args:
-        array: uint8, or anything that `numpy.asarray` turns into it; H×W for one channel, else as `layout` says. With a
-            first axis more, the frames of a clip.
-        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W; of each frame.
+        array: uint8, uint16 or float32, or anything that `numpy.asarray` turns into these; H×W for one channel, else as
+            `layout` says. Colour operations take uint8 alone; all others work on any dtype and number of channels. With
+            a first axis more, the frames of a clip.
+        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W; of each frame. None: H×W×C; with more than 4 channels only if
+            these are the shortest axis.
 
     Raises:
-        TypeError: the array is not uint8.
-        ValueError: the array does not have 2 to 4 axes and 1 to 4 channels, or is empty.
+        TypeError: the array is of another dtype.
+        ValueError: the array does not have 2 to 4 axes, or is empty; or its layout cannot be the one that is given.
 
     Example:
         >>> Image(np.zeros((3, 20, 30), np.uint8), layout="CHW").hwc.shape
         (20, 30, 3)
+        >>> Image(np.zeros((64, 64, 13), np.float32)).hwc.dtype
+        dtype('float32')
     """
 
     array: Any
-    layout: Literal["HWC", "CHW"] = "HWC"
+    layout: Literal["HWC", "CHW"] | None = None
 
     def __post_init__(self) -> None:
-        if self.layout not in ("HWC", "CHW"):
+        if self.layout not in ("HWC", "CHW", None):
             raise ValueError(f"Image(layout=…) must be 'HWC' or 'CHW', got {self.layout!r}")
         array = np.asarray(self.array)
         if array.dtype != np.uint8:
-            raise TypeError(f"an image must be uint8, got {array.dtype} of shape {array.shape}; scale it to 0 … 255")
+            _refuse_file(
+                "Image", self.array, "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
+            )
+            array = _deep(array)
         if array.ndim == 2:
             array = array[:, :, None]
         elif array.ndim not in (3, 4):
             raise ValueError(f"an image must have 2 or 3 axes, or 4 as a clip, got shape {array.shape}")
         elif self.layout == "CHW":
             array = array.transpose(1, 2, 0) if array.ndim == 3 else array.transpose(0, 2, 3, 1)
-        if array.size == 0 or not 1 <= array.shape[-1] <= 4:
+        if array.size == 0:
             raise ValueError(
-                f"an image must have pixels and 1 to 4 channels, got H×W×C = {array.shape} with layout={self.layout!r}"
+                f"an image must have pixels and channels, got H×W×C = {array.shape} with layout={self.layout!r}"
             )
+        if array.shape[-1] > 4:
+            _check_layout(array.shape, self.layout)
         object.__setattr__(self, "array", array)
         object.__setattr__(self, "layout", "HWC")
 
     @property
     def hwc(self) -> np.ndarray:
-        """The pixels, uint8, H×W×C; of a clip T×H×W×C."""
+        """The pixels, H×W×C; of a clip T×H×W×C."""
         return self.array
 
 
@@ -209,12 +221,35 @@ Target = Mask | Boxes | Keypoints
 LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are leaves, not containers
 
 
+def _deep(array: np.ndarray) -> np.ndarray:
+    """The pixels of an image that are not uint8."""
+    if array.dtype.name not in PIXELS:
+        raise TypeError(
+            f"an image must be uint8, uint16 or float32, got {array.dtype} of shape {array.shape}; convert it, as with "
+            "array.astype('float32')"
+        )
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
+    """Refuse H×W×C of more than 4 channels that is another layout by its looks."""
+    height, width, channels = shape[-3:]  # of a clip, each frame
+    other, axis = (height, width) if layout != "CHW" else (width, height)  # where the other layout has channels
+    if other <= 4 < axis or (layout is None and channels >= min(height, width)):
+        raise ValueError(
+            f"got H×W×C = {shape} with layout={layout!r}, an image of {channels} channels, which by its looks has its "
+            "channels in another place; write layout='CHW' for an array C×H×W, layout='HWC' for H×W×C"
+        )
+
+
 def _numbers(name: str, value: Any) -> np.ndarray:
     """What the user gave, as an array of a type that torch has too."""
     array = np.asarray(value)
     if isinstance(value, list | tuple) and array.dtype == np.float64:
         array = array.astype(np.float32)  # as torch.tensor does
     kind = array.dtype.kind
+    if kind not in "biuf" and name == "Mask":
+        _refuse_file(name, value, "the mask of a file is Mask(gpuload.read(path)), or Mask(gpuload.Encoded(bytes))")
     if kind not in "biuf" or (kind == "b" and name != "Mask"):
         raise TypeError(f"{name}() takes an array of numbers, got {array.dtype} of shape {array.shape}")
     if kind in "iu" and array.dtype.itemsize < 4 and name != "Mask":
@@ -226,11 +261,23 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def _refuse_file(name: str, value: Any, remedy: str) -> None:
+    """A TypeError if a file stands where an array should."""
+    if isinstance(value, str | bytes | os.PathLike | Encoded):
+        what = "bytes" if isinstance(value, bytes) else f"an {value!r}"
+        got = f"the path {os.fspath(value)!r}" if isinstance(value, str | os.PathLike) else what
+        raise TypeError(f"{name}() takes an array of numbers, got {got}; {remedy}")
+
+
 def read(path: str | os.PathLike[str]) -> Encoded:
     """Read an image file without decoding it.
 
     As in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload decodes
     only the region that the first crop needs.
+
+    Raises:
+        OSError: the file is missing, or is none (a folder, a FIFO, a device).
+        DecodeError: it has more bytes than `Decode.max_bytes` of the loader that asks for the sample, or than 1 GiB
+            elsewhere; or more than 16 MiB, and does not begin as an image.
     """
-    with open(path, "rb", buffering=0) as file:
-        return Encoded(file.readall(), "RGB", os.fspath(path))
+    return Encoded(read_file(path), "RGB", os.fspath(path))

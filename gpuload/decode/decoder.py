@@ -75,9 +75,13 @@ class Decoder:
         """How many channels `decode` gives for an `Encoded` of this mode.
 
         Raises:
-            DecodeError: the image has more than 8 bits or, with ``mode="unchanged"``, no channels of 8 bits.
+            DecodeError: the image has more than 8 bits or, with ``mode="unchanged"``, channels of another type than
+                those of images.
         """
-        if (complaint := too_deep(f"this {header.format}", header.mode)) is not None:
+        if mode == "unchanged" and self.dtype(header) != "uint8":
+            return CHANNELS.get(header.mode, 1)
+        way = "gpuload.Image(array)" if mode == "unchanged" else "gpuload.Encoded(data, mode='unchanged')"
+        if (complaint := too_deep(f"this {header.format}", header.mode, way)) is not None:
             raise DecodeError(complaint)
         if mode != "unchanged":
             return CHANNELS[mode]
@@ -87,6 +91,10 @@ class Decoder:
                 "ask for mode='RGB' or 'L'"
             )
         return CHANNELS[header.mode]
+
+    def dtype(self, header: Header) -> str:
+        """The type of the numbers that `decode` gives with ``mode="unchanged"``; all other modes give uint8."""
+        return "uint8" if header.opened is None else header.opened.dtype
 
     def mask_dtype(self, header: Header) -> str:
         """The type of the numbers that `decode_mask` gives; DecodeError if there are several for each pixel."""
@@ -119,13 +127,13 @@ class Decoder:
         region_tlhw: Region | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Decode a region, H×W×C uint8.
+        """Decode a region, H×W×C uint8; with ``mode="unchanged"`` as `dtype` says.
 
         Args:
             encoded: the file's bytes and the mode.
             header: what `header` returned for them.
             region_tlhw: top, left, height, width within `size_hw`; None for the whole image.
-            out: where the pixels go, uint8 of the result's shape; None for a new array.
+            out: where the pixels go, of the result's type and shape; None for a new array.
 
         Raises:
             DecodeError: no decoder takes it; the message says what each complained about. Or as for `channels`.
@@ -138,10 +146,11 @@ class Decoder:
         if not (0 <= top < top + height <= full_height and 0 <= left < left + width <= full_width):
             raise ValueError(f"the region (top, left, height, width) = {region_tlhw} is not within H×W = {size_hw}")
         shape = (height, width, self.channels(header, encoded.mode))
+        dtype = self.dtype(header) if encoded.mode == "unchanged" else "uint8"
         if out is None:
-            out = np.empty(shape, np.uint8)
-        elif out.shape != shape or out.dtype != np.uint8:
-            raise ValueError(f"out must be uint8 of shape {shape}, got {out.dtype} of shape {out.shape}")
+            out = np.empty(shape, dtype)
+        elif out.shape != shape or out.dtype != dtype:
+            raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
         orientation = header.orientation
         if orientation == 1:
             pixels = self._stored(encoded, header, region_tlhw, out)
@@ -197,6 +206,8 @@ class Decoder:
 
 def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> np.ndarray:
     opened = header.opened if header.opened is not None else open_image(data, header.format)
+    if mode == "unchanged" and opened.dtype != "uint8":
+        return opened.deep(region_tlhw)
     return opened.pixels(mode, region_tlhw)
 
 

@@ -13,8 +13,8 @@ import contextlib
 import importlib
 import io
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["CHANNELS", "FORMATS", "VALUES", "PillowImage", "open_image", "quiet", "sniff"]
+__all__ = ["CHANNELS", "VALUES", "PillowImage", "open_image", "quiet"]
 
 PLUGINS: Final[dict[str, tuple[str, str]]] = {
     "JPEG": ("JpegImagePlugin", "JpegImageFile"),
@@ -36,42 +36,20 @@ PLUGINS: Final[dict[str, tuple[str, str]]] = {
     "PPM": ("PpmImagePlugin", "PpmImageFile"),
     "QOI": ("QoiImagePlugin", "QoiImageFile"),
 }
-FORMATS: Final = "JPEG, PNG, GIF, BMP, TIFF, WebP, AVIF, JPEG 2000, PNM and QOI"
-STARTS: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-    (b"\xff\x4f\xff\x51", "JPEG2000"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
-    (b"qoif", "QOI"),
-)
 # Channels of the modes that have 8 bits each; `mode="unchanged"` refuses the others.
 CHANNELS: Final[dict[str, int]] = {
     "1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4,
 }  # fmt: skip
 
+# Pillow's names of stored pixels with 16 bits a channel, which it cuts to the upper 8, and the name with which it takes
+# the lower 8: that of the other byte order.
+LOWER: Final[dict[str, str]] = {
+    f"{mode};16{order}": f"{mode};16{other}" for mode in ("RGB", "RGBA") for order, other in ("BL", "LB", "NB")
+}
 # Modes with one number for each pixel, and a type that holds their values.
 VALUES: Final[dict[str, str]] = {
     "1": "uint8", "L": "uint8", "P": "uint8", "I;16": "int32", "I;16B": "int32", "I;16L": "int32", "I": "int32",
 }  # fmt: skip
-
-
-def sniff(data: bytes) -> str | None:
-    """The format by the first bytes, or None; the file's name does not matter."""
-    for start, name in STARTS:
-        if data.startswith(start):
-            return name
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "WEBP"
-    if data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis", b"mif1", b"msf1"):
-        return "AVIF"
-    return "PPM" if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" else None
 
 
 @contextlib.contextmanager
@@ -86,17 +64,29 @@ def open_image(data: bytes, name: str) -> PillowImage:
     """Read the header of an image of a known format; raises whatever the plugin raises."""
     module, plugin = PLUGINS[name]
     with quiet():
-        return PillowImage(getattr(importlib.import_module(f"PIL.{module}"), plugin)(io.BytesIO(data)))
+        opener = getattr(importlib.import_module(f"PIL.{module}"), plugin)
+        return PillowImage(opener(io.BytesIO(data)), lambda: opener(io.BytesIO(data)))
 
 
 class PillowImage:
-    """An image that Pillow has opened, decoded when pixels are asked for."""
+    """An image that Pillow has opened, decoded when pixels are asked for; `reopen` opens it once more.
 
-    def __init__(self, image: ImageFile) -> None:
+    Attributes:
+        width, height, mode: Pillow's.
+        dtype: of the numbers as stored, "uint8", "uint16" or "float32"; "uint8" for those that images cannot hold, too.
+    """
+
+    def __init__(self, image: ImageFile, reopen: Callable[[], ImageFile]) -> None:
         self._image = image
+        self._reopen = reopen
         self.width, self.height = image.size
+        self.format = image.format or ""
         self.mode: str = image.mode
         self._failure: Exception | None = None
+        self._is_wide = image.format in ("PNG", "TIFF") and _stored_as(image) in LOWER
+        # In a TIFF mode I is any integer; in the others it holds 16 bits.
+        wide = self._is_wide or self.mode.startswith("I;16") or (self.mode == "I" and image.format != "TIFF")
+        self.dtype: str = "uint16" if wide else "float32" if self.mode == "F" else "uint8"
 
     def _load(self) -> None:
         # Pillow drops its list of tiles even if loading failed, and would give half-filled memory the next time.
@@ -118,6 +108,11 @@ class PillowImage:
             value = self._image.getexif().get(0x0112, 1)
         return value if value in range(1, 9) else 1
 
+    def tag(self, number: int) -> int:
+        """The number that a tag of a TIFF holds; 0 if there is none."""
+        value = self._image.tag_v2.get(number, 0)  # pyright: ignore[reportAttributeAccessIssue]
+        return value if isinstance(value, int) else 0
+
     def pixels(self, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
         """A region, H×W×C, converted to `mode` ("unchanged": as stored); raises whatever Pillow raises."""
         with quiet():
@@ -131,6 +126,20 @@ class PillowImage:
             self._check_size()
             top, left, height, width = region_tlhw
             return np.asarray(self._image)[top : top + height, left : left + width]
+
+    def deep(self, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
+        """A region's stored numbers, H×W×C of `dtype`, which is not uint8; raises whatever Pillow raises."""
+        with quiet():
+            self._load()
+            self._check_size()
+            top, left, height, width = region_tlhw
+            region = slice(top, top + height), slice(left, left + width)
+            found = np.asarray(self._image)[region].astype(self.dtype)
+            if self._is_wide:
+                lower = self._reopen()
+                lower.tile = [_stored_in(tile, LOWER[_stored_as(lower)]) for tile in lower.tile]
+                found = (found << 8) | np.asarray(lower)[region]
+            return found if found.ndim == 3 else found[:, :, None]
 
     def pixels_before_damage(self, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray | None:
         """`pixels` of a file that ends early; None if the damage reaches into the region.
@@ -170,6 +179,19 @@ class PillowImage:
             )
         pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
         return pixels[box[1] : box[3], box[0] : box[2]]
+
+
+def _stored_as(image: ImageFile) -> str:
+    """Pillow's name of the pixels in an opened file, such as ``"RGB;16B"``; "" where it has none."""
+    told: Any = image.tile[0][3] if image.tile else ""
+    told = told[0] if isinstance(told, tuple) and told else told
+    return told if isinstance(told, str) else ""
+
+
+def _stored_in(tile: Any, name: str) -> Any:
+    """One of Pillow's tiles, with another name of its pixels."""
+    told = (name, *tile[3][1:]) if isinstance(tile[3], tuple) else name
+    return tile._replace(args=told) if hasattr(tile, "_replace") else (*tile[:3], told)
 
 
 def _may_crop(pixels: int) -> bool:

@@ -24,20 +24,22 @@ Rows = list[int] | None  # which rows of a chunk have a column; None: all
 
 @dataclass(slots=True)
 class ImageColumn:
-    """The first (second, …) images of a chunk's samples; or masks, sent as images whose channels are their bytes.
+    """The first (second, …) images of a chunk's samples; or masks. Masks, and images that are not uint8, are sent as
+    images whose channels are their bytes.
 
     Attributes:
         table: int64 (rows that have one, 10): the offset of its first byte in the slot; height, width and channels as
             decoded; height and width of the whole image; top, left, height and width of the decoded region in it.
         leaves: which leaf it is in each row, or one number for all.
         rows: which rows have one.
-        kinds: for masks: dtype and number of axes, in each row or once for all.
+        kinds: dtype and number of axes, in each row or once for all; None is an image of uint8, and so are all of them
+            if there are no kinds.
     """
 
     table: np.ndarray
     leaves: list[int]
     rows: Rows = None
-    kinds: list[tuple[str, int]] = field(default_factory=list)
+    kinds: list[tuple[str, int] | None] = field(default_factory=list)
 
     @property
     def offsets(self) -> np.ndarray:

@@ -4,7 +4,7 @@ Images become pixels in the slot. All other leaves travel as values, with their 
 an array or tensor of one shape and type in all samples of a chunk is stacked to a *block* N×…, as the batch needs it;
 others go one by one.
 
-Memory layout of a slot: the decoded regions, H×W×C uint8, each aligned to 64 bytes, in the order of the rows; then the
+Memory layout of a slot: the decoded regions, H×W×C, each aligned to 64 bytes, in the order of the rows; then the
 blocks and the bytes of other arrays, aligned likewise; then the packed description, if it is too long for a message.
 
 Runs in workers (packing) and in the main process (unpacking), so it imports no torch. Holds no state.
@@ -176,7 +176,7 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
     described: list[Any] = [
         content.rows,
         content.structures,
-        [(column.table.tobytes(), column.leaves, column.rows) for column in content.images],
+        [(column.table.tobytes(), column.leaves, column.rows, column.kinds) for column in content.images],
         [
             (column.leaf, [_portable(value, keep_types) for value in column.values], column.rows)
             for column in content.values

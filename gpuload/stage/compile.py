@@ -12,7 +12,7 @@ import torch
 from gpuload.errors import BackendError, CompilerError
 from gpuload.stage.backend import Backend
 from gpuload.stage.finish import Finish
-from gpuload.stage.plan import make_plan
+from gpuload.stage.plan import PlanStep, make_plan
 from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import SegmentRunner
 from gpuload.stage.stage import Stage
@@ -82,11 +82,19 @@ def compile_stage(
     plan = make_plan(chain, chosen, note=note)
     finishes = [Finish.of(line.transforms, name) for line in chain.lines]
     runs = [SegmentRunner(steps, finish, backends) for steps, finish in zip(plan.views, finishes, strict=True)]
+
+    def by_reference(view: int, levels: str) -> tuple[Finish, SegmentRunner]:
+        transforms = chain.lines[view].transforms
+        finish = Finish.of(transforms, name, levels)
+        steps = [PlanStep(transform, reference.name) for transform in transforms]
+        return finish, SegmentRunner(steps, finish, {reference.name: reference})
+
     return Stage(
         chain,
         device=device,
         finishes=finishes,
         runs=runs,
+        by_reference=by_reference,
         plan=plan,
         memory_format=layout,
         ragged=ragged,

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from gpuload.stage.finish import Outputs
+from gpuload.stage.finish import TOPS, Outputs
 from gpuload.stage.noise import batch_normals, normals
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.draws import Program
@@ -59,6 +59,7 @@ def _normalize(outputs: Outputs, record: Numbers) -> None:
     mean, std = (upload(np.array(numbers, np.float32)[:, None, None], device) for numbers in (record.mean, record.std))
     at_once = isinstance(outputs, torch.Tensor) and device.type != "cpu"
     for output in [outputs] if at_once else outputs:
+        assert isinstance(output, torch.Tensor)
         if output.dtype == torch.float32:
             output.sub_(mean).div_(std)
         else:
@@ -74,10 +75,11 @@ def boxes_within(record: Erase, windows_tlhw: np.ndarray) -> np.ndarray:
     return np.concatenate([start, np.maximum(end - start, 0)], axis=2)
 
 
-def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
-    """Windows of images, N×C×H×W, still levels, with boxes erased: a copy."""
+def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, dtype: str = "uint8") -> torch.Tensor:
+    """Windows of images of a dtype, N×C×H×W, levels (float32 if they are not uint8), with boxes erased: a copy."""
     levels, boxes = levels.clone(), boxes_within(record, windows_tlhw)
-    constant = upload(np.array(record.numbers, np.uint8)[:, None, None], levels.device)
+    kind = np.uint8 if dtype == "uint8" else np.float32
+    constant = upload(np.array(record.levels(TOPS[dtype]), kind)[:, None, None], levels.device)
     for row, number in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():
         _inside(levels[row], boxes[row, number].tolist()).copy_(constant)
     return levels

@@ -125,7 +125,8 @@ def tile(
         if not whole[row] and len(fill) == 1:
             output.fill_(fill[0])
         elif not whole[row]:
-            level = upload(np.array(fill, np.uint8)[:, None, None], output.device) if level is None else level
+            if level is None:
+                level = upload(np.array(fill, np.float32)[:, None, None], output.device)
             output.copy_(level)
         for quadrant in np.flatnonzero(seen[row]).tolist():
             (down, across), (top, left) = targets[row][quadrant], sources[row][quadrant]
@@ -135,9 +136,10 @@ def tile(
 
 
 def _resized(images: RaggedImages, row: int, size_hw: np.ndarray) -> torch.Tensor:
-    """An image resized, C×H×W."""
+    """An image resized, C×H×W, in its dtype."""
     whole = np.array([[0, 0, *images.shapes[row, :2]]], np.int64)
     source = Source.of_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])
-    return resize(
-        source, whole[:, :2], whole[:, 2:], size_hw[None], np.array([[0, 0, *size_hw]], np.int64), "bilinear"
-    )[0]
+    window = np.array([[0, 0, *size_hw]], np.int64)
+    found = resize(source, whole[:, :2], whole[:, 2:], size_hw[None], window, "bilinear")[0]
+    dtype = images.pixels.dtype
+    return found if dtype.is_floating_point or found.dtype == dtype else found.round().to(dtype)

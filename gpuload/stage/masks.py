@@ -24,7 +24,7 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import Runner, TorchBackend, reference_runner
 from gpuload.stage.segments import CallRunner
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Box, Call, Flip, Numbers, Record, Warp
+from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Warp
 
 __all__ = ["MaskStage", "check_fill"]
 
@@ -109,13 +109,15 @@ class MaskStage:
             self._levels(masks, program, windows, outputs)
             return
 
-        def call(record: Call, planes: Outputs) -> None:
+        def call(record: Call, planes: Outputs, write: Any = None) -> None:
             dense = isinstance(planes, torch.Tensor)
             numbers = _numbers(planes, dtype, 3) if dense else [_numbers(plane, dtype, 3) for plane in planes]
             run_call(record, numbers, "apply_masks")
             if dtype.itemsize > 1:
                 for plane, found in zip(planes, numbers, strict=True):
                     plane.copy_(_bytes(found))
+            if write is not None:
+                write(np.arange(len(planes)), planes)
 
         CallRunner(self._backend, call)(masks, program, outputs)
 
@@ -143,7 +145,7 @@ def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
     """The records of a program that move pixels: by the nearest pixel, filled with the bytes of the fill for masks."""
     records: list[Record] = []
     for record in program.records:
-        if isinstance(record, Box | Warp):
+        if isinstance(record, Box | Elastic | Warp):
             check_fill(record.name, record.mask_fill, dtype)
             fill = np.frombuffer(np.array(record.mask_fill, dtype).tobytes(), np.uint8)
             fill = tuple(np.tile(fill, channels // dtype.itemsize).tolist())

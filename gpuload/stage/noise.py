@@ -20,7 +20,7 @@ import torch
 from gpuload.rng import philox
 from gpuload.rng.philox import LOW32, MULTIPLIERS, ROUNDS, WEYL, Key
 
-__all__ = ["PER_BLOCK", "ROTATION", "batch_normals", "normals", "quantiles"]
+__all__ = ["PER_BLOCK", "ROTATION", "batch_normals", "normals", "philox_words", "quantiles"]
 
 PER_BLOCK: Final = 8  # numbers that a block of Philox gives
 ROTATION: Final = (0.8, 0.6)  # cosine and sine; each is rounded to float32 once
@@ -62,7 +62,7 @@ def quantiles() -> np.ndarray:
 def batch_normals(key_words: torch.Tensor, count: int) -> torch.Tensor:
     """`normals` for each row of `key_words`, integers (N, 2): float32 (N, count)."""
     blocks = -(-count // PER_BLOCK)
-    words = _philox(key_words.to(torch.int64), blocks).flatten(1)  # N × blocks × 4
+    words = philox_words(key_words.to(torch.int64), blocks).flatten(1)  # N × blocks × 4
     table = _table(words.device)
     first, second = table[words & 0xFFFF], table[words >> 16]
     cosine, sine = ROTATION
@@ -74,7 +74,7 @@ def batch_normals(key_words: torch.Tensor, count: int) -> torch.Tensor:
     return torch.stack([one, other], dim=2).flatten(1)[:, :count]
 
 
-def _philox(keys: torch.Tensor, blocks: int) -> torch.Tensor:
+def philox_words(keys: torch.Tensor, blocks: int) -> torch.Tensor:
     """The words of the counters 0 … blocks - 1, int64 (N, blocks, 4). int64 products of 32-bit words wrap at 2**64 and
     keep all bits; the sign that a shift extends is masked off."""
     n = len(keys)

@@ -1,8 +1,8 @@
 """A batch of decoded regions of all sizes in one flat tensor: the input of a stage.
 
-Layout: image i is H×W×C uint8, contiguous, from byte ``offsets[i]`` of `pixels`. On the CPU `pixels` is the whole ring
-of shared memory, which is never copied; on CUDA it is the batch's bytes. A stage only reads it, and is done with it
-when the call returns (on CUDA: when the stream has reached that point).
+Layout: image i is H×W×C, contiguous, from ``offsets[i]`` on in `pixels`, which are of the images' dtype. On the CPU
+`pixels` is the whole ring of shared memory, which is never copied; on CUDA it is the batch's bytes. A stage only reads
+it, and is done with it when the call returns (on CUDA: when the stream has reached that point).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from gpuload.datasets.sample import PIXELS
+
 __all__ = ["RaggedImages"]
 
 
@@ -21,12 +23,13 @@ class RaggedImages:
     """The images of a batch.
 
     Attributes:
-        pixels: uint8, one-dimensional, on the device.
-        offsets: int64 (B,), each image's first byte in `pixels`.
+        pixels: one-dimensional, on the device.
+        offsets: int64 (B,), each image's first number in `pixels`.
         shapes: int64 (B, 3), height, width and channels of the decoded region.
         sizes_hw: int64 (B, 2), of the whole upright image.
         regions_tlhw: int64 (B, 4), the decoded region of it.
         labels: the images' names in errors.
+        dtype: of the images: one of `gpuload.datasets.sample.PIXELS`.
     """
 
     pixels: torch.Tensor
@@ -35,6 +38,7 @@ class RaggedImages:
     sizes_hw: np.ndarray
     regions_tlhw: np.ndarray
     labels: Sequence[str]
+    dtype: str = "uint8"
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -43,11 +47,19 @@ class RaggedImages:
         """Some of the images, without a copy of their pixels."""
         shapes, sizes_hw, regions_tlhw = self.shapes[rows], self.sizes_hw[rows], self.regions_tlhw[rows]
         labels = [str(self.labels[row]) for row in rows.tolist()]
-        return RaggedImages(self.pixels, self.offsets[rows], shapes, sizes_hw, regions_tlhw, labels)
+        return RaggedImages(self.pixels, self.offsets[rows], shapes, sizes_hw, regions_tlhw, labels, self.dtype)
+
+    def viewed(self, dtype: str) -> RaggedImages:
+        """These bytes as images of a dtype."""
+        size = np.dtype(dtype).itemsize
+        pixels = None if self.pixels is None else self.pixels.view(getattr(torch, dtype))
+        shapes = self.shapes // [1, 1, size]
+        offsets = self.offsets // size
+        return RaggedImages(pixels, offsets, shapes, self.sizes_hw, self.regions_tlhw, self.labels, dtype)  # pyright: ignore
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray], device: str | torch.device = "cpu") -> RaggedImages:
-        """Whole images, H×W×C uint8, one after the other.
+        """Whole images, H×W×C of one dtype, one after the other.
 
         Raises:
             TypeError: an array is something else.
@@ -56,14 +68,16 @@ class RaggedImages:
             >>> RaggedImages.from_arrays([np.zeros((4, 5, 3), np.uint8)]).sizes_hw
             array([[4, 5]])
         """
+        first = arrays[0] if len(arrays) else None
+        dtype = first.dtype.name if isinstance(first, np.ndarray) and first.dtype.name in PIXELS else "uint8"
         for number, array in enumerate(arrays):
-            if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 3:
+            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 3:
                 got = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-                raise TypeError(f"image {number} must be a uint8 array H×W×C, got {got}")
+                raise TypeError(f"image {number} must be a {dtype} array H×W×C, got {got}")
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, 3)
         ends = np.cumsum(shapes.prod(axis=1))
         flat = np.concatenate([array.ravel() for array in arrays]) if len(arrays) else np.empty(0, np.uint8)
         regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
         labels = [f"image {number}" for number in range(len(arrays))]
         starts = ends - shapes.prod(axis=1)
-        return cls(torch.from_numpy(flat).to(device), starts, shapes, shapes[:, :2], regions, labels)
+        return cls(torch.from_numpy(flat).to(device), starts, shapes, shapes[:, :2], regions, labels, dtype)

@@ -1,5 +1,5 @@
-"""A line of transforms on several backends, cut into runs of neighbours on the same backend, and into what comes before,
-between and after calls of the user's own.
+"""A line of transforms on several backends, cut into runs of neighbours on the same backend, and these where the user's
+own transforms are called.
 
 Between two runs images are levels again, uint8 H×W×C in one flat tensor, only the windows that the next run needs; a
 call gets them as planes, C×H×W. That memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in the
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -58,7 +59,7 @@ class SegmentRunner:
         steps: where each transform runs.
         finish: the end of the line.
         backends: by name, those of the steps and the reference.
-        call: what makes a call, given its record and the images.
+        call: what makes a call, with the arguments of `run_call`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class SegmentRunner:
         steps: Sequence[PlanStep],
         finish: Finish,
         backends: dict[str, Backend],
-        call: Callable[[Call, Outputs], None] = run_call,
+        call: Callable[..., None] = run_call,
     ) -> None:
         backends = {**backends, OWN: backends["torch"]}
         at = next((number for number, step in enumerate(steps) if step.transform.late), len(steps))
@@ -75,18 +76,20 @@ class SegmentRunner:
             self._runs.append(_Run("torch", at, at))
         self._call = call
         self._after = _runs(steps[at:], at)
+        unchanged = Finish.of((), None, finish.levels)
         self._levels: list[Levels] = [
             backends["torch" if run.gathers else run.backend].levels(
-                UNCHANGED if number < len(self._runs) - 1 else finish
+                unchanged if number < len(self._runs) - 1 else finish
             )
             for number, run in enumerate(self._runs)
         ]
-        self._finish = finish
+        self._finish, self._constants = finish, finish.constants(backends["torch"].device)
         self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
         # Before a call in the last run, images are not finished yet.
-        self._before_call = backends[self._runs[-1].backend].levels(UNCHANGED) if self._calls else self._levels[-1]
+        self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._calls else self._levels[-1]
         self._late: list[Late] = [backends[run.backend].late() for run in self._after]
-        self._scratch = [torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(2)]
+        self._dtype = unchanged.dtype
+        self._scratch = [torch.empty(0, dtype=self._dtype, device="cpu") for _ in range(2)]
 
     def __call__(
         self,
@@ -138,6 +141,9 @@ class SegmentRunner:
                 assert planes is not None
                 record = program.records[start]
                 assert isinstance(record, Call)
+                if number == len(parts) - 2 and record.rows is None and not _changes_pixels(program, parts[-1]):
+                    self._call(record, planes, write=partial(self._write, outputs))
+                    return late
                 self._call(record, planes)
                 continue
             if planes is not None:
@@ -156,11 +162,18 @@ class SegmentRunner:
         assert levels is not None
         part = program.part(start, end)
         if planes is not None:
-            if not any(isinstance(record, CHANGES_PIXELS) for record in part.records):
-                self._finish.write(planes, outputs)
+            if not _changes_pixels(program, parts[-1]):
+                self._finish.write(planes, outputs, self._constants)
                 return late
             images = self._interleaved(images, planes, turn)
         return levels(images, part, windows[start : end + 1], outputs, late)
+
+    def _write(self, outputs: Outputs, rows: np.ndarray, levels: torch.Tensor) -> None:
+        """Finish the images of some rows, and write them to the batch."""
+        start, end = int(rows[0]), int(rows[-1]) + 1
+        together = end - start == len(rows)
+        place = outputs[start:end] if together else [outputs[row] for row in rows.tolist()]
+        self._finish.write(levels, place, self._constants)
 
     def _cut(self, program: Program, gathered: Sequence[Gathered]) -> list[tuple[Levels | None, int, int]]:
         """The parts that are applied one after the other: a runner, or None for a call; and their records. The first
@@ -197,7 +210,9 @@ class SegmentRunner:
             pixels[offset : offset + size].view(shape).permute(2, 0, 1)
             for offset, size, shape in zip(offsets.tolist(), sizes.tolist(), shapes.tolist(), strict=True)
         ]
-        return RaggedImages(pixels, offsets, shapes, sizes_hw, windows_tlhw, images.labels), outputs
+        return replace(
+            images, pixels=pixels, offsets=offsets, shapes=shapes, sizes_hw=sizes_hw, regions_tlhw=windows_tlhw
+        ), outputs
 
     def _planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, turn: int) -> Outputs:
         """Memory for what a call is given."""
@@ -219,20 +234,20 @@ class SegmentRunner:
             output.copy_(image)
         return between
 
-    def _memory(self, nbytes: int, device: torch.device, turn: int) -> torch.Tensor:
+    def _memory(self, count: int, device: torch.device, turn: int) -> torch.Tensor:
         """Memory between two runs. A run reads what the one before it wrote, so two pieces take turns."""
         if device.type != "cpu":
-            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+            return torch.empty(count, dtype=self._dtype, device=device)
         turn %= 2
-        if len(self._scratch[turn]) < nbytes:
-            self._scratch[turn] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-        return self._scratch[turn][:nbytes]
+        if len(self._scratch[turn]) < count:
+            self._scratch[turn] = torch.empty(count, dtype=self._dtype, device="cpu")
+        return self._scratch[turn][:count]
 
 
 class CallRunner(SegmentRunner):
     """Applies programs of the reference's records and calls, whose results stay levels: those of masks."""
 
-    def __init__(self, backend: Backend, call: Callable[[Call, Outputs], None]) -> None:
+    def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
         super().__init__((), UNCHANGED, {"torch": backend}, call)
         self._runs, self._calls = [_Run("torch", 0, sys.maxsize)], True
 
@@ -252,6 +267,10 @@ def _gatherer(gathered: Gathered) -> Levels:
         return late
 
     return run
+
+
+def _changes_pixels(program: Program, part: tuple[Levels | None, int, int]) -> bool:
+    return any(isinstance(record, CHANGES_PIXELS) for record in program.records[part[1] : part[2]])
 
 
 def _channels(images: RaggedImages, program: Program) -> int:

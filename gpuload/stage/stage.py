@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpuload.stage.finish import Finish
+from gpuload.stage.finish import TOPS, Finish
 from gpuload.stage.gathering import Gathered
 from gpuload.stage.memory import OutputPool
 from gpuload.stage.module import apply_module
@@ -29,6 +29,8 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Mixture, Ops
 
 __all__ = ["Result", "Stage"]
+
+USUAL_CHANNELS = 4  # images of uint8 with more of them are left to the reference
 
 _forked = False  # whether this process was forked after this module was imported
 
@@ -59,6 +61,7 @@ class Stage:
         device: torch.device,
         finishes: Sequence[Finish],
         runs: Sequence[SegmentRunner],
+        by_reference: Callable[[int, str], tuple[Finish, SegmentRunner]],
         plan: Plan,
         memory_format: str,
         ragged: str,
@@ -74,6 +77,11 @@ class Stage:
         self._cpu_threads = cpu_threads
         self._pool = OutputPool() if device.type == "cpu" else None
         self._runs = runs
+        # For images that only the reference takes, made when there are some: by view and dtype.
+        self._by_reference = by_reference
+        self._others: dict[tuple[int, str], tuple[Finish, SegmentRunner]] = {}
+        outlines = ([outline for one in line.transforms for outline in one.outline] for line in chain.lines)
+        self._coloring = [next((o.name for o in own if issubclass(o.kind, Ops | Mixture)), None) for own in outlines]
 
     def __call__(
         self,
@@ -101,10 +109,11 @@ class Stage:
 
         Raises:
             ValueError: the images differ in channels, or, with ``ragged="error"``, in size; or they do not fit the
-                program, the transforms, a view or the partners.
+                program, the transforms (of which those of colour take uint8 alone), a view or the partners.
         """
         channels = self.check(images, program, view, partners)
-        run, dtype, sizes = self._runs[view], self._finishes[view].dtype, program.results_hw
+        finish, run = self._way(images, view)
+        dtype, sizes = finish.dtype, program.results_hw
         threads = _intra_op_threads(self._threads)
         # A batch may be made within a user's inference_mode and used outside it, and scratch memory lives on. Nor do
         # results depend on the user's autocast, which would make convolutions bfloat16.
@@ -129,6 +138,14 @@ class Stage:
             result = apply_module(self._chain.module, batch, seed)
             self._check_last(result, len(images))
             return list(result.unbind()) if self._ragged == "views" else result
+
+    def _way(self, images: RaggedImages, view: int) -> tuple[Finish, SegmentRunner]:
+        """What becomes of images of this dtype and number of channels, and who does it."""
+        if images.dtype == "uint8" and images.shapes[0, 2] <= USUAL_CHANNELS:
+            return self._finishes[view], self._runs[view]
+        if (view, images.dtype) not in self._others:
+            self._others[view, images.dtype] = self._by_reference(view, images.dtype)
+        return self._others[view, images.dtype]
 
     @property
     def _threads(self) -> int | None:
@@ -165,13 +182,19 @@ class Stage:
                 "Encoded(…, mode='RGB') for all of them"
             )
         channels = int(counts[0])
-        coloring = next((record for record in program.records if isinstance(record, Ops | Mixture)), None)
-        if channels not in (1, 3) and coloring is not None:
+        coloring = self._coloring[view]
+        if coloring is not None and images.dtype != "uint8":
             raise ValueError(
-                f"{coloring.name} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
+                f"{coloring} takes images of uint8, but {images.labels[0]} is {images.dtype}; leave it out, write a "
+                "transform of your own in its place, or convert the images in the dataset"
+            )
+        if coloring is not None and channels not in (1, 3):
+            raise ValueError(
+                f"{coloring} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
                 "drop or convert channels in the dataset, or decode to mode 'RGB' or 'L'"
             )
-        given, channels = channels, _channels_after(self._chain.lines[view].transforms, channels, images.labels[0])
+        transforms = self._chain.lines[view].transforms
+        given, channels = channels, _channels_after(transforms, channels, images.labels[0], images.dtype)
         where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
         self._finishes[view].check(channels, where)
         sizes = program.results_hw
@@ -219,8 +242,9 @@ def _check_partners(partners: np.ndarray, count: int) -> None:
         )
 
 
-def _channels_after(transforms: Sequence[Transform], channels: int, label: str) -> int:
+def _channels_after(transforms: Sequence[Transform], channels: int, label: str, dtype: str) -> int:
     """Check that the transforms fit images of this many channels; returns how many these have afterwards."""
+    top = TOPS[dtype]
     for transform in transforms:
         for inner in _with_children(transform):
             if isinstance(inner, RandomErasing) and not inner.fits(channels):
@@ -232,6 +256,11 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str) 
                 raise ValueError(
                     f"{type(inner).__name__}({inner.fill_argument}={fill}) has {len(fill)} numbers, one for each "
                     f"channel, but {label} has {channels} there; give one number, or {channels}"
+                )
+            if top is not None and not all(0 <= number <= top and number == int(number) for number in fill):
+                raise ValueError(
+                    f"{type(inner).__name__}({inner.fill_argument}={fill[0] if len(fill) == 1 else fill}) is given in "
+                    f"levels, which are whole numbers in 0 … {top} for {dtype} images, such as {label}"
                 )
         for inner in flat(transform.children):
             if inner.output_channels(channels) != channels:

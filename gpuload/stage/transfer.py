@@ -55,12 +55,12 @@ class CpuTransfer:
         if all(part.slot is not None or part.used_bytes == 0 for part in parts):
             return torch.from_numpy(self._ring.bytes), [part.slot.offset if part.slot else 0 for part in parts]
         # Some parts were moved out of a full ring.
-        ends = np.cumsum([part.used_bytes for part in parts]).tolist()
-        whole = np.empty(ends[-1], np.uint8)
-        for part, end in zip(parts, ends, strict=True):
+        starts = _starts(batch)
+        whole = np.empty(starts.pop(), np.uint8)
+        for part, start in zip(parts, starts, strict=True):
             if part.data is not None:
-                whole[end - part.used_bytes : end] = part.data[: part.used_bytes]
-        return torch.from_numpy(whole), [end - part.used_bytes for part, end in zip(parts, ends, strict=True)]
+                whole[start : start + part.used_bytes] = part.data[: part.used_bytes]
+        return torch.from_numpy(whole), starts
 
     def finish(self) -> Any:
         """End a batch, issued or given up. Returns a ticket for `hand_over`."""
@@ -115,8 +115,7 @@ class CudaTransfer(CpuTransfer):
             yield
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        # Blocks of arrays are viewed in place as their own type, which takes aligned addresses.
-        starts = np.cumsum([0, *(align(part.used_bytes, ALIGN) for part in batch.parts)]).tolist()
+        starts = _starts(batch)
         flat = torch.empty(starts.pop(), dtype=torch.uint8, device=self.device)
         try:
             for part, start in zip(batch.parts, starts, strict=True):
@@ -190,6 +189,11 @@ class CudaTransfer(CpuTransfer):
             self._locked.discard(slot.offset)
             with torch.cuda.device(self.device):
                 _runtime().cudaHostUnregister(self._base + slot.offset)
+
+
+def _starts(batch: Batch) -> list[int]:
+    """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own type."""
+    return np.cumsum([0, *(align(part.used_bytes, ALIGN) for part in batch.parts)]).tolist()
 
 
 def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:

@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
     from gpuload.transforms.convert import Normalize, ToDtype
     from gpuload.transforms.custom import Custom, Lambda
+    from gpuload.transforms.elastic import ElasticTransform
     from gpuload.transforms.epochs import by_epoch
     from gpuload.transforms.erasing import RandomErasing
     from gpuload.transforms.gathering import CopyPaste, Mosaic
     from gpuload.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
     from gpuload.transforms.interop import from_timm, from_torchvision
+    from gpuload.transforms.jpeg import JPEG
     from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
     from gpuload.transforms.keypoints import ClampKeyPoints, SanitizeKeyPoints
     from gpuload.transforms.mixing import CutMix, MixUp
@@ -57,12 +59,16 @@ if TYPE_CHECKING:
     from gpuload.transforms.timm_randaugment import TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
+    # Far above this room, which only names it for users.
+    def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -> Any: ...
+
+
 # The public names of each module. `Draws` is the former name of `Program`.
 _MODULES = {
     "augmix": "AugMix",
     "auto": "AutoAugment RandAugment TrivialAugmentWide",
-    "blur_noise": "GaussianBlur GaussianNoise",
     "base": "Uniforms",
+    "blur_noise": "GaussianBlur GaussianNoise",
     "boxes": "ClampBoundingBoxes ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes",
     "chain": "Chain",
     "clips": "UniformTemporalSubsample",
@@ -72,11 +78,13 @@ _MODULES = {
     "composite": "Compose Identity RandomApply RandomChoice RandomOrder",
     "convert": "Normalize ToDtype",
     "custom": "Custom Lambda",
+    "elastic": "ElasticTransform",
     "epochs": "by_epoch",
     "erasing": "RandomErasing",
     "gathering": "CopyPaste Mosaic",
     "geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomVerticalFlip Resize",
     "interop": "from_timm from_torchvision",
+    "jpeg": "JPEG",
     "keep_ratio": "CenterCropOrPad RandomCropOrPad ResizeKeepRatio TrimBorder",
     "keypoints": "ClampKeyPoints SanitizeKeyPoints",
     "mixing": "CutMix MixUp",
@@ -92,10 +100,10 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ClampKeyPoints",
-    "ColorJitter", "Compose", "ConvertBoundingBoxFormat", "CopyPaste", "Custom", "CutMix", "GaussianBlur",
-    "GaussianNoise", "Grayscale", "Identity", "Lambda", "MixUp", "Mosaic", "MultiView", "Normalize", "Pad", "Program",
-    "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomApply", "RandomAutocontrast",
+    "JPEG", "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ClampKeyPoints",
+    "ColorJitter", "Compose", "ConvertBoundingBoxFormat", "CopyPaste", "Custom", "CutMix", "ElasticTransform",
+    "GaussianBlur", "GaussianNoise", "Grayscale", "Identity", "Lambda", "MixUp", "Mosaic", "MultiView", "Normalize",
+    "Pad", "Program", "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomApply", "RandomAutocontrast",
     "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize", "RandomErasing",
     "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
     "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotation",
@@ -107,14 +115,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # `apply` needs the stage, far above this room: only its name is here, for users, and nothing here depends on it.
     home = "gpuload.loader.apply" if name == "apply" else f"{__name__}.{_HOMES[name]}" if name in _HOMES else None
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from gpuload.transforms.names import missing
+
+        raise missing(__name__, name)
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

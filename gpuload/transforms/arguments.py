@@ -158,14 +158,14 @@ class Fill(NamedTuple):
     """What padding is filled with, by type: `image`, a level or one for each channel; `mask`, any number that the
     masks' dtype can hold (an int if it is whole)."""
 
-    image: tuple[int, ...]
+    image: tuple[float, ...]
     mask: float
 
 
-def fill_values(name: str, value: Any) -> tuple[int, ...] | Fill:
-    """What padding is filled with: one uint8 level, or one for each channel; or a dict of both kinds, by `Image` and
-    `Mask` (torchvision's classes of these names too). A type that is not in the dict gets a defaultdict's default, else
-    0; None is 0."""
+def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, ...] | Fill:
+    """What padding is filled with: one level, or one for each channel (`uint8`: for images of uint8 alone; else the
+    stage checks that images can hold them); or a dict of both kinds, by `Image` and `Mask` (torchvision's classes of
+    these names too). A type that is not in the dict gets a defaultdict's default, else 0; None is 0."""
     if isinstance(value, Mapping):
         by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in value}
         unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
@@ -179,8 +179,8 @@ def fill_values(name: str, value: Any) -> tuple[int, ...] | Fill:
         mask = 0 if mask is None else mask
         if is_sequence(mask):
             raise TypeError(f"{name} for masks must be one number, got {mask!r}")
-        return Fill(_levels(name, image), _mask_value(f"{name} for masks", mask))
-    return _levels(name, value)
+        return Fill(_levels(name, image, uint8), _mask_value(f"{name} for masks", mask))
+    return _levels(name, value, uint8)
 
 
 def _mask_value(name: str, value: Any) -> float:
@@ -193,19 +193,14 @@ def _mask_value(name: str, value: Any) -> float:
     return int(number) if number.is_integer() else number
 
 
-def _levels(name: str, value: Any) -> tuple[int, ...]:
-    if value is None:
-        value = 0
-    values = tuple(value) if is_sequence(value) else (value,)
-    levels = []
-    for entry in values:
-        number = finite(name, entry)
-        if not (0 <= number <= 255 and number == int(number)):
-            raise ValueError(f"{name} is given in levels of a uint8 image, whole numbers in 0 … 255, got {value!r}")
-        levels.append(int(number))
-    if not 1 <= len(levels) <= 4:
-        raise ValueError(f"{name} must be one number, or one for each of 1 to 4 channels, got {value!r}")
-    return tuple(levels)
+def _levels(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
+    values = tuple(value) if is_sequence(value) else (0 if value is None else value,)
+    levels = tuple(int(number) if number.is_integer() else number for number in (finite(name, one) for one in values))
+    if not levels:
+        raise ValueError(f"{name} must be one number, or one for each channel, got {value!r}")
+    if uint8 and not all(0 <= number <= 255 and number == int(number) for number in levels):
+        raise ValueError(f"{name} is given in levels of a uint8 image, whole numbers in 0 … 255, got {value!r}")
+    return levels
 
 
 def interpolation_name(name: str, value: Any, *, resizing: bool = False) -> Any:

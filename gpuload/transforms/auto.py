@@ -37,7 +37,7 @@ class AutomaticAugment(Transform):
         own = type(self).__name__
         object.__setattr__(self, "interpolation", interpolation_name(f"{own}(interpolation=…)", self.interpolation))
         if self.fill is not None:
-            object.__setattr__(self, "fill", fill_values(f"{own}(fill=…)", self.fill))
+            object.__setattr__(self, "fill", fill_values(f"{own}(fill=…)", self.fill, uint8=True))
 
     def outside(self, *, masks: bool) -> tuple[float, ...]:
         return (0,) if self.fill is None else super().outside(masks=masks)

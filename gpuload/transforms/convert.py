@@ -24,7 +24,8 @@ class ToDtype(Transform):
             numpy's object. Or a dict of dtypes by type, with the keys ``gpuload.Image``, ``gpuload.Mask`` and
             ``"others"`` (torchvision's classes of these names too); None leaves a type as it is. Masks may become
             ``"uint8"``, ``"int16"``, ``"int32"``, ``"int64"``, ``"bool"`` or ``"float32"``, unscaled.
-        scale: bring 0 … 255 to 0 … 1; otherwise the numbers stay as they are.
+        scale: bring 0 … 255 (of uint16 images 0 … 65535) to 0 … 1; otherwise the numbers stay as they are, and those of
+            float32 images do in any case.
         mask_dtype: of masks, instead of a dict.
 
     Raises:
@@ -89,7 +90,8 @@ def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
 class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation, channel by channel.
 
-    An image that is still uint8 is scaled to 0 … 1 first (torchvision refuses it).
+    Images that are still uint8 or uint16 are scaled to 0 … 1 first (torchvision refuses them), those of float32 are
+    taken as they are.
 
     Args:
         mean, std: one number for each channel.
@@ -97,6 +99,8 @@ class Normalize(Transform):
 
     Raises:
         TypeError, ValueError: they are not sequences of finite numbers of one length, or a `std` is not positive.
+
+    In a chain, numbers above 2 are refused where images are 0 … 1, and those of 0 … 1 where images are levels.
     """
 
     makes: ClassVar[str | None] = "normalized"
@@ -115,16 +119,29 @@ class Normalize(Transform):
             object.__setattr__(
                 self, name, tuple(finite(f"Normalize({name}=…)[{i}]", number) for i, number in enumerate(value))
             )
-        if len(self.mean) != len(self.std) or not 1 <= len(self.mean) <= 4:
+        if len(self.mean) != len(self.std) or not self.mean:
             raise ValueError(
-                f"Normalize needs one mean and one std for each of 1 to 4 channels, got {len(self.mean)} and "
+                f"Normalize needs one mean and one std for each channel, got {len(self.mean)} and "
                 f"{len(self.std)}: mean={self.mean}, std={self.std}"
             )
         if not (np.array(self.std) > 0).all():
             raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
 
     def standing(self, where: Standing) -> Transform:
-        return made_late(self) if where.called else self
+        if where.called:
+            return made_late(self)
+        most, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
+        if where.state != "normalized" and scaled and most > 2:
+            raise ValueError(
+                f"{self!r} is for levels, 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide its mean and "
+                "std by 255, or put ToDtype('float32') right before it, which leaves all numbers as they are"
+            )
+        if where.state == "float" and not scaled and most <= 1 and max(self.std) < 1:
+            raise ValueError(
+                f"{self!r} is for 0 … 1, but a ToDtype without scale=True leaves levels, 0 … 255, as they are; give it "
+                "scale=True, or leave it out, as Normalize scales uint8 images by itself"
+            )
+        return self
 
     def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
         return Numbers(mean=self.mean, std=self.std)

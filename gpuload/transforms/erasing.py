@@ -165,7 +165,9 @@ class RandomErasing(Transform):
             & (boxes_hw > 0).all(axis=2)
         )
         boxes[~there] = 0
-        return Erase(boxes, (words * WORDS).astype(np.uint64), self.kind, self.numbers)
+        given = _numbers(self.value) if self.kind == "const" else (0.0,)
+        scaled = self.where is not None and self.where.unit != 1
+        return Erase(boxes, (words * WORDS).astype(np.uint64), self.kind, self.numbers, given, scaled)
 
 
 def _numbers(value: Any) -> tuple[float, ...]:
@@ -181,6 +183,6 @@ def _value(value: Any) -> float | tuple[float, ...] | str:
     if not is_sequence(value):
         return finite(name, value)
     numbers = tuple(finite(name, number) for number in value)
-    if not 1 <= len(numbers) <= 4:
-        raise ValueError(f"{name} must be one number, or one for each of 1 to 4 channels, got {value!r}")
+    if not numbers:
+        raise ValueError(f"{name} must be one number, or one for each channel, got {value!r}")
     return numbers

@@ -203,7 +203,7 @@ def _checked(own: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
         if name not in HPARAMS:
             raise ValueError(f"{own}(hparams=…) takes {', '.join(HPARAMS)}, got {name!r}")
         if name == "img_mean":
-            found[name] = fill_values(shown, value)
+            found[name] = fill_values(shown, value, uint8=True)
         elif name == "interpolation":
             several = ("bilinear", "bicubic") if value == "random" else value
             several = several if is_sequence(several) else (several,)

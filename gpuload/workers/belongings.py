@@ -22,7 +22,7 @@ __all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_m
 
 LabelsGetter = Callable[[Any], Any] | str | None
 NOTHING: Final = "no labels were found"
-COCO: Final = ("area", "iscrowd")  # numbers of each box, in torchvision's and Hugging Face's detection samples
+COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names of what each object has, beside labels
 
 
 def droppers(chain: Chain) -> list[Any]:
@@ -130,12 +130,12 @@ def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     within: list[Any] = []
     flatten(holder, within)
     inside = set(map(id, within))
-    own = {leaf}
+    own, points = {leaf}, set()
     for other, target in targets.items():
-        # Masks elsewhere are of the whole image, even if there happen to be as many.
-        if isinstance(target, Mask) and id(leaves[other]) in inside:
-            shape = getattr(target.array, "shape", ())
-            own |= {other} if len(shape) == 3 and shape[0] == count else set()
+        # Masks and points elsewhere are of the whole image, even if there happen to be as many.
+        shape = _shape(target)
+        if id(leaves[other]) in inside and len(shape) > 2 and shape[0] == count:
+            (own if isinstance(target, Mask) else points).add(other)
     # What one getter names goes with every transform's boxes, or it would no longer match them.
     getters = [
         transform.labels_getter
@@ -146,9 +146,18 @@ def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
         own |= _named(sample, leaves, targets, count, getter)
     if dropping and not getters:
         own |= _unnamed(sample, leaves, count, holder, name)
+    if all(getter == "default" for getter in getters):
+        beside = [value for key, value in _entries(holder) or [] if key in COCO and _shape(value)[:1] == (count,)]
+        own |= points | {number for value in beside if (number := _number(leaves, value)) is not None}
+    elif points - own and None not in getters:
+        raise ValueError(
+            f"{name} leaves out boxes, and the keypoints beside them have an entry for each of the {count} boxes, but "
+            "labels_getter= does not give them; let it return them too or, if they belong to the whole image, put "
+            "them outside the dict that holds the boxes"
+        )
     if gathering:
-        guesses = all(getter == "default" for getter in getters)
-        own |= _beside(leaves, targets, own, holder, count, type(gathering[0]).__name__, guesses=guesses)
+        if all(getter == "default" for getter in getters):
+            _check_beside(leaves, own, holder, count, type(gathering[0]).__name__)
         masks = [other for other in own if isinstance(targets.get(other), Mask)]
         if len(masks) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
             raise ValueError(
@@ -270,40 +279,18 @@ def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: 
     return set()
 
 
-def _beside(
-    leaves: Sequence[Any],
-    targets: Mapping[int, Target],
-    known: set[int],
-    holder: Any,
-    count: int,
-    name: str,
-    *,
-    guesses: bool,
-) -> set[int]:
-    """What else belongs to boxes that get into another sample: COCO's fields, and keypoints with an entry for each.
-
-    Raises:
-        ValueError: it is unclear whether an array does. With one box or two, an ``image_id`` or an ``orig_size`` may
-            have as many entries, so only more count.
-    """
-    found: set[int] = set()
-    for key, value in (_entries(holder) or []) if guesses else []:
-        number, shape = _number(leaves, value), _shape(value)
-        if number in known or isinstance(value, Mask | Boxes) or (len(shape) and shape[0] != count):
+def _check_beside(leaves: Sequence[Any], known: set[int], holder: Any, count: int, name: str) -> None:
+    """Refuse arrays of which it is unclear whether they go to another sample with the boxes. With one box or two, an
+    ``image_id`` or an ``orig_size`` may have as many entries, so only more count."""
+    for key, value in _entries(holder) or [] if count > 2 else []:
+        if _number(leaves, value) in known or isinstance(value, Mask | Boxes | Keypoints):
             continue
-        if (
-            number is not None
-            and shape
-            and (key in COCO or (isinstance(targets.get(number), Keypoints) and len(shape) > 2))
-        ):
-            found.add(number)
-        elif count > 2 and (_may_be_labels(value, count) or (isinstance(value, list | tuple) and len(value) == count)):
+        if _may_be_labels(value, count) or (isinstance(value, list | tuple) and len(value) == count):
             raise ValueError(
                 f"{name} takes boxes to other samples, and {key!r}, with {count} entries for {count} boxes, may belong "
                 f"to them or not; give {name} a labels_getter= that gives all that does, as arrays or tensors, such as "
                 "lambda sample: (sample[1]['labels'], sample[1]['area'])"
             )
-    return found
 
 
 def _number(leaves: Sequence[Any], leaf: Any) -> int | None:

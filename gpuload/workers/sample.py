@@ -6,8 +6,9 @@ Each leaf of a sample gets its number here, depth first, and keeps it up to the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,9 @@ Region = list[int]  # top, left, height, width
 
 @dataclass(slots=True)
 class Picture:
-    """An image or mask of a sample: what the dataset gave and, for a file, its header. `channels` is for the result, or
-    a mask's bytes a pixel; `kind` is a mask's dtype and number of axes."""
+    """An image or mask of a sample: what the dataset gave and, for a file, its header. `channels` is for the result;
+    where there is a `kind`, dtype and number of axes, it is the bytes of a pixel: of masks, and of images that are not
+    uint8."""
 
     leaf: Encoded | Image | Mask
     header: Any
@@ -123,10 +125,14 @@ class SampleReader:
                     height, width = self._decoder.size_hw(header)
                     channels = self._decoder.channels(header, image.mode)
                     images[leaf] = Picture(image, header, height, width, channels)
+                    if image.mode == "unchanged" and (dtype := self._decoder.dtype(header)) != "uint8":
+                        images[leaf] = _deep(images[leaf], dtype)
                 except Exception as error:
                     raise Sourced(source) from error
             else:
                 images[leaf] = Picture(image, None, *image.hwc.shape)
+                if image.hwc.itemsize > 1:
+                    images[leaf] = _deep(images[leaf], image.hwc.dtype.name)
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in found and leaf not in targets}
         sample = Sample(row, given, structure, images, values, source)
         if targets or self._needs_boxes:
@@ -203,21 +209,22 @@ class SampleReader:
         for picture, region in zip([*sample.images.values(), *sample.masks.values()], regions, strict=True):
             top, left, height, width = region
             leaf, header = picture.leaf, picture.header
-            out = slot[at : at + height * width * picture.channels]
-            pixels = out.reshape(height, width, picture.channels)
+            nbytes = height * width * picture.channels
+            out = slot[at : at + nbytes]
+            if picture.kind is not None:
+                out = out.view(picture.kind[0])
             try:
                 if isinstance(leaf, Mask):
-                    assert picture.kind is not None
-                    self._decode_mask(leaf, header, (top, left, height, width), out.view(picture.kind[0]))
+                    self._decode_mask(leaf, header, (top, left, height, width), out)
                 elif isinstance(leaf, Encoded):
-                    self._decoder.decode(leaf, header, (top, left, height, width), pixels)
+                    self._decoder.decode(leaf, header, (top, left, height, width), out.reshape(height, width, -1))
                 else:
-                    pixels[...] = leaf.hwc[top : top + height, left : left + width]
+                    out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
             except Exception as error:
                 file = leaf.array if isinstance(leaf, Mask) else leaf
                 raise Sourced(getattr(file, "source", None) or sample.source) from error
             picture.placed = [at, height, width, picture.channels, picture.height, picture.width, *region]
-            at = align(at + len(out), ALIGN)
+            at = align(at + nbytes, ALIGN)
         return at
 
     def _decode_mask(self, mask: Mask, header: Any, region_tlhw: tuple[int, int, int, int], out: np.ndarray) -> None:
@@ -229,6 +236,11 @@ class SampleReader:
         part = mask.array[..., top : top + height, left : left + width]
         out = out.reshape(height, width, 1 if part.ndim == 2 else len(part))
         out[...] = part[:, :, None] if part.ndim == 2 else part.transpose(1, 2, 0)
+
+
+def _deep(image: Picture, dtype: str) -> Picture:
+    """The same, as an image that is not uint8."""
+    return replace(image, channels=image.channels * np.dtype(dtype).itemsize, kind=(dtype, 3))
 
 
 def as_columns(samples: Sequence[Sample]) -> ChunkContent:
@@ -253,7 +265,8 @@ def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn
         found = [list(samples[row].items())[number] for row in rows]
         table = np.array([picture.placed for _, picture in found], np.int64)
         leaves = _one_for_all([leaf for leaf, _ in found])
-        kinds = _one_for_all([picture.kind for _, picture in found if picture.kind is not None])
+        kinds = [picture.kind for _, picture in found]
+        kinds = _one_for_all(kinds) if any(kinds) else []
         columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else rows, kinds))
     return columns
 
@@ -278,14 +291,33 @@ def _one_for_all(entries: list[Any]) -> list[Any]:
 
 def _nearly_an_image(leaves: Sequence[Any]) -> str:
     """A hint on the first leaf that is not an image but may be meant as one."""
-    for leaf in leaves:
+    from gpuload.datasets.folder import EXTENSIONS  # here, since hardly any worker needs it
+
+    for leaf in sorted(leaves, key=lambda leaf: not hasattr(leaf, "shape")):
+        if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
+            return (
+                f": {os.fspath(leaf)!r} is a path; return gpuload.read(path) in its place (gpuload.ImageFiles and "
+                "gpuload.ImageFolder read whole folders)"
+            )
+        if isinstance(leaf, bytes):
+            return ": bytes may be anything; if they are an image file, return gpuload.Encoded(bytes)"
         if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
             continue
-        axes, dtype = len(leaf.shape), dtype_of(leaf)
+        array: Any = leaf
+        axes, dtype = len(array.shape), dtype_of(array)
         if axes == 2 and dtype == "uint8":
             return ": if the array H×W is one, write gpuload.Image(array)"
-        if axes == 3 and dtype.startswith(("float", "bfloat")):
-            return f": images must be uint8, not {dtype}; leave out the dataset's ToTensor, or whatever scales them"
+        if axes == 3 and dtype == "uint8":
+            return (
+                ": an array is taken for an image by itself if it has 1 to 4 channels; for more write "
+                "gpuload.Image(array), with layout='CHW' for C×H×W"
+            )
+        if axes == 3 and dtype.startswith(("float", "bfloat", "uint16")):
+            layout, kind = (", layout='CHW'", "tensor") if is_tensor(leaf) else ("", "array")
+            return (
+                f": a {dtype} {kind} is one only as gpuload.Image({kind}{layout}); for uint8 leave out the dataset's "
+                "ToTensor, or whatever scales it"
+            )
     return ""
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -41,16 +44,50 @@ def test_an_image_is_kept_as_height_width_channels():
 @pytest.mark.parametrize(
     ("array", "layout", "error", "text"),
     [
-        (np.zeros((2, 2, 3), np.float32), "HWC", TypeError, r"must be uint8, got float32 of shape \(2, 2, 3\)"),
+        (np.zeros((2, 2, 3)), "HWC", TypeError, r"uint8, uint16 or float32, got float64 of shape \(2, 2, 3\); convert"),
+        (np.zeros((2, 2, 3), np.int16), "HWC", TypeError, r"got int16 of shape .*; convert it, as with array.astype"),
         (np.zeros(5, np.uint8), "HWC", ValueError, r"must have 2 or 3 axes, or 4 as a clip, got shape \(5,\)"),
-        (np.zeros((0, 4, 3), np.uint8), "HWC", ValueError, "must have pixels and 1 to 4 channels"),
+        (np.zeros((0, 4, 3), np.uint8), "HWC", ValueError, "must have pixels and channels"),
         (np.zeros((3, 20, 30), np.uint8), "HWC", ValueError, r"got H×W×C = \(3, 20, 30\) with layout='HWC'"),
+        (
+            np.zeros((20, 30, 3), np.uint8),
+            "CHW",
+            ValueError,
+            "an image of 20 channels, which by its looks has its chan",
+        ),
+        (
+            np.zeros((13, 20, 30), np.float32),
+            None,
+            ValueError,
+            "write layout='CHW' for an array C×H×W, layout='HWC' fo",
+        ),
+        (np.zeros((6, 6, 6), np.float32), None, ValueError, r"got H×W×C = \(6, 6, 6\) with layout=None"),
         (np.zeros((3, 20, 30), np.uint8), "NCHW", ValueError, "layout=…. must be 'HWC' or 'CHW', got 'NCHW'"),
     ],
 )
 def test_what_is_no_image_is_refused_with_the_reason(array, layout, error, text):
     with pytest.raises(error, match=text):
         gl.Image(array, layout=layout)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", ">u2", "float32", ">f4"])
+@pytest.mark.parametrize(
+    ("shape", "layout", "hwc"),
+    [
+        ((13, 20, 30), "CHW", (20, 30, 13)),
+        ((20, 30, 13), None, (20, 30, 13)),
+        ((3, 3, 200), "HWC", (3, 3, 200)),
+        ((6, 6, 6), "CHW", (6, 6, 6)),
+        ((20, 30), None, (20, 30, 1)),
+        ((3, 20, 30), "CHW", (20, 30, 3)),
+    ],
+)
+def test_an_image_has_any_number_of_channels_and_three_dtypes(shape, layout, hwc, dtype):
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    image = gl.Image(array, layout=layout)
+    assert image.hwc.shape == hwc
+    assert image.hwc.dtype == np.dtype(dtype).newbyteorder("=")
+    assert np.array_equal(image.hwc.squeeze(), array.transpose(1, 2, 0) if layout == "CHW" else array)
 
 
 def test_targets_keep_types_that_torch_has_and_widen_the_others():
@@ -133,8 +170,8 @@ def said(sample) -> str:
 def test_pillow_images_of_more_than_8_bits_are_refused(dtype, text):
     image = PILImage.fromarray(np.full((8, 9), 30000, dtype))
     assert (
-        f"DecodeError: this PIL image holds {text}, but images have 8 bits here; scale its values to 0 … 255 in the "
-        "dataset and yield gpuload.Image(array), or convert the files; if they are classes or depths, yield a "
+        f"DecodeError: this PIL image holds {text}, which Pillow would clip to 8; for its values as they are yield "
+        "gpuload.Image(array), of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, yield a "
         "gpuload.Mask"
     ) in said((image, 0))
 
@@ -170,7 +207,8 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
         (
             {"x": torch.zeros(3, 40, 50), "y": 7, "z": [None, "a"]},
             "the sample, {'x': float32 tensor 3×40×50, 'y': int, 'z': [None, str]}, has no image for the transforms: "
-            "images must be uint8, not float32; leave out the dataset's ToTensor, or whatever scales them; return",
+            "a float32 tensor is one only as gpuload.Image(tensor, layout='CHW'); for uint8 leave out the dataset's "
+            "ToTensor, or whatever scales it; return",
         ),
         (
             (np.float32(1), np.zeros((), np.int64), np.zeros((3, 4), np.uint16)),
@@ -184,23 +222,51 @@ def test_a_sample_without_an_image_is_described_with_a_way_out(sample, text):
     assert text in said(sample)
 
 
-def test_nan_in_float_images():
-    """Images are levels: floats, NaN among them, are refused by name, and never cast."""
+def test_a_float_array_is_an_image_only_if_it_says_so():
+    """NaN stays NaN, and nothing is cast; a plain array may be anything."""
     broken = np.full((8, 9, 3), np.nan, np.float32)
-    with pytest.raises(
-        TypeError, match=r"an image must be uint8, got float32 of shape \(8, 9, 3\); scale it to 0 … 255"
-    ):
-        gl.Image(broken)
 
     class Floats:
+        def __init__(self, image):
+            self.image = image
+
         def __len__(self):
             return 1
 
         def __getitem__(self, i):
-            return broken, 0
+            return self.image, 0
 
+    options = {"transforms": [T.CenterCrop(4)], "num_workers": 0, "device": "cpu"}
     with (
-        gl.Loader(Floats(), 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader,
-        pytest.raises(gl.SampleError, match=r"has no image for the transforms.*uint8 array H×W×C"),
+        gl.Loader(Floats(broken), 1, **options) as loader,
+        pytest.raises(gl.SampleError, match=r"a float32 array is one only as gpuload.Image\(array\)"),
     ):
         list(loader)
+    with gl.Loader(Floats(gl.Image(broken)), 1, **options) as loader:
+        [(images, _)] = loader
+    assert images.shape == (1, 3, 4, 4)
+    assert images.isnan().all()
+
+
+IMAGE = "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
+MASK = "the mask of a file is Mask(gpuload.read(path)), or Mask(gpuload.Encoded(bytes))"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: gl.Image("cat.jpg"), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
+        (lambda: gl.Image(Path("cat.jpg")), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
+        (lambda: gl.Image(b"abc"), f"Image() takes an array of numbers, got bytes; {IMAGE}"),
+        (
+            lambda: gl.Image(gl.Encoded(b"abc")),
+            f"Image() takes an array of numbers, got an Encoded(3 bytes, mode='RGB', source=None); {IMAGE}",
+        ),
+        (lambda: gl.Mask("cat.png"), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
+        (lambda: gl.Mask(Path("cat.png")), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
+        (lambda: gl.Mask(b"abc"), f"Mask() takes an array of numbers, got bytes; {MASK}"),
+    ],
+)
+def test_a_file_where_an_array_should_be_is_told_how_it_is_read(make, text):
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        make()

@@ -117,14 +117,15 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 @pytest.mark.parametrize("kind", DEEP)
 def test_more_than_8_bits_are_refused_with_a_way_out(kind, mode):
     """Pillow would clip them: nearly all of such an image becomes white."""
     file, _, what = kind.partition(", ")
     text = (
-        f"this {file} holds {what}, but images have 8 bits here; scale its values to 0 … 255 in the dataset and yield "
-        "gpuload.Image(array), or convert the files; if they are classes or depths, yield a gpuload.Mask"
+        f"this {file} holds {what}, which Pillow would clip to 8; for its values as they are yield "
+        "gpuload.Encoded(data, mode='unchanged'), of uint16 or float32, or scale them to 0 … 255; if they are classes "
+        "or depths, yield a gpuload.Mask"
     )
     decoder, encoded = Decoder(Decode()), Encoded(DEEP[kind](), mode)
     header = decoder.header(encoded)
@@ -132,6 +133,90 @@ def test_more_than_8_bits_are_refused_with_a_way_out(kind, mode):
         decoder.channels(header, mode)
     with pytest.raises(DecodeError, match=re.escape(text)):
         decoder.decode(encoded, header, (2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("region", [None, (2, 3, 4, 5)])
+@pytest.mark.parametrize("kind", DEEP)
+def test_unchanged_grey_of_more_than_8_bits_comes_as_it_is_stored(kind, region):
+    encoded, decoder = Encoded(DEEP[kind](), "unchanged"), Decoder(Decode())
+    header = decoder.header(encoded)
+    if kind == "TIFF, 32-bit integers (Pillow mode 'I')":
+        with pytest.raises(DecodeError, match=re.escape("for its values as they are yield gpuload.Image(array), of")):
+            decoder.channels(header, "unchanged")
+        return
+    dtype = "float32" if kind.startswith("TIFF, 32-bit floats") else "uint16"
+    assert (decoder.dtype(header), decoder.channels(header, "unchanged")) == (dtype, 1)
+    pixels = decoder.decode(encoded, header, region)
+    stored = np.asarray(Image.open(io.BytesIO(encoded.data)))[:, :, None].astype(dtype)
+    assert stored.max() > 255
+    assert pixels.dtype == dtype
+    assert np.array_equal(pixels, stored if region is None else stored[2:6, 3:8])
+
+
+def colour_16(channels: int) -> np.ndarray:
+    return np.random.default_rng(channels).integers(0, 65536, (30, 40, channels), np.uint16)
+
+
+def png_16(image: np.ndarray, orders: bytes = b"\0") -> bytes:
+    """A PNG of 16 bits, its rows filtered in turns by these of PNG's filters (0: none, 1: left, 2: above)."""
+    rows, above = [], np.zeros(image[0].nbytes, np.uint8)
+    for y, row in enumerate(image.astype(">u2")):
+        stored, way = np.frombuffer(row.tobytes(), np.uint8), orders[y % len(orders)]
+        left = np.concatenate([np.zeros(2 * image.shape[2], np.uint8), stored[: -2 * image.shape[2]]])
+        rows.append(bytes([way]) + (stored - [0, left, above][way]).astype(np.uint8).tobytes())
+        above = stored
+    return png(image.shape[1], image.shape[0], 16, {3: 2, 4: 6}[image.shape[2]], b"".join(rows))
+
+
+def tiff_16(image: np.ndarray, order: str = "<") -> bytes:
+    """A TIFF of 16 bits, not compressed."""
+    height, width, channels = image.shape
+    short, long, after = 3, 4, 8 + 2 + 11 * 12 + 4
+    fields = [
+        (256, short, 1, width), (257, short, 1, height), (258, short, channels, after), (259, short, 1, 1),
+        (262, short, 1, 2), (273, long, 1, after + 8), (277, short, 1, channels), (278, short, 1, height),
+        (279, long, 1, image.nbytes), (284, short, 1, 1), (338, short, channels - 3, 2),
+    ]  # fmt: skip
+    fields = [field for field in fields if field[2]]
+    head = struct.pack(f"{order}2sHLH", b"II" if order == "<" else b"MM", 42, 8, len(fields))
+    for tag, kind, count, value in fields:
+        wide = kind == long or count * 2 > 4
+        head += struct.pack(f"{order}HHL", tag, kind, count)
+        head += struct.pack(f"{order}L", value) if wide else struct.pack(f"{order}HH", value, 0)
+    body = struct.pack(f"{order}4H", 16, 16, 16, 16) + image.astype(f"{order}u2").tobytes()
+    return (head + struct.pack(f"{order}L", 0)).ljust(after, b"\0") + body
+
+
+@pytest.mark.parametrize("region", [None, (2, 3, 4, 5)])
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize(
+    "store",
+    [
+        png_16,
+        lambda image: png_16(image, b"\1\2\0"),
+        tiff_16,
+        lambda image: tiff_16(image, ">"),
+    ],
+    ids=["PNG", "PNG, filtered", "TIFF", "TIFF, big-endian"],
+)
+def test_unchanged_colours_of_16_bits_keep_them(store, channels, region):
+    """Pillow cuts them to 8 bits; mode="RGB" still does."""
+    image = colour_16(channels)
+    encoded, decoder = Encoded(store(image), "unchanged"), Decoder(Decode())
+    header = decoder.header(encoded)
+    assert (decoder.dtype(header), decoder.channels(header, "unchanged")) == ("uint16", channels)
+    pixels = decoder.decode(encoded, header, region)
+    assert pixels.dtype == np.uint16
+    assert np.array_equal(pixels, image if region is None else image[2:6, 3:8])
+    mode = "RGB" if channels == 3 else "RGBA"
+    assert np.array_equal(decode(encoded.data, mode), image >> 8)
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate"])
+def test_unchanged_compressed_tiffs_of_16_bits(compression):
+    file = io.BytesIO()
+    Image.fromarray(LEVELS_16).save(file, "TIFF", compression=compression)
+    assert np.array_equal(decode(file.getvalue(), "unchanged")[:, :, 0], LEVELS_16)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -208,10 +293,6 @@ def test_what_is_no_image_is_refused(data, text):
 
 
 def test_a_bomb_is_refused_from_its_header(encode):
-    def resized(jpeg: bytes, side: int) -> bytes:
-        at = jpeg.index(b"\xff\xc0\x00\x11\x08") + 5
-        return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
-
     jpeg = resized(encode(np.zeros((8, 8, 3), np.uint8)), 20_000)
     bombs = [jpeg, png(20_000, 20_000, 1, 0, b""), b"P6 20000 20000 255\n" + bytes(99)]
     text = (
@@ -255,3 +336,71 @@ def test_too_many_scans_are_refused_from_the_markers(picture, encode):
     cmyk = encode(picture, "JPEG", "CMYK", progressive=True)
     with pytest.raises(DecodeError, match="scans, more than max_scans=3"):
         Decoder(Decode(max_scans=3)).header(Encoded(cmyk))
+
+
+def resized(jpeg: bytes, side: int) -> bytes:
+    """A JPEG whose header says another size."""
+    at = next(at for at in map(jpeg.find, (b"\xff\xc0\x00\x11\x08", b"\xff\xc2\x00\x11\x08")) if at >= 0) + 5
+    return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
+
+
+def test_many_scans_of_a_large_image_are_refused(picture, encode):
+    jpeg = encode(picture, "JPEG", progressive=True)
+    scans = jpeg.count(b"\xff\xda")
+    large = resized(more_scans(jpeg, 25 - scans), 13_370)
+    text = (
+        "the JPEG comes in 25 scans of 13,370×13,370 = 4,468,922,500 pixels, more than max_scan_pixels=4,294,967,296: "
+        "perhaps made to cost decoding time; if it is not, pass Decode(max_scan_pixels=…)"
+    )
+    with pytest.raises(DecodeError, match=re.escape(text)):
+        Decoder(Decode()).header(Encoded(large))
+    assert Decoder(Decode(max_scan_pixels=None)).header(Encoded(large)).width == 13_370
+    assert Decoder(Decode()).header(Encoded(resized(more_scans(jpeg, 24 - scans), 13_370))).width == 13_370
+    assert Decoder(Decode()).header(Encoded(more_scans(jpeg, 256 - scans))).width == 122
+    with pytest.raises(DecodeError, match="more than max_scan_pixels=99"):  # also where Pillow reads the header
+        Decoder(Decode(max_scan_pixels=99)).header(Encoded(jpeg[:20] + b"junk" + jpeg[20:]))
+    assert Decoder(Decode(max_scan_pixels=1)).header(Encoded(encode(picture))).width == 122
+
+
+def test_memory_of_the_decoder_is_limited(encode):
+    """2.7 GB were taken for a WebP of 34 bytes."""
+    webp = encode(np.zeros((8, 8, 3), np.uint8), "WEBP", lossless=True)
+    at = webp.index(b"VP8L") + 9
+    webp = webp[:at] + struct.pack("<I", 16_382 | 10_899 << 14) + webp[at + 4 :]
+    assert len(webp) < 50
+    text = (
+        "decoding 16,383×10,900 pixels would take about 2,857,195,200 bytes of memory, more than "
+        "max_memory=2,147,483,648: perhaps a decompression bomb; if it is not, pass Decode(max_memory=…)"
+    )
+    with pytest.raises(DecodeError, match=re.escape(text)):
+        Decoder(Decode()).header(Encoded(webp))
+    assert Decoder(Decode(max_memory=None)).header(Encoded(webp)).width == 16_383
+    small = np.zeros((8, 8, 3), np.uint8)
+    for options in ({}, {"progressive": True}):  # no JPEG that `max_pixels` allows meets the default
+        jpeg = resized(encode(small, **options), 13_377)
+        assert Decoder(Decode()).header(Encoded(jpeg)).height == 13_377
+        with pytest.raises(DecodeError, match="more than max_memory=500,000,000"):
+            Decoder(Decode(max_memory=500_000_000)).header(Encoded(jpeg))
+
+
+@pytest.mark.parametrize("boxed", [False, True])
+def test_memory_for_jpeg_2000_depends_on_its_tiles(encode, boxed):
+    """A tile is decoded at a time."""
+    data = encode(np.zeros((64, 64, 3), np.uint8), "JPEG2000", no_jp2=not boxed)
+
+    def tiled(side: int) -> bytes:
+        at = data.index(b"\xff\x4f\xff\x51") + 8
+        changed = data[:at] + struct.pack(">6I", 13_000, 13_000, 0, 0, side, side) + data[at + 24 :]
+        return changed.replace(b"ihdr" + struct.pack(">II", 64, 64), b"ihdr" + struct.pack(">II", 13_000, 13_000))
+
+    assert Decoder(Decode()).header(Encoded(tiled(1024))).width == 13_000
+    with pytest.raises(DecodeError, match="would take about 4,901,000,000 bytes of memory, more than max_memory="):
+        Decoder(Decode()).header(Encoded(tiled(13_000)))
+
+
+def test_a_tile_larger_than_its_tiff_counts():
+    tags = {256: 16, 257: 16, 258: 8, 259: 5, 262: 1, 277: 1, 322: 60_000, 323: 60_000, 324: 8, 325: 100}
+    tiff = b"II*\0" + struct.pack("<IH", 8, len(tags))
+    tiff += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()) + bytes(100)
+    with pytest.raises(DecodeError, match="16×16 pixels would take about 3,600,000,000 bytes of memory"):
+        Decoder(Decode()).header(Encoded(tiff))

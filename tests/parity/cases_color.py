@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -101,6 +102,12 @@ def in_channels(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int, count
     """Grey, in so many channels."""
     grey = as_pillow(image).convert("L")
     return as_levels(grey if count == 1 else Image.merge("RGB", [grey] * 3))
+
+
+def recoded(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    file = io.BytesIO()
+    as_pillow(image).save(file, "JPEG", quality=int(drawn[0][1].values[row, 0, 0]))
+    return as_levels(Image.open(file))
 
 
 def noisy(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
@@ -239,6 +246,7 @@ COLOUR = [
         dali=DALI_BLUR,
         fused=FUSED_BLUR,
     ),
+    case("JPEG", T.JPEG((5, 98)), "Pillow Image.save", oracle=recoded),
     case("GaussianNoise", T.GaussianNoise(0.05), "Pillow convert('I'), clipped", 1e-3, 1, NOISE, oracle=noisy),
     case("GaussianNoise(clip=False)", T.GaussianNoise(0.5, clip=False), "numpy", 0.02, 255, WRAPPED, oracle=noisy),
 ]

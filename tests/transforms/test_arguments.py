@@ -38,7 +38,7 @@ class InterpolationMode(enum.Enum):
         (lambda: T.CenterCrop(True), TypeError, "CenterCrop(size=…) must be an integer, got True"),
         (lambda: T.RandomCrop(8, padding=(1, 2, 3)), ValueError, "must be 1, 2 or 4 numbers, got 3: (1, 2, 3)"),
         (lambda: T.RandomCrop(8, padding=-1), ValueError, "RandomCrop(padding=…) must be at least 0, got -1"),
-        (lambda: T.RandomCrop(8, fill=300), ValueError, "whole numbers in 0 … 255, got 300"),
+        (lambda: T.RandomCrop(8, fill=float("nan")), ValueError, "RandomCrop(fill=…) must be finite, got nan"),
         (lambda: T.RandomCrop(8, fill={"Boxes": 1}), TypeError, "takes gpuload.Image and gpuload.Mask, got Boxes"),
         (lambda: T.RandomCrop(8, padding_mode="wrap"), ValueError, "must be one of 'constant', 'edge', 'reflect'"),
         (lambda: T.RandomCrop(8, pad_if_needed=1), TypeError, "must be True or False, got 1"),

@@ -34,7 +34,7 @@ FLOAT = T.ToDtype("float32", scale=True)
         ({"value": "noise"}, ValueError, "RandomErasing(value=…) as a text must be 'random', got 'noise'"),
         ({"value": float("nan")}, ValueError, "RandomErasing(value=…) must be finite, got nan"),
         ({"value": (1, "a")}, TypeError, "RandomErasing(value=…) must be a number, got 'a' (str)"),
-        ({"value": ()}, ValueError, "must be one number, or one for each of 1 to 4 channels, got ()"),
+        ({"value": ()}, ValueError, "must be one number, or one for each channel, got ()"),
         ({"mode": "color"}, ValueError, "RandomErasing(mode=…) must be one of 'const', 'rand', 'pixel' or None"),
         ({"mode": "const", "value": "random"}, ValueError, "(value='random') does not go with mode='const'; give a n"),
         ({"mode": "rand", "value": 3}, ValueError, "RandomErasing(value=3.0) has no meaning with mode='rand'; leave"),

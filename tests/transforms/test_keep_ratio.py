@@ -95,7 +95,7 @@ def test_trim_border_refuses_what_it_would_leave_nothing_of():
         (lambda: T.ResizeKeepRatio(8, random_scale_prob=2), ValueError, "(random_scale_prob=…) is a probability"),
         (lambda: T.ResizeKeepRatio(8, random_aspect_range=(0, 1)), ValueError, "must be greater than 0, got (0.0,"),
         (lambda: T.ResizeKeepRatio(8, random_scale_area=1), TypeError, "(random_scale_area=…) must be True or False"),
-        (lambda: T.CenterCropOrPad(8, fill=300), ValueError, "CenterCropOrPad(fill=…) is given in levels"),
+        (lambda: T.CenterCropOrPad(8, fill="black"), TypeError, "CenterCropOrPad(fill=…) must be a number, got 'bl"),
         (lambda: T.RandomCropOrPad(8, padding_mode="wrap"), ValueError, "RandomCropOrPad(padding_mode=…) must be one"),
         (lambda: T.TrimBorder(-1), ValueError, "TrimBorder(border_size=…) must be at least 0, got -1"),
     ],

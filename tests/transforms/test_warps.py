@@ -42,7 +42,7 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
         (lambda: T.RandomRotation(5, "lanczos"), ValueError, "must be one of 'nearest', 'bilinear', 'bicubic', got"),
         (lambda: T.RandomRotation(5, expand=1), TypeError, "RandomRotation(expand=…) must be True or False, got 1"),
         (lambda: T.RandomRotation(5, center=3), TypeError, "RandomRotation(center=…) must be a pair (x, y), got 3"),
-        (lambda: T.RandomRotation(5, fill=256), ValueError, "RandomRotation(fill=…) is given in levels"),
+        (lambda: T.RandomRotation(5, fill="black"), TypeError, "RandomRotation(fill=…) must be a number, got 'black'"),
         (lambda: T.RandomAffine(5, translate=0.5), TypeError, "RandomAffine(translate=…) must be a pair (x, y)"),
         (lambda: T.RandomAffine(5, translate=(0.5, 2)), ValueError, "fractions of the width and height, 0 … 1, got"),
         (lambda: T.RandomAffine(5, scale=(0, 1)), ValueError, "RandomAffine(scale=…) must be greater than 0"),

@@ -10,7 +10,7 @@ import torch
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish
-from gpuload.transforms.program.ops import Box, Mix, Mixture, Outline, Warp
+from gpuload.transforms.program.ops import Box, Elastic, Mix, Mixture, Outline, Warp
 from gpuload.transforms.program.windows import rare_filter
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ INSTALL: Final = "pip install 'gpuload[dali]' (CUDA 12, or no GPU) or 'gpuload[d
 # The operations of `gpuload.transforms.program.ops.OPS` that DALI's operators cannot be combined to.
 LACKING: Final = {
     "equalize": "DALI's equalize is OpenCV's, not Pillow's",
+    "jpeg": "DALI's JPEG distortion is not libjpeg's",
     "noise": "DALI draws its own noise",
     "pillow_blur": "DALI has no box blur",
     "warp": "DALI's warp has no bicubic filter, and one filter for a batch",
@@ -53,6 +54,8 @@ class DaliBackend(Backend):
     def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
         if lacking := [f"{name}: {LACKING[name]}" for name in outline.operations if name in LACKING]:
             return lacking[0]
+        if outline.kind is Elastic:
+            return "DALI has no elastic deformation"
         if outline.kind is Mixture:
             return "mixtures are not built from DALI's operators"
         if outline.kind is Mix:

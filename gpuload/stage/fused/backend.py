@@ -21,13 +21,14 @@ from gpuload.stage.finished import Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Erase, Flip, Mixture, Outline
+from gpuload.transforms.program.ops import Elastic, Erase, Flip, Mixture, Outline
 from gpuload.transforms.program.windows import rare_filter
 
 __all__ = ["FusedBackend"]
 
 # Operations that are not a map of single pixels, of a small neighbourhood, or of a statistic.
 LACKING: Final = {
+    "jpeg": "blocks are coded by torch",
     "noise": "a normal number for each pixel and channel is drawn by torch",
     "pillow_blur": "three box blurs along each axis are six passes",
 }
@@ -62,6 +63,8 @@ class FusedBackend(Backend):
     def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
         if late and outline.kind is Flip:
             return "finished images are moved by torch"
+        if outline.kind is Elastic:
+            return "fields are smoothed by torch"
         if outline.kind is Mixture:
             return "several results of an image are mixed by torch"
         if outline.numbers is not None and len(outline.numbers.mean) not in (0, *CHANNELS):

@@ -12,7 +12,7 @@ from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish
 from gpuload.stage.reference.backend import levels_of
-from gpuload.transforms.program.ops import Box, Outline, Warp
+from gpuload.transforms.program.ops import Box, Elastic, Outline, Warp
 
 __all__ = ["KorniaBackend"]
 
@@ -20,7 +20,10 @@ MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported he
 RESIZE: Final = "Kornia's resize lies up to 87 levels from Pillow's"
 NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"
 BICUBIC: Final = "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1): up to 28 levels"
-LACKING: Final = {"pillow_blur": "Kornia has no box blur of a fractional radius"}
+LACKING: Final = {
+    "jpeg": "Kornia's JPEG rounds smoothly, for gradients",
+    "pillow_blur": "Kornia has no box blur of a fractional radius",
+}
 
 
 class KorniaBackend(Backend):
@@ -45,6 +48,8 @@ class KorniaBackend(Backend):
     def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
         if outline.kind is Box and outline.padding_mode is None:
             return NEAREST if "nearest" in outline.filters else RESIZE
+        if outline.kind is Elastic:
+            return "Kornia draws its own fields"
         for operation in outline.operations:
             if operation in LACKING:
                 return LACKING[operation]

@@ -13,9 +13,11 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 
-from gpuload.stage.finish import Finish
+from gpuload.stage.finish import TOPS, Finish
 from gpuload.stage.finished import Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.reference.deep import on_grid
+from gpuload.stage.reference.elastic import deform
 from gpuload.stage.reference.gather import Source, crop, resize
 from gpuload.stage.reference.mixture import mix_batch
 from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels
@@ -27,6 +29,7 @@ from gpuload.transforms.program.ops import (
     NOTHING,
     OPS,
     Box,
+    Elastic,
     Erase,
     Flip,
     Mixture,
@@ -40,6 +43,7 @@ from gpuload.transforms.program.windows import FILTERS
 __all__ = ["BatchRunner", "dense"]
 
 PIECE: Final = 64  # images at once: between its axes a resize needs some 3 MB for each
+USUAL_CHANNELS: Final = 4  # with more of them fewer images
 
 Group = tuple[np.ndarray, Source]  # rows of a batch, ascending, and where their pixels are
 
@@ -48,7 +52,7 @@ class BatchRunner:
     """Applies programs to batches.
 
     What changes pixels is in methods that another backend may override; levels N×C×H×W are uint8 when they are moved,
-    and float32 in operations.
+    and float32 in operations. Those of images that are not uint8 are always float32.
 
     Args:
         finish: the end of the chain.
@@ -60,6 +64,7 @@ class BatchRunner:
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._finish = finish
+        self._top = TOPS[finish.levels]
         self._constants = finish.constants(device)
 
     def levels(
@@ -67,7 +72,7 @@ class BatchRunner:
     ) -> None:
         """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
         together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
-        step = self.piece if together else 1
+        step = max(1, self.piece * USUAL_CHANNELS // max(int(images.shapes[0, 2]), USUAL_CHANNELS)) if together else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
             windows = tuple(window[rows] for window in windows_tlhw)
@@ -95,11 +100,11 @@ class BatchRunner:
                 source, groups = _picked(groups, own)
                 groups.append((own, self._apply(source, record, before, after)))
         levels = dense(_picked(groups, everyone)[0])
-        return levels if self._finish.dtype == torch.uint8 else self._finished(levels)
+        return self._finished(levels) if self._finish.dtype.is_floating_point else levels
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
         """Finished images, float32."""
-        result = levels.to(torch.float32)
+        result = levels.to(torch.float32, copy=True)  # float32 levels may be the stage's input
         if not self._finish.is_identity:
             result.mul_(self._constants[0]).add_(self._constants[1])
         return result
@@ -114,9 +119,13 @@ class BatchRunner:
                     return source
                 return self._crop(source, record, np.hstack([corners, before[:, :2]]), _size(after))
             case Box():
-                return _resized(source, record, before, after)
+                return _resized(source, record, before, after, self._top)
             case Warp():
                 return self._warp(source, record, after)
+            case Elastic():
+                found = deform(dense(source), record, np.arange(len(after)))
+                deformed = Source.of_dense(found if found.dtype == torch.uint8 else on_grid(found, self._top))
+                return deformed if np.array_equal(before, after) else deformed.cut(after)
             case Ops() | Mixture():
                 levels = dense(source).to(torch.float32)
                 levels = self._operate(levels, record) if isinstance(record, Ops) else self._mix(levels, record)
@@ -138,7 +147,7 @@ class BatchRunner:
         return mix_batch(levels, record, self._operate)
 
     def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
-        return erase_levels(levels, record, windows_tlhw)
+        return erase_levels(levels, record, windows_tlhw, self._finish.levels)
 
     def _warped(
         self,
@@ -150,7 +159,8 @@ class BatchRunner:
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
         """Images through maps; arguments as for `warp_batch`."""
-        return warp_batch(levels, coefficients, size, interpolation, fill, corners=corners)
+        found = warp_batch(levels, coefficients, size, interpolation, fill, corners=corners)
+        return found if found.dtype == torch.uint8 else on_grid(found, self._top)
 
     def _warp(self, source: Source, record: Warp, after: np.ndarray) -> Source:
         levels = dense(source)
@@ -202,8 +212,8 @@ class BatchRunner:
             levels[index] = warped.to(torch.float32)
 
 
-def _resized(source: Source, record: Box, before: np.ndarray, after: np.ndarray) -> Source:
-    """Windows of resized boxes, those with the same filter together."""
+def _resized(source: Source, record: Box, before: np.ndarray, after: np.ndarray, top: int | None) -> Source:
+    """Windows of resized boxes, those with the same filter together; `top`: the highest level."""
     corners = before[:, :2] - record.box_tlhw[:, :2]
     boxes, sizes = record.box_tlhw[:, 2:], record.size_hw
     filters = filter_codes(record.filters, len(before))
@@ -212,7 +222,7 @@ def _resized(source: Source, record: Box, before: np.ndarray, after: np.ndarray)
         rows = np.flatnonzero(filters == number)
         some = source if len(rows) == len(filters) else source.take(rows)
         found = resize(some, corners[rows], boxes[rows], sizes[rows], after[rows], FILTERS[number])
-        groups.append((rows, Source.of_dense(found)))
+        groups.append((rows, Source.of_dense(found if found.dtype == torch.uint8 else on_grid(found, top))))
     return _picked(groups, np.arange(len(filters)))[0]
 
 
@@ -279,6 +289,6 @@ def dense(source: Source) -> torch.Tensor:
         and (source.widths == width).all()
         and (source.base == first + np.arange(count) * length).all()
     )
-    if not contiguous:
+    if not contiguous or source.pixels.dtype == torch.uint16:
         return source.dense()
     return source.pixels[first : first + count * length].view(count, source.channels, height, width)

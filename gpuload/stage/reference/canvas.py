@@ -17,7 +17,8 @@ __all__ = ["Canvas"]
 
 
 class Canvas:
-    """One image in the form that was made last: an offset in the stage's input, levels as uint8 H×W×C, or floats."""
+    """One image in the form that was made last: an offset in the stage's input, levels as H×W×C of the image's dtype,
+    or floats."""
 
     def __init__(self) -> None:
         self.pixels = torch.empty(0, dtype=torch.uint8, device="cpu")

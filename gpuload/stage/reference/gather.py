@@ -1,10 +1,11 @@
 """The reference's resampling and cropping of batches, with tensor operations.
 
-A `Source` says where the pixels of a batch are in one flat uint8 tensor: pixel (y, x) of channel c of image i is at
+A `Source` says where the pixels of a batch are in one flat tensor: pixel (y, x) of channel c of image i is at
 ``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. So a ragged batch and a dense tensor look the
 same, and crops and flips only change numbers on the host. Pixels move when a result is gathered: loops run over the
 taps of a filter, never over images. The arithmetic is Pillow's fixed point to the last bit (along the rows, rounded to
-levels, then along the columns).
+levels, then along the columns); for images that are not uint8, which are float32 from where they are gathered on, that
+of `gpuload.stage.reference.deep`.
 
 Works on any device. Nothing is kept from call to call.
 """
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.reference.deep import exact
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_places
 
@@ -93,7 +95,9 @@ class Source:
         down = rows * row_step
         channel = torch.arange(self.channels, device=device) * self.channel_step
         indices = across[:, None, None, :] + down[:, None, :, None] + channel[None, :, None, None]  # (n, C, H, W)
-        return self.pixels[indices]
+        if self.pixels.dtype != torch.uint16:
+            return self.pixels[indices]
+        return self.pixels.view(torch.int16)[indices].to(torch.int32).bitwise_and_(0xFFFF).to(torch.float32)
 
     def dense(self) -> torch.Tensor:
         """All pixels N×C×H×W; the images must be of one size."""
@@ -128,7 +132,8 @@ def crop(
     result = source.gather(at[0], at[1])
     if mode == "constant":
         there = inside[0][:, None, :, None] & inside[1][:, None, None, :]
-        levels = upload(np.array(fill, np.uint8).reshape(-1, 1, 1), pixels.device)
+        kind = np.uint8 if result.dtype == torch.uint8 else np.float32
+        levels = upload(np.array(fill, kind).reshape(-1, 1, 1), pixels.device)
         result = torch.where(there, result, levels)
     return result
 
@@ -149,8 +154,11 @@ def resize(
         boxes_hw, sizes_hw: int64 (n, 2), the sizes of the boxes before and after.
         windows_tlhw: int64 (n, 4), the parts of the results that are wanted.
         interpolation: the filter.
+
+    Returns:
+        Levels; for images that are not uint8 float32, unrounded.
     """
-    device = source.pixels.device
+    device, deep = source.pixels.device, source.pixels.dtype != torch.uint8
     height, width = windows_tlhw[0, 2:].tolist()
     if interpolation == "nearest":
         rows, columns = (
@@ -166,6 +174,7 @@ def resize(
         firsts, weights = filter_weights(
             boxes_hw[:, axis], sizes_hw[:, axis], windows_tlhw[:, axis], count, interpolation
         )
+        weights = exact(weights) if deep else weights
         axes.append((upload(firsts - corners[:, axis, None], device), upload(weights, device)))
     (first_row, row_weights), (first_column, column_weights) = axes
     last_column = _column(source.widths - 1, device)
@@ -174,7 +183,8 @@ def resize(
     for tap in range(column_weights.shape[2]):
         levels = source.gather(rows, torch.minimum(first_column + tap, last_column))
         total = _accumulate(total, levels, column_weights[:, None, None, :, tap])
-    between = total.bitwise_right_shift_(PRECISION_BITS) if interpolation in PLAIN.values() else _to_levels(total)
+    rounds = deep or interpolation not in PLAIN.values()
+    between = _to_levels(total) if rounds else total.bitwise_right_shift_(PRECISION_BITS)
     total = None
     last_row = _column(source.heights - 1, device)
     for tap in range(row_weights.shape[2]):
@@ -193,9 +203,14 @@ def _column(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def _accumulate(total: torch.Tensor | None, levels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    if weights.is_floating_point():
+        total = levels.new_zeros(()) if total is None else total
+        return torch.where(weights != 0, levels * weights + total, total)
     product = levels.to(torch.int32).mul_(weights)
     return product.add_(1 << (PRECISION_BITS - 1)) if total is None else total.add_(product)
 
 
 def _to_levels(total: torch.Tensor) -> torch.Tensor:
+    if total.is_floating_point():
+        return total
     return total.bitwise_right_shift_(PRECISION_BITS).clamp_(0, 255).to(torch.uint8)

@@ -23,6 +23,7 @@ from gpuload.stage.reference import points
 from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_image, sharpness
 from gpuload.stage.reference.canvas import Canvas
 from gpuload.stage.reference.color import ADJUST, SingleColor
+from gpuload.stage.reference.jpeg import compress, compress_image
 from gpuload.stage.reference.points import POINTS
 from gpuload.stage.reference.warp import warp_image
 from gpuload.stage.upload import upload
@@ -76,6 +77,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "permute": points.permute,
     "solarize_add": points.solarize_add,
     "pillow_blur": box_blur,
+    "jpeg": compress,
 }
 
 
@@ -91,6 +93,7 @@ class SingleOperations:
         tuned["blur"] = _blur
         tuned["noise"] = _noise
         tuned["pillow_blur"] = box_blur_image
+        tuned["jpeg"] = compress_image
         tuned["identity"] = lambda canvas, values: None
         self._by_code = [tuned.get(name) or (_batched(name) if name in OPERATIONS else None) for name in OPS]
 

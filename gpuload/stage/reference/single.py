@@ -44,7 +44,7 @@ class SingleRunner:
         """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
         canvas = self._canvas
         canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
-        ways = self._steps.of(program, windows_tlhw)
+        ways = self._steps.of(program, windows_tlhw, canvas.flat.dtype)
         write = self._writer(outputs)
         windows = windows_tlhw[0].copy()
         windows[:, :2] -= images.regions_tlhw[:, :2]
@@ -62,7 +62,7 @@ class SingleRunner:
     def _writer(self, outputs: Outputs) -> Step:
         """A function that finishes the image on a canvas and writes it to the batch."""
         scale, bias, affine = self._scale, self._bias, not self._finish.is_identity
-        if outputs[0].dtype not in (torch.uint8, torch.float32):
+        if outputs[0].dtype in (torch.float16, torch.bfloat16):
 
             def write(row: int, canvas: Canvas) -> None:
                 floats = canvas.floats()

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+import torch
 
+from gpuload.stage.finish import TOPS
 from gpuload.stage.finished import boxes_within
 from gpuload.stage.reference.canvas import Canvas
+from gpuload.stage.reference.deep import resampled
+from gpuload.stage.reference.elastic import deform
 from gpuload.stage.reference.mixture import mix_image
 from gpuload.stage.reference.operations import SingleOperations, canvas_in_channels, warp_canvas
 from gpuload.stage.reference.resample import Resampler
 from gpuload.stage.reference.warp import warp_image
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import NOTHING, Box, Erase, Flip, Mixture, Ops, Record, Warp, filter_codes
+from gpuload.transforms.program.ops import NOTHING, Box, Elastic, Erase, Flip, Mixture, Ops, Record, Warp, filter_codes
 from gpuload.transforms.program.ops import code as code_of
 from gpuload.transforms.program.windows import FILTERS, padded_places
 
@@ -39,8 +43,10 @@ class Steps:
         self._operations = SingleOperations()
         self._resamplers: list[Resampler] = []
 
-    def of(self, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> list[list[tuple[int, Step]]]:
-        """For each image of a batch its steps, each with the image's index among the record's rows."""
+    def of(
+        self, program: Program, windows_tlhw: tuple[np.ndarray, ...], dtype: np.dtype
+    ) -> list[list[tuple[int, Step]]]:
+        """For each image of a batch of this dtype its steps, each with the image's index among the record's rows."""
         ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
         everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
         for number, record in enumerate(program.records):
@@ -52,29 +58,33 @@ class Steps:
             if isinstance(record, Box) and not record.pads and len(rows):
                 resampler = self._resampler(most := int(resized[rows].max()))
                 resized[rows] = most + 1
-            step = self._step(record, before, after, resampler)
+            step = self._step(record, before, after, resampler, dtype)
             if step is not None:
                 for index, row in enumerate(rows.tolist()):
                     ways[row].append((index, step))
         return ways
 
-    def _step(self, record: Record, before: np.ndarray, after: np.ndarray, resampler: Resampler | None) -> Step | None:
+    def _step(
+        self, record: Record, before: np.ndarray, after: np.ndarray, resampler: Resampler | None, dtype: np.dtype
+    ) -> Step | None:
         """What a record does to an image; None if nothing, or only at the end of the chain."""
         match record:
             case Flip():
                 return _flip(record)
             case Box() if record.pads:
-                return _crop(record, before, after)
+                return _crop(record, before, after, dtype)
             case Box() if resampler is not None:
-                return _resize(record, before, after, resampler)
+                return _resize(record, before, after, resampler, dtype)
             case Warp():
                 return _warp(record, before, after)
+            case Elastic():
+                return _deform(record, before, after)
             case Ops():
                 return self._operate(record, before, after)
             case Mixture():
                 return self._mix(record, before, after)
             case Erase():
-                return _erase(record, before)
+                return _erase(record, before, dtype)
         return None
 
     def _resampler(self, number: int) -> Resampler:
@@ -131,13 +141,13 @@ def _flip(record: Flip) -> Step:
     return step
 
 
-def _crop(record: Box, before: np.ndarray, after: np.ndarray) -> Step | None:
+def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
     starts, sizes_hw, mode = record.box_tlhw[:, :2] + after[:, :2], record.sizes_hw, record.padding_mode
     outside = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
     if mode is None or not outside.any():
         return None  # the window that was decoded, or resampled, is the crop
     if mode == "constant":
-        return _crop_filled(starts, outside.tolist(), record.fill, sizes_hw, before, after[:, 2:])
+        return _crop_filled(starts, outside.tolist(), np.array(record.fill, dtype), sizes_hw, before, after[:, 2:])
 
     def step(row: int, canvas: Canvas) -> None:
         if not outside[row]:
@@ -154,7 +164,7 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray) -> Step | None:
 def _crop_filled(
     starts: np.ndarray,
     outside: list[bool],
-    fill: Any,
+    fill: np.ndarray,
     sizes_hw: np.ndarray,
     before: np.ndarray,
     results_hw: np.ndarray,
@@ -164,7 +174,7 @@ def _crop_filled(
     first = np.clip(-starts, 0, results_hw)
     lengths = np.clip(sizes_hw - starts, first, results_hw) - first
     corners, firsts, sizes = (starts + first - before[:, :2]).tolist(), first.tolist(), results_hw.tolist()
-    parts, fill = lengths.tolist(), np.array(fill, np.uint8)
+    parts = lengths.tolist()
 
     def step(row: int, canvas: Canvas) -> None:
         if not outside[row]:
@@ -173,7 +183,7 @@ def _crop_filled(
         image = canvas.image()
         there = image[top : top + height, left : left + width]
         if [height, width] != sizes[row]:
-            there, part = np.empty((*sizes[row], image.shape[2]), np.uint8), there
+            there, part = np.empty((*sizes[row], image.shape[2]), fill.dtype), there
             there[:] = fill
             there[down : down + height, across : across + width] = part
         canvas.set(there)
@@ -181,13 +191,16 @@ def _crop_filled(
     return step
 
 
-def _resize(record: Box, before: np.ndarray, after: np.ndarray, resampler: Resampler) -> Step:
+def _resize(record: Box, before: np.ndarray, after: np.ndarray, resampler: Resampler, dtype: np.dtype) -> Step:
     corners = (before[:, :2] - record.box_tlhw[:, :2]).tolist()
     boxes, sizes, windows = record.box_tlhw[:, 2:].tolist(), record.size_hw.tolist(), after.tolist()
-    filters = _names(record.filters, len(before))
+    filters, deep = _names(record.filters, len(before)), dtype != np.uint8
 
     def step(row: int, canvas: Canvas) -> None:
         box, size, window, interpolation = boxes[row], sizes[row], windows[row], filters[row]
+        if deep and interpolation != "nearest":
+            canvas.set(resampled(canvas.image(), corners[row], box, size, window, interpolation))
+            return
         if window[:2] == [0, 0] and window[2:] == size != box and interpolation != "nearest":
             canvas.set(resampler.whole(canvas.planes(), (size[0], size[1]), interpolation))
             return
@@ -210,17 +223,29 @@ def _warp(record: Warp, before: np.ndarray, after: np.ndarray) -> Step:
     return step
 
 
+def _deform(record: Elastic, before: np.ndarray, after: np.ndarray) -> Step:
+    windows = None if np.array_equal(before, after) else after.tolist()
+
+    def step(row: int, canvas: Canvas) -> None:
+        levels = torch.from_numpy(np.array(canvas.image().transpose(2, 0, 1), order="C"))[None]
+        canvas.set(deform(levels, record, np.array([row]))[0].permute(1, 2, 0).contiguous().numpy())
+        if windows is not None:
+            _cut(canvas, windows[row])
+
+    return step
+
+
 def _names(filters: np.ndarray | str, count: int) -> list[str]:
     """The name of each image's filter."""
     return [FILTERS[number] for number in filter_codes(filters, count).tolist()]
 
 
-def _erase(record: Erase, before: np.ndarray) -> Step | None:
+def _erase(record: Erase, before: np.ndarray, dtype: np.dtype) -> Step | None:
     boxes = boxes_within(record, before)
     rows = set(np.nonzero(boxes[:, :, 2:].all(axis=2))[0].tolist())
     if not rows:
         return None
-    corners, levels = boxes.tolist(), np.array(record.numbers, np.uint8)
+    corners, levels = boxes.tolist(), np.array(record.levels(TOPS[dtype.name]), dtype)
 
     def step(row: int, canvas: Canvas) -> None:
         if row not in rows:

@@ -10,7 +10,8 @@ multiply-adds, as it is for x86-64:
 - The nearest pixel is found in three ways: for a map that only scales and shifts by adding up steps along each axis,
   for another affine map in 16.16 fixed point, for a projective one as above.
 
-Nothing is kept from call to call.
+Images that are not uint8 are Pillow's floats, and rounded afterwards if they are uint16. Nothing is kept from call to
+call.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from gpuload.stage.reference.deep import image_on_grid
 from gpuload.stage.upload import upload
 
 __all__ = ["mapped_points", "nearest_pixels", "nearest_ways", "scaled_pixels", "warp_batch", "warp_image"]
@@ -44,20 +46,26 @@ def warp_image(
     """One image through a map.
 
     Args:
-        image: H×W×C uint8.
+        image: H×W×C.
         coefficients: the eight of `gpuload.transforms.program.ops.Warp`.
         size_hw: of the result.
         interpolation: the filter.
         fill: the levels outside the image: one, or one for each channel.
 
     Returns:
-        H'×W'×C uint8, memory of its own.
+        H'×W'×C of the image's dtype, memory of its own.
     """
     channels = image.shape[2]
-    levels = np.broadcast_to(np.asarray(fill, np.uint8), channels)
-    if channels == 3:
+    levels = np.broadcast_to(np.asarray(fill, image.dtype), channels)
+    if image.dtype != np.uint8 and interpolation != "nearest":
+        planes = [
+            _transform(image[:, :, channel].astype(np.float32), coefficients, size_hw, interpolation, float(level))
+            for channel, level in enumerate(levels)
+        ]
+        return image_on_grid(np.stack(planes, axis=2), image.dtype)
+    if channels == 3 and image.dtype == np.uint8:
         return _transform(image, coefficients, size_hw, interpolation, tuple(levels.tolist()))
-    if channels == 1 or interpolation != "nearest":
+    if interpolation != "nearest" or (channels == 1 and image.dtype == np.uint8):
         # One by one: Pillow would multiply two or four channels by an alpha.
         planes = [
             _transform(image[:, :, channel], coefficients, size_hw, interpolation, int(level))
@@ -102,20 +110,21 @@ def warp_batch(
     """Images of one size, each through its own map.
 
     Args:
-        levels: N×C×H×W uint8.
+        levels: N×C×H×W uint8; or float32, whose results are not rounded.
         coefficients: float64 (N, 8), on the host.
         size_hw: of the results.
         interpolation, fill: as for `warp_image`.
         corners: int64 (N, 2), top and left of the windows of the results that are made, of `size_hw`; None: (0, 0).
 
     Returns:
-        N×C×H'×W' uint8.
+        N×C×H'×W', of the same dtype.
     """
     n, channels, height, width = levels.shape
     if corners is None:
         corners = np.zeros((n, 2), np.int64)
     flat = levels.reshape(n, channels, height * width)
-    outside = upload(np.asarray(fill, np.uint8).reshape(-1, 1), levels.device)
+    kind = np.uint8 if levels.dtype == torch.uint8 else np.float32
+    outside = upload(np.asarray(fill, kind).reshape(-1, 1), levels.device)
     if interpolation == "nearest":
         y, x = nearest_pixels(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
@@ -219,6 +228,12 @@ def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return flat.gather(2, indices[:, None, :].expand(-1, flat.shape[1], -1))
 
 
+def _pixels(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The same for filters, as Pillow's C has them: whole numbers exact in float64, and floats as they are."""
+    found = _take(flat, indices)
+    return found if found.is_floating_point() else found.double()
+
+
 def _taps(points: torch.Tensor, length: int, first: int, count: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Along one axis, `count` pixels around points, from `first` on, counted from the pixel before each point; and the
     distance from that pixel, (N, 1, P)."""
@@ -231,8 +246,8 @@ def _taps(points: torch.Tensor, length: int, first: int, count: int) -> tuple[li
 def _bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
     rows, down = _taps(y, height, 0, 2)
     columns, across = _taps(x, width, 0, 2)
-    lines = [_between([_take(flat, row * width + column).double() for column in columns], across) for row in rows]
-    return _between(lines, down).to(torch.uint8)
+    lines = [_between([_pixels(flat, row * width + column) for column in columns], across) for row in rows]
+    return _between(lines, down).to(flat.dtype)
 
 
 def _between(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
@@ -243,8 +258,9 @@ def _between(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
 def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
     rows, down = _taps(y, height, -1, 4)
     columns, across = _taps(x, width, -1, 4)
-    lines = [_cubic([_take(flat, row * width + column).double() for column in columns], across) for row in rows]
-    return _cubic(lines, down).clamp_(0, 255).to(torch.uint8)
+    lines = [_cubic([_pixels(flat, row * width + column) for column in columns], across) for row in rows]
+    numbers = _cubic(lines, down)
+    return (numbers.clamp_(0, 255) if flat.dtype == torch.uint8 else numbers).to(flat.dtype)
 
 
 def _cubic(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:

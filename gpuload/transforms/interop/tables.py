@@ -21,9 +21,11 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "ColorJitter": ("brightness", "contrast", "saturation", "hue"),
     "ConvertBoundingBoxFormat": ("format",),
     "CutMix": ("alpha", "num_classes", "labels_getter"),
+    "ElasticTransform": ("alpha", "sigma", "interpolation", "fill"),
     "GaussianBlur": ("kernel_size", "sigma"),
     "GaussianNoise": ("mean", "sigma", "clip"),
     "Grayscale": ("num_output_channels",),
+    "JPEG": ("quality",),
     "MixUp": ("alpha", "num_classes", "labels_getter"),
     "Normalize": ("mean", "std", "inplace"),
     "Pad": ("padding", "fill", "padding_mode"),
@@ -90,12 +92,10 @@ PRESETS: Final[dict[str, str]] = {
 
 # What gpuload does not have, and what to do instead.
 REFUSED: Final[dict[str, str]] = {
-    "ElasticTransform": "do it to the finished batch, or in the dataset's __getitem__",
     "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
-    "JPEG": "do it in the dataset's __getitem__",
     "Lambda": (
-        "a function of your own cannot run on a whole batch on the device; call it in the dataset's __getitem__, or "
-        f"make an nn.Module of it that takes a batch, and {MODULE}"
+        "torchvision calls its function with all that a sample holds; gpuload's own, T.Lambda(fn, per='image'), calls "
+        "it with each image, a tensor C×H×W, and T.Lambda(fn) with a batch"
     ),
     "LinearTransformation": f"do it to the finished batch, or make an nn.Module of it, and {MODULE}",
     "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",

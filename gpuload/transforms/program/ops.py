@@ -20,9 +20,9 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
-    "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Erase",
-    "Flip", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Warp", "code",
-    "filter_codes", "in_params",
+    "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Elastic",
+    "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Warp",
+    "code", "filter_codes", "in_params",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -45,6 +45,7 @@ OPS: Final = (
     "identity",
     "solarize_add",  # threshold; what is added to levels below it
     "pillow_blur",  # radius in pixels, of Pillow's GaussianBlur, which is made of box blurs
+    "jpeg",  # quality, 1 … 100
 )
 NOTHING: Final = -1  # the code of no operation
 VALUES: Final = 8  # the most values that an operation has
@@ -199,6 +200,31 @@ class Warp(Record):
 
 
 @dataclass(eq=False, repr=False)
+class Elastic(Record):
+    """Each pixel shows what lies at a smooth random displacement from it; see `program.fields`.
+
+    Attributes:
+        keys: uint64 (n, 2), the words of the key of each image's noise.
+        alpha: along x and y: noise in -1 … 1 is multiplied by half of it, in pixels.
+        sigma: along x and y: of the noise's smoothing, in pixels; (0, 0): none.
+        filters: the name of the filter, ``"nearest"`` or ``"bilinear"``.
+        fill, mask_fill: as for `Box`; the fill lies outside the image.
+    """
+
+    told: ClassVar[tuple[str, ...]] = ("keys",)
+
+    keys: np.ndarray
+    alpha: tuple[float, float]
+    sigma: tuple[float, float]
+    filters: str = "bilinear"
+    fill: tuple[float, ...] = (0,)
+    mask_fill: float = 0
+
+    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
+        return full_windows(self.sizes_hw)
+
+
+@dataclass(eq=False, repr=False)
 class Ops(Record):
     """Operations on each image, one after the other, in each image's own order.
 
@@ -260,7 +286,9 @@ class Erase(Record):
         boxes_tlhw: int64 (n, most, 4), with height 0 where there is none.
         keys: uint64 (n, 2), the words of the key of the random numbers.
         kind: what is written: ``"const"``, ``"rand"`` (a random colour for each box) or ``"pixel"`` (for each pixel).
-        numbers: for ``"const"``, one number or one for each channel: levels, or numbers of finished images.
+        numbers: for ``"const"``, one number or one for each channel: levels of uint8, or numbers of finished images.
+        given: these as the user wrote them.
+        scaled: whether they were written for images that `ToDtype` scales to 0 … 1.
     """
 
     told: ClassVar[tuple[str, ...]] = ("boxes_tlhw", "keys")
@@ -269,6 +297,15 @@ class Erase(Record):
     keys: np.ndarray
     kind: str = "const"
     numbers: tuple[float, ...] = (0.0,)
+    given: tuple[float, ...] = (0.0,)
+    scaled: bool = False
+
+    def levels(self, top: int | None) -> tuple[float, ...]:
+        """The numbers for images that are not finished, and whose highest level is this; None: floats of any range."""
+        if top == 255:
+            return self.numbers
+        unit = (top or 1) if self.scaled else 1
+        return tuple(number if top is None else float(round(number * unit)) for number in self.given)
 
 
 @dataclass(eq=False, repr=False)
@@ -327,13 +364,14 @@ CHANGES_PIXELS: Final = (
     Box,
     Flip,
     Warp,
+    Elastic,
     Ops,
     Mixture,
     Erase,
     Mix,
     Call,
 )  # those below change numbers and boxes
-MOVES_PIXELS: Final = (Box, Flip, Warp)  # and operations named "warp"
+MOVES_PIXELS: Final = (Box, Elastic, Flip, Warp)  # and operations named "warp"
 
 
 @dataclass(eq=False, repr=False)

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.fields import displaced
 from gpuload.transforms.program.ops import (
     Box,
     Call,
     Clamp,
     ClampPoints,
+    Elastic,
     Flip,
     Record,
     Reformat,
@@ -32,7 +34,7 @@ from gpuload.transforms.program.ops import (
 
 __all__ = ["Trail", "follow", "move_boxes"]
 
-MOVES = (Box, Call, Clamp, ClampPoints, Flip, Reformat, Tidy, TidyPoints, Warp)
+MOVES = (Box, Call, Clamp, ClampPoints, Elastic, Flip, Reformat, Tidy, TidyPoints, Warp)
 CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
 
 
@@ -102,7 +104,7 @@ def _step(record: Record, at: int, trail: Trail) -> None:
             for points in trail.points:
                 inside = ((points >= 0) & (points < size_hw[::-1])).all(axis=tuple(range(1, points.ndim)))
                 trail.valid = inside if trail.valid is None else trail.valid & inside
-        case Box() | Flip() | Warp():
+        case Box() | Elastic() | Flip() | Warp():
             if isinstance(record, Box) and record.kept is not None and trail.boxes:
                 trail.keep(record.kept[at, : len(trail.boxes[0])])
             trail.boxes = [_moved_boxes(record, at, boxes, size_hw) for boxes in trail.boxes]
@@ -132,7 +134,7 @@ def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     return large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
 
 
-def _moved_boxes(record: Box | Flip | Warp, at: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _moved_boxes(record: Box | Elastic | Flip | Warp, at: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     if not len(boxes):
         return boxes
     if isinstance(record, Flip):
@@ -142,6 +144,11 @@ def _moved_boxes(record: Box | Flip | Warp, at: int, boxes: np.ndarray, size_hw:
         moved = boxes.copy()
         moved[:, [1 - axis, 3 - axis]] = size_hw[axis] - boxes[:, [3 - axis, 1 - axis]]
         return moved
+    if isinstance(record, Elastic):
+        corners = boxes[:, CORNERS].reshape(-1, 2)
+        corners = displaced(record, at, corners, np.ceil(corners).astype(np.int64)).reshape(-1, 4, 2)
+        moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+        return _clipped(moved, size_hw).astype(boxes.dtype)
     if isinstance(record, Warp):
         if not record.warped[at]:
             return boxes
@@ -157,13 +164,16 @@ def _moved_boxes(record: Box | Flip | Warp, at: int, boxes: np.ndarray, size_hw:
     return _scaled(moved, record, at)
 
 
-def _moved_points(record: Box | Flip | Warp, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _moved_points(record: Box | Elastic | Flip | Warp, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     if isinstance(record, Flip):
         if not record.flipped[at]:
             return points
         moved, axis = points.copy(), record.axis
         moved[..., 1 - axis] = size_hw[axis] - 1 - points[..., 1 - axis]
         return moved
+    if isinstance(record, Elastic):
+        flat = points.reshape(-1, 2)
+        return displaced(record, at, flat, flat.astype(np.int64)).reshape(points.shape).astype(points.dtype)
     if isinstance(record, Warp):
         if not record.warped[at] or not points.size:
             return points

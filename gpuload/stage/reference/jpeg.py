@@ -1,0 +1,162 @@
+"""JPEG's losses: compressed and decompressed at a quality, with colour at half the resolution.
+
+On one image on the CPU it is Pillow (libjpeg-turbo). On batches, tensor operations do libjpeg's steps, with the same
+results to the last bit: YCbCr in 16.16 fixed point, colour averaged over 2×2 pixels, borders repeated up to whole
+blocks, cosine transforms of 8×8 blocks in 13-bit fixed point, division by the quality's table, and the way back, with
+a triangle filter for the colour ("fancy upsampling"). Products are whole numbers in float64, which is exact.
+
+Sources: ITU-T T.81 (the tables of its annex K); jccolor.c, jcsample.c, jfdctint.c, jidctint.c (Loeffler, Ligtenberg,
+Moschytz, "Practical fast 1-D DCT algorithms with 11 multiplications", ICASSP 1989), jdsample.c and jdcolor.c of
+libjpeg-turbo 3.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.nn.functional import pad
+
+from gpuload.stage.reference.canvas import Canvas
+from gpuload.stage.upload import upload
+
+__all__ = ["compress", "compress_image"]
+
+BLOCK: Final = 8
+HALF: Final = 1 << 15  # of the fixed point of colours
+BITS: Final = 13  # of the cosine transform's
+MORE_BITS: Final = 2  # that are kept between its two passes
+LUMINANCE: Final = (
+    *(16, 11, 10, 16, 24, 40, 51, 61), *(12, 12, 14, 19, 26, 58, 60, 55), *(14, 13, 16, 24, 40, 57, 69, 56),
+    *(14, 17, 22, 29, 51, 87, 80, 62), *(18, 22, 37, 56, 68, 109, 103, 77), *(24, 35, 55, 64, 81, 104, 113, 92),
+    *(49, 64, 78, 87, 103, 121, 120, 101), *(72, 92, 95, 98, 112, 100, 103, 99),
+)  # fmt: skip
+CHROMINANCE: Final = (
+    *(17, 18, 24, 47, 99, 99, 99, 99), *(18, 21, 26, 66, 99, 99, 99, 99), *(24, 26, 56, 99, 99, 99, 99, 99),
+    *(47, 66, 99, 99, 99, 99, 99, 99), *(99,) * 32,
+)  # fmt: skip
+# Rows: Y, Cb, Cr; of 65536 parts of red, green and blue.
+TO_YCC: Final = ((19595, 38470, 7471), (-11059, -21709, 32768), (32768, -27439, -5329))
+
+
+def compress_image(canvas: Canvas, values: Sequence[float]) -> None:
+    """One image at the quality that is the first value."""
+    image = canvas.image()
+    file = io.BytesIO()
+    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, "JPEG", quality=int(values[0]))
+    canvas.set(np.array(Image.open(file)).reshape(image.shape))
+
+
+def compress(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Levels N×C×H×W, each image at a quality of its own; see `gpuload.stage.reference.operations`."""
+    _, channels, height, width = levels.shape
+    tables = [upload(_table(base, values[:, 0]), levels.device) for base in (LUMINANCE, CHROMINANCE)]
+    if channels == 1:
+        return _coded(levels.to(torch.int64), tables[0])[..., :height, :width].to(levels.dtype)
+    y, cb, cr = _to_ycc(levels.to(torch.int64))
+    luma = _coded(y[:, None], tables[0])[:, 0, :height, :width]
+    # Columns are repeated before the means are taken, rows after.
+    colour = pad(torch.stack([cb, cr], 1).double(), (0, -width % 16, 0, height % 2), mode="replicate").to(torch.int64)
+    halved = _coded(_halved(colour), tables[1])[..., : -(-height // 2), : -(-width // 2)]
+    blue, red = (_doubled(halved)[..., :height, :width] - 128).unbind(1)
+    return _to_rgb(luma, blue, red).to(levels.dtype)
+
+
+def _table(base: Sequence[int], qualities: np.ndarray) -> np.ndarray:
+    """The divisors at these qualities, float64 (N, 1, 1, 1, 8, 8)."""
+    quality = np.clip(qualities.astype(np.int64), 1, 100)[:, None]
+    scale = np.where(quality < 50, 5000 // quality, 200 - 2 * quality)
+    table = np.clip((np.array(base) * scale + 50) // 100, 1, 255)
+    return table.reshape(-1, 1, 1, 1, BLOCK, BLOCK).astype(np.float64)
+
+
+def _coded(planes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Whole numbers N×C×H×W through the transform, the divisions and back; H and W become whole blocks."""
+    height, width = planes.shape[2:]
+    numbers = pad(planes.double() - 128, (0, -width % BLOCK, 0, -height % BLOCK), mode="replicate")
+    n, channels, height, width = numbers.shape
+    blocks = numbers.view(n, channels, height // BLOCK, BLOCK, width // BLOCK, BLOCK).transpose(3, 4)
+    basis = upload(_basis(), planes.device)
+    forward = _shifted(basis @ _shifted(blocks @ basis.T, BITS - MORE_BITS), BITS + MORE_BITS)  # 8 times as large
+    steps = torch.copysign(((forward.abs() + 4 * table) / (8 * table)).floor(), forward)
+    between = _shifted(basis.T @ (steps * table), BITS - MORE_BITS)
+    back = _shifted(between @ basis, BITS + MORE_BITS + 3).add_(128).clamp_(0, 255)
+    return back.transpose(3, 4).reshape(n, channels, height, width).to(torch.int64)
+
+
+@lru_cache(maxsize=1)
+def _basis() -> np.ndarray:
+    """The cosine transform along one axis, √8 times the orthonormal one, of whole numbers of `BITS` bits: (8, 8).
+
+    Each entry is a sum of constants that are rounded by themselves, as in libjpeg.
+    """
+    x = np.eye(BLOCK)
+    sums, differences = x[:4] + x[:3:-1], x[:4] - x[:3:-1]
+    rows = np.empty((BLOCK, BLOCK))
+    outer, inner = sums[0] - sums[3], sums[1] - sums[2]
+    rows[0] = (sums[0] + sums[3] + sums[1] + sums[2]) * _fixed(1.0)
+    rows[4] = (sums[0] + sums[3] - sums[1] - sums[2]) * _fixed(1.0)
+    both = (inner + outer) * _fixed(0.541196100)
+    rows[2], rows[6] = both + outer * _fixed(0.765366865), both - inner * _fixed(1.847759065)
+    d7, d6, d5, d4 = differences
+    all_four = (d4 + d5 + d6 + d7) * _fixed(1.175875602)
+    z1, z2 = (d4 + d7) * -_fixed(0.899976223), (d5 + d6) * -_fixed(2.562915447)
+    z3, z4 = all_four - (d4 + d6) * _fixed(1.961570560), all_four - (d5 + d7) * _fixed(0.390180644)
+    rows[7] = d4 * _fixed(0.298631336) + z1 + z3
+    rows[5] = d5 * _fixed(2.053119869) + z2 + z4
+    rows[3] = d6 * _fixed(3.072711026) + z2 + z3
+    rows[1] = d7 * _fixed(1.501321110) + z1 + z4
+    return rows
+
+
+def _fixed(number: float) -> float:
+    return round(number * 2**BITS)
+
+
+def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Whole numbers divided by a power of 2, halves rounded up."""
+    return (numbers + 2 ** (bits - 1)).div_(2**bits).floor_()
+
+
+def _to_ycc(rgb: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    red, green, blue = rgb.unbind(1)
+    found = []
+    for row, (r, g, b) in enumerate(TO_YCC):
+        more = HALF if row == 0 else (128 << 16) + HALF - 1
+        found.append((red * r + green * g + blue * b + more) >> 16)
+    return tuple(found)
+
+
+def _to_rgb(luma: torch.Tensor, blue: torch.Tensor, red: torch.Tensor) -> torch.Tensor:
+    """From whole numbers N×H×W, the last two around 0."""
+    return torch.stack(
+        [
+            luma + ((91881 * red + HALF) >> 16),
+            luma + ((-22554 * blue - 46802 * red + HALF) >> 16),
+            luma + ((116130 * blue + HALF) >> 16),
+        ],
+        dim=1,
+    ).clamp_(0, 255)
+
+
+def _halved(planes: torch.Tensor) -> torch.Tensor:
+    """The means of 2×2 pixels; a half is rounded down and up by turns along a row."""
+    total = planes[..., ::2, ::2] + planes[..., ::2, 1::2] + planes[..., 1::2, ::2] + planes[..., 1::2, 1::2]
+    return (total + 1 + torch.arange(total.shape[-1], device=planes.device) % 2) >> 2
+
+
+def _doubled(planes: torch.Tensor) -> torch.Tensor:
+    """Twice as large along both axes: three quarters of the nearest pixel, and one of the next."""
+    if planes.shape[-1] <= 2:  # too few for libjpeg's filter
+        return planes.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    above = torch.cat([planes[:, :, :1], planes[:, :, :-1]], 2)
+    below = torch.cat([planes[:, :, 1:], planes[:, :, -1:]], 2)
+    rows = torch.stack([3 * planes + above, 3 * planes + below], 3).flatten(2, 3)
+    before = torch.cat([rows[..., :1], rows[..., :-1]], 3)
+    after = torch.cat([rows[..., 1:], rows[..., -1:]], 3)
+    return torch.stack([(3 * rows + before + 8) >> 4, (3 * rows + after + 7) >> 4], 4).flatten(3, 4)

@@ -1,0 +1,64 @@
+"""The random field of displacements of an `Elastic`: its noise, and single displacements, for boxes and keypoints.
+
+A field has two planes, along x and along y. Number n of an image's noise is for plane n // (H · W), row by row; four of
+them are a block of Philox, counted from 0 under the image's own key, each in (-1, 1) with 24 bits. Noise is smoothed
+along both axes by Gaussian weights, with mirrored borders, and multiplied by half of `alpha` (torchvision divides by
+the image's width and height, and counts in halves of them). Backends compute whole fields in float32, here only what is
+asked for is computed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuload.rng import philox
+from gpuload.rng.philox import Key
+from gpuload.transforms.program.ops import Elastic
+from gpuload.transforms.program.windows import padded_places
+
+__all__ = ["displaced", "gaussian", "kernel_size"]
+
+
+def kernel_size(sigma: float) -> int:
+    """The number of weights, odd."""
+    return int(8 * sigma + 1) // 2 * 2 + 1
+
+
+def gaussian(sigma: float, size: int) -> np.ndarray:
+    """Weights, float64 (size,), whose sum is 1."""
+    places = np.arange(size) - size // 2
+    weights = np.exp(-0.5 * (places / sigma) ** 2)
+    return weights / weights.sum()
+
+
+def displaced(record: Elastic, at: int, points: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+    """Points (n, 2) of image `at` of a record, x and y, where they come to lie; `pixels`, int64 (n, 2), are those whose
+    displacement they have."""
+    size_hw = record.sizes_hw[at]
+    pixels = np.clip(pixels, 0, size_hw[::-1] - 1)
+    key = Key(*record.keys[at].tolist())
+    found = points.astype(np.float64)
+    for plane in (0, 1):
+        if record.sigma[plane]:
+            size = kernel_size(record.sigma[plane])
+            near = np.arange(size) - size // 2
+            columns, rows = (
+                padded_places(pixels[:, axis, None] + near, int(size_hw[1 - axis]), "reflect") for axis in (0, 1)
+            )
+            across, down = (gaussian(sigma, size) for sigma in record.sigma)
+            noise = _noise(key, plane, rows[:, :, None], columns[:, None, :], size_hw)
+            amounts = np.einsum("nyx,y,x->n", noise, down, across)
+        else:
+            amounts = _noise(key, plane, pixels[:, 1], pixels[:, 0], size_hw)
+        found[:, plane] -= 0.5 * record.alpha[plane] * amounts
+    return found
+
+
+def _noise(key: Key, plane: int, rows: np.ndarray, columns: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+    """The numbers of a plane at these places, float64."""
+    height, width = size_hw.tolist()
+    numbers = plane * height * width + rows * width + columns
+    counters = np.zeros((numbers.size, 4), np.uint32)
+    counters[:, 0] = (numbers // 4).ravel()
+    words = philox.philox4x32(counters, key)[np.arange(numbers.size), (numbers % 4).ravel()]
+    return ((words >> np.uint32(8)).astype(np.float64) * 2.0**-23 - (1 - 2.0**-24)).reshape(numbers.shape)

@@ -1,0 +1,297 @@
+"""Images of uint16, float32 and many channels: geometry against torch, numpy and Pillow; one result of both runners."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gpuload import transforms as T
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.transforms.program.ops import Box, Erase, Flip, Warp, filter_codes
+from gpuload.transforms.program.windows import FILTERS
+
+RUNNERS = ("single", "batched")
+TOPS = {"uint8": 255, "uint16": 65535}
+PILLOW = {name: getattr(Image.Resampling, name.upper()) for name in ("nearest", "bilinear", "bicubic", "lanczos")}
+
+GEOMETRY = {
+    "Resize": [T.Resize((33, 44))],
+    "Resize, bicubic": [T.Resize((70, 21), interpolation="bicubic")],
+    "Resize, nearest": [T.Resize((33, 70), interpolation="nearest")],
+    "Resize, lanczos": [T.Resize((70, 21), interpolation="lanczos"), T.CenterCrop(20)],
+    "Resize, plain bilinear": [T.Resize((70, 21), antialias=False)],
+    "Resize, plain bicubic": [T.Resize((70, 21), interpolation="bicubic", antialias=False)],
+    "Resize of one axis": [T.CenterCrop(40), T.Resize((40, 21))],
+    "Resize, CenterCrop": [T.Resize(50, interpolation="bicubic"), T.CenterCrop((30, 20))],
+    "RandomResizedCrop": [T.RandomResizedCrop((32, 28))],
+    "RandomCrop": [T.RandomCrop(60, padding=7, pad_if_needed=True, fill=9)],
+    "flips": [T.CenterCrop(30), T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
+    "Pad": [T.CenterCrop(30), T.Pad((3, 4, 5, 6), fill=200)],
+    "Pad, edge": [T.CenterCrop(30), T.Pad(7, padding_mode="edge")],
+    "Pad, reflect": [T.CenterCrop(30), T.Pad(7, padding_mode="reflect")],
+    "Pad, symmetric": [T.CenterCrop(30), T.Pad(40, padding_mode="symmetric")],
+    "RandomZoomOut": [T.CenterCrop(30), T.RandomZoomOut(p=1), T.CenterCrop(40)],
+    "RandomRotation": [T.CenterCrop(40), T.RandomRotation(30, fill=7)],
+    "RandomRotation, bilinear": [T.CenterCrop(40), T.RandomRotation(30, interpolation="bilinear", fill=7)],
+    "RandomAffine": [T.CenterCrop(40), T.RandomAffine(20, (0.1, 0.1), (0.5, 1.5), 10, interpolation="bilinear")],
+    "RandomPerspective": [T.CenterCrop(40), T.RandomPerspective(p=1, interpolation="bicubic")],
+    "RandomApply": [T.CenterCrop(40), T.RandomApply([T.RandomRotation(30)]), T.RandomChoice([T.Resize((9, 9))])],
+    "RandomErasing": [T.CenterCrop(40), T.RandomErasing(1, value=77)],
+}
+
+
+def deep_images(dtype: str, channels: int, count: int = 6) -> list[np.ndarray]:
+    """Noise over gradients, of many sizes; floats on both sides of 0."""
+    rng = np.random.default_rng(channels)
+    images = []
+    for _ in range(count):
+        height, width = rng.integers(41, 90, 2)
+        image = rng.random((height, width, channels)) * np.linspace(0.2, 1, width)[:, None]
+        images.append((image * 3 - 1).astype(np.float32) if dtype == "float32" else (image * TOPS[dtype]).astype(dtype))
+    return images
+
+
+def both(chain: T.Chain, made: tuple[RaggedImages, T.Program], **options) -> Any:
+    """The result of both runners, which must have the same bits."""
+    one, other = (compile_stage(chain, device="cpu", runner=runner, **options)(*made) for runner in RUNNERS)
+    assert one.dtype == other.dtype
+    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    return one
+
+
+def expected(image: np.ndarray, program: T.Program, row: int, dtype: str) -> np.ndarray:
+    """What torch, numpy and Pillow make of an image, H×W×C, step by step, in float64."""
+    levels = image.astype(np.float64)
+    for record in program.records:
+        at = row if record.rows is None else int(np.searchsorted(record.rows, row))
+        if record.rows is not None and row not in record.rows:
+            continue
+        match record:
+            case Flip():
+                levels = np.flip(levels, record.axis) if record.flipped[at] else levels
+            case Box() if record.pads:
+                top, left, height, width = record.box_tlhw[at].tolist()
+                axes = zip((top, left), (height, width), levels.shape[:2], strict=True)
+                sides = [(max(-a, 0), max(a + n - m, 0)) for a, n, m in axes]
+                mode, more = record.padding_mode, {}
+                if mode == "constant":
+                    more = {"constant_values": record.fill[0]}
+                levels = np.pad(levels, [*sides, (0, 0)], mode=mode, **more)  # pyright: ignore
+                top, left = max(top, 0), max(left, 0)
+                levels = levels[top : top + height, left : left + width]
+            case Box():
+                top, left, height, width = record.box_tlhw[at].tolist()
+                levels = levels[top : top + height, left : left + width]
+                name = FILTERS[filter_codes(record.filters, len(record.box_tlhw))[at]]
+                levels = resized(levels, record.size_hw[at].tolist(), name)
+            case Warp() if record.warped[at]:
+                name = FILTERS[filter_codes(record.filters, len(record.warped))[at]]
+                levels = warped(levels, record.coefficients[at], record.size_hw[at].tolist(), name, record.fill[0])
+            case Erase():
+                levels = levels.copy()
+                for top, left, height, width in record.boxes_tlhw[at].tolist():
+                    levels[top : top + height, left : left + width] = record.numbers[0]
+        if dtype != "float32":
+            levels = np.rint(levels).clip(0, TOPS[dtype])
+    return levels
+
+
+def resized(levels: np.ndarray, size_hw: list[int], name: str) -> np.ndarray:
+    if list(levels.shape[:2]) == size_hw:
+        return levels
+    planes = torch.from_numpy(np.ascontiguousarray(levels.transpose(2, 0, 1)))[None]
+    if name in PILLOW and name not in ("bilinear", "bicubic"):  # torch takes another nearest pixel on a tie
+        found = [Image.fromarray(np.float32(plane)).resize(size_hw[::-1], PILLOW[name]) for plane in planes[0].numpy()]
+        return np.stack(found, 2).astype(np.float64)
+    plain = name.removeprefix("plain ")
+    found = torch.nn.functional.interpolate(planes, size_hw, mode=plain, antialias=plain == name)
+    return found[0].numpy().transpose(1, 2, 0)
+
+
+def warped(levels: np.ndarray, coefficients: np.ndarray, size_hw: list[int], name: str, fill: float) -> np.ndarray:
+    affine = not coefficients[6:].any()
+    planes = [
+        Image.fromarray(plane.astype(np.float32)).transform(
+            (size_hw[1], size_hw[0]),
+            Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
+            coefficients[:6].tolist() if affine else coefficients.tolist(),
+            PILLOW[name],
+            fillcolor=fill,
+        )
+        for plane in levels.transpose(2, 0, 1)
+    ]
+    return np.stack([np.asarray(plane, np.float64) for plane in planes], 2)
+
+
+@pytest.mark.parametrize("channels", [1, 6, 13])
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+@pytest.mark.parametrize("name", GEOMETRY)
+def test_geometry_is_that_of_torch_numpy_and_pillow(name, dtype, channels, make_batch):
+    chain, images = T.Chain(GEOMETRY[name]), deep_images(dtype, channels)
+    made = make_batch(chain, images)
+    result = both(chain, made)
+    assert result.dtype == getattr(torch, dtype)
+    for row, image in enumerate(images):
+        wanted = expected(image, made[1], row, dtype).transpose(2, 0, 1)
+        got = result[row].numpy().astype(np.float64)
+        # A rounding of float32 may tip a level of uint16 that lies half-way.
+        assert abs(got - wanted).max() <= (1 if dtype == "uint16" else 2e-6)
+        if dtype == "uint16":
+            assert (got != wanted).mean() < 0.02
+
+
+@pytest.mark.parametrize("channels", [6, 13])
+@pytest.mark.parametrize("name", GEOMETRY)
+def test_uint8_of_many_channels_is_as_each_channel_alone(name, channels, make_batch):
+    chain, images = T.Chain(GEOMETRY[name]), deep_images("uint8", channels)
+    for runner in RUNNERS:
+        stage = compile_stage(chain, device="cpu", runner=runner)
+        whole = stage(*make_batch(chain, images))
+        for channel in range(channels):
+            alone = stage(*make_batch(chain, [image[:, :, channel : channel + 1] for image in images]))
+            # torch has other kernels for up to four channels on the CPU, a level apart.
+            assert abs(whole[:, channel].int() - alone[:, 0].int()).max() <= (runner == "single")
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto", "kornia"])
+@pytest.mark.parametrize(("dtype", "unit"), [("uint8", 255), ("uint16", 65535), ("float32", 1)])
+def test_normalize_brings_whole_numbers_to_1_and_takes_floats_as_they_are(dtype, unit, backend, make_batch):
+    mean, std = np.linspace(-1, 1, 13), np.linspace(0.5, 2, 13)
+    images = deep_images(dtype, 13)
+    for numbers in ([], [T.ToDtype("float32", scale=True)]):
+        chain = T.Chain([T.CenterCrop(40), *numbers, T.Normalize(mean.tolist(), std.tolist())])
+        plain = T.Chain([T.CenterCrop(40)])
+        levels = compile_stage(plain, device="cpu")(*make_batch(plain, images)).double()
+        result = compile_stage(chain, device="cpu", backend=backend)(*make_batch(chain, images))
+        wanted = (levels / unit - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+        torch.testing.assert_close(result.double(), wanted, rtol=0, atol=2e-6)
+        torch.testing.assert_close(both(chain, make_batch(chain, images)).double(), wanted, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "factor"),
+    [("uint16", True, 1 / 65535), ("uint16", False, 1), ("float32", True, 1), ("float32", False, 1)],
+)
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize("result", ["float32", "float16", "bfloat16"])
+def test_to_dtype(dtype, scale, factor, memory_format, result, make_batch):
+    chain, images = T.Chain([T.CenterCrop(40), T.ToDtype(result, scale=scale)]), deep_images(dtype, 6)
+    images = [image // 2 if dtype == "uint16" else image for image in images]  # float16 ends at 65504
+    found = both(chain, make_batch(chain, images), memory_format=memory_format)
+    assert found.is_contiguous(memory_format=getattr(torch, memory_format))
+    plain = T.Chain([T.CenterCrop(40)])
+    wanted = both(plain, make_batch(plain, images)).float() * factor
+    assert found.dtype == getattr(torch, result)
+    torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-6 if result == "float32" else 1e-2, atol=1e-7)
+
+
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_images_of_several_sizes(dtype, ragged, make_batch):
+    chain, images = T.Chain([T.RandomHorizontalFlip(1)]), deep_images(dtype, 6)
+    for runner in RUNNERS:
+        found = compile_stage(chain, device="cpu", runner=runner, ragged=ragged)(*make_batch(chain, images))
+        batch, sizes = found if ragged == "pad" else (found, [image.shape[:2] for image in images])
+        for image, (height, width), result in zip(images, [list(map(int, size)) for size in sizes], batch, strict=True):
+            assert result.dtype == getattr(torch, dtype)
+            assert np.array_equal(result[:, :height, :width].numpy(), image[:, ::-1].transpose(2, 0, 1))
+            assert not result[:, height:].float().any()
+
+
+@pytest.mark.parametrize("mixing", [T.MixUp(labels_getter=None), T.CutMix(labels_getter=None)])
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_images_are_mixed_and_erased_after_they_are_finished(mixing, dtype, make_batch):
+    numbers = T.ToDtype("float32", scale=True)
+    images = deep_images(dtype, 6)
+    erased = T.Chain([T.CenterCrop(40), numbers, T.RandomErasing(1, value=(0.5,) * 6)])
+    chain = T.Chain([*erased.transforms, mixing])
+    made = make_batch(chain, images)
+    plain, result = both(erased, make_batch(erased, images)), both(chain, made)
+    mix = made[1].mix
+    for row in range(len(images)):
+        other = plain[row ^ 1]
+        top, left, height, width = mix.box_tlhw[row].tolist()
+        wanted = plain[row].clone()
+        if isinstance(mixing, T.CutMix):
+            wanted[:, top : top + height, left : left + width] = other[:, top : top + height, left : left + width]
+        else:
+            wanted = plain[row] * mix.share[row] + other * (1 - mix.share[row])
+        torch.testing.assert_close(result[row], wanted.float(), rtol=0, atol=1e-6)
+    assert (plain == 0.5).all(1).flatten(1).any(1).all()
+
+
+def test_a_value_between_to_dtype_and_a_resize_is_in_the_numbers_of_to_dtype(make_batch):
+    """RandomErasing(0.5) before a transform that needs levels: 0.5 of 0 … 1 for uint16, 0.5 itself for floats."""
+    chain = T.Chain([T.ToDtype("float32", scale=True), T.RandomErasing(1, (0.9, 0.9), (1, 1), 0.5), T.CenterCrop(8)])
+    for dtype, wanted in (("uint16", 32768 / 65535), ("float32", 0.5)):
+        result = both(chain, make_batch(chain, [np.zeros((60, 60, 6), dtype)]))
+        assert result.mean() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_floats_are_neither_rounded_nor_clamped(make_batch):
+    """Bicubic overshoots: levels end at 0 and 65535, floats do not."""
+    steps = np.where(np.arange(64)[:, None, None] % 16 < 8, 0, 1) * np.ones((64, 64, 2))
+    chain = T.Chain([T.Resize((150, 150), interpolation="bicubic")])
+    floats = both(chain, make_batch(chain, [steps.astype(np.float32)]))
+    assert floats.min() < -0.05
+    assert floats.max() > 1.05
+    levels = both(chain, make_batch(chain, [(steps * 65535).astype(np.uint16)]))
+    torch.testing.assert_close(levels.float(), (floats * 65535).round().clamp(0, 65535), rtol=0, atol=1)
+
+
+def test_a_nan_reaches_as_far_as_the_filter_does(make_batch):
+    image = np.zeros((40, 40, 1), np.float32)
+    image[20, 20] = np.nan
+    for size, far in ((20, 2), (80, 3)):
+        chain = T.Chain([T.Resize((size, size))])
+        mixed = [image, np.zeros((57, 43, 1), np.float32)]  # other images of the batch have longer filters
+        found = both(chain, make_batch(chain, mixed))
+        assert 1 <= int(found[0].isnan().sum()) <= (2 * far) ** 2
+        assert not found[1].isnan().any()
+
+
+@pytest.mark.parametrize(("fill", "dtype"), [(-9999, "float32"), (0.25, "float32"), (40_000, "uint16")])
+def test_fills_are_given_in_the_values_of_the_images(fill, dtype, make_batch):
+    for pad in (T.Pad(3, fill=fill), T.RandomRotation((45, 45), expand=False, fill=fill)):
+        chain = T.Chain([T.CenterCrop(30), pad])
+        result = both(chain, make_batch(chain, deep_images(dtype, 6)))
+        assert result[:, :, 0, 0].float().eq(fill).all()
+
+
+@pytest.mark.parametrize(
+    ("transform", "dtype", "text"),
+    [
+        (
+            T.Pad(3, fill=-1),
+            "uint8",
+            "Pad(fill=-1) is given in levels, which are whole numbers in 0 … 255 for uint8 im",
+        ),
+        (T.Pad(3, fill=(1, 2, 0.5)), "uint8", "Pad(fill=(1, 2, 0.5)) is given in levels, which are whole numbers in"),
+        (T.RandomApply([T.RandomRotation(3, fill=256)]), "uint8", "RandomRotation(fill=256) is given in levels"),
+        (T.Pad(3, fill=65536), "uint16", "whole numbers in 0 … 65535 for uint16 images, such as image 0"),
+        (
+            T.RandomApply([T.ColorJitter(0.4)], 0.01),
+            "float32",
+            "ColorJitter takes images of uint8, but image 0 is float",
+        ),
+        (T.GaussianBlur(3), "uint16", "GaussianBlur takes images of uint8, but image 0 is uint16; leave it out, write"),
+        (T.RandAugment(), "float32", "RandAugment takes images of uint8, but image 0 is float32"),
+        (T.AugMix(), "float32", "AugMix takes images of uint8, but image 0 is float32"),
+        (T.ToDtype("uint8"), "float32", "ToDtype('uint8') leaves uint8 images as they are, but these are float32"),
+    ],
+)
+def test_what_does_not_fit_a_dtype_is_refused_by_name(transform, dtype, text, make_batch):
+    chain = T.Chain([T.CenterCrop(30), transform])
+    with pytest.raises(ValueError, match=re.escape(text)):
+        compile_stage(chain, device="cpu")(*make_batch(chain, deep_images(dtype, 3)))
+
+
+def test_colour_refuses_many_channels_by_name(make_batch):
+    chain = T.Chain([T.CenterCrop(30), T.ColorJitter(0.4)])
+    with pytest.raises(ValueError, match=re.escape("ColorJitter takes images of 1 or 3 channels, but image 0 has 13")):
+        compile_stage(chain, device="cpu")(*make_batch(chain, deep_images("uint8", 13)))
