@@ -66,9 +66,9 @@ class Image:
 
     Args:
         array: uint8, uint16 or float32, or anything that `numpy.asarray` turns into these; H×W for one channel, else as
-            `layout` says. Colour operations take uint8 alone; all others work on any dtype and number of channels. With
-            a first axis more, the frames of a clip.
-        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W; of each frame. None: H×W×C; with more than 4 channels only if
+            `layout` says. With a first axis more, the frames of a clip. Colour operations take uint8 alone; all others
+            work on any dtype and number of channels.
+        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W, of each frame. None: H×W×C; with more than 4 channels only if
             these are the shortest axis.
 
     Raises:
@@ -105,7 +105,7 @@ class Image:
                 f"an image must have pixels and channels, got H×W×C = {array.shape} with layout={self.layout!r}"
             )
         if array.shape[-1] > 4:
-            _check_layout(array.shape, self.layout)
+            _check_layout(array.shape[-3:], self.layout)
         object.__setattr__(self, "array", array)
         object.__setattr__(self, "layout", "HWC")
 
@@ -233,7 +233,7 @@ def _deep(array: np.ndarray) -> np.ndarray:
 
 def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
     """Refuse H×W×C of more than 4 channels that is another layout by its looks."""
-    height, width, channels = shape[-3:]  # of a clip, each frame
+    height, width, channels = shape
     other, axis = (height, width) if layout != "CHW" else (width, height)  # where the other layout has channels
     if other <= 4 < axis or (layout is None and channels >= min(height, width)):
         raise ValueError(

@@ -88,7 +88,16 @@ def _left_behind(value: Any, name: str, image: str, sizes_hw: set[tuple[int, int
     if moves and POINT_NAME.search(name) and len(shape) > 1 and shape[-1] in (2, 3):
         return _stays(what, f"gpuload.Keypoints({kind}{'' if shape[-1] == 2 else '[..., :2]'})")
     channels = shape[-1 if kind == "array" else -3] if len(shape) > 2 else 1
-    if channels > 1 and (is_image_array(value) or is_image_array(value, axes=4)) and not MASK_NAME.search(name):
+    deep = moves and dtype_of(value) in ("uint16", "float32") and len(shape) == 3 and channels <= 4
+    if (
+        channels > 1
+        and not MASK_NAME.search(name)
+        and (
+            is_image_array(value)
+            or is_image_array(value, axes=4)
+            or (deep and (shape[:2] if kind == "array" else shape[1:]) in sizes_hw)
+        )
+    ):
         layout = "" if kind == "array" else ", layout='CHW'"
         return (
             f"{what}, stays as it is beside {image}, which is the image; if it is an image too, return "

@@ -36,8 +36,8 @@ class ElasticTransform(Transform):
         TypeError, ValueError: an argument is invalid.
 
     Example:
-        >>> ElasticTransform(alpha=120.0)
-        ElasticTransform(alpha=(120.0, 120.0))
+        >>> ElasticTransform(alpha=120.0, sigma=4.0)
+        ElasticTransform(alpha=(120.0, 120.0), sigma=(4.0, 4.0))
     """
 
     needs_whole: ClassVar[bool] = True

@@ -137,6 +137,24 @@ def timm_strings(samples: Samples) -> dict[str, Any]:
 
 
 @case()
+def timm_policies(samples: Samples) -> dict[str, Any]:
+    policies = [T.TimmAutoAugment("original-mstd0.5"), T.TimmAutoAugment("3a"), T.TimmAugMix("augmix-m5-w4-d2")]
+    return pairs(samples, [T.RandomCropOrPad(24), T.RandomChoice(policies)])
+
+
+@case()
+def compressed(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomResizedCrop(24, interpolation="lanczos"), T.JPEG((20, 80)), T.GaussianNoise(clip=False)]
+    return labelled(samples, chain)
+
+
+@case(runs=UNFUSED)
+def elastic(samples: Samples) -> dict[str, Any]:
+    chain = [T.Resize((30, 26), "bicubic", antialias=False), T.ElasticTransform((60.0, 90.0), 2.0), NORMALIZE]
+    return labelled(samples, chain)
+
+
+@case()
 def timm_keep_ratio(samples: Samples) -> dict[str, Any]:
     chain = [
         T.TrimBorder(2),

@@ -132,6 +132,16 @@ LEVELS: dict[str, Any] = {
             optional={"interpolation": st.one_of(st.just("random"), filters)},
         ),
     ),
+    "TimmAutoAugment": st.builds(T.TimmAutoAugment, st.sampled_from(["original-mstd0.5", "v0r", "3a"])),
+    "TimmAugMix": st.builds(T.TimmAugMix, st.sampled_from(["augmix", "augmix-m5-w4-d2", "augmix-m9-w1-mstd1-a0.5"])),
+    "JPEG": st.builds(T.JPEG, st.integers(1, 100)),
+    "ElasticTransform": st.builds(
+        T.ElasticTransform,
+        spans(0, 200),
+        st.sampled_from([0, 1.0, (3.0, 5.0)]),
+        st.sampled_from(["nearest", "bilinear"]),
+        fills,
+    ),
     "RandomErasing": st.builds(
         T.RandomErasing, chances, spans(0, 0.5), spans(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
     ),

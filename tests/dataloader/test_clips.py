@@ -171,3 +171,17 @@ def test_a_module_draws_once_for_a_clip():
     found, _ = batches(lambda i: np.zeros((FRAMES, 8, 8, 3), np.uint8), [T.ToDtype("float32"), Shift()])[0]
     assert (found == found[:, :1, :1, :1, :1]).all()
     assert len(set(found[:, 0, 0, 0, 0].tolist())) == 3
+
+
+@pytest.mark.parametrize(("dtype", "channels"), [("float32", 3), ("uint16", 1), ("float32", 13), ("uint8", 6)])
+def test_clips_hold_what_images_hold(dtype, channels):
+    chain = [T.RandomHorizontalFlip(), T.RandomCrop(8)]
+
+    def frame(index, number=slice(None)):
+        frames = np.random.default_rng(index).random((FRAMES, 20, 30, channels)) * 200
+        return gl.Image(frames.astype(dtype)[number], layout="HWC")
+
+    clips, _ = batches(frame, chain)[0]
+    each = [batches(lambda i, number=number: frame(i, number), chain)[0][0] for number in range(FRAMES)]
+    assert clips.dtype == getattr(torch, dtype)
+    assert torch.equal(clips, torch.stack(each, 1))

@@ -100,6 +100,14 @@ TOLD = {
         {"image": RGB, "mask": LEVELS, "boxes": BOXES},
         f"return gpuload.Boxes(array, format='xyxy'); sample['mask'], uint8 array 20×30 of the image's size, {MOVES}",
     ),
+    "floats of three channels": (
+        (RGB, RGB.astype(np.float32)),
+        "sample[1], float32 array 20×30×3, stays as it is beside sample[0], which is the image; if it is an image too",
+    ),
+    "three masks": (
+        (RGB, torch.zeros(3, 20, 30, dtype=torch.bool)),
+        f"sample[1], bool tensor 3×20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(tensor)",
+    ),
     "many": (
         (jpeg(RGB), [RGB] * 9),
         "which is the image; if it is an image too, return gpuload.Image(array) for each, and gpuload.Mask(array) for "
@@ -180,7 +188,15 @@ def test_nothing_is_told_where_nothing_is_wrong(kind):
 
 
 @pytest.mark.parametrize(
-    "transforms", [[T.Resize((8, 8))], [T.Pad(2)], [T.RandomRotation(9)], [T.RandAugment()], [T.RandomApply(FLIP)]]
+    "transforms",
+    [
+        [T.Resize((8, 8))],
+        [T.Pad(2)],
+        [T.RandomRotation(9)],
+        [T.RandAugment()],
+        [T.RandomApply(FLIP)],
+        [T.ElasticTransform()],
+    ],
 )
 def test_all_that_moves_pixels_counts(transforms):
     assert len(told((RGB, LEVELS), transforms)) == 1

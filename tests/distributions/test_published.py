@@ -301,6 +301,8 @@ def test_draws_are_distributed_as_published(name):
 ELSEWHERE = {
     "transforms/test_auto.py": ("AutoAugment", "RandAugment", "TrivialAugmentWide"),
     "transforms/test_augmix.py": ("AugMix",),
+    "transforms/test_elastic.py": ("ElasticTransform",),
+    "transforms/test_jpeg.py": ("JPEG",),
     "transforms/test_timm_policies.py": ("TimmAugMix", "TimmAutoAugment"),
     "transforms/test_timm_randaugment.py": ("TimmRandAugment",),
     "transforms/test_color_random.py": (

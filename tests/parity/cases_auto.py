@@ -58,8 +58,10 @@ def mixture(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nda
     ((transform, params),) = drawn
     shares = params.weights[row]
     total = image * shares[0]
-    for codes, values, share in zip(params.codes[row].tolist(), params.values[row].tolist(), shares[1:], strict=True):
-        total += share * as_levels(chain(as_pillow(image), transform, codes, values, None))
+    for number, share in enumerate(shares[1:]):
+        codes, values = params.codes[row, number].tolist(), params.values[row, number].tolist()
+        filters = None if isinstance(params.filters, str) else params.filters[row, number].tolist()
+        total += share * as_levels(chain(as_pillow(image), transform, codes, values, filters))
     return np.floor(total + 1e-6)
 
 
@@ -72,7 +74,7 @@ MIXED = "the same, by its share; and a sum in float32 may lie on the other side 
 
 
 def case(name: str, transform: Any, *, mean: float, max: float, reason: str = CHAINED, **more: Any) -> Case:
-    oracle = mixture if isinstance(transform, T.AugMix) else operations
+    oracle = mixture if isinstance(transform, T.AugMix | T.TimmAugMix) else operations
     own = {
         "kornia": Tolerance(mean, max, max, f"the grey of a contrast is Pillow's, and not the reference's: {reason}")
     }
@@ -105,5 +107,9 @@ CASES: list[Case] = [
         mean=0.4,
         max=4,
     ),
+    case("TimmAutoAugment('v0-mstd0.5')", T.TimmAutoAugment("v0-mstd0.5"), mean=0.4, max=4),
+    case("TimmAutoAugment('originalr')", T.TimmAutoAugment("originalr", {"img_mean": 7}), mean=0.4, max=4),
+    case("TimmAutoAugment('3a')", T.TimmAutoAugment("3a"), mean=0.4, max=4),
+    case("TimmAugMix('augmix-m5-w4-d2')", T.TimmAugMix("augmix-m5-w4-d2"), mean=0.1, max=8, reason=MIXED),
     case("TimmRandAugment('rand-n4-p1-mstdinf-t3aw')", T.TimmRandAugment("rand-n4-p1-mstdinf-t3aw"), mean=0.4, max=4),
 ]

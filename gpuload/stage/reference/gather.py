@@ -181,14 +181,15 @@ def resize(
     rows = torch.minimum(_range(source.heights, source.pixels), _column(source.heights - 1, device))
     total: Any = None
     for tap in range(column_weights.shape[2]):
-        levels = source.gather(rows, torch.minimum(first_column + tap, last_column))
+        levels = source.gather(rows, torch.minimum(first_column + tap, last_column).clamp_(min=0))
         total = _accumulate(total, levels, column_weights[:, None, None, :, tap])
     rounds = deep or interpolation not in PLAIN.values()
     between = _to_levels(total) if rounds else total.bitwise_right_shift_(PRECISION_BITS)
     total = None
     last_row = _column(source.heights - 1, device)
     for tap in range(row_weights.shape[2]):
-        at_rows = torch.minimum(first_row + tap, last_row)[:, None, :, None].expand(-1, source.channels, -1, width)
+        at_rows = torch.minimum(first_row + tap, last_row).clamp_(min=0)  # taps outside have no weight
+        at_rows = at_rows[:, None, :, None].expand(-1, source.channels, -1, width)
         total = _accumulate(total, between.gather(2, at_rows), row_weights[:, None, :, None, tap])
     return _to_levels(total)
 
