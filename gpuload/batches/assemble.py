@@ -18,6 +18,7 @@ from torch.utils.data import default_convert
 
 from gpuload.batches.collate import collate, outline_of, row_of, unwrapped
 from gpuload.batches.columns import Columns, Finished, Images
+from gpuload.batches.gathering import GatheredTargets
 from gpuload.batches.lending import lent_blocks, lent_images, stacked
 from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.options import BatchOptions
@@ -26,6 +27,7 @@ from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
+from gpuload.stage.gathering import Gathered
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
 
@@ -72,6 +74,7 @@ class Assembly:
         changes = len(chain) or chain.module is not None or chain.views is not None
         self._lends = self._pool is not None and options.ragged == "list" and not changes and not self._by_row
         self._targets: TargetStage | None = None  # made once a sample has targets
+        self._gathering: GatheredTargets | None = None
         self._told = False  # whether it was said that something does not move targets, if so
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> tuple[Any, list[torch.Tensor]]:
@@ -124,6 +127,7 @@ class Assembly:
         def pixels_of(images: Images) -> RaggedImages:
             return _typed(columns, images, bytes_of(images)) if images.kinds else bytes_of(images)
 
+        gathered: list[Gathered] | None = None
         for number, images in enumerate(columns.images):
             first = columns.images[0]
             if number and np.array_equal(images.rows, first.rows) and np.array_equal(images.sizes_hw, first.sizes_hw):
@@ -131,11 +135,15 @@ class Assembly:
             else:
                 drawn = self._drawn(batch.spec.epoch, columns, images)
             finished.drawn = finished.drawn or drawn
+            if self._options.chain.gathers and gathered is None:
+                self._gathering = self._gathering or GatheredTargets(self._options.chain, self._stage.device)
+                numbers = self._numbers(batch, columns)
+                gathered = self._gathering(columns, finished, drawn[0], numbers, bytes_of)
             if lends:
                 self._stage.check(pixels_of(images), drawn[0])
             else:
                 finished.images.append(
-                    self._images(batch.spec.epoch, columns, images, pixels_of, drawn, finished.pairing)
+                    self._images(batch.spec.epoch, columns, images, pixels_of, drawn, finished.pairing, gathered)
                 )
         if lends:
             assert self._pool is not None
@@ -144,7 +152,7 @@ class Assembly:
             for images, made in zip(columns.images, finished.images, strict=True):
                 for at, (row, leaf) in enumerate(zip(images.rows.tolist(), images.leaves, strict=True)):
                     finished.cells[row][leaf] = row_of(made, self._options.chain.views, at)
-        if columns.has_targets:
+        if columns.has_targets and gathered is None:
             self._targets = self._targets or TargetStage(self._options.chain, self._stage.device)
             self._targets(columns, finished, finished.drawn, bytes_of)
         if not loads and not lends:
@@ -163,20 +171,29 @@ class Assembly:
         pixels_of: Callable[[Images], RaggedImages],
         drawn: Sequence[Program],
         pairing: Pairing | None,
+        gathered: list[Gathered] | None,
     ) -> Any:
-        """The finished images of a column; `pairing`, if they are mixed, gives partners and takes shares."""
+        """The finished images of a column; `pairing`, if they are mixed, gives partners and takes shares; `gathered`,
+        if they are put together, says of what."""
         if pairing is not None:
             self._pair(drawn[0], columns, images.rows, pairing)
         partners, pixels = None if pairing is None else pairing.partners, pixels_of(images)
         views = [
-            self._stage(pixels, draws, view=view, partners=partners, seed=self._module_seed(epoch, columns, view))
+            self._stage(
+                pixels,
+                draws,
+                view=view,
+                partners=partners,
+                gathered=gathered,
+                seed=self._module_seed(epoch, columns, view),
+            )
             for view, draws in enumerate(drawn)
         ]
         return views[0] if self._options.chain.views is None else views
 
     def _drawn(self, epoch: int, columns: Columns, images: Images) -> list[Program]:
         """The programs for images, one for each view."""
-        chain, key = self._options.chain, philox.epoch_key(self._options.seed, epoch)
+        chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
         boxes = columns.boxes(images.rows.tolist()) if chain.reads_boxes else None
         positions = columns.positions[images.rows]
         return [chain.draw(key, positions, images.sizes_hw, boxes, view=view) for view in range(len(chain.lines))]
@@ -184,13 +201,14 @@ class Assembly:
     def _pairing(self, batch: Batch, columns: Columns) -> Pairing | None:
         """The partners of a batch, if the transforms mix images."""
         mixing = self._options.chain.mixing
-        if mixing is None:
-            return None
-        numbers = columns.positions
-        if not self._options.planned:  # the rows of the batch as it was asked for
-            planned = np.argsort(batch.spec.positions, kind="stable")
-            numbers = planned[np.searchsorted(batch.spec.positions[planned], numbers)]
-        return Pairing(mixing, partners_of(numbers))
+        return None if mixing is None else Pairing(mixing, partners_of(self._numbers(batch, columns)))
+
+    def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
+        """The numbers that say which samples are neighbours."""
+        if self._options.planned:
+            return columns.positions
+        planned = np.argsort(batch.spec.positions, kind="stable")  # the rows of the batch as it was asked for
+        return planned[np.searchsorted(batch.spec.positions[planned], columns.positions)]
 
     def _module_seed(self, epoch: int, columns: Columns, view: int) -> int | None:
         """The seed of torch's generators for the module at the end of the transforms, from the batch's first position,

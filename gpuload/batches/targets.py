@@ -7,7 +7,7 @@ that the worker found to belong to them, too (`gpuload.workers.belongings`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from gpuload.transforms import Chain, Program
 from gpuload.transforms.arguments import is_module
 from gpuload.transforms.program.targets import Trail, follow
 
-__all__ = ["TargetStage", "left_behind"]
+__all__ = ["TargetStage", "left_behind", "moved_result", "trail_of"]
 
 
 class TargetStage:
@@ -83,13 +83,7 @@ class TargetStage:
                 points[row][leaf] = value
         moved: list[list[Trail]] = []
         for program in drawn:
-            trails = [
-                Trail(
-                    [to_xyxy(value.array, value.format) for value in own.values() if isinstance(value, Boxes)],
-                    [_wide(value.array) for value in own.values() if isinstance(value, Keypoints)],
-                )
-                for own in points.values()
-            ]
+            trails = [trail_of(own.values()) for own in points.values()]
             follow(program, trails)
             moved.append(trails)
         for (row, own), *trails in zip(points.items(), *moved, strict=True):
@@ -97,14 +91,18 @@ class TargetStage:
             for leaf, value in own.items():
                 at = number[type(value)]
                 number[type(value)] += 1
-                finished.cells[row][leaf] = self._viewed([_result(value, trail, at) for trail in trails])
-            if self._views is None and columns.fields and trails[0].left is not None:
-                self._drop(columns, finished, row, trails[0].left)
+                finished.cells[row][leaf] = self._viewed([moved_result(value, trail, at) for trail in trails])
+            if self._views is None and columns.fields:
+                self._drop(columns, finished, row, trails[0])
 
-    def _drop(self, columns: Columns, finished: Finished, row: int, left: np.ndarray) -> None:
-        """Leave out what belongs to boxes that were left out; `left` are the numbers of the boxes kept."""
+    def _drop(self, columns: Columns, finished: Finished, row: int, trail: Trail) -> None:
+        """Leave out what belongs to boxes and keypoints that were left out."""
         cells = finished.cells[row]
+        valid = None if trail.valid is None else np.flatnonzero(trail.valid)
         for leaf in columns.fields[row]:
+            leaf, left = (leaf, trail.left) if leaf >= 0 else (~leaf, valid)
+            if left is None:
+                continue
             finished.whole.pop(leaf, None)
             own = columns.points.get(leaf)
             if own is None or not isinstance(own.get(row), Boxes):
@@ -115,6 +113,15 @@ class TargetStage:
 
     def _viewed(self, results: Sequence[Any]) -> Any:
         return results[0] if self._views is None else list(results)
+
+
+def trail_of(values: Iterable[Boxes | Keypoints]) -> Trail:
+    """The boxes and keypoints of a sample, ready to be moved."""
+    values = list(values)
+    return Trail(
+        [to_xyxy(value.array, value.format) for value in values if isinstance(value, Boxes)],
+        [_wide(value.array) for value in values if isinstance(value, Keypoints)],
+    )
 
 
 def left_behind(chain: Chain, columns: Columns) -> str:
@@ -165,9 +172,11 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.int64 if np.issubdtype(array.dtype, np.integer) else np.float64)
 
 
-def _result(value: Boxes | Keypoints, trail: Trail, number: int) -> torch.Tensor:
+def moved_result(value: Boxes | Keypoints, trail: Trail, number: int) -> torch.Tensor:
+    """What becomes of a leaf, the boxes or keypoints `number` of a trail, in its own format and dtype."""
     if isinstance(value, Boxes):
         found = from_xyxy(trail.boxes[number], trail.format or value.format, value.array.dtype)
     else:
         found = trail.points[number].astype(value.array.dtype)
+        found = found if trail.valid is None else found[trail.valid]
     return torch.from_numpy(np.ascontiguousarray(found))

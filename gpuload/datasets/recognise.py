@@ -9,7 +9,7 @@ T×C×H×W). All other arrays are data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Targ
 from gpuload.datasets.tree import LEAF, Structure, dtype_of, is_tensor, leaf_count, unfold
 from gpuload.errors import DecodeError
 
-__all__ = ["find_leaves", "is_image_array", "unfold_clips"]
+__all__ = ["fewer_frames", "find_leaves", "is_image_array", "unfold_clips"]
 
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 Found = dict[int, Encoded | Image]
@@ -113,6 +113,70 @@ def unfold_clips(
             others[len(unfolded)] = targets[number]
         unfolded.append(leaf)
     return unfold(structure, lengths), unfolded, images, others
+
+
+def fewer_frames(
+    counts: Sequence[int], structure: Structure, leaves: Sequence[Any], found: Found, targets: Targets
+) -> tuple[Structure, list[Any], Found, Targets]:
+    """The sample with so many frames of each of its clips, evenly spread as torch's ``linspace`` does; with several
+    counts one after the other. A clip is an `Image` with a fourth axis, or a list of images.
+
+    Raises:
+        TypeError: there is no clip.
+    """
+    kept: list[int] = []  # the leaves that are left, in order
+    clips: set[int] = set()
+
+    def walk(node: Structure, at: int) -> Structure:
+        if node == LEAF:
+            kept.append(at)
+            clips.update([at] if at in found and _is_clip(found[at]) else [])
+            return LEAF
+        kind, cls, keys, children = node
+        alone = all(child == LEAF and at + n in found for n, child in enumerate(children))
+        if kind == "list" and children and alone and not any(_is_clip(found[at + n]) for n in range(len(children))):
+            clips.add(at)
+            frames = [at + frame for frame in _spread(counts, len(children))]
+            kept.extend(frames)
+            return (kind, cls, keys, (LEAF,) * len(frames))
+        parts = []
+        for child in children:
+            parts.append(walk(child, at))
+            at += leaf_count(child)
+        return (kind, cls, keys, tuple(parts))
+
+    structure = walk(structure, 0)
+    if not clips:
+        raise TypeError(
+            "UniformTemporalSubsample takes a video clip, gpuload.Image(array) of T×H×W×C, an array of that shape or "
+            "a list of images, but this sample has none; leave it out, or return one"
+        )
+    images: Found = {}
+    for number, leaf in enumerate(kept):
+        if leaf in found:
+            image = found[leaf]
+            if _is_clip(image):
+                image = Image(image.array[_spread(counts, len(image.array))])
+            images[number] = image
+    others = {number: targets[leaf] for number, leaf in enumerate(kept) if leaf in targets}
+    return structure, [leaves[leaf] for leaf in kept], images, others
+
+
+def _is_clip(image: Encoded | Image) -> TypeGuard[Image]:
+    return isinstance(image, Image) and image.array.ndim == 4
+
+
+def _spread(counts: Sequence[int], length: int) -> list[int]:
+    """Which of so many frames are kept. The arithmetic is that of ``torch.linspace`` and its fused multiplication: in
+    single precision, from both ends, rounded once."""
+    frames = np.arange(length)
+    for count in counts:
+        last, steps = np.float32(len(frames) - 1), np.arange(count)
+        step = last / np.float32(count - 1) if count > 1 else np.float32(0)
+        near, far = np.float64(step) * steps, np.float64(last) - np.float64(step) * (count - 1 - steps)
+        places = np.where((steps < count // 2) | (count == 1), near, far).astype(np.float32)
+        frames = frames[places.astype(np.int64)]
+    return frames.tolist()
 
 
 def _with_its_list(structure: Structure, leaves: Sequence[Any], number: int) -> Found:

@@ -85,8 +85,8 @@ class Loader:
         uneven: what to do with an epoch's last samples if they are too few for whole batches on all ranks: ``"pad"``
             goes on with the epoch's first ones up to a multiple of the ranks, ``"drop"`` cuts to a multiple,
             ``"exact"`` (for evaluation; needs ``info=True``) counts each once and fills up with rows whose
-            `BatchInfo.valid` is False. With ``drop_last=True`` they are left out. With MixUp or CutMix each of several
-            ranks has an even number of them.
+            `BatchInfo.valid` is False. With ``drop_last=True`` they are left out. With MixUp, CutMix or CopyPaste each
+            of several ranks has an even number of them, with Mosaic a multiple of 4.
         weights: one for each sample: draw with replacement, with probabilities in proportion to them.
         repeats: how many times in a row each sample comes, each time with other draws and on another rank ("repeated
             augmentation"); an epoch keeps its length, with fewer samples.
@@ -328,8 +328,8 @@ class Loader:
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
         """Make one augmented sample again, with the values drawn for it: for the day a loss is NaN.
 
-        It is read, decoded and transformed in this process; so is its partner, if MixUp or CutMix mix it with one.
-        (With a sampler the partner is not known, and the sample is not mixed.)
+        It is read, decoded and transformed in this process; so are its partners, if MixUp, CutMix, Mosaic or CopyPaste
+        put it together with some. (With a sampler these are not known, and it is made as if it had none.)
 
         Args:
             epoch: its epoch.
@@ -355,7 +355,7 @@ class Loader:
                 f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says which sample is at a "
                 "position; take it from BatchInfo.indices or ErrorRecord.index"
             )
-        size = 2 if order.mixes else 1  # its partner's image is mixed into it
+        size = order.group  # its partners' images get into its own
         shares = replace(shares_of(order), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
         rows = next(shares.batches(epoch, position // size * size))
         row, indices = position % size, rows.indices.copy()
@@ -373,6 +373,7 @@ class Loader:
         for remark in remarks_on(options.order, self.num_workers):
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
+        options.chain.at(progress.start.epoch)  # a size that cannot be is an error here, not in every sample
         if self._session is not None:
             self._session.check_process()
             # The last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew.

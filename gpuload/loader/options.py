@@ -113,7 +113,8 @@ class Options:
         """From the arguments of a `Loader`, by name, with defaults that depend on other groups."""
         stage = _group(StageOptions, given)
         chain = stage.transforms
-        order = _group(OrderOptions, given, mixes="" if chain.mixing is None else type(chain.mixing).__name__)
+        mixes, neighbours = chain.group
+        order = _group(OrderOptions, given, mixes=mixes, group=neighbours)
         num_workers, collate_fn = given["num_workers"], given["collate_fn"]
         if num_workers is None:
             local_ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

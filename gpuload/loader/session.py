@@ -377,7 +377,7 @@ def _check_limits(options: Options, device: torch.device) -> None:
     if workers:
         check_descriptors(workers)
     rows = options.order.size if samples is None else min(options.order.size, samples)
-    size = options.chain.output_size_hw
+    size = options.chain.at(0).output_size_hw
     pixel_bytes = 3 * (2 if any(transform.makes for transform in options.chain) else 1)  # floats may be of 16 bits
     check_memory(
         workers=workers,

@@ -23,7 +23,8 @@ class OrderOptions:
     """Which samples are in which batch.
 
     Args:
-        mixes: the transform that mixes the samples of a batch in pairs; "" for none. All others are as for `Loader`.
+        mixes: the transform that puts neighbouring samples of a batch together; "" for none.
+        group: how many; 1 for none. All others are as for `Loader`.
 
     Attributes:
         batch_size: None for samples one by one, or with a batch_sampler.
@@ -49,6 +50,7 @@ class OrderOptions:
     repeats: int = 1
     info: bool = False
     mixes: str = ""
+    group: int = 1
     told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ class OrderOptions:
         self._check_dataset()
         size = None if self.batch_size is None else check_integer("batch_size", self.batch_size, 1)
         seed = _seed(self.seed, self.generator)
-        self._check_pairs()
+        self._check_groups()
         repeats = check_integer("repeats", self.repeats, 1)
         self._check_ways()
         found = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
@@ -67,8 +69,8 @@ class OrderOptions:
         _ = self.cumulative
         if repeats != 1 and self.mixes:
             raise ValueError(
-                f"repeats={repeats} does not go with {self.mixes}, which mixes the samples at neighbouring positions: "
-                "they would be the same sample, or on different ranks; leave one of them out"
+                f"repeats={repeats} does not go with {self.mixes}, which {self._puts} the samples at neighbouring "
+                "positions: they would be the same sample, or on different ranks; leave one of them out"
             )
 
     @property
@@ -177,19 +179,25 @@ class OrderOptions:
                 "uneven='exact' needs info=True: rows that only fill up are False in BatchInfo.valid, and do not count"
             )
 
-    def _check_pairs(self) -> None:
-        """Refuse odd batches for MixUp and CutMix; a batch_sampler's may have any size."""
-        size, name = self.batch_size, self.mixes
-        if not name or self.batch_sampler is not None or (size is not None and size % 2 == 0):
+    @property
+    def _puts(self) -> str:
+        return "mixes" if self.mixes in ("MixUp", "CutMix") else "puts together"
+
+    def _check_groups(self) -> None:
+        """Refuse batches that cut groups of neighbours apart; a batch_sampler's may have any size."""
+        size, name, group = self.batch_size, self.mixes, self.group
+        if not name or self.batch_sampler is not None or (size is not None and size % group == 0):
             return
+        number = "even" if group == 2 else f"a multiple of {group}"
         if size is None:
             raise ValueError(
-                f"batch_size=None gives samples one by one, so {name} has no neighbour to mix them with; give an even "
-                "batch_size"
+                f"batch_size=None gives samples one by one, so {name} has no neighbour to mix them with; give "
+                + ("an even batch_size" if group == 2 else f"a batch_size that is {number}")
             )
         raise ValueError(
-            f"batch_size must be even with {name}, which mixes the samples of a batch in pairs, got {size}; use "
-            f"batch_size={size + 1}" + (f" or {size - 1}" if size > 1 else "")
+            f"batch_size must be {number} with {name}, which {self._puts} the samples of a batch in "
+            f"{'pairs' if group == 2 else 'fours'}, got {size}; use batch_size={-(-size // group) * group}"
+            + (f" or {size // group * group}" if size > group else "")
         )
 
 

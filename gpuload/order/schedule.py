@@ -93,7 +93,7 @@ def shares_of(order: OrderOptions) -> Shares:
         uneven=order.uneven,
         weights=order.cumulative,
         repeats=order.repeats,
-        pairs=bool(order.mixes),
+        group=order.group,
         **ranks_of(order),
     )
 

@@ -54,8 +54,8 @@ class Shares:
         weights: draw the samples with replacement by these weights, from `cumulate`.
         repeats: this many neighbouring positions have the same sample, and go to different ranks; an epoch has as many
             positions as before, so fewer samples. (Hoffer et al., "Augment your batch", CVPR 2020.)
-        pairs: positions 2k and 2k + 1 stay together, also in a last global batch: each of several ranks has an even
-            number of its rows. `batch_size` is even.
+        group: that many neighbouring positions, from a multiple of it on, stay together, also in a last global batch:
+            each of several ranks has a multiple of it of rows. `batch_size` is one too.
     """
 
     samples: int
@@ -68,7 +68,7 @@ class Shares:
     uneven: Uneven = "pad"
     weights: np.ndarray | None = field(default=None, repr=False, compare=False)
     repeats: int = 1
-    pairs: bool = False
+    group: int = 1
 
     def __post_init__(self) -> None:
         if self.uneven not in get_args(Uneven):
@@ -118,7 +118,7 @@ class Shares:
         """How many rows each rank has of a last global batch of `rest` samples."""
         if self.drop_last:
             return 0
-        unit = 2 if self.pairs and self.world_size > 1 else 1
+        unit = self.group if self.world_size > 1 else 1
         each = unit * self.world_size
         return (rest // each if self.uneven == "drop" else -(-rest // each)) * unit
 
@@ -143,6 +143,9 @@ class Shares:
                 positions = np.minimum(positions, self.samples - 1)
                 yield Rows(positions, order(positions), inside)
             else:
-                odd = self.samples % 2 if self.pairs else 0  # pairs stay pairs: the padding begins with one
-                positions = np.where(inside, positions, (positions - self.samples - odd) % self.samples)
+                # Groups stay groups: the last one is filled up with its own positions, then they begin again.
+                positions = positions % (self.samples + -self.samples % self.group)
+                rest = max(1, self.samples % self.group)
+                own = self.samples - rest + (positions - self.samples) % rest
+                positions = np.where(positions < self.samples, positions, own)
                 yield Rows(positions, order(positions), np.ones(share, np.bool_))

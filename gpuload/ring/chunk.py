@@ -98,7 +98,8 @@ class ChunkContent:
     `rows` are the request's rows that loaded; columns count their rows among these. `sources` has one entry for each of
     them; `structures` and `fields` too, or one for all. `values` are leaves that are no images, no targets, and in no
     block; `points` are boxes and keypoints; `fields` are the leaves that are left out together with boxes, if a
-    transform does that. `strays` is what to tell the user of leaves that look as if they belonged to an image.
+    transform does that; those that go with keypoints as ~leaf. `strays` is what to tell the user of leaves that look as
+    if they belonged to an image.
     """
 
     rows: list[int] = field(default_factory=list)

@@ -26,7 +26,7 @@ from gpuload.stage.segments import CallRunner
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Warp
 
-__all__ = ["MaskStage"]
+__all__ = ["MaskStage", "check_fill"]
 
 
 class MaskStage:
@@ -146,17 +146,22 @@ def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
     records: list[Record] = []
     for record in program.records:
         if isinstance(record, Box | Elastic | Warp):
-            if record.mask_fill and not _holds(dtype, record.mask_fill):
-                raise ValueError(
-                    f"{record.name}(fill=…) fills masks with {record.mask_fill}, which a mask of {dtype.name} cannot "
-                    "hold; give masks of another dtype, or another fill={gpuload.Image: …, gpuload.Mask: …}"
-                )
+            check_fill(record.name, record.mask_fill, dtype)
             fill = np.frombuffer(np.array(record.mask_fill, dtype).tobytes(), np.uint8)
             fill = tuple(np.tile(fill, channels // dtype.itemsize).tolist())
             records.append(replace(record, filters="nearest", fill=fill or (0,)))
         elif isinstance(record, Flip) or (isinstance(record, Call) and record.own.has("apply_masks")):
             records.append(record)
     return replace(program, records=tuple(records), late_from=None)
+
+
+def check_fill(name: str, fill: float, dtype: np.dtype[Any]) -> None:
+    """Refuse what a transform of this name fills masks of a dtype with, if that cannot hold it."""
+    if fill and not _holds(dtype, fill):
+        raise ValueError(
+            f"{name}(fill=…) fills masks with {fill}, which a mask of {dtype.name} cannot hold; give masks of another "
+            "dtype, or another fill={gpuload.Image: …, gpuload.Mask: …}"
+        )
 
 
 def _holds(dtype: np.dtype[Any], fill: float) -> bool:

@@ -129,6 +129,8 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
 
 def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | None:
     """Why the reference runs a transform: the backend lacks it, or one of those that it holds."""
+    if transform.gathers > 1 and backend.name != REFERENCE:
+        return "puts images of several samples together"
     for outline in transform.outline:
         if outline.kind is Call:
             continue

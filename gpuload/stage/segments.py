@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 import torch
@@ -20,22 +21,31 @@ import torch
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import UNCHANGED, Finish
 from gpuload.stage.finished import Outputs
+from gpuload.stage.gathering import Gathered, gather, gather_records, groups_of
 from gpuload.stage.own import cut_at_calls, run_call
 from gpuload.stage.plan import OWN, PlanStep
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.gathers import Gather
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Ops
 
 __all__ = ["CallRunner", "SegmentRunner"]
 
+GATHERS: Final = "gathering"
+
 
 @dataclass(frozen=True)
 class _Run:
-    """The steps `start` … `end` - 1 of a line, on a backend."""
+    """The steps `start` … `end` - 1 of a line, on a backend; or one that puts images together."""
 
     backend: str
     start: int
     end: int
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it is a step that puts images together, which is done here."""
+        return self.backend.startswith(GATHERS)
 
     def bounds(self, program: Program) -> tuple[int, int]:
         """Where its records begin and end in a program."""
@@ -61,12 +71,16 @@ class SegmentRunner:
     ) -> None:
         backends = {**backends, OWN: backends["torch"]}
         at = next((number for number, step in enumerate(steps) if step.transform.late), len(steps))
-        self._runs = _runs(steps[:at], 0) or [_Run("torch", 0, 0)]
+        self._runs = _runs(steps[:at], 0)
+        if not self._runs or self._runs[-1].gathers:  # something has to finish images
+            self._runs.append(_Run("torch", at, at))
         self._call = call
         self._after = _runs(steps[at:], at)
         unchanged = Finish.of((), None, finish.levels)
         self._levels: list[Levels] = [
-            backends[run.backend].levels(unchanged if number < len(self._runs) - 1 else finish)
+            backends["torch" if run.gathers else run.backend].levels(
+                unchanged if number < len(self._runs) - 1 else finish
+            )
             for number, run in enumerate(self._runs)
         ]
         self._finish, self._constants = finish, finish.constants(backends["torch"].device)
@@ -78,16 +92,24 @@ class SegmentRunner:
         self._scratch = [torch.empty(0, dtype=self._dtype, device="cpu") for _ in range(2)]
 
     def __call__(
-        self, images: RaggedImages, program: Program, outputs: Outputs, partners: np.ndarray | None = None
+        self,
+        images: RaggedImages,
+        program: Program,
+        outputs: Outputs,
+        partners: np.ndarray | None = None,
+        gathered: Sequence[Gathered] | None = None,
     ) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
-        `gpuload.stage.finished.apply_late`."""
+        `gpuload.stage.finished.apply_late`, `gathered` for each record that puts images together; None: rows 4k … 4k +
+        3 are groups."""
         program, late = program.split()
         later = [] if late is None else [self._parts(late.part(*run.bounds(late))) for run in self._after]
         # The same backend may apply the first of the late records in the same pass.
         joins = bool(later and later[0]) and self._after[0].backend == self._runs[-1].backend
         first = later[0][0] if joins else None
-        left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None)
+        if gathered is None:
+            gathered = [Gathered(groups_of(np.arange(len(images)), 4)) for _ in gather_records(program)]
+        left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None, gathered)
         if isinstance(first, Program):
             later[0][:1] = [] if left is None else [left]
         for run_late, parts in zip(self._late, later, strict=True):
@@ -101,11 +123,16 @@ class SegmentRunner:
         return cut_at_calls(program) if self._calls else [program]
 
     def _apply_levels(
-        self, images: RaggedImages, program: Program, outputs: Outputs, late: Program | None
+        self,
+        images: RaggedImages,
+        program: Program,
+        outputs: Outputs,
+        late: Program | None,
+        gathered: Sequence[Gathered],
     ) -> Program | None:
         """Apply the records that work on levels, and finish; returns what is left of `late`."""
         windows = program.windows_tlhw
-        parts = self._cut(program)
+        parts = self._cut(program, gathered)
         planes: Outputs | None = None  # what a call is given, and leaves
         turn = 0
         for number, (levels, start, end) in enumerate(parts[:-1]):
@@ -148,12 +175,16 @@ class SegmentRunner:
         place = outputs[start:end] if together else [outputs[row] for row in rows.tolist()]
         self._finish.write(levels, place, self._constants)
 
-    def _cut(self, program: Program) -> list[tuple[Levels | None, int, int]]:
+    def _cut(self, program: Program, gathered: Sequence[Gathered]) -> list[tuple[Levels | None, int, int]]:
         """The parts that are applied one after the other: a runner, or None for a call; and their records. The first
         and the last have a runner."""
         parts: list[tuple[Levels | None, int, int]] = []
+        found = iter(gathered)
         for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
             start, end = run.bounds(program)
+            if run.gathers:
+                parts.append((_gatherer(next(found)), start, end))
+                continue
             last = number == len(self._runs) - 1
             for at in range(start, end) if self._calls else ():
                 if isinstance(program.records[at], Call):
@@ -221,6 +252,23 @@ class CallRunner(SegmentRunner):
         self._runs, self._calls = [_Run("torch", 0, sys.maxsize)], True
 
 
+def _gatherer(gathered: Gathered) -> Levels:
+    """What puts images together, as a runner."""
+
+    def run(
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None,
+    ) -> Program | None:
+        [(_, record)] = gather_records(program)
+        gather(images, record, gathered, windows_tlhw[-1], outputs)
+        return late
+
+    return run
+
+
 def _changes_pixels(program: Program, part: tuple[Levels | None, int, int]) -> bool:
     return any(isinstance(record, CHANGES_PIXELS) for record in program.records[part[1] : part[2]])
 
@@ -237,9 +285,9 @@ def _channels(images: RaggedImages, program: Program) -> int:
 def _runs(steps: Sequence[PlanStep], first: int) -> list[_Run]:
     """Neighbours on one backend. A step that changes no pixels of levels joins the run after it, so that no run only
     copies; at the end of the line it keeps its own, which finishes images."""
-    names = [step.backend for step in steps]
+    names = [f"{GATHERS} {number}" if step.transform.gathers > 1 else step.backend for number, step in enumerate(steps)]
     for number in reversed(range(len(steps) - 1)):
-        if not any(issubclass(outline.kind, CHANGES_PIXELS) for outline in steps[number].transform.outline):
+        if not any(issubclass(outline.kind, (*CHANGES_PIXELS, Gather)) for outline in steps[number].transform.outline):
             names[number] = names[number + 1]
     runs, start = [], first
     for name, group in groupby(names):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from gpuload.stage.finish import TOPS, Finish
+from gpuload.stage.gathering import Gathered
 from gpuload.stage.memory import OutputPool
 from gpuload.stage.module import apply_module
 from gpuload.stage.plan import Plan
@@ -89,6 +90,7 @@ class Stage:
         *,
         view: int = 0,
         partners: np.ndarray | None = None,
+        gathered: Sequence[Gathered] | None = None,
         seed: int | None = None,
     ) -> Result:
         """Make a batch.
@@ -99,6 +101,7 @@ class Stage:
             view: the number of the chain's view that they are for.
             partners: int64 (N,), the row that each image is mixed with, its own if it has none; partners are mutual.
                 None: rows 2k and 2k + 1.
+            gathered: as for `gpuload.stage.segments.SegmentRunner`.
             seed: of torch's generators while a module at the end of the chain runs; None leaves them alone.
 
         Returns:
@@ -119,14 +122,15 @@ class Stage:
             equal = bool((sizes == sizes[0]).all())
             if self._ragged == "list" or (self._ragged == "views" and not equal):
                 outputs = self._empty_list(channels, sizes, dtype)
-                run(images, program, outputs)
+                run(images, program, outputs, gathered=gathered)
                 return outputs
             batch = self._empty((len(images), channels, *sizes.max(axis=0).tolist()), dtype)
             if self._ragged == "pad":
                 batch.zero_()
-                run(images, program, [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)])
+                parts = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]
+                run(images, program, parts, gathered=gathered)
                 return batch, upload(np.array(sizes), self.device)
-            run(images, program, batch, partners)
+            run(images, program, batch, partners, gathered)
             if self._chain.module is None:
                 return list(batch.unbind()) if self._ragged == "views" else batch
         # The user's autocast applies to the user's module.

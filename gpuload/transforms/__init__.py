@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SanitizeBoundingBoxes,
     )
     from gpuload.transforms.chain import Chain
+    from gpuload.transforms.clips import UniformTemporalSubsample
     from gpuload.transforms.color import ColorJitter
     from gpuload.transforms.color_random import (
         Grayscale,
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
     from gpuload.transforms.convert import Normalize, ToDtype
     from gpuload.transforms.custom import Custom, Lambda
     from gpuload.transforms.elastic import ElasticTransform
+    from gpuload.transforms.epochs import by_epoch
     from gpuload.transforms.erasing import RandomErasing
+    from gpuload.transforms.gathering import CopyPaste, Mosaic
     from gpuload.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
     from gpuload.transforms.interop import from_timm, from_torchvision
     from gpuload.transforms.jpeg import JPEG
     from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
+    from gpuload.transforms.keypoints import ClampKeyPoints, SanitizeKeyPoints
     from gpuload.transforms.mixing import CutMix, MixUp
     from gpuload.transforms.multiview import MultiView
     from gpuload.transforms.padding import Pad, RandomZoomOut
@@ -67,6 +71,7 @@ _MODULES = {
     "blur_noise": "GaussianBlur GaussianNoise",
     "boxes": "ClampBoundingBoxes ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes",
     "chain": "Chain",
+    "clips": "UniformTemporalSubsample",
     "color": "ColorJitter",
     "color_random": "Grayscale RandomAdjustSharpness RandomAutocontrast RandomChannelPermutation "
     "RandomEqualize RandomGrayscale RandomInvert RandomPhotometricDistort RandomPosterize RandomSolarize",
@@ -74,11 +79,14 @@ _MODULES = {
     "convert": "Normalize ToDtype",
     "custom": "Custom Lambda",
     "elastic": "ElasticTransform",
+    "epochs": "by_epoch",
     "erasing": "RandomErasing",
+    "gathering": "CopyPaste Mosaic",
     "geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomVerticalFlip Resize",
     "interop": "from_timm from_torchvision",
     "jpeg": "JPEG",
     "keep_ratio": "CenterCropOrPad RandomCropOrPad ResizeKeepRatio TrimBorder",
+    "keypoints": "ClampKeyPoints SanitizeKeyPoints",
     "mixing": "CutMix MixUp",
     "multiview": "MultiView",
     "padding": "Pad RandomZoomOut",
@@ -92,16 +100,17 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "JPEG", "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ColorJitter",
-    "Compose", "ConvertBoundingBoxFormat", "Custom", "CutMix", "ElasticTransform", "GaussianBlur", "GaussianNoise",
-    "Grayscale", "Identity", "Lambda", "MixUp", "MultiView", "Normalize", "Pad", "Program", "RandAugment",
-    "RandomAdjustSharpness", "RandomAffine", "RandomApply", "RandomAutocontrast", "RandomChannelPermutation",
-    "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize", "RandomErasing", "RandomGrayscale",
-    "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
+    "JPEG", "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ClampKeyPoints",
+    "ColorJitter", "Compose", "ConvertBoundingBoxFormat", "CopyPaste", "Custom", "CutMix", "ElasticTransform",
+    "GaussianBlur", "GaussianNoise", "Grayscale", "Identity", "Lambda", "MixUp", "Mosaic", "MultiView", "Normalize",
+    "Pad", "Program", "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomApply", "RandomAutocontrast",
+    "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize", "RandomErasing",
+    "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
     "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotation",
     "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize", "ResizeKeepRatio",
-    "SanitizeBoundingBoxes", "ScaleJitter", "TimmAugMix", "TimmAutoAugment", "TimmRandAugment", "ToDtype",
-    "TrimBorder", "TrivialAugmentWide", "Uniforms", "apply", "from_timm", "from_torchvision",
+    "SanitizeBoundingBoxes", "SanitizeKeyPoints", "ScaleJitter", "TimmAugMix", "TimmAutoAugment", "TimmRandAugment",
+    "ToDtype", "TrimBorder", "TrivialAugmentWide", "UniformTemporalSubsample", "Uniforms", "apply", "by_epoch",
+    "from_timm", "from_torchvision",
 ]  # fmt: skip
 
 

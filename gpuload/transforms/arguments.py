@@ -24,6 +24,7 @@ __all__ = [
     "Fill",
     "Interpolation",
     "antialias_flag",
+    "depends_on_epoch",
     "dtype_name",
     "fill_values",
     "finite",
@@ -125,13 +126,20 @@ def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, f
 
 
 def size_pair(name: str, value: Any) -> tuple[int, int]:
-    """A size (height, width); a single number is both."""
+    """A size (height, width); a single number is both. Of a size for each epoch, `by_epoch`, each is one."""
+    if depends_on_epoch(value):
+        return value.checked(lambda size: size_pair(name, size))
     if is_sequence(value):
         if len(value) not in (1, 2):
             raise ValueError(f"{name} must be an integer or (height, width), got {len(value)} values: {value!r}")
         return whole(name, value[0], least=1), whole(name, value[-1], least=1)
     side = whole(name, value, least=1)
     return side, side
+
+
+def depends_on_epoch(value: Any) -> bool:
+    """Whether it is what `by_epoch` gives."""
+    return hasattr(type(value), "at_epoch")
 
 
 def shown(value: Any) -> str:

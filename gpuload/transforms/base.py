@@ -23,7 +23,17 @@ from gpuload.transforms.arguments import Fill, shown
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
-__all__ = ["EVERYWHERE", "DrawError", "Padding", "Resampling", "Standing", "Transform", "Uniforms", "made_late"]
+__all__ = [
+    "EVERYWHERE",
+    "ClipTransform",
+    "DrawError",
+    "Padding",
+    "Resampling",
+    "Standing",
+    "Transform",
+    "Uniforms",
+    "made_late",
+]
 
 T = TypeVar("T", bound="Transform")
 
@@ -98,7 +108,9 @@ class Transform:
     image_only: ClassVar[bool] = False  # it moves pixels, but boxes, masks and keypoints could not follow
     reads_boxes: ClassVar[bool] = False  # its draws depend on the boxes of a sample
     drops_boxes: ClassVar[bool] = False  # it may leave out boxes of a sample, and their belongings
+    drops_points: ClassVar[bool] = False  # it may leave out keypoints, and what belongs to them
     mixes: ClassVar[bool] = False  # it mixes an image with that of another sample
+    gathers: ClassVar[int] = 1  # of how many samples a result may show levels
 
     def standing(self, where: Standing) -> Transform:
         """The transform, told where it is in a chain; raises ValueError if it cannot be used there."""
@@ -166,6 +178,12 @@ def made_late(transform: T) -> T:
     placed = copy.copy(transform)
     object.__setattr__(placed, "late", True)
     return placed
+
+
+class ClipTransform(Transform):
+    """Base of those that choose frames of a clip, which is done in the worker, before any is decoded."""
+
+    num_samples: int
 
 
 class Resampling(Transform):

@@ -12,29 +12,39 @@ lines; the view's own transforms; and those after it, with other draws in each l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import is_module, is_torchvisions, name_of
-from gpuload.transforms.base import Transform
+from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
+from gpuload.transforms.base import ClipTransform, Transform
 from gpuload.transforms.composite import flat, wrapped
 from gpuload.transforms.line import Line
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Call
 from gpuload.transforms.program.windows import full_windows
-from gpuload.transforms.rules import check_fills, check_mixing, check_order, mixing_of, placed
+from gpuload.transforms.rules import (
+    check_clips,
+    check_fills,
+    check_gathering,
+    check_mixing,
+    check_order,
+    mixing_of,
+    placed,
+)
 
 if TYPE_CHECKING:  # what is the user's own is imported where there is some: few workers need it
     from gpuload.transforms.custom import Custom
     from gpuload.transforms.mixing import CutMix, MixUp
 
 __all__ = ["Chain"]
+
+EPOCHS: Final = 4  # whose chains are kept: batches of two are in work at a time
 
 
 class Chain:
@@ -90,6 +100,31 @@ class Chain:
             check_fills(line.transforms)
         self.lines = tuple(Line(placed(line.transforms), line.lanes) for line in lines)
         check_mixing([line.transforms for line in self.lines])
+        check_clips(self.transforms)
+        check_gathering([line.transforms for line in self.lines])
+        self._at: dict[int, Chain] = {}  # that of each epoch
+
+    def at(self, epoch: int) -> Chain:
+        """The chain with the sizes of an epoch (see `by_epoch`); itself, if none of them depends on it.
+
+        Raises:
+            TypeError, ValueError: a function gave a size that cannot be.
+        """
+        if not self._varies:
+            return self
+        if epoch not in self._at:
+            try:
+                found = [_at(transform, epoch) for transform in self.transforms]
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"in epoch {epoch}, by by_epoch(): {error}") from error
+            if len(self._at) > EPOCHS:
+                self._at.clear()
+            self._at[epoch] = Chain(found if self.module is None else [*found, self.module])
+        return self._at[epoch]
+
+    @cached_property
+    def _varies(self) -> bool:
+        return any(_varies(transform) for transform in self.transforms)
 
     @property
     def views(self) -> int | None:
@@ -125,6 +160,25 @@ class Chain:
         return next(iter(mixing_of(self.lines[0].transforms)), None)
 
     @cached_property
+    def gathers(self) -> bool:
+        """Whether a transform puts levels of several samples together."""
+        return any(transform.gathers > 1 for transform in self.transforms)
+
+    @cached_property
+    def group(self) -> tuple[str, int]:
+        """How many neighbours in the epoch's order have to be in one batch, since they get into each other's images,
+        and the transform that needs them; ``("", 1)`` if none does."""
+        needed = [(type(found).__name__, found.gathers) for found in self.transforms if found.gathers > 1]
+        if self.mixing is not None:
+            needed.append((type(self.mixing).__name__, 2))
+        return max(needed, key=lambda entry: entry[1], default=("", 1))
+
+    @property
+    def frames(self) -> tuple[int, ...]:
+        """How many frames of each clip are kept, one after the other, before anything else is done."""
+        return tuple(transform.num_samples for transform in self.transforms if isinstance(transform, ClipTransform))
+
+    @cached_property
     def reads_boxes(self) -> bool:
         """Whether draws depend on the boxes of a sample."""
         return any(transform.reads_boxes for line in self.lines for transform in line.transforms)
@@ -134,8 +188,10 @@ class Chain:
         """Whether masks, boxes and keypoints have to move with the images; of the user's own transforms, those that say
         so."""
         outlines = [known for line in self.lines for transform in line.transforms for known in transform.outline]
-        return any(own.moves_pixels for own in self.calls) or any(
-            issubclass(known.kind, MOVES_PIXELS) or "warp" in known.operations for known in outlines
+        return (
+            self.gathers
+            or any(own.moves_pixels for own in self.calls)
+            or any(issubclass(known.kind, MOVES_PIXELS) or "warp" in known.operations for known in outlines)
         )
 
     def draw(
@@ -183,7 +239,9 @@ class Chain:
 
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
-        """The size of every result of the first view, or None if it depends on the image."""
+        """The size of every result of the first view, or None if it depends on the image or the epoch."""
+        if self._varies:
+            return None
         size = None
         for transform in self.lines[0].transforms:
             size = transform.output_size(size)
@@ -274,6 +332,8 @@ def _plain(value: Any) -> Any:
         return _identity(value)
     if isinstance(value, float):
         return value + 0.0  # -0.0 is 0.0
+    if depends_on_epoch(value):
+        return repr(value)
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
     if isinstance(value, np.ndarray):
@@ -281,6 +341,22 @@ def _plain(value: Any) -> Any:
     if callable(value):  # a function, or a module: what it does is not known
         return value.__name__ if isinstance(getattr(value, "__name__", 0), str) else _name(value)
     return _name(value) if type(value).__repr__ is object.__repr__ else value
+
+
+def _varies(value: Any) -> bool:
+    """Whether an argument, or one that it holds, depends on the epoch."""
+    if isinstance(value, Transform):
+        return any(_varies(getattr(value, field.name)) for field in fields(value))
+    return any(map(_varies, value)) if isinstance(value, tuple) else depends_on_epoch(value)
+
+
+def _at(value: Any, epoch: int) -> Any:
+    """An argument, or a transform, in an epoch."""
+    if not _varies(value):
+        return value
+    if isinstance(value, Transform):
+        return replace(value, **{field.name: _at(getattr(value, field.name), epoch) for field in fields(value)})
+    return tuple(_at(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
 
 
 def _name(entry: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms
 from gpuload.transforms.line import draw_some
 from gpuload.transforms.program.ops import Mix, Record
 
@@ -87,6 +87,15 @@ class _Branching(Transform):
                 raise ValueError(
                     f"{own} cannot hold {type(child).__name__}, which turns levels into floats: it would do so for "
                     "some images of a batch only; put it after"
+                )
+            if clips := [type(inner).__name__ for inner in flat([child]) if isinstance(inner, ClipTransform)]:
+                raise ValueError(
+                    f"{own} cannot hold {clips[0]}, since all clips of a batch have as many frames; put it outside"
+                )
+            if gathering := [type(inner).__name__ for inner in flat([child]) if inner.gathers > 1]:
+                raise ValueError(
+                    f"{own} cannot hold {gathering[0]}, which takes in images of other samples once all have "
+                    "come as far; write it in the chain, with a probability of its own: p=…"
                 )
             if any(inner.output_channels(3) != 3 for inner in flat([child])):
                 raise ValueError(

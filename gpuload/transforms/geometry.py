@@ -6,13 +6,14 @@ sample: in workers, which decode no more than the boxes, and in the main process
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from gpuload.transforms.arguments import (
     antialias_flag,
+    depends_on_epoch,
     fill_values,
     interpolation_name,
     is_sequence,
@@ -36,7 +37,7 @@ class Resize(Resampling):
 
     Args:
         size: an integer, the new length of the shorter side, with the aspect ratio kept; or (height, width); or None,
-            with `max_size` as the new length of the longer side.
+            with `max_size` as the new length of the longer side. Or `by_epoch`.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
             drawn.
         max_size: the longer side does not become longer than this; only for an integer (or None) as `size`.
@@ -57,6 +58,11 @@ class Resize(Resampling):
 
     def __post_init__(self) -> None:
         size, max_size = self.size, self.max_size
+        if depends_on_epoch(size):
+            each = size.checked(lambda size: replace(self, size=size).size)  # pyright: ignore
+            object.__setattr__(self, "size", each)
+            self._check_filter()
+            return
         if is_sequence(size):
             pair = size_pair("Resize(size=…)", size)
             size = pair[0] if len(self.size) == 1 else pair  # pyright: ignore[reportArgumentType]
@@ -77,6 +83,9 @@ class Resize(Resampling):
             raise ValueError("Resize(size=None) needs max_size=…, the length that the longer side is brought to")
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "max_size", max_size)
+        self._check_filter()
+
+    def _check_filter(self) -> None:
         name = "Resize(interpolation=…)"
         object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, resizing=True))
         object.__setattr__(self, "antialias", antialias_flag("Resize(antialias=…)", self.antialias, self.interpolation))
@@ -140,7 +149,7 @@ class CenterCrop(_Crop):
     """Cut out the middle; a smaller image is padded with zeros first.
 
     Args:
-        size: an integer (a square), or (height, width).
+        size: an integer (a square), or (height, width), or `by_epoch`.
 
     Raises:
         TypeError, ValueError: it is neither.
@@ -162,7 +171,7 @@ class RandomCrop(_Crop):
     """Cut out a box of a given size at a random place.
 
     Args:
-        size: an integer (a square), or (height, width).
+        size: an integer (a square), or (height, width), or `by_epoch`.
         padding: pixels added around the image first: one number for all sides, (left and right, top and bottom), or
             (left, top, right, bottom). None: none.
         pad_if_needed: pad an image that is smaller than the crop by the missing pixels, on both sides.

@@ -30,7 +30,7 @@ class RandomResizedCrop(Resampling):
     The filter is cut at the box: pixels outside have no effect on the result.
 
     Args:
-        size: of the result: an integer (a square), or (height, width).
+        size: of the result: an integer (a square), or (height, width), or `by_epoch`.
         scale: the least and the greatest area of the box, as fractions of the image's.
         ratio: the least and the greatest aspect ratio (width / height) of the box; drawn log-uniformly.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,

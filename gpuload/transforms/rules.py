@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuload.transforms.base import Standing, Transform
+from gpuload.transforms.base import ClipTransform, Standing, Transform
 from gpuload.transforms.composite import Identity, RandomChoice, flat
 from gpuload.transforms.program.ops import Call
 
 if TYPE_CHECKING:  # a worker imports the transforms of its chain, and no others
     from gpuload.transforms.mixing import CutMix, MixUp
 
-__all__ = ["check_fills", "check_mixing", "check_order", "mixing_of", "placed"]
+__all__ = ["check_clips", "check_fills", "check_gathering", "check_mixing", "check_order", "mixing_of", "placed"]
 
 
 def check_order(transforms: tuple[Transform, ...]) -> None:
@@ -137,6 +137,48 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
                 raise ValueError(
                     f"{name}({argument}={one!r}) and {_name(other)}({argument}={two!r}) are for the labels of one "
                     "batch; give both the same"
+                )
+
+
+def check_clips(transforms: Sequence[Transform]) -> None:
+    """Refuse to choose other frames for each view."""
+    for transform in transforms:
+        for child in transform.children if type(transform).__name__ == "MultiView" else ():
+            if isinstance(child, ClipTransform):
+                raise ValueError(
+                    f"MultiView cannot hold {_name(child)}: frames are chosen once, before they are decoded; put it "
+                    "before MultiView"
+                )
+
+
+def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
+    """Refuse to put images of several samples together in several views, or before boxes are read."""
+    gathering: Transform | None = None
+    for transform in lines[0]:
+        if gathering is not None and transform.reads_boxes:
+            late, early = _name(transform), _name(gathering)
+            raise ValueError(
+                f"{late} draws from the boxes of a sample, which are not known before {early} has put several "
+                f"samples together; put {late} before {early}"
+            )
+        if transform.drops_points and any(other.gathers > 1 for other in lines[0]):
+            late = next(other for other in reversed(lines[0]) if other.gathers > 1)
+            if gathering is None or lines[0].index(late) > lines[0].index(transform):
+                raise ValueError(
+                    f"{_name(transform)} cannot come before {_name(late)}, which joins keypoints with those of other "
+                    f"samples; put it after"
+                )
+            if getattr(transform, "labels_getter", None) is not None:
+                raise ValueError(
+                    f"{_name(transform)}(labels_getter=…) does not go with {_name(gathering)}, which joins what "
+                    "belongs to boxes alone; leave it out, or leave labels_getter out"
+                )
+        if transform.gathers > 1:
+            gathering = transform
+            if len(lines) > 1:
+                raise ValueError(
+                    f"{_name(transform)} does not go with MultiView: a sample has its boxes and masks once, but each "
+                    "view would have those of others; leave one of them out"
                 )
 
 

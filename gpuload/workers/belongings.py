@@ -45,6 +45,15 @@ def check_transforms(chain: Chain) -> str | None:
                     f"{name} moves pixels of the image alone, and masks, boxes or keypoints cannot follow; leave it "
                     "out, or return no targets"
                 )
+            if (
+                transform.drops_points
+                and chain.views is not None
+                and getattr(transform, "labels_getter", None) is not None
+            ):
+                return (
+                    f"{name} leaves out different keypoints in each view of a MultiView, so what belongs to them would "
+                    "differ too; leave one of the two, or labels_getter, out"
+                )
             if transform.mixes and not transform.children:
                 return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; leave it out"
     if chain.views is not None and (found := droppers(chain)):
@@ -56,7 +65,8 @@ def check_transforms(chain: Chain) -> str | None:
 
 
 def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
-    """The leaves with an entry for each box, if a transform of the chain leaves boxes out (`droppers`).
+    """The leaves with an entry for each box, if a transform of the chain leaves boxes out (`droppers`); and, as ~leaf,
+    those with one for each keypoint, if one leaves keypoints out.
 
     Args:
         sample: as the dataset gave it.
@@ -66,11 +76,49 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     Raises:
         TypeError, ValueError: a transform reads boxes, and they or their labels are missing or do not match.
     """
+    own = _box_fields(sample, leaves, targets, chain)
+    tidying = [t for line in chain.lines for t in _all(line.transforms) if t.drops_points and not t.children]
+    return (*own, *_point_fields(sample, leaves, targets, set(own), tidying)) if tidying else own
+
+
+def _point_fields(
+    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], own: set[int], tidying: Sequence[Any]
+) -> tuple[int, ...]:
+    """What goes with keypoints, as ~leaf."""
+    name = "SanitizeKeyPoints"
+    points = [(leaf, target) for leaf, target in targets.items() if isinstance(target, Keypoints)]
+    if len(points) != 1:
+        raise ValueError(
+            f"{name} takes samples with one leaf of keypoints, gpuload.Keypoints(array), but this one has {len(points)}"
+        )
+    [(leaf, target)] = points
+    if target.array.ndim < 2:
+        raise ValueError(f"{name} takes keypoints (N, …, 2), got one point of shape {target.array.shape}")
+    found: set[int] = set()
+    for transform in tidying:
+        found |= _named(sample, leaves, targets, len(target.array), transform.labels_getter, name, "keypoints")
+    if both := own & (found | {leaf}):
+        raise ValueError(
+            f"{name} leaves out entries of leaf {min(both)}, which belongs to the boxes too, and would no longer match "
+            "them; name it in one labels_getter= only, or leave one of the transforms out"
+        )
+    return tuple(sorted(~other for other in found - {leaf}))
+
+
+def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
     dropping = droppers(chain)
     if not dropping and not chain.reads_boxes:
         return ()
     boxes = [(leaf, target) for leaf, target in targets.items() if isinstance(target, Boxes)]
     name = type(dropping[0]).__name__ if dropping else "a transform"
+    gathering = [transform for transform in dropping if transform.gathers > 1]
+    if gathering and not targets:
+        raise ValueError(
+            f"{type(gathering[0]).__name__} puts images of several samples together, so their boxes or masks have to "
+            "go with them, but this sample has none; give it gpuload.Boxes, gpuload.Mask or gpuload.Keypoints"
+        )
+    if not boxes and all(type(transform).__name__ == "Mosaic" for transform in dropping) and not chain.reads_boxes:
+        return ()
     if len(boxes) != 1:
         raise ValueError(
             f"{name} takes samples with one leaf of boxes, gpuload.Boxes(array, format), but this one has {len(boxes)}"
@@ -89,7 +137,11 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
         if id(leaves[other]) in inside and len(shape) > 2 and shape[0] == count:
             (own if isinstance(target, Mask) else points).add(other)
     # What one getter names goes with every transform's boxes, or it would no longer match them.
-    getters = [transform.labels_getter for transform in dropping if hasattr(transform, "labels_getter")]
+    getters = [
+        transform.labels_getter
+        for transform in dropping
+        if hasattr(transform, "labels_getter") and not (transform in gathering and transform.labels_getter == "default")
+    ]
     for getter in getters:
         own |= _named(sample, leaves, targets, count, getter)
     if dropping and not getters:
@@ -103,6 +155,15 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
             "labels_getter= does not give them; let it return them too or, if they belong to the whole image, put "
             "them outside the dict that holds the boxes"
         )
+    if gathering:
+        if all(getter == "default" for getter in getters):
+            _check_beside(leaves, own, holder, count, type(gathering[0]).__name__)
+        masks = [other for other in own if isinstance(targets.get(other), Mask)]
+        if len(masks) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
+            raise ValueError(
+                f"CopyPaste takes samples with one gpuload.Mask N×H×W beside the boxes, one for each of the {count} "
+                f"boxes, but this one has {len(masks)}"
+            )
     return tuple(sorted(own)) if dropping else ()
 
 
@@ -144,10 +205,15 @@ def find_labels(sample: Any) -> Any:
 
 
 def _named(
-    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], count: int, getter: LabelsGetter
+    sample: Any,
+    leaves: Sequence[Any],
+    targets: Mapping[int, Target],
+    count: int,
+    getter: LabelsGetter,
+    name: str = "SanitizeBoundingBoxes",
+    what: str = "boxes",
 ) -> set[int]:
     """The leaves that a `labels_getter` gives."""
-    name = "SanitizeBoundingBoxes"
     if getter is None:
         return set()
     if not callable(getter):
@@ -155,7 +221,7 @@ def _named(
             labels: Any = [find_labels(sample)]
         except ValueError as error:
             raise ValueError(
-                f"{name}: {error}; give SanitizeBoundingBoxes a labels_getter= that finds what belongs to the boxes, "
+                f"{name}: {error}; give {name} a labels_getter= that finds what belongs to the {what}, "
                 "such as lambda sample: sample[1]['labels'], or labels_getter=None if nothing does"
             ) from None
     else:
@@ -166,9 +232,9 @@ def _named(
     for label in labels if isinstance(labels, tuple | list) else [labels]:
         shape = _shape(label)
         if not shape:
-            raise ValueError(_no_rows(name, label))
+            raise ValueError(_no_rows(name, label, what))
         if shape[0] != count:
-            raise ValueError(f"{name}: there are {count} boxes, but what belongs to them has shape {shape}")
+            raise ValueError(f"{name}: there are {count} {what}, but what belongs to them has shape {shape}")
         number = _number(leaves, label)
         if number is None:
             raise ValueError(
@@ -177,7 +243,7 @@ def _named(
             )
         if isinstance(targets.get(number), Mask) and len(shape) != 3:
             raise ValueError(
-                f"{name}: a mask that belongs to the boxes must be N×H×W, one for each, got shape {shape}; leave a "
+                f"{name}: a mask that belongs to the {what} must be N×H×W, one for each, got shape {shape}; leave a "
                 "mask of the whole image out of labels_getter="
             )
         found.add(number)
@@ -213,13 +279,27 @@ def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: 
     return set()
 
 
+def _check_beside(leaves: Sequence[Any], known: set[int], holder: Any, count: int, name: str) -> None:
+    """Refuse arrays of which it is unclear whether they go to another sample with the boxes. With one box or two, an
+    ``image_id`` or an ``orig_size`` may have as many entries, so only more count."""
+    for key, value in _entries(holder) or [] if count > 2 else []:
+        if _number(leaves, value) in known or isinstance(value, Mask | Boxes | Keypoints):
+            continue
+        if _may_be_labels(value, count) or (isinstance(value, list | tuple) and len(value) == count):
+            raise ValueError(
+                f"{name} takes boxes to other samples, and {key!r}, with {count} entries for {count} boxes, may belong "
+                f"to them or not; give {name} a labels_getter= that gives all that does, as arrays or tensors, such as "
+                "lambda sample: (sample[1]['labels'], sample[1]['area'])"
+            )
+
+
 def _number(leaves: Sequence[Any], leaf: Any) -> int | None:
     return next((number for number, other in enumerate(leaves) if other is leaf), None)
 
 
-def _no_rows(name: str, label: Any) -> str:
+def _no_rows(name: str, label: Any, what: str = "boxes") -> str:
     return (
-        f"{name}: what belongs to the boxes must be arrays or tensors with a row for each, got "
+        f"{name}: what belongs to the {what} must be arrays or tensors with a row for each, got "
         f"{type(label).__name__}: {str(label)[:60]}"
     )
 

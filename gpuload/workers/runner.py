@@ -196,7 +196,7 @@ class ChunkRunner:
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes() for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
-        found = iter(self.job.chain.regions(key, positions, sizes, boxes).tolist())
+        found = iter(self.job.chain.at(request.epoch).regions(key, positions, sizes, boxes).tolist())
         regions = [[next(found) for _ in sample.images] for sample in loaded]
         for sample, own in zip(loaded, regions, strict=True):
             own += own[:1] * len(sample.masks)

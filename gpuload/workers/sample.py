@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.box_formats import to_xyxy
-from gpuload.datasets.recognise import find_leaves, unfold_clips
+from gpuload.datasets.recognise import fewer_frames, find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
 from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor
 from gpuload.decode import Decoder
@@ -87,6 +87,7 @@ class SampleReader:
         self.strays = ""
         self._looks = LOOKS
         self._decoder = Decoder(job.decode)
+        self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
         self._no_targets = check_transforms(job.chain)
 
@@ -104,6 +105,8 @@ class SampleReader:
         leaves: list[Any] = []
         structure = flatten(given, leaves)
         found, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
+        if self._frames:
+            structure, leaves, found, targets = fewer_frames(self._frames, structure, leaves, found, targets)
         if clips:
             structure, leaves, found, targets = unfold_clips(structure, leaves, found, targets)
         if not found and len(self._job.chain) and self._job.collate_fn is None:

@@ -408,6 +408,48 @@ def tones(samples: Samples) -> dict[str, Any]:
 
 
 @case()
+def mosaics(samples: Samples) -> dict[str, Any]:
+    """Whatever boxes, masks and keypoints belong to a sample, with those of three others; two at the end are alone."""
+    dataset = samples.make(partial(samples.scene, masks=True, points=True)) * 2
+    chain = [
+        T.RandomHorizontalFlip(),
+        T.Mosaic((44, 40), p=0.8, fill={gl.Image: (114, 9, 0), gl.Mask: 3}),
+        T.RandomAffine(15, (0.1, 0.1), (0.7, 1.3), interpolation="bilinear"),
+        T.CenterCropOrPad(36),
+        T.ColorJitter(0.3),
+        T.SanitizeBoundingBoxes(min_size=2),
+        *END,
+    ]
+    return {"dataset": dataset, "transforms": chain}
+
+
+@case(runs=("torch",))
+def keypoints_left_out(samples: Samples) -> dict[str, Any]:
+    dataset = samples.make(partial(samples.scene, points=True))
+    chain = [T.RandomCrop(24, pad_if_needed=True), T.SanitizeKeyPoints(), T.RandomRotation(40), T.ClampKeyPoints()]
+    return {"dataset": dataset, "transforms": chain}
+
+
+@case(runs=("torch",))
+def frames_of_clips(samples: Samples) -> dict[str, Any]:
+    """An array, and a list of files."""
+    clip = np.stack([samples.array(number, size=(30, 34)) for number in range(5)])
+    files = [gl.Encoded(samples.jpeg(number)) for number in range(4)]
+    return {
+        "dataset": [{"clip": gl.Image(clip), "files": files}] * 4,
+        "transforms": [T.UniformTemporalSubsample(3), T.RandomResizedCrop(20)],
+    }
+
+
+@case()
+def pasted_instances(samples: Samples) -> dict[str, Any]:
+    """Of images of other sizes, and of mosaics."""
+    dataset = samples.make(partial(samples.scene, form="cxcywh", masks=True), odd=True) * 3
+    chain = [T.CopyPaste(0.8), T.Mosaic(60), T.CopyPaste(), T.RandomResizedCrop(28), T.RandomVerticalFlip()]
+    return {"dataset": dataset, "transforms": chain, "shuffle": True}
+
+
+@case()
 def channels(samples: Samples) -> dict[str, Any]:
     return labelled(samples, [T.CenterCropOrPad(24), T.RandomChannelPermutation()])
 

@@ -310,11 +310,30 @@ ELSEWHERE = {
         *("RandomChannelPermutation", "RandomPosterize", "RandomSolarize"),
     ),
     "stage/test_noise.py": ("GaussianNoise",),
+    "transforms/test_gathering.py": ("CopyPaste", "Mosaic"),
     "targets/test_boxes.py": ("RandomIoUCrop",),
 }
 NOTHING_DRAWN = {
-    *("CenterCrop", "CenterCropOrPad", "ClampBoundingBoxes", "Compose", "ConvertBoundingBoxFormat", "Grayscale"),
-    *("Identity", "MultiView", "Normalize", "Pad", "SanitizeBoundingBoxes", "ToDtype", "TrimBorder"),
+    *(
+        "CenterCrop",
+        "CenterCropOrPad",
+        "ClampBoundingBoxes",
+        "ClampKeyPoints",
+        "Compose",
+        "ConvertBoundingBoxFormat",
+        "Grayscale",
+    ),
+    *(
+        "Identity",
+        "MultiView",
+        "Normalize",
+        "Pad",
+        "SanitizeBoundingBoxes",
+        "SanitizeKeyPoints",
+        "ToDtype",
+        "TrimBorder",
+        "UniformTemporalSubsample",
+    ),
     "Resize",  # but for a random filter: transforms/test_resizing.py
 }
 

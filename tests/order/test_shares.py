@@ -65,21 +65,22 @@ def test_drop_cuts_to_a_multiple_of_the_ranks_and_drop_last_to_whole_steps(sampl
         assert counted(dropped) == list(range(whole))
 
 
-@given(**SIZES, uneven=st.sampled_from(["pad", "drop", "exact"]))
-def test_pairs_stay_together(samples, batch, ranks, stop, uneven):
-    options = {"samples": samples, "batch_size": 2 * batch, "uneven": uneven}
-    all_ = plans(ranks, **options, pairs=True)
+@given(**SIZES, uneven=st.sampled_from(["pad", "drop", "exact"]), group=st.sampled_from([2, 4]))
+def test_groups_stay_together(samples, batch, ranks, stop, uneven, group):
+    options = {"samples": samples, "batch_size": group * batch, "uneven": uneven}
+    all_ = plans(ranks, **options, group=group)
     steps = runs(all_)
     assert len(steps) == all_[0].steps()
+    last = set(range(samples - samples % group, samples))
     for step in steps:
         assert len({len(rows.positions) for rows in step}) == 1
         for rows in step:
             own = set(rows.positions[rows.valid].tolist())
-            alone = {position for position in own if position ^ 1 not in own}
-            assert alone <= ({samples - 1} if samples % 2 else set())
-    seen, whole = counted(steps), samples // (2 * batch * ranks) * 2 * batch * ranks
+            torn = {one for one in own if any(one ^ other not in own for other in range(group))}
+            assert torn in (set(), last)
+    seen, whole = counted(steps), samples // (group * batch * ranks) * group * batch * ranks
     if uneven == "drop":
-        unit = 2 * ranks if ranks > 1 else 1
+        unit = group * ranks if ranks > 1 else 1
         assert seen == list(range(whole + (samples - whole) // unit * unit))
     else:
         assert sorted(set(seen)) == list(range(samples))

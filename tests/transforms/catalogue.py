@@ -33,6 +33,7 @@ NOTES: dict[str, str] = {
     "ColorJitter": f"the order is drawn for each sample too; {LEVELS}",
     "Compose": "within a chain the same as writing its transforms there",
     "ConvertBoundingBoxFormat": "",
+    "CopyPaste": "with the neighbour in the epoch's order; in torchvision's references, not in the package",
     "Custom": "not in torchvision: the base of transforms of your own",
     "CutMix": "with the neighbour in the epoch's order, λ and box for each sample; behind `ToDtype` or `Normalize`",
     "GaussianBlur": "σ for each sample; weights are multiples of 2⁻¹⁶",
@@ -41,6 +42,7 @@ NOTES: dict[str, str] = {
     "Identity": "",
     "Lambda": "a function of a batch or of each image, or a module; it gets images alone",
     "MixUp": "with the neighbour in the epoch's order, λ for each sample; behind `ToDtype` or `Normalize`",
+    "Mosaic": "YOLO's; not in torchvision; with three neighbours in the epoch's order",
     "MultiView": "not in torchvision: several views of an image, decoded once",
     "Normalize": "takes uint8 images too, which it scales by 1/255; a mean of levels is refused, unless they stay "
     "levels by `ToDtype('float32')`; `inplace` changes nothing",
@@ -61,12 +63,14 @@ NOTES: dict[str, str] = {
     "Resize": ANTIALIASED,
     "ResizeKeepRatio": TIMM,
     "SanitizeBoundingBoxes": "`labels_getter` gets the sample as the dataset yields it",
+    "SanitizeKeyPoints": "`labels_getter` gets the sample as the dataset yields it",
     "ScaleJitter": ANTIALIASED,
     "TimmAugMix": TIMM,
     "TimmAutoAugment": TIMM,
     "TimmRandAugment": f"timm's strings, such as `rand-m9-mstd0.5-inc1`; {CLASSIFICATION}",
     "ToDtype": "float32, float16, bfloat16, uint8; `mask_dtype`, or a dict by type, for masks",
     "TrimBorder": TIMM,
+    "UniformTemporalSubsample": "of clips T×H×W×C and lists of frames, before they are decoded",
     "TrivialAugmentWide": f"{CLASSIFICATION}",
 }
 

@@ -14,7 +14,9 @@ from gpuload import transforms as T
 # Not in torchvision; and arguments that it does not have, all of which are optional.
 OURS = {
     "CenterCropOrPad",
+    "CopyPaste",
     "Custom",
+    "Mosaic",
     "MultiView",
     "RandomCropOrPad",
     "ResizeKeepRatio",

@@ -17,6 +17,7 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "AutoAugment": ("policy", "interpolation", "fill"),
     "CenterCrop": ("size",),
     "ClampBoundingBoxes": ("clamping_mode",),
+    "ClampKeyPoints": (),
     "ColorJitter": ("brightness", "contrast", "saturation", "hue"),
     "ConvertBoundingBoxFormat": ("format",),
     "CutMix": ("alpha", "num_classes", "labels_getter"),
@@ -52,7 +53,9 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "RandomZoomOut": ("fill", "side_range", "p"),
     "Resize": ("size", "interpolation", "max_size", "antialias"),
     "SanitizeBoundingBoxes": ("min_size", "min_area", "labels_getter"),
+    "SanitizeKeyPoints": ("labels_getter",),
     "ScaleJitter": ("target_size", "scale_range", "interpolation", "antialias"),
+    "UniformTemporalSubsample": ("num_samples",),
     "TrivialAugmentWide": ("num_magnitude_bins", "interpolation", "fill"),
 }
 
@@ -89,7 +92,6 @@ PRESETS: Final[dict[str, str]] = {
 
 # What gpuload does not have, and what to do instead.
 REFUSED: Final[dict[str, str]] = {
-    "ClampKeyPoints": "keypoints that leave the image keep their coordinates; clip them in the finished batch",
     "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
     "Lambda": (
         "torchvision calls its function with all that a sample holds; gpuload's own, T.Lambda(fn, per='image'), calls "
@@ -97,8 +99,6 @@ REFUSED: Final[dict[str, str]] = {
     ),
     "LinearTransformation": f"do it to the finished batch, or make an nn.Module of it, and {MODULE}",
     "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
-    "SanitizeKeyPoints": "select keypoints in the finished batch",
     "SetClampingMode": "leave it out: gpuload cuts boxes to the image, torchvision's mode 'soft'",
     "TenCrop": "it makes ten images of one; write MultiView([...]) with a chain for each",
-    "UniformTemporalSubsample": "it is for videos; select frames in the dataset's __getitem__",
 }

@@ -20,9 +20,9 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
 
 __all__ = [
-    "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "Elastic", "Erase", "Flip",
-    "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "Warp", "code", "filter_codes",
-    "in_params",
+    "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Elastic",
+    "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Warp",
+    "code", "filter_codes", "in_params",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -404,6 +404,16 @@ class Tidy(Record):
 @dataclass(eq=False, repr=False)
 class Clamp(Record):
     """Bounding boxes are cut to the image."""
+
+
+@dataclass(eq=False, repr=False)
+class ClampPoints(Record):
+    """Keypoints are moved to the nearest pixel of the image, if they are outside."""
+
+
+@dataclass(eq=False, repr=False)
+class TidyPoints(Record):
+    """Keypoints outside the image are left out; of groups (N, …, 2) those with one outside."""
 
 
 @dataclass(eq=False, repr=False)

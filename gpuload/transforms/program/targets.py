@@ -17,10 +17,24 @@ import numpy as np
 
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fields import displaced
-from gpuload.transforms.program.ops import Box, Call, Clamp, Elastic, Flip, Record, Reformat, Tidy, Warp, in_params
+from gpuload.transforms.program.ops import (
+    Box,
+    Call,
+    Clamp,
+    ClampPoints,
+    Elastic,
+    Flip,
+    Record,
+    Reformat,
+    Tidy,
+    TidyPoints,
+    Warp,
+    in_params,
+)
 
 __all__ = ["Trail", "follow", "move_boxes"]
 
+MOVES = (Box, Call, Clamp, ClampPoints, Elastic, Flip, Reformat, Tidy, TidyPoints, Warp)
 CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
 
 
@@ -33,12 +47,14 @@ class Trail:
         points: for each leaf with keypoints, float64 or int64 (…, 2).
         format: the format that a transform set for the boxes; None: as they came.
         left: int64 (n,), which of the original boxes are left; None: all.
+        valid: bool (n,), which of the keypoints are to be kept; None: all.
     """
 
     boxes: list[np.ndarray]
     points: list[np.ndarray] = field(default_factory=list)
     format: str | None = None
     left: np.ndarray | None = None
+    valid: np.ndarray | None = None
 
     def keep(self, kept: np.ndarray) -> None:
         """Leave out boxes where `kept`, bool (n,), is False."""
@@ -61,13 +77,13 @@ def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[n
 
 def _follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
     for record in records:
-        if isinstance(record, Box | Call | Clamp | Elastic | Flip | Reformat | Tidy | Warp):
+        if isinstance(record, MOVES):
             rows = range(len(trails)) if record.rows is None else record.rows.tolist()
             for at, row in enumerate(rows):
                 _step(record, at, trails[row])
 
 
-def _step(record: Box | Call | Clamp | Elastic | Flip | Reformat | Tidy | Warp, at: int, trail: Trail) -> None:
+def _step(record: Record, at: int, trail: Trail) -> None:
     """Move the targets of one sample by a record; `at` is the sample's index in the record's arrays."""
     size_hw = record.sizes_hw[at]
     match record:
@@ -81,7 +97,14 @@ def _step(record: Box | Call | Clamp | Elastic | Flip | Reformat | Tidy | Warp, 
         case Call():
             trail.boxes = [_called(record, "apply_boxes", at, boxes, size_hw) for boxes in trail.boxes]
             trail.points = [_called(record, "apply_keypoints", at, points, size_hw) for points in trail.points]
-        case _:
+        case ClampPoints():
+            most = np.maximum(size_hw[::-1] - 1, 0)
+            trail.points = [np.clip(points, 0, most).astype(points.dtype) for points in trail.points]
+        case TidyPoints():
+            for points in trail.points:
+                inside = ((points >= 0) & (points < size_hw[::-1])).all(axis=tuple(range(1, points.ndim)))
+                trail.valid = inside if trail.valid is None else trail.valid & inside
+        case Box() | Elastic() | Flip() | Warp():
             if isinstance(record, Box) and record.kept is not None and trail.boxes:
                 trail.keep(record.kept[at, : len(trail.boxes[0])])
             trail.boxes = [_moved_boxes(record, at, boxes, size_hw) for boxes in trail.boxes]

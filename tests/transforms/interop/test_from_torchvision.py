@@ -46,6 +46,7 @@ EXAMPLES: dict[str, dict] = {
     "AutoAugment": {"policy": v2.AutoAugmentPolicy.SVHN, "interpolation": BICUBIC, "fill": 7},
     "CenterCrop": {"size": (20, 30)},
     "ClampBoundingBoxes": {"clamping_mode": "hard"},
+    "ClampKeyPoints": {},
     "ColorJitter": {"brightness": 0.1, "contrast": (0.5, 2.0), "saturation": 0.3, "hue": (-0.1, 0.2)},
     "ConvertBoundingBoxFormat": {"format": "CXCYWH"},
     "CutMix": {"alpha": 0.3, "num_classes": 7, "labels_getter": second},
@@ -125,7 +126,9 @@ EXAMPLES: dict[str, dict] = {
     "RandomZoomOut": {"fill": (1, 2, 3), "side_range": (1.5, 2.0), "p": 0.3},
     "Resize": {"size": 20, "interpolation": BICUBIC, "max_size": 50, "antialias": False},
     "SanitizeBoundingBoxes": {"min_size": 2.0, "min_area": 3.0, "labels_getter": None},
+    "SanitizeKeyPoints": {"labels_getter": second},
     "ScaleJitter": {"target_size": (20, 30), "scale_range": (0.5, 1.5), "interpolation": BICUBIC, "antialias": False},
+    "UniformTemporalSubsample": {"num_samples": 3},
     "TrivialAugmentWide": {"num_magnitude_bins": 11, "interpolation": BICUBIC, "fill": 3},
 }
 NOT_TRANSFORMS = {"AutoAugmentPolicy", "InterpolationMode", "Transform"}

@@ -1,0 +1,404 @@
+"""Masks, boxes and keypoints of a batch whose transforms put several samples together: Mosaic and CopyPaste.
+
+Runs in the main process, within the transfer's stream, before the images: what is pasted where depends on masks. All
+samples of the batch are taken from one such transform to the next, each with the geometry between them; there each gets
+parts of the others. Boxes and keypoints are moved by numpy, masks on the device; CopyPaste waits once for the device,
+to learn which instances are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuload.batches.collate import unwrapped
+from gpuload.batches.columns import Columns, Finished, Images
+from gpuload.batches.targets import moved_result, trail_of
+from gpuload.datasets.sample import Boxes, Keypoints
+from gpuload.errors import CollateError
+from gpuload.rng import philox
+from gpuload.stage import RaggedImages
+from gpuload.stage.gathering import Gathered, gather_records, groups_of, tile
+from gpuload.stage.masks import MaskStage, check_fill
+from gpuload.transforms import Chain, Program
+from gpuload.transforms.program.gathers import Paste, Tile
+from gpuload.transforms.program.targets import Trail, follow
+from gpuload.transforms.program.windows import full_windows, nearest_indices
+
+__all__ = ["GatheredTargets"]
+
+
+@dataclass(slots=True)
+class Scene:
+    """The targets of one sample on their way: boxes and points (see `Trail`), masks and what else belongs to boxes, by
+    leaf."""
+
+    trail: Trail
+    masks: dict[int, torch.Tensor]
+    values: dict[int, Any]
+
+
+class GatheredTargets:
+    """Moves the targets of batches, and puts them together.
+
+    Args:
+        chain: the transforms.
+        device: where masks are.
+    """
+
+    def __init__(self, chain: Chain, device: torch.device) -> None:
+        self._name, _ = chain.group
+        self._stage = MaskStage(device)
+
+    def __call__(
+        self,
+        columns: Columns,
+        finished: Finished,
+        program: Program,
+        numbers: np.ndarray,
+        pixels_of: Callable[[Images], RaggedImages],
+    ) -> list[Gathered]:
+        """Move the targets of a batch, into the cells of `finished`; returns what the images need for each record that
+        puts them together.
+
+        Args:
+            columns: the batch, without blocks.
+            finished: takes the results.
+            program: of the images.
+            numbers: int64 (N,), which samples are neighbours: number XOR 1, 2, 3.
+            pixels_of: gives the pixels of masks.
+
+        Raises:
+            CollateError: samples that are put together do not have the same targets.
+        """
+        self._check(columns)
+        fields = set(columns.fields[0]) if columns.fields else set()
+        points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
+        scenes = [
+            Scene(
+                trail_of([values[row] for values in points.values()]),
+                {},
+                {leaf: unwrapped(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()},
+            )
+            for row in range(len(columns))
+        ]
+        dots = [leaf for leaf, values in points.items() if isinstance(values[0], Keypoints)]
+        owned = [leaf in fields for leaf in dots]  # which keypoints belong to boxes
+        first, found = 0, []
+        pixels: dict[int, tuple[RaggedImages, Sequence[tuple[str, int]]]] | None = {
+            masks.leaves[0]: (pixels_of(masks), masks.kinds) for masks in columns.masks
+        }
+        for number, record in [*gather_records(program), (len(program.records), None)]:
+            part = program.part(first, number)
+            if pixels is None:
+                pixels = {leaf: _ragged([scene.masks[leaf] for scene in scenes]) for leaf in scenes[0].masks}
+            for leaf, (ragged, kinds) in pixels.items() if part.records or not first else ():
+                for scene, mask in zip(scenes, self._stage(ragged, part, kinds)[0], strict=True):
+                    scene.masks[leaf] = mask
+            follow(part, [scene.trail for scene in scenes])
+            for scene in scenes:
+                _settle(scene, fields, owned)
+            pixels, first = None, number + 1
+            if isinstance(record, Tile):
+                rows = groups_of(numbers, 4)
+                scenes = _tiled(record, rows, scenes, fields, owned)
+                found.append(Gathered(rows))
+            elif isinstance(record, Paste):
+                rows = groups_of(numbers, 2)
+                scenes, covered = _pasted(record, rows, scenes, fields, owned)
+                found.append(Gathered(rows, covered))
+        for row, scene in enumerate(scenes):
+            number = {Boxes: 0, Keypoints: 0}
+            for leaf, values in points.items():
+                finished.cells[row][leaf] = moved_result(values[row], scene.trail, number[type(values[row])])
+                number[type(values[row])] += 1
+            finished.cells[row] |= scene.masks | scene.values
+        for leaf in fields:
+            finished.whole.pop(leaf, None)
+        return found
+
+    def _check(self, columns: Columns) -> None:
+        """Refuse samples that cannot be put together."""
+        count = len(columns)
+        if len(columns.structures) > 1:
+            other = next(row for row in range(count) if columns.structure(row) != columns.structure(0))
+            self._refuse(columns, other, "have different structures")
+        for images in columns.images:
+            if len(images.rows) != count:
+                other = int(np.setdiff1d(np.arange(count), images.rows)[0])
+                self._refuse(columns, other, "have different numbers of images")
+        for masks in columns.masks:
+            if masks.leaf(count) is None:
+                differ = (row for row in range(count) if row not in masks.rows.tolist())
+                self._refuse(columns, next(differ, 1), "have their masks at different leaves")
+        for column in columns.points.values():
+            rows = range(count) if column.rows is None else column.rows
+            kinds = {type(value) for value in column.values}
+            if len(rows) != count or len(kinds) > 1:
+                self._refuse(columns, next((row for row in range(count) if row not in rows), 1), "have other targets")
+        other = next((row for row, own in enumerate(columns.fields) if own != columns.fields[0]), None)
+        if other is not None:
+            one, two = (", ".join(map(str, columns.fields[row])) or "none" for row in (0, other))
+            self._refuse(
+                columns,
+                other,
+                f"have other leaves that belong to their boxes (numbers {one} and {two}); give {self._name} a "
+                "labels_getter= that names them",
+            )
+
+    def _refuse(self, columns: Columns, other: int, what: str) -> None:
+        first = 0 if other else min(1, len(columns) - 1)
+        raise CollateError(
+            f"{self._name} puts the samples of a batch together, but {columns.name(first)} and {columns.name(other)} "
+            f"{what}; let the dataset return one form, with empty arrays where there is nothing"
+        )
+
+
+def _settle(scene: Scene, fields: set[int], owned: Sequence[bool]) -> None:
+    """Leave out what belongs to boxes that were left out."""
+    left, scene.trail.left = scene.trail.left, None
+    if left is not None:
+        scene.masks |= {leaf: _some(scene.masks[leaf], left) for leaf in scene.masks.keys() & fields}
+        scene.values = {leaf: _some(value, left) for leaf, value in scene.values.items()}
+        scene.trail.points = [
+            points[left] if own else points for points, own in zip(scene.trail.points, owned, strict=True)
+        ]
+
+
+def _some(value: Any, rows: np.ndarray) -> Any:
+    return value[torch.from_numpy(rows).to(value.device)] if isinstance(value, torch.Tensor) else value[rows]
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Rows one after the other. An array without rows says nothing of their dtype and shape."""
+    full = [part for part in parts if len(part)] or list(parts[:1])
+    if isinstance(full[0], torch.Tensor):
+        return torch.cat(full)
+    return np.concatenate(full)
+
+
+# -- Mosaic -----------------------------------------------------------------------------------------------------------
+
+
+def _tiled(
+    record: Tile, groups: np.ndarray, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]
+) -> list[Scene]:
+    """The scenes, each with those of its group."""
+    rows = np.take_along_axis(groups, record.order, axis=1)
+    corners, shown = record.places(rows)
+    found: list[Scene] = []
+    kept_of: list[list[np.ndarray]] = []  # which boxes of each of the four are left
+    for row, own in enumerate(scenes):
+        if not record.tiled[row]:
+            found.append(own)
+            kept_of.append([])
+            continue
+        four = [scenes[other] for other in rows[row].tolist()]
+        boxes, kept, points = [], [], []
+        for scene, corner, (top, left, height, width) in zip(four, corners[row], shown[row].tolist(), strict=True):
+            shift = corner[::-1]
+            moved = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
+            moved = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved]
+            seen = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
+            kept.append(seen[0] if seen else np.arange(0))
+            boxes.append([boxes[rest] for boxes, rest in zip(moved, seen, strict=True)])
+            points.append(
+                [
+                    (dots[kept[-1]] if goes else dots) + shift
+                    for dots, goes in zip(scene.trail.points, owned, strict=True)
+                ]
+            )
+        trail = Trail(
+            [_joined(parts) for parts in zip(*boxes, strict=True)],
+            [_joined(parts) for parts in zip(*points, strict=True)],
+            own.trail.format,
+        )
+        values = {
+            leaf: _joined([_some(scene.values[leaf], rest) for scene, rest in zip(four, kept, strict=True)])
+            for leaf in own.values
+        }
+        found.append(Scene(trail, {}, values))
+        kept_of.append(kept)
+    for leaf in scenes[0].masks:
+        masks = [scene.masks[leaf] for scene in scenes]
+        if leaf in fields:
+            made = _instances(record, rows, corners, shown, masks, kept_of)
+        else:
+            made = _semantic(record, groups, masks)
+        for scene, mask in zip(found, made, strict=True):
+            scene.masks[leaf] = mask
+    return found
+
+
+def _instances(
+    record: Tile,
+    rows: np.ndarray,
+    corners: np.ndarray,
+    shown: np.ndarray,
+    masks: Sequence[torch.Tensor],
+    kept_of: Sequence[Sequence[np.ndarray]],
+) -> list[torch.Tensor]:
+    """Masks of instances: each on a plane of its own, 0 outside its image."""
+    found = []
+    for row, kept in enumerate(kept_of):
+        if not record.tiled[row]:
+            found.append(masks[row])
+            continue
+        size = record.size_hw[row].tolist()
+        dtype = next((masks[other].dtype for other, rest in zip(rows[row], kept, strict=True) if len(rest)), None)
+        result = masks[row].new_zeros((sum(map(len, kept)), *size), dtype=dtype or masks[row].dtype)
+        first = 0
+        for other, rest, corner, box in zip(rows[row], kept, corners[row], shown[row].tolist(), strict=True):
+            (top, left), (down, across, height, width) = (-corner).tolist(), box
+            part = _some(masks[other], rest)[:, top + down :, left + across :][:, :height, :width]
+            result[first : first + len(rest), down : down + height, across : across + width] = part
+            first += len(rest)
+        found.append(result)
+    return found
+
+
+def _semantic(record: Tile, groups: np.ndarray, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Masks of whole images, put together as these are."""
+    for row, (mask, group) in enumerate(zip(masks, groups.tolist(), strict=True)):
+        for other in group:
+            if (masks[other].dtype, masks[other].shape[:-2]) != (mask.dtype, mask.shape[:-2]):
+                raise CollateError(
+                    f"{record.name} puts masks together that differ: row {row} of the batch has {mask.dtype} of shape "
+                    f"{tuple(mask.shape)}, row {other} has {masks[other].dtype} of shape {tuple(masks[other].shape)}; "
+                    "give masks of whole images one dtype and number, and those of instances beside their boxes"
+                )
+    check_fill(record.name, record.mask_fill, np.dtype(str(masks[0].dtype).removeprefix("torch.")))
+    found = [
+        mask.new_empty((*mask.shape[:-2], *size)) for mask, size in zip(masks, record.size_hw.tolist(), strict=True)
+    ]
+    tile(record, groups, masks, full_windows(record.size_hw), found, (record.mask_fill,))
+    return found
+
+
+# -- CopyPaste --------------------------------------------------------------------------------------------------------
+
+
+def _pasted(
+    record: Paste, groups: np.ndarray, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]
+) -> tuple[list[Scene], list[torch.Tensor | None]]:
+    """The scenes, each with instances of its partner, and where these are, bool H×W."""
+    [leaf] = [leaf for leaf in scenes[0].masks if leaf in fields]
+    covered: list[torch.Tensor | None] = [None] * len(scenes)
+    chosen = _chosen(record, groups[:, 1], scenes)
+    coming: dict[int, torch.Tensor] = {}  # the masks that are pasted, in the size of the image
+    for row, some in chosen.items():
+        partner, size_hw = int(groups[row, 1]), record.sizes_hw[row]
+        coming[row] = _nearest(_some(scenes[partner].masks[leaf], some), size_hw)
+        covered[row] = coming[row].ne(0).any(dim=0)
+    remains = _remains({row: scenes[row].masks[leaf] for row in chosen}, covered)
+    found = list(scenes)
+    for row, some in chosen.items():
+        own, partner = scenes[row], scenes[int(groups[row, 1])]
+        under, (lost, left, boxes) = covered[row], remains[row]
+        assert under is not None
+        kept = np.flatnonzero(left)
+        ratio = record.sizes_hw[row, ::-1] / record.sizes_hw[int(groups[row, 1]), ::-1]
+        rest = np.where(lost[:, None], boxes, own.trail.boxes[0])[kept]
+        trail = Trail(
+            [np.concatenate([rest, partner.trail.boxes[0][some] * np.tile(ratio, 2)])],
+            [
+                _joined([mine[kept], theirs[some] * ratio]) if goes else mine
+                for mine, theirs, goes in zip(own.trail.points, partner.trail.points, owned, strict=True)
+            ],
+            own.trail.format,
+        )
+        masks = {}
+        for other, mask in own.masks.items():
+            if other == leaf:
+                mine = torch.where(under, torch.zeros((), dtype=mask.dtype, device=mask.device), _some(mask, kept))
+                masks[other] = _joined([mine, coming[row].to(mask.dtype)])
+            else:
+                masks[other] = torch.where(under, _nearest(partner.masks[other], record.sizes_hw[row]), mask)
+        values = {
+            other: _joined([_some(value, kept), _some(partner.values[other], some)])
+            for other, value in own.values.items()
+        }
+        found[row] = Scene(trail, masks, values)
+    return found, covered
+
+
+def _chosen(record: Paste, partners: np.ndarray, scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
+    """For each image that something is pasted onto, which instances of its partner; those with an area."""
+    found = {}
+    for row, partner in enumerate(partners.tolist()):
+        boxes = scenes[partner].trail.boxes[0]
+        if partner == row or not record.pasted[row] or not len(boxes):
+            continue
+        key = philox.Key(*record.keys[row].tolist())
+        drawn = philox.uniforms(key, np.zeros(1, np.int64), 0, len(boxes))[0]
+        some = np.unique((drawn * len(boxes)).astype(np.int64))
+        some = some[(boxes[some, 2:] > boxes[some, :2]).all(axis=1)]
+        if len(some):
+            found[row] = some
+    return found
+
+
+def _remains(
+    masks: dict[int, torch.Tensor], covered: Sequence[torch.Tensor | None]
+) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """For each of these images: which of its instances lose pixels, which have some left, and the smallest boxes around
+    these, int64 (n, 4). One copy from the device for all of them."""
+    found = []
+    for row, mask in masks.items():
+        under = covered[row]
+        assert under is not None
+        there = mask.ne(0)
+        rest = there & ~under
+        down, across = rest.any(dim=2).to(torch.uint8), rest.any(dim=1).to(torch.uint8)
+        height, width = mask.shape[1:]
+        found.append(
+            torch.stack(
+                [
+                    (there & under).flatten(1).any(dim=1).long(),
+                    down.any(dim=1).long(),
+                    across.argmax(dim=1),
+                    down.argmax(dim=1),
+                    width - across.flip(1).argmax(dim=1),
+                    height - down.flip(1).argmax(dim=1),
+                ],
+                dim=1,
+            )
+        )
+    if not found:
+        return {}
+    numbers = torch.cat(found).cpu().numpy()
+    ends = np.cumsum([len(mask) for mask in masks.values()])[:-1]
+    return {
+        row: (part[:, 0] != 0, part[:, 1] != 0, part[:, 2:])
+        for row, part in zip(masks, np.split(numbers, ends), strict=True)
+    }
+
+
+def _nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
+    """Masks …×H×W in a size, by Pillow's nearest pixel."""
+    if list(masks.shape[-2:]) == size_hw.tolist():
+        return masks
+    rows, columns = (
+        torch.from_numpy(nearest_indices(length, size, 0, size)).to(masks.device)
+        for length, size in zip(masks.shape[-2:], size_hw.tolist(), strict=True)
+    )
+    return masks.index_select(-2, rows).index_select(-1, columns)
+
+
+def _ragged(masks: Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
+    """Masks as images whose channels are their bytes, as they come from workers; and their kinds."""
+    flat, shapes = [], []
+    for mask in masks:
+        planes = mask if mask.dim() == 3 else mask[None]
+        flat.append(planes.permute(1, 2, 0).contiguous().reshape(-1).view(torch.uint8))
+        shapes.append([*planes.shape[1:], len(planes) * planes.element_size()])
+    shapes = np.array(shapes, np.int64)
+    ends = np.cumsum(shapes.prod(axis=1))
+    regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
+    names = [f"mask {number}" for number in range(len(masks))]
+    kinds = [(str(mask.dtype).removeprefix("torch."), mask.dim()) for mask in masks]
+    return RaggedImages(torch.cat(flat), ends - shapes.prod(axis=1), shapes, shapes[:, :2], regions, names), kinds

@@ -1,0 +1,149 @@
+"""Mosaic and CopyPaste: transforms for detection that put images of several samples together.
+
+The samples are neighbours in the epoch's order, as MixUp's are: those at positions p XOR 1, or p XOR 1, 2 and 3. Each
+sample has draws of its own, so the result is the same on any number of ranks. Boxes, their belongings, masks and
+keypoints go with the images (`gpuload.batches.gathering`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from gpuload.transforms.arguments import fill_values, interval, probability, size_pair
+from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.program.gathers import Paste, Tile
+from gpuload.transforms.program.ops import Record
+
+__all__ = ["CopyPaste", "Mosaic"]
+
+WORDS: Final = 2.0**32
+
+
+@dataclass(frozen=True, repr=False)
+class _Gathering(Transform):
+    """Base of both."""
+
+    needs_whole: ClassVar[bool] = True
+    drops_boxes: ClassVar[bool] = True
+
+    def _check_getter(self, getter: Any) -> None:
+        own = type(self).__name__
+        if getter != "default" and not callable(getter):
+            raise ValueError(
+                f"{own}(labels_getter=…) must be 'default', or a function that takes a sample and gives what belongs "
+                f"to its boxes, such as lambda s: s[1]['labels']; got {getter!r}"
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class Mosaic(_Gathering):
+    """Show four images in one: they meet at a random centre, as in YOLO.
+
+    The result has one size. Each quadrant shows one of the four images, its inner corner at the centre; what reaches
+    beyond the result is cut off, and `fill` is where no image is. Nothing is resized: for YOLO's mosaic of 640 pixels
+    write ``Resize(None, max_size=640), Mosaic(1280), RandomAffine(…), CenterCrop(640)``.
+
+    The four are positions 4k … 4k + 3 of the epoch's order (with a sampler or an iterable dataset: rows 4k … 4k + 3 of
+    a batch), in a random order, so `batch_size` must be a multiple of 4; each of them gets a mosaic of its own. A
+    sample takes the place of a neighbour that is missing, at the end of an epoch or where one was skipped.
+
+    Boxes, with their belongings, masks of instances, and keypoints of all four are moved, cut to what is seen of their
+    image, and joined; boxes of which nothing is seen are left out. Masks of the whole image become a mosaic too. All
+    other leaves, such as an ``image_id``, stay those of the sample itself. A sample must have targets, or the labels of
+    three others would be lost.
+
+    Bochkovskiy, Wang and Liao, "YOLOv4: Optimal speed and accuracy of object detection", 2020.
+
+    Args:
+        size: of the result: an integer (a square), or (height, width), or `by_epoch`.
+        center_range: where the centre may lie, as a fraction of the height and of the width.
+        p: the probability. Other images stay as they are.
+        fill: the level where no image is, in 0 … 255, or one for each channel, or a dict of them by type.
+        labels_getter: what belongs to the boxes. ``"default"``: beside the boxes, labels, ``"area"``, ``"iscrowd"``,
+            masks of instances and `Keypoints` with an entry for each box. A function as for `SanitizeBoundingBoxes`:
+            what it gives, and masks of instances.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> Mosaic(640).output_size((480, 600))
+        (640, 640)
+    """
+
+    record: ClassVar[type[Record]] = Tile
+    gathers: ClassVar[int] = 4
+
+    size: int | tuple[int, int]
+    center_range: tuple[float, float] = (0.25, 0.75)
+    p: float = 1.0
+    fill: Any = 0
+    labels_getter: Callable[[Any], Any] | str = field(default="default", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", size_pair("Mosaic(size=…)", self.size))
+        low, high = interval("Mosaic(center_range=…)", self.center_range)
+        if not 0 <= low <= high <= 1:
+            raise ValueError(f"Mosaic(center_range=…) is a range of fractions in 0 … 1, got ({low}, {high})")
+        object.__setattr__(self, "center_range", (low, high))
+        object.__setattr__(self, "p", probability("Mosaic(p=…)", self.p))
+        object.__setattr__(self, "fill", fill_values("Mosaic(fill=…)", self.fill))
+        self._check_getter(self.labels_getter)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tile:
+        numbers, size = uniforms(7), np.array(self.size, np.int64)
+        tiled = numbers[:, 0] < self.p
+        low, high = self.center_range
+        centres = ((low + numbers[:, 1:3] * (high - low)) * size).astype(np.int64)
+        order = np.argsort(numbers[:, 3:], axis=1, kind="stable")
+        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        return Tile(tiled, order, centres, np.where(tiled[:, None], size, sizes_hw), fill, mask_fill)
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        return self.size if self.p == 1 else None  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True, repr=False)
+class CopyPaste(_Gathering):
+    """Paste instances of another image onto each image, with their masks, boxes and labels.
+
+    Some instances of the neighbour, at least one, are pasted at their places, without blending; if its image has
+    another size, it is resized first (bilinear; masks by the nearest pixel). They cover what lies below: masks lose
+    those pixels, instances of which nothing is left are left out, with their box and its belongings, and a box of an
+    instance that lost pixels becomes the smallest around the rest. The pasted instances come last. A mask of the whole
+    image shows the neighbour's where something is pasted. ``"area"`` is not computed anew. Keypoints that do not belong
+    to boxes, and all other leaves, stay those of the sample itself.
+
+    The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable dataset: rows 2k and
+    2k + 1 of a batch), so `batch_size` must be even; onto a sample without a neighbour nothing is pasted. A sample must
+    have one leaf of `Boxes` and, in the same container or deeper in it, one `Mask` N×H×W with a mask for each.
+
+    Ghiasi et al., "Simple copy-paste is a strong data augmentation method for instance segmentation", CVPR 2021. As in
+    torchvision's references (detection/transforms.py, `SimpleCopyPaste`) of n instances those are pasted that n draws
+    with replacement hit; its boxes end at the last pixel, ours at its far edge.
+
+    Args:
+        p: the probability that something is pasted onto an image.
+        labels_getter: as for `Mosaic`.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+    """
+
+    record: ClassVar[type[Record]] = Paste
+    gathers: ClassVar[int] = 2
+
+    p: float = 1.0
+    labels_getter: Callable[[Any], Any] | str = field(default="default", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", probability("CopyPaste(p=…)", self.p))
+        self._check_getter(self.labels_getter)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Paste:
+        numbers = uniforms(3)
+        return Paste(numbers[:, 0] < self.p, (numbers[:, 1:] * WORDS).astype(np.uint64))

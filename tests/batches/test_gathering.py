@@ -1,0 +1,518 @@
+"""Mosaic and CopyPaste through loaders, held against plain numpy, sample by sample; and who may be put together."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bits.running import in_batches
+from PIL import Image as PILImage
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.rng.philox import Key, epoch_key, uniforms
+
+SEED = 5
+FILL = {gl.Image: (9, 99, 199), gl.Mask: 77}
+
+
+@dataclass
+class Scene:
+    """A picture with instances, as numpy has it."""
+
+    image: np.ndarray  # H×W×3
+    boxes: np.ndarray  # n×4, float64
+    masks: np.ndarray  # n×H×W, bool
+    labels: np.ndarray
+    area: np.ndarray
+    dots: np.ndarray  # n×2×2
+    semantic: np.ndarray  # H×W
+
+
+def scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
+    random = np.random.default_rng(index)
+    height, width = size or (24 + int(random.integers(20)), 28 + int(random.integers(20)))
+    count = (3, 0, 2, 5, 1)[index % 5]
+    image = random.integers(0, 256, (height, width, 3)).astype(np.uint8)
+    lefts, tops = random.uniform(0, width * 0.6, count), random.uniform(0, height * 0.6, count)
+    rights = lefts + random.uniform(3, width * 0.4, count)
+    boxes = np.stack([lefts, tops, rights, tops + random.uniform(3, height * 0.4, count)], 1).astype(np.float32)
+    masks = np.zeros((count, height, width), bool)
+    for mask, (left, top, right, bottom) in zip(masks, boxes.astype(int).tolist(), strict=True):
+        mask[top : bottom + 1, left : right + 1] = random.uniform(size=(bottom + 1 - top, right + 1 - left)) < 0.8
+    if count == 5:  # the first one hides everything
+        boxes[0], masks[0] = [0, 0, width, height], True
+    labels = 100 * index + np.arange(count)
+    dots = random.uniform(0, 24, (count, 2, 2)).astype(np.float32)
+    semantic = random.integers(0, 60, (height, width)).astype(np.int64)
+    return Scene(image, boxes.astype(np.float64), masks, labels, masks.sum((1, 2)).astype(float), dots, semantic)
+
+
+class Scenes:
+    """A dataset of them: ``(image, target, semantic mask)``."""
+
+    def __init__(self, length: int = 14, size: tuple[int, int] | None = None) -> None:
+        self.length, self.size = length, size
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        found = scene(index, size=self.size)
+        target = {
+            "boxes": gl.Boxes(found.boxes.astype(np.float32)),
+            "labels": torch.from_numpy(found.labels),
+            "masks": gl.Mask(found.masks),
+            "area": found.area,
+            "points": gl.Keypoints(found.dots),
+            "image_id": index,
+        }
+        return gl.Image(found.image), target, gl.Mask(found.semantic)
+
+
+def loader(transforms: list[Any], dataset: Any = None, batch_size: int | None = 4, **options: Any) -> gl.Loader:
+    given = {"num_workers": 0, "device": "cpu", "seed": SEED, "backend": "torch", "ragged": "list", **options}
+    return gl.Loader(Scenes() if dataset is None else dataset, batch_size, transforms=transforms, **given)
+
+
+def rows_of(made: gl.Loader) -> list[tuple[Any, dict[str, Any], Any]]:
+    with made:
+        return [row for images, targets, masks in made for row in zip(images, targets, masks, strict=True)]
+
+
+def drawn(transforms: list[Any], scenes: list[Scene]) -> Any:
+    sizes = np.array([one.image.shape[:2] for one in scenes])
+    return T.Chain(transforms).draw(epoch_key(SEED, 0), np.arange(len(scenes)), sizes)
+
+
+def neighbour(row: int, number: int, count: int) -> int:
+    return row ^ number if row ^ number < count else row
+
+
+def same(row: Any, expected: Scene, index: int) -> None:
+    image, target, semantic = row
+    np.testing.assert_array_equal(image.numpy(), expected.image.transpose(2, 0, 1))
+    np.testing.assert_array_equal(target["labels"].numpy(), expected.labels)
+    np.testing.assert_array_equal(target["masks"].numpy(), expected.masks)
+    np.testing.assert_allclose(target["boxes"].numpy(), expected.boxes, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(target["area"].numpy(), expected.area)
+    np.testing.assert_allclose(target["points"].numpy(), expected.dots, rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(semantic.numpy(), expected.semantic)
+    assert target["image_id"] == index
+    assert target["boxes"].dtype == torch.float32
+    assert target["masks"].dtype == torch.bool
+
+
+@contextlib.contextmanager
+def runner(name: str):
+    with in_batches() if name == "batched" else contextlib.nullcontext():
+        yield
+
+
+# -- Mosaic: what it shows --------------------------------------------------------------------------------------------
+
+
+def mosaic(four: list[Scene], centre: tuple[int, int], size: tuple[int, int]) -> Scene:
+    """Four scenes around a centre, pixel by pixel of a canvas that nothing can leave."""
+    (cy, cx), (height, width), border = centre, size, 200
+    canvas = np.full((height + 2 * border, width + 2 * border, 3), FILL[gl.Image], np.uint8)
+    semantic = np.full(canvas.shape[:2], FILL[gl.Mask], np.int64)
+    inside = slice(border, border + height), slice(border, border + width)
+    parts = []
+    for number, one in enumerate(four):
+        h, w = one.image.shape[:2]
+        top = border + cy - (h if number < 2 else 0)
+        left = border + cx - (w if number % 2 == 0 else 0)
+        canvas[top : top + h, left : left + w] = one.image
+        semantic[top : top + h, left : left + w] = one.semantic
+        x, y = left - border, top - border
+        boxes = one.boxes + np.array([x, y, x, y])
+        boxes = np.clip(boxes, 0, [width, height, width, height])
+        boxes = np.clip(boxes, [x, y, x, y], [x + w, y + h, x + w, y + h])  # of boxes that leave their own image
+        rest = [n for n, box in enumerate(boxes.tolist()) if box[2] > box[0] and box[3] > box[1]]
+        masks = np.zeros((len(rest), *canvas.shape[:2]), bool)
+        masks[:, top : top + h, left : left + w] = one.masks[rest]
+        parts.append((boxes[rest], masks[:, *inside], one.labels[rest], one.area[rest], one.dots[rest] + [x, y]))
+    joined = [np.concatenate(some) for some in zip(*parts, strict=True)]
+    return Scene(canvas[inside], *joined, semantic[inside])
+
+
+@pytest.mark.parametrize("run", ["single", "batched"])
+@pytest.mark.parametrize("size", [(40, 52), (100, 90), 17])
+def test_a_mosaic_is_that_of_plain_numpy(run, size):
+    chain = [T.Mosaic(size, center_range=(0.1, 0.9), fill=FILL)]
+    scenes = [scene(index) for index in range(14)]  # the last group has two
+    [record] = drawn(chain, scenes).records
+    with runner(run):
+        rows = rows_of(loader(chain, ragged="error"))
+    for row, found in enumerate(rows):
+        four = [scenes[neighbour(row, number, 14)] for number in record.order[row].tolist()]
+        pair = size if isinstance(size, tuple) else (size, size)
+        same(found, mosaic(four, tuple(record.centre_yx[row].tolist()), pair), row)
+
+
+def mirrored(one: Scene, *, axis: int) -> Scene:
+    """Left to right (1) or upside down (0)."""
+    length = one.image.shape[axis]
+    boxes, dots = one.boxes.copy(), one.dots.copy()
+    near, far = 1 - axis, 3 - axis
+    boxes[:, [near, far]] = length - one.boxes[:, [far, near]]
+    dots[..., near] = length - 1 - one.dots[..., near]
+    return replace(
+        one,
+        image=np.flip(one.image, axis),
+        boxes=boxes,
+        masks=np.flip(one.masks, 1 + axis),
+        dots=dots,
+        semantic=np.flip(one.semantic, axis),
+    )
+
+
+@pytest.mark.parametrize("run", ["single", "batched"])
+def test_transforms_before_and_after_see_what_they_would(run):
+    chain = [T.RandomHorizontalFlip(0.5), T.Mosaic((40, 52), fill=FILL), T.RandomVerticalFlip(0.5)]
+    before = [scene(index) for index in range(14)]
+    flips, record, last = drawn(chain, before).records
+    flipped = [mirrored(one, axis=1) if flips.flipped[row] else one for row, one in enumerate(before)]
+    with runner(run):
+        rows = rows_of(loader(chain, batch_size=8))
+    assert 0 < flips.flipped.sum() < 14
+    for row, found in enumerate(rows):
+        four = [flipped[neighbour(row, number, 14)] for number in record.order[row].tolist()]
+        expected = mosaic(four, tuple(record.centre_yx[row].tolist()), (40, 52))
+        same(found, mirrored(expected, axis=0) if last.flipped[row] else expected, row)
+
+
+@pytest.mark.parametrize("run", ["single", "batched"])
+def test_a_part_of_a_mosaic_is_made_alone(run):
+    """The crop after it makes the window of the mosaic smaller than the mosaic."""
+    crop = T.CenterCrop((20, 30))
+    with runner(run):
+        whole = rows_of(loader([T.Mosaic((40, 50), fill=FILL)]))
+        parts = rows_of(loader([T.Mosaic((40, 50), fill=FILL), crop]))
+    for (image, _, mask), (part, _, part_mask) in zip(whole, parts, strict=True):
+        assert torch.equal(image[:, 10:30, 10:40], part)
+        assert torch.equal(mask[10:30, 10:40], part_mask)
+
+
+def test_what_is_not_made_a_mosaic_stays_as_it_is():
+    chain = [T.Mosaic(40, p=0.5)]
+    scenes = [scene(index) for index in range(14)]
+    [record] = drawn(chain, scenes).records
+    rows = rows_of(loader(chain))
+    assert 0 < record.tiled.sum() < 14
+    for row in np.flatnonzero(~record.tiled).tolist():
+        same(rows[row], scenes[row], row)
+
+
+def test_masks_alone_go_into_a_mosaic():
+    """Semantic segmentation: no boxes."""
+    dataset = [(gl.Image(scene(n).image), gl.Mask(scene(n).semantic)) for n in range(8)]
+    boxed = rows_of(loader([T.Mosaic(50)], Scenes(8)))
+    with loader([T.Mosaic(50)], dataset) as made:
+        found = torch.cat([torch.stack(list(masks)) for _, masks in made])
+    assert torch.equal(found, torch.stack([semantic for *_, semantic in boxed]))
+
+
+def test_a_crop_before_leaves_boxes_out_with_what_belongs_to_them():
+    chain = [T.RandomIoUCrop(sampler_options=[0.0], max_scale=0.6), T.Mosaic(300), T.SanitizeBoundingBoxes()]
+    for _, target, _ in rows_of(loader(chain)):
+        count = len(target["boxes"])
+        assert {len(target[name]) for name in ("labels", "masks", "area", "points")} == {count}
+        for box, mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
+            down, across = torch.nonzero(mask, as_tuple=True)
+            if len(down):  # cut by the crop, a box is still around its pixels
+                assert box[0] - 1 < across.min()
+                assert across.max() < box[2] + 1
+                assert box[1] - 1 < down.min()
+                assert down.max() < box[3] + 1
+
+
+# -- CopyPaste: what it shows -----------------------------------------------------------------------------------------
+
+
+def resized(one: Scene, size: tuple[int, int]) -> Scene:
+    height, width = one.image.shape[:2]
+    if (height, width) == size:
+        return one
+    to, nearest, bilinear = (size[1], size[0]), PILImage.Resampling.NEAREST, PILImage.Resampling.BILINEAR
+    ratio = np.array([size[1] / width, size[0] / height])
+    masks = [np.asarray(PILImage.fromarray(mask.astype(np.uint8)).resize(to, nearest)) > 0 for mask in one.masks]
+    return replace(
+        one,
+        # Along the rows first: Pillow 13 begins with what is cheaper, and rounds to levels in between.
+        image=np.asarray(PILImage.fromarray(one.image).resize((size[1], height), bilinear).resize(to, bilinear)),
+        boxes=one.boxes * np.tile(ratio, 2),
+        masks=np.array(masks, bool).reshape(-1, *size),
+        dots=one.dots * ratio,
+        semantic=np.asarray(PILImage.fromarray(one.semantic.astype(np.uint8)).resize(to, nearest)).astype(np.int64),
+    )
+
+
+def pasted(own: Scene, other: Scene, chosen: list[int]) -> Scene:
+    """Instances of a scene over another one, pixel by pixel."""
+    other = resized(other, own.image.shape[:2])
+    image, semantic, masks = own.image.copy(), own.semantic.copy(), own.masks.copy()
+    for number in chosen:
+        there = other.masks[number]
+        image[there], semantic[there] = other.image[there], other.semantic[there]
+        masks[:, there] = False
+    rest, boxes = [], []
+    for number, mask in enumerate(masks):
+        ys, xs = np.nonzero(mask)
+        if len(ys):
+            rest.append(number)
+            lost = mask.sum() < own.masks[number].sum()
+            around = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
+            boxes.append(around if lost else own.boxes[number])
+    return Scene(
+        image,
+        np.concatenate([np.array(boxes, float).reshape(-1, 4), other.boxes[chosen]]),
+        np.concatenate([masks[rest], other.masks[chosen]]),
+        np.concatenate([own.labels[rest], other.labels[chosen]]),
+        np.concatenate([own.area[rest], other.area[chosen]]),
+        np.concatenate([own.dots[rest], other.dots[chosen]]),
+        semantic,
+    )
+
+
+def choice(record: Any, row: int, count: int) -> list[int]:
+    """Which of so many instances are pasted: those that as many draws hit."""
+    numbers = uniforms(Key(*record.keys[row].tolist()), np.zeros(1, np.int64), 0, count)[0]
+    return sorted({int(number * count) for number in numbers})
+
+
+@pytest.mark.parametrize("run", ["single", "batched"])
+@pytest.mark.parametrize("size", [(40, 50), None], ids=["equal", "different"])
+def test_a_paste_is_that_of_plain_numpy(run, size):
+    chain = [T.CopyPaste(p=0.8)]
+    scenes = [scene(index, size=size) for index in range(25)]  # the last one is alone
+    [record] = drawn(chain, scenes).records
+    with runner(run):
+        rows = rows_of(loader(chain, Scenes(25, size), batch_size=6))
+    lost = 0
+    for row, found in enumerate(rows):
+        partner, expected = neighbour(row, 1, 25), scenes[row]
+        if record.pasted[row] and partner != row:
+            expected = pasted(expected, scenes[partner], choice(record, row, len(scenes[partner].boxes)))
+        lost += len(set(scenes[row].labels) - set(expected.labels))
+        same(found, expected, row)
+    assert 0 < record.pasted.sum() < 25
+    assert lost  # some were hidden altogether
+
+
+@pytest.mark.parametrize("run", ["single", "batched"])
+def test_mosaics_are_pasted_onto_each_other(run):
+    chain = [T.Mosaic((40, 52), fill=FILL), T.CopyPaste(), T.RandomHorizontalFlip(1.0), T.CenterCrop((40, 52))]
+    scenes = [scene(index) for index in range(16)]
+    tiled, paste, *_ = drawn(chain, scenes).records
+    mosaics = [
+        mosaic([scenes[row ^ n] for n in tiled.order[row].tolist()], tuple(tiled.centre_yx[row].tolist()), (40, 52))
+        for row in range(16)
+    ]
+    with runner(run):
+        rows = rows_of(loader(chain, Scenes(16), batch_size=8))
+    for row, found in enumerate(rows):
+        other = mosaics[row ^ 1]
+        expected = pasted(mosaics[row], other, choice(paste, row, len(other.boxes)))
+        same(found, mirrored(expected, axis=1), row)
+
+
+# -- the same for all workers and batches -----------------------------------------------------------------------------
+
+CHAIN = [
+    T.RandomResizedCrop(48),
+    T.Mosaic(64, p=0.8),
+    T.CopyPaste(p=0.7),
+    T.RandomAffine(20, scale=(0.5, 1.5)),
+    T.CenterCrop(48),
+    T.ColorJitter(0.4),
+    T.SanitizeBoundingBoxes(),
+    T.ToDtype("float32", scale=True),
+]
+
+
+def equal(one: list[Any], two: list[Any]) -> None:
+    assert len(one) == len(two)
+    for (image, target, mask), (image2, target2, mask2) in zip(one, two, strict=True):
+        assert torch.equal(image, image2)
+        assert torch.equal(mask, mask2)
+        for name in target:
+            assert torch.equal(torch.as_tensor(target[name]), torch.as_tensor(target2[name])), name
+
+
+@pytest.mark.processes
+def test_workers_and_batches_make_no_difference():
+    options = {"dataset": Scenes(26), "shuffle": True, "ragged": "error"}
+    first = rows_of(loader(CHAIN, batch_size=4, **options))
+    for workers, size in ((0, 26 + 2), (1, 12), (2, 8)):
+        equal(first, rows_of(loader(CHAIN, batch_size=size, num_workers=workers, chunk_size=3, **options)))
+
+
+def test_an_epoch_goes_on_where_it_was_left():
+    options = {"dataset": Scenes(26), "batch_size": 8, "shuffle": True, "ragged": "error"}
+    whole = rows_of(loader(CHAIN, **options))
+    with loader(CHAIN, **options) as made:
+        next(iter(made))
+        state = made.state_dict()
+    again = loader(CHAIN, **options)
+    again.load_state_dict(state)
+    equal(whole[8:], rows_of(again))
+
+
+def test_ranks_make_no_difference():
+    """Each of them has whole groups, also at the end, where the epoch begins again."""
+    whole = rows_of(loader(CHAIN, Scenes(16), batch_size=16))
+    two = [rows_of(loader(CHAIN, Scenes(16), batch_size=4, rank=rank, world_size=2)) for rank in (0, 1)]
+    equal(whole, [*two[0][:4], *two[1][:4], *two[0][4:], *two[1][4:]])
+    padded = [rows_of(loader([T.Mosaic(40)], Scenes(6), batch_size=8, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert [target["image_id"] for part in padded for _, target, _ in part] == [0, 1, 2, 3, 4, 5, 4, 5]
+    equal(rows_of(loader([T.Mosaic(40)], Scenes(6), batch_size=8))[:6], [*padded[0], *padded[1]][:6])
+
+
+def test_one_sample_is_made_again():
+    rows = rows_of(loader(CHAIN, Scenes(14), shuffle=True, ragged="error"))
+    with loader(CHAIN, Scenes(14), shuffle=True, ragged="error") as made:
+        for position in (2, 13):
+            found = made.replay(0, position)
+            image, target, _ = found.sample
+            assert torch.equal(image, rows[position][0])
+            assert torch.equal(target["boxes"], rows[position][1]["boxes"])
+            assert {"Mosaic", "CopyPaste"} <= {name for name, _ in found.draws}
+
+
+def test_a_collate_fn_gets_the_same():
+    rows = rows_of(loader(CHAIN, ragged="error"))
+    with loader(CHAIN, ragged="error", collate_fn=list) as made:
+        equal(rows, [sample for batch in made for sample in batch])
+
+
+def test_a_sample_that_fails_is_missing_in_its_group():
+    class Failing(Scenes):
+        def __getitem__(self, index: int) -> Any:
+            if index == 2:
+                raise OSError("gone")
+            return super().__getitem__(index)
+
+    with pytest.warns(RuntimeWarning, match="gone"):
+        rows = rows_of(loader([T.Mosaic(40)], Failing(8), faults=gl.Faults(on_error="skip", max_error_rate=1.0)))
+    assert [target["image_id"] for _, target, _ in rows] == [0, 1, 3, 4, 5, 6, 7]
+    [record] = drawn([T.Mosaic(40)], [scene(n) for n in range(8)]).records
+    four = [scene(0 if n == 2 else n) for n in record.order[0].tolist()]
+    np.testing.assert_array_equal(
+        rows[0][1]["labels"].numpy(), mosaic(four, tuple(record.centre_yx[0].tolist()), (40, 40)).labels
+    )
+
+
+def test_a_sampler_puts_the_rows_of_a_batch_together():
+    keys = [3, 9, 0, 5, 7, 1]
+    rows = rows_of(loader([T.Mosaic(40)], batch_size=4, sampler=keys))
+    scenes = [scene(key) for key in keys]
+    [record] = drawn([T.Mosaic(40)], scenes).records
+    for row, (_, target, _) in enumerate(rows):
+        four = [scenes[neighbour(row, number, 6)] for number in record.order[row].tolist()]
+        expected = mosaic(four, tuple(record.centre_yx[row].tolist()), (40, 40))
+        np.testing.assert_array_equal(target["labels"].numpy(), expected.labels)
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+def target(**more: Any) -> dict[str, Any]:
+    one = scene(0)
+    return {"boxes": gl.Boxes(one.boxes), "labels": one.labels, **more}
+
+
+IMAGE = scene(0).image
+MASKS = gl.Mask(scene(0).masks)
+
+
+@pytest.mark.parametrize(
+    ("transform", "sample", "text"),
+    [
+        (
+            T.Mosaic(40),
+            (IMAGE, 7),
+            r"Mosaic puts images of several samples together, so their boxes or masks have to go",
+        ),
+        (T.CopyPaste(), (IMAGE, target()), r"CopyPaste takes samples with one gpuload.Mask N×H×W.*3 boxes.*has 0"),
+        (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste takes samples with one leaf of boxes"),
+        (
+            T.Mosaic(40),
+            (IMAGE, target(scores=np.ones(3))),
+            r"'scores', with 3 entries for 3 boxes, may belong to them or not; give Mosaic a labels_getter=",
+        ),
+        (
+            T.CopyPaste(),
+            (IMAGE, target(masks=MASKS, names=["a", "b", "c"])),
+            r"CopyPaste takes boxes to other samples, and 'names', with 3 entries",
+        ),
+    ],
+)
+def test_samples_that_cannot_be_put_together_are_refused(transform, sample, text):
+    with pytest.raises(gl.SampleError, match=text), loader([transform], [sample] * 4) as made:
+        next(iter(made))
+
+
+def test_what_the_getter_names_goes_with_the_boxes_and_nothing_else():
+    getter = lambda sample: (sample[1]["labels"], sample[1]["scores"])  # noqa: E731
+    sample = (IMAGE, target(scores=np.array([7.0, 8.0, 9.0]), names=np.array([1, 2, 3])))
+    with loader([T.Mosaic(120, labels_getter=getter)], [sample] * 4) as made:
+        _, targets = next(iter(made))
+    for found in targets:
+        assert len(found["boxes"]) == len(found["labels"]) == len(found["scores"]) == 12
+        assert found["scores"].tolist() == [7.0, 8.0, 9.0] * 4
+        assert found["names"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        (
+            (IMAGE, {**target(), "more": 1}),
+            r"Mosaic puts the samples of a batch together, but sample 0 and sample 1 have",
+        ),
+        (
+            (IMAGE, {"boxes": gl.Boxes(scene(2).boxes), "labels": scene(2).labels, "area": 1.0}),
+            r"sample 0 and sample 1 have other leaves that belong to their boxes \(numbers 1, 2, 3 and 2, 3\); give M",
+        ),
+    ],
+)
+def test_samples_of_a_batch_must_be_alike(second, text):
+    first = (IMAGE, target() if "more" in second[1] else target(area=np.ones(3)))
+    with pytest.raises(gl.CollateError, match=text), loader([T.Mosaic(40)], [first, second] * 2) as made:
+        next(iter(made))
+
+
+def test_masks_of_whole_images_must_be_alike():
+    masks = [np.zeros((30, 40), np.uint8), np.zeros((30, 40), np.int32)]
+    dataset = [(np.zeros((30, 40, 3), np.uint8), gl.Mask(mask)) for mask in masks * 2]
+    text = "Mosaic puts masks together that differ: row 0 of the batch has torch.uint8"
+    with pytest.raises(gl.CollateError, match=text), loader([T.Mosaic(40)], dataset) as made:
+        next(iter(made))
+
+
+@pytest.mark.parametrize(
+    ("size", "transform", "text"),
+    [
+        (
+            6,
+            T.Mosaic(40),
+            r"batch_size must be a multiple of 4 with Mosaic, which puts together the samples of a batch in ",
+        ),
+        (3, T.Mosaic(40), r"in fours, got 3; use batch_size=4$"),
+        (
+            5,
+            T.CopyPaste(),
+            r"batch_size must be even with CopyPaste, which puts together the.*in pairs, got 5; use batch_s",
+        ),
+        (None, T.Mosaic(40), r"so Mosaic has no neighbour.*give a batch_size that is a multiple of 4"),
+    ],
+)
+def test_batches_hold_whole_groups(size, transform, text):
+    with pytest.raises(ValueError, match=text):
+        loader([transform], batch_size=size, ragged="error")

@@ -1,0 +1,118 @@
+"""Mosaic and CopyPaste: what they take, what they draw, and where they may stand."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+
+N = 8000
+KEY = epoch_key(3, 1)
+SIZES = np.tile([[40, 60]], (N, 1))
+
+
+def drawn(transform):
+    [record] = T.Chain([transform]).draw(KEY, np.arange(N), SIZES).records
+    return record
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "error", "text"),
+    [
+        (T.Mosaic, {"size": 0}, ValueError, "Mosaic(size=…) must be at least 1, got 0"),
+        (T.Mosaic, {"size": 9, "p": 2}, ValueError, "Mosaic(p=…) is a probability and must lie in 0 … 1, got 2.0"),
+        (
+            T.Mosaic,
+            {"size": 9, "center_range": 0.5},
+            TypeError,
+            "Mosaic(center_range=…) must be a pair (low, high), got",
+        ),
+        (
+            T.Mosaic,
+            {"size": 9, "center_range": (0.5, 1.5)},
+            ValueError,
+            "Mosaic(center_range=…) is a range of fractions in 0 … 1, got (0.5, 1.5)",
+        ),
+        (T.Mosaic, {"size": 9, "fill": "grey"}, TypeError, "Mosaic(fill=…) must be a number, got 'grey' (str)"),
+        (T.CopyPaste, {"p": -1}, ValueError, "CopyPaste(p=…) is a probability and must lie in 0 … 1, got -1.0"),
+        (
+            T.CopyPaste,
+            {"labels_getter": None},
+            ValueError,
+            "CopyPaste(labels_getter=…) must be 'default', or a function that takes a sample and gives what belongs to",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be(kind, arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        kind(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "text"),
+    [
+        (
+            [T.Mosaic(40), T.RandomIoUCrop()],
+            "RandomIoUCrop draws from the boxes of a sample, which are not known before Mosaic has put several samples "
+            "together; put RandomIoUCrop before Mosaic",
+        ),
+        ([T.MultiView([[T.Mosaic(40)], [T.CopyPaste()]])], "Mosaic does not go with MultiView: a sample has its boxes"),
+        (
+            [T.Normalize((0.5,) * 3, (0.5,) * 3), T.CopyPaste()],
+            "CopyPaste (number 2) cannot come after Normalize (number 1)",
+        ),
+    ],
+)
+def test_orders_that_cannot_be(transforms, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        T.Chain(transforms)
+
+
+@pytest.mark.parametrize("holder", [T.RandomApply, T.RandomChoice, T.RandomOrder])
+def test_others_cannot_hold_them(holder):
+    text = f"{holder.__name__} cannot hold Mosaic, which takes in images of other samples.*of its own: p=…"
+    with pytest.raises(ValueError, match=text):
+        holder([T.Compose([T.Mosaic(40)])])
+
+
+def test_a_chain_knows_how_many_neighbours_it_needs():
+    mixup = [T.ToDtype("float32"), T.MixUp(labels_getter=None)]
+    assert T.Chain([T.Resize(9)]).group == ("", 1)
+    assert T.Chain([T.CopyPaste(), T.Mosaic(40)]).group == ("Mosaic", 4)
+    assert T.Chain([T.CopyPaste(), *mixup]).group == ("CopyPaste", 2)
+    assert T.Chain([T.Mosaic(9), *mixup]).group == ("Mosaic", 4)
+
+
+def test_the_sizes_of_results():
+    assert T.Chain([T.Resize(100), T.Mosaic((30, 40)), T.CopyPaste()]).output_size_hw == (30, 40)
+    assert T.Mosaic(30, p=0.5).output_size((9, 9)) is None
+
+
+def test_centres_are_uniform_and_orders_all_alike():
+    record = drawn(T.Mosaic((1000, 2000), center_range=(0.2, 0.7), p=0.6))
+    assert stats.binomtest(int(record.tiled.sum()), N, 0.6).pvalue > 1e-4
+    for axis, length in enumerate((1000, 2000)):
+        places = (record.centre_yx[:, axis] + 0.5) / length
+        assert stats.kstest(places, stats.uniform(0.2, 0.5).cdf).pvalue > 1e-4
+    _, counts = np.unique(record.order, axis=0, return_counts=True)
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > 1e-4
+    assert (record.size_hw == np.where(record.tiled[:, None], [1000, 2000], SIZES)).all()
+
+
+def test_pastes_have_keys_of_their_own():
+    record = drawn(T.CopyPaste(0.3))
+    assert stats.binomtest(int(record.pasted.sum()), N, 0.3).pvalue > 1e-4
+    assert len(np.unique(record.keys, axis=0)) == N
+
+
+def test_whole_images_are_needed_before_and_a_crop_before_narrows_what_is_decoded():
+    chain = T.Chain([T.RandomCrop(20), T.Mosaic(50), T.CenterCrop(10)])
+    regions = chain.regions(KEY, np.arange(50), SIZES[:50])
+    assert (regions[:, 2:] == 20).all()
+    assert (T.Chain([T.Mosaic(50), T.CenterCrop(10)]).regions(KEY, np.arange(3), SIZES[:3])[:, 2:] == [40, 60]).all()
