@@ -231,6 +231,11 @@ def detection(samples: Samples) -> dict[str, Any]:
     return {"dataset": dataset, "transforms": chain, "ragged": "list"}
 
 
+def _instances(sample: Any) -> Any:
+    """What belongs to the boxes."""
+    return sample[1]["labels"], sample[1]["keypoints"]
+
+
 @case()
 def detection_jitter(samples: Samples) -> dict[str, Any]:
     """Large scale jittering, with masks and keypoints of the instances."""
@@ -238,7 +243,7 @@ def detection_jitter(samples: Samples) -> dict[str, Any]:
         T.ScaleJitter((32, 32), (0.4, 1.6)),
         T.RandomCrop(28, pad_if_needed=True, fill=FILL),
         T.RandomVerticalFlip(),
-        T.SanitizeBoundingBoxes(min_size=3, labels_getter=lambda sample: sample[1]["labels"]),
+        T.SanitizeBoundingBoxes(min_size=3, labels_getter=_instances),
         *END,
     ]
     dataset = samples.make(partial(samples.scene, form="xywh", points=True))
@@ -613,10 +618,10 @@ def padded_collation(samples: Samples) -> dict[str, Any]:
         lambda number: {
             "image": gl.Encoded(samples.jpeg(number)),
             "words": np.arange(number),
-            "boxes": np.ones((number, 4)),
+            "rows": np.ones((number, 4)),
         }
     )
-    collate = partial(gl.pad_collate, to={"boxes": (9, None)}, value={"words": -1, "boxes": 0.5, "image": 3})
+    collate = partial(gl.pad_collate, to={"rows": (9, None)}, value={"words": -1, "rows": 0.5, "image": 3})
     return {"dataset": dataset, "transforms": [T.RandomResize(12, 20), NORMALIZE], "collate_fn": collate}
 
 
