@@ -618,10 +618,10 @@ def padded_collation(samples: Samples) -> dict[str, Any]:
         lambda number: {
             "image": gl.Encoded(samples.jpeg(number)),
             "words": np.arange(number),
-            "rows": np.ones((number, 4)),
+            "boxes": np.ones((number, 4)),
         }
     )
-    collate = partial(gl.pad_collate, to={"rows": (9, None)}, value={"words": -1, "rows": 0.5, "image": 3})
+    collate = partial(gl.pad_collate, to={"boxes": (9, None)}, value={"words": -1, "boxes": 0.5, "image": 3})
     return {"dataset": dataset, "transforms": [T.RandomResize(12, 20), NORMALIZE], "collate_fn": collate}
 
 
