@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuload import transforms
     from gpuload.batches.assemble import BatchInfo
-    from gpuload.batches.pad import Padded, pad_collate
+    from gpuload.batches.pad import Padded, pad, pad_collate
     from gpuload.datasets import ImageFiles, ImageFolder
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
     from gpuload.datasets.wrap import wrap
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpuload.loader.loader import Loader
     from gpuload.rng.generators import sample_rng
     from gpuload.workers.faults import Faults
+    from gpuload.workers.workerinfo import get_worker_info
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,8 @@ _HOMES = {
     "SampleError": "gpuload.errors",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
+    "get_worker_info": "gpuload.workers.workerinfo",
+    "pad": "gpuload.batches.pad",
     "pad_collate": "gpuload.batches.pad",
     "read": "gpuload.datasets.sample",
     "sample_rng": "gpuload.rng.generators",
@@ -88,6 +91,8 @@ __all__ = [
     "TooManyErrors",
     "WorkerError",
     "__version__",
+    "get_worker_info",
+    "pad",
     "pad_collate",
     "read",
     "sample_rng",
@@ -99,7 +104,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'gpuload' has no attribute {name!r}")
+        from gpuload.transforms.names import missing
+
+        raise missing(__name__, name)
     module = importlib.import_module(home)
     value = module if name == "transforms" else getattr(module, name)
     globals()[name] = value
@@ -107,4 +114,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted(__all__)

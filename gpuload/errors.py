@@ -36,8 +36,14 @@ class CompilerError(BackendError):
 class DecodeError(GpuloadError):
     """The bytes of an image cannot be decoded; the message says why, in the decoders' own words.
 
-    Raised by `gpuload.decode`. Inside a `Loader` it becomes the cause of a `SampleError`.
+    Raised by `gpuload.decode`, and for files that are not read at all. Inside a `Loader` it becomes the cause of a
+    `SampleError`.
+
+    Attributes:
+        filename: the file that was not read; else None.
     """
+
+    filename: str | None = None
 
 
 class CollateError(GpuloadError):

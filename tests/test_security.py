@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import gpuload
 
@@ -322,3 +323,39 @@ def test_a_bomb_of_a_few_bytes_is_refused_from_its_header(refusals, name):
 
 def test_no_memory_is_taken_for_the_pixels_that_a_header_promises(refusals):
     assert refusals[1] < 48 << 20  # Pillow and its libraries; the smallest of the images would take 3.6 GB
+
+
+@pytest.mark.slow
+def test_decoders_take_no_more_memory_than_is_counted(tmp_path):
+    """`Decode.max_memory` is held against this; a region, so that the result counts for nothing."""
+    image = Image.new("RGBA", (3000, 3000), (9, 200, 77, 100))
+    kinds = {
+        "WEBP": {"method": 0}, "AVIF": {"speed": 10, "subsampling": "4:4:4"}, "JPEG2000": {"tile_size": (1500, 1500)},
+        "TIFF": {"compression": "tiff_lzw", "strip_size": 1 << 30}, "PNG": {}, "QOI": {}, "JPEG": {"progressive": True},
+    }  # fmt: skip
+    program = """
+        import json, sys
+        from gpuload import Decode
+        from gpuload.datasets.sample import read
+        from gpuload.decode import Decoder
+        from gpuload.decode.header import SEVERAL_SCANS, decoder_bytes
+
+        def peak_bytes():
+            with open("/proc/self/status") as status:
+                return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+
+        decoder, image = Decoder(Decode()), read(sys.argv[1])
+        header = decoder.header(image)
+        before = peak_bytes()
+        decoder.decode(image, header, (0, 0, 10, 10))
+        taken, pixels = peak_bytes() - before, header.height * header.width
+        opened = header.opened
+        print(json.dumps([taken, decoder_bytes(image.data, opened, 1) if opened else SEVERAL_SCANS * pixels]))
+    """
+    for kind, options in kinds.items():
+        path = tmp_path / kind
+        (image.convert("RGB") if kind == "JPEG" else image).save(path, kind, **options)
+        command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        taken, counted = json.loads(done.stdout)
+        assert taken < counted + (24 << 20), kind  # and the decoder's library

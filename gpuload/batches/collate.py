@@ -9,6 +9,7 @@ tensors; masks outside such dicts become one tensor. The frames of a clip are st
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.columns import Columns, Finished
-from gpuload.datasets.tree import LEAF, Structure, assembled, describe, leaf_count, unflatten
+from gpuload.datasets.tree import LEAF, Structure, assembled, describe, difference, leaf_count, names_of, unflatten
 from gpuload.errors import CollateError
 from gpuload.ring.chunk import TensorBits
 
@@ -75,8 +76,9 @@ def outline_of(columns: Columns) -> Outline:
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
-                f"{columns.name(0)} is {_shown(outlines[0])}, but {columns.name(row)} is {_shown(outline)}: all "
-                "samples of a batch must have the same structure, with their images in the same places"
+                f"{columns.name(0)} is {_shown(outlines[0])}, but {columns.name(row)} is {_shown(outline)}"
+                f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
+                "structure, with their images in the same places"
                 f"{outside}; let the dataset return one form"
             )
         outlines.append(outline)
@@ -168,7 +170,8 @@ def collate(
             return ready[number]
         # Strings stay as they are: default_collate returns a tuple of them within a tuple or list, else a list.
         column = _cells(columns, finished, outline.leaves[number])
-        return _column(tuple(column) if within in ("tuple", "list") else column, number, to_device, columns.name)
+        own = tuple(column) if within in ("tuple", "list") else column
+        return _column(own, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
     return assembled(outline.structure, leaf, keep_tuples=False)  # like default_collate
 
@@ -213,7 +216,7 @@ def _shown(outline: Outline) -> str:
     return f"{describe(outline.structure)} with its images at leaf {', '.join(at['image']) or 'none'}{masks}"
 
 
-def _column(column: Sequence[Any], number: int, to_device: ToDevice, names: Callable[[int], str]) -> Any:
+def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
     try:
         result = default_collate(column)  # pyright: ignore[reportArgumentType]  tuples work too
     except (TypeError, RuntimeError, ValueError) as error:
@@ -224,9 +227,9 @@ def _column(column: Sequence[Any], number: int, to_device: ToDevice, names: Call
             if other is not None
             else f"{names(0)} has a {type(column[0]).__name__}"
         )
+        what = f"leaf {name()!r} of the samples" if name() else "the samples"
         raise CollateError(
-            f"leaf {number} of the samples cannot be put together into a batch: {where} ({error}); "
-            "return values of one shape, of types that torch's default_collate knows"
+            f"{what} cannot be put together into a batch: {where} ({error}); {_remedy(column, name(), shapes)}"
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
@@ -251,6 +254,16 @@ def _clip(frames: Sequence[Any]) -> Any:
     if isinstance(frames[0], list):
         return [torch.stack(clip) for clip in zip(*frames, strict=True)]
     return torch.stack(list(frames), 1)
+
+
+def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
+    if isinstance(column[0], os.PathLike):
+        return "return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles reads whole folders"
+    if all(shapes) and len({len(shape) for shape in shapes}) == 1:
+        boxes = "; boxes of an image come as a list if they are gpuload.Boxes(array, format)"
+        how = f"pad({name!r})" if name else "pad_collate"
+        return f"collate_fn=gpuload.{how} pads them" + boxes * (len(shapes[0]) == 2 and shapes[0][1] == 4)
+    return "return values of one shape, of types that torch's default_collate knows"
 
 
 def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:

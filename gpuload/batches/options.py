@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from gpuload.order.options import check_flag
 from gpuload.transforms import Chain
 
 __all__ = ["BatchOptions"]
@@ -46,7 +47,7 @@ class BatchOptions:
                 f"ragged={self.ragged!r} has no meaning with {'batch_size=None' if self.single else 'a collate_fn'}, "
                 "which gets each image with its own size; leave it out (gpuload.pad_collate pads)"
             )
-        object.__setattr__(self, "pin_memory", bool(self.pin_memory))
+        object.__setattr__(self, "pin_memory", check_flag("pin_memory", self.pin_memory))
 
     @property
     def by_row(self) -> bool:

@@ -7,19 +7,30 @@ this module, so it imports torch only when there is something to collate. It hol
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpuload.datasets.tree import LEAF, Structure, assembled, describe, flatten
+from gpuload.datasets.tree import (
+    LEAF,
+    Structure,
+    assembled,
+    describe,
+    difference,
+    flatten,
+    labels_of,
+    names_of,
+    unflatten,
+)
 from gpuload.errors import CollateError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Padded", "pad_collate"]
+__all__ = ["Padded", "pad", "pad_collate"]
 
 Shape = tuple[int | None, ...]
 
@@ -38,9 +49,39 @@ class Padded(NamedTuple):
     padding: float
 
 
+def pad(
+    *names: str | int, to: Shape | Mapping[str, Shape] | None = None, value: float | Mapping[str, float] = 0
+) -> Callable[[Sequence[Any]], Any]:
+    """A `collate_fn` that pads the leaves of these names alone, and puts all others together as ``default_collate``.
+
+    As in ``gl.Loader(dataset, 32, collate_fn=gl.pad("caption"))``: images come as one tensor, captions as `Padded`. A
+    leaf that is named may also be a list of numbers, as tokenizers give it.
+
+    Args:
+        names: as in `pad_collate`: ``"caption"``, ``"target.tokens"``; ``1`` for what stands second in a tuple.
+        to, value: as for `pad_collate`.
+
+    Raises:
+        TypeError, ValueError: no name is given, or an argument is invalid.
+
+    Example:
+        >>> samples = [(np.zeros((3, 8, 8)), [5, 6]), (np.zeros((3, 8, 8)), [7, 8, 9])]
+        >>> images, captions = pad(1, value=-1)(samples)
+        >>> images.shape, captions.data.tolist(), captions.sizes.tolist()
+        (torch.Size([2, 3, 8, 8]), [[5, 6, -1], [7, 8, 9]], [[2], [3]])
+    """
+    if not names or not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
+        raise TypeError(
+            f"pad() takes the names of the leaves that it pads, as in pad('caption') or pad(1), got {names}"
+        )
+    _check(to, value)
+    return partial(pad_collate, only=tuple(map(str, names)), to=to, value=value)
+
+
 def pad_collate(
     samples: Sequence[Any],
     *,
+    only: Collection[str] | None = None,
     to: Shape | Mapping[str, Shape] | None = None,
     value: float | Mapping[str, float] = 0,
 ) -> Any:
@@ -49,10 +90,12 @@ def pad_collate(
     Use it as ``collate_fn=gl.pad_collate`` of `Loader` or of torch's DataLoader, with options as
     ``collate_fn=functools.partial(gl.pad_collate, to=(100, 4))``. Every array or tensor of rank 1 or more becomes a
     `Padded`, even if all sizes are equal; all other leaves, and the nesting, are as in torch's ``default_collate``.
+    `pad` pads some leaves alone.
 
     Args:
         samples: nested tuples, lists, dicts and dataclasses, all of one structure. The arrays of a leaf have one rank
             and one dtype; their sizes may differ on every axis, and may be 0.
+        only: the names of the leaves that are padded, which may be lists of numbers too; None: all arrays.
         to: the size that arrays are padded to, a number for each axis, None for the batch's largest on that axis. A
             dict gives the sizes of single leaves, by name: ``{"boxes": (100, 4)}``; others are padded to the batch's
             largest. A leaf's name is the path to it, keys, fields and indices joined by dots: ``"target.boxes"``,
@@ -62,8 +105,8 @@ def pad_collate(
     Raises:
         CollateError: samples differ in structure; the arrays of a leaf differ in rank or dtype, or one is larger than
             `to`; the message names the leaf, the samples (by their row in the batch) and the shapes.
-        TypeError, ValueError: `to` or `value` is invalid, names a missing leaf, or does not suit a leaf's rank or
-            dtype; there are no samples.
+        TypeError, ValueError: `to` or `value` is invalid, or does not suit a leaf's rank or dtype; a leaf that is named
+            is missing; there are no samples.
 
     Example:
         >>> samples = [{"boxes": np.ones((2, 4)), "label": 7}, {"boxes": np.ones((3, 4)), "label": 8}]
@@ -74,9 +117,18 @@ def pad_collate(
         ([1.0, 1.0, -1.0, -1.0, -1.0], tensor([7, 8]))
     """
     _check(to, value)
-    structure, columns = _columns(samples)
-    names = _names(structure)
-    padded = [name for name, column in zip(names, columns, strict=True) if any(map(_is_padded, column))]
+    structure, columns = _columns(samples, only or ())
+    names = names_of(structure)
+    padded = [
+        name
+        for name, column in zip(names, columns, strict=True)
+        if (only is None or name in only) and any(map(_is_padded, column))
+    ]
+    if unknown := [name for name in only or () if name not in padded]:
+        raise ValueError(
+            f"pad() names the leaf {unknown[0]!r}, but these samples have no array there; their leaves are "
+            f"{', '.join(map(repr, names))}"
+        )
     for option, given in (("to", to), ("value", value)):
         unknown = [name for name in given if name not in padded] if isinstance(given, Mapping) else []
         if unknown:
@@ -92,41 +144,53 @@ def pad_collate(
             shape = to.get(name) if isinstance(to, Mapping) else to
             return _pad(column, name, shape, value.get(name, 0) if isinstance(value, Mapping) else value)
         # default_collate returns strings as they come: in a tuple where it transposes a tuple or list.
-        return _collate(column if within in ("tuple", "list") else list(column), name)
+        return _collate(column if within in ("tuple", "list") else list(column), name, only)
 
     return assembled(structure, leaf, keep_tuples=False)
 
 
-def _columns(samples: Sequence[Any]) -> tuple[Structure, list[tuple[Any, ...]]]:
-    """The structure of all samples, and the values of each leaf."""
+def _columns(samples: Sequence[Any], whole: Collection[str]) -> tuple[Structure, list[tuple[Any, ...]]]:
+    """The structure of all samples, and the values of each leaf; lists named in `whole` are one leaf each."""
     if not len(samples):
         raise ValueError("pad_collate() got no samples; a batch has at least one")
     rows: list[list[Any]] = [[] for _ in samples]
     structures = [flatten(sample, leaves) for sample, leaves in zip(samples, rows, strict=True)]
+    for row, leaves in enumerate(rows) if whole else ():
+        rows[row] = []
+        structures[row] = _folded(structures[row], iter(leaves), whole, (), rows[row])
     for row, structure in enumerate(structures):
         if structure != structures[0]:
             raise CollateError(
-                f"sample 0 of the batch is {describe(structures[0])}, but sample {row} is {describe(structure)}: all "
-                "samples of a batch must have the same structure; let the dataset return one form"
+                f"sample 0 of the batch is {describe(structures[0])}, but sample {row} is {describe(structure)}"
+                f"{difference(structures[0], structure)}: all samples of a batch must have the same structure; let the "
+                "dataset return one form"
             )
     return structures[0], list(zip(*rows, strict=True))
 
 
-def _names(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
-    """The name of each leaf, depth first."""
-    if structure == LEAF:
-        return [".".join(path)]
-    _, cls, keys, children = structure
-    if keys is None:
-        keys = cls._fields if cls is not None else range(len(children))
-    pairs = zip(keys, children, strict=True)
-    return [name for key, child in pairs for name in _names(child, (*path, str(key)))]
+def _folded(
+    node: Structure, leaves: Iterator[Any], whole: Collection[str], path: tuple[str, ...], found: list[Any]
+) -> Structure:
+    """A structure in which lists of these names are leaves; `found` takes the leaves."""
+    if node == LEAF:
+        found.append(next(leaves))
+        return LEAF
+    if node[0] in ("list", "tuple") and ".".join(path) in whole:
+        found.append(_Numbers(unflatten(node, leaves)))
+        return LEAF
+    kind, cls, keys, children = node
+    pairs = zip(labels_of(node), children, strict=True)
+    return kind, cls, keys, tuple([_folded(child, leaves, whole, (*path, label), found) for label, child in pairs])
+
+
+class _Numbers(list[Any]):
+    """A list that is one leaf."""
 
 
 def _is_padded(leaf: Any) -> bool:
     import torch
 
-    return isinstance(leaf, np.ndarray | torch.Tensor) and leaf.ndim > 0
+    return isinstance(leaf, _Numbers) or (isinstance(leaf, np.ndarray | torch.Tensor) and leaf.ndim > 0)
 
 
 def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Padded:
@@ -166,6 +230,7 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
 
 def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
     """The arrays of a leaf as tensors; an error names two that differ in rank or dtype."""
+    column = _from_lists(column, name)
     first = next(row for row, leaf in enumerate(column) if _is_padded(leaf))
     shape = tuple(column[first].shape)
     for row, leaf in enumerate(column):
@@ -185,6 +250,27 @@ def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
     return tensors
 
 
+def _from_lists(column: Sequence[Any], name: str) -> Sequence[Any]:
+    """A leaf with its lists as tensors; an empty one has the dtype and the rank of the others."""
+    import torch
+
+    found = list(column)
+    for row, leaf in enumerate(column):
+        if isinstance(leaf, _Numbers):
+            try:
+                found[row] = torch.tensor(leaf)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise CollateError(
+                    f"{_leaf(name)} of sample {row} of the batch is a list that is no array of numbers ({error}); "
+                    "return numbers, in lists of one length where lists hold lists"
+                ) from error
+    filled = next((leaf for leaf in found if getattr(leaf, "ndim", 0) and len(leaf)), None)
+    for row, leaf in enumerate(column):
+        if isinstance(leaf, _Numbers) and not leaf and isinstance(filled, torch.Tensor):
+            found[row] = filled[:0]
+    return found
+
+
 def _tensor(leaf: Any, name: str, row: int) -> torch.Tensor:
     import torch
 
@@ -201,15 +287,16 @@ def _tensor(leaf: Any, name: str, row: int) -> torch.Tensor:
         ) from error
 
 
-def _collate(column: Any, name: str) -> Any:
+def _collate(column: Any, name: str, only: Collection[str] | None) -> Any:
     from torch.utils.data import default_collate
 
     try:
         return default_collate(column)
     except (TypeError, RuntimeError, ValueError) as error:
         kinds = sorted({type(value).__name__ for value in column})
+        hint = "" if only is None else f"; to pad it too, name it: gpuload.pad({', '.join(map(repr, (*only, name)))})"
         raise CollateError(
-            f"{_leaf(name)} ({', '.join(kinds)}) cannot be put together into a batch: {error}"
+            f"{_leaf(name)} ({', '.join(kinds)}) cannot be put together into a batch: {error}{hint}"
         ) from error
 
 

@@ -141,8 +141,8 @@ def left_behind(chain: Chain, columns: Columns) -> str:
         (method, kind), *_ = missing
         if own.moves_pixels:
             raise ValueError(
-                f"{own.called} moves pixels (moves_pixels = True) and has no {method}, but there are {kind}; write one, "
-                f"or return no {kind}"
+                f"{own.called} moves pixels (moves_pixels = True) and has no {method}, but there are {kind}; write "
+                f"one, or return no {kind}"
             )
         found[_alone(own.called) if own.per != "images" else (
             f"{own.called} has no {method}: {kind} stay where they are. If it moves pixels, write one; if not, say so "

@@ -14,8 +14,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
-        sys.exit(
+        print(
             f"gpuload's command line needs {error.name}, which is not installed. It comes with the extra `cli`:\n\n"
-            "    pip install 'gpuload[cli,demo]'"
+            "    pip install 'gpuload[cli,demo]'",
+            file=sys.stderr,
         )
+        sys.exit(2)
     app()

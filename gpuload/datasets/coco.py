@@ -19,6 +19,7 @@ __all__ = ["CocoTargets", "as_lists", "chosen"]
 
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may be chosen, and its name in the file
 JSON: Final = frozenset({str, int, float, bool, type(None)})
+FARTHEST: Final = 1 << 20  # pixels; pycocotools' memory grows with the length of an edge
 RAW: Final = "keep the annotations as they are, with gpuload.wrap(dataset, annotations='raw')"
 
 
@@ -137,12 +138,12 @@ def _mask(annotation: Any, height: int, width: int) -> np.ndarray:
     """
     given = annotation["segmentation"]
     if isinstance(given, list):
-        bad = next((polygon for polygon in given if len(polygon) < 6 or len(polygon) % 2), None)
-        if bad is not None:
-            raise ValueError(
-                f"the COCO annotation {annotation['id']!r} has a polygon of {len(bad)} numbers, but one is x and y of "
-                "at least three points"
-            )
+        for polygon in given:
+            what = f"the COCO annotation {annotation['id']!r} has a polygon"
+            if len(polygon) < 6 or len(polygon) % 2:
+                raise ValueError(f"{what} of {len(polygon)} numbers, but one is x and y of at least three points")
+            if not np.abs(np.array(polygon, np.float64)).max() < FARTHEST:
+                raise ValueError(f"{what} that reaches beyond {FARTHEST} pixels, or holds NaN")
         try:
             from pycocotools import mask as coco
         except ModuleNotFoundError as error:

@@ -11,6 +11,8 @@ def draws_nothing(dataset: Any) -> bool:
     """Whether no generator has to be seeded for it: a dataset of gpuload's own, or torch's view of one."""
     module = type(dataset).__module__
     if module.startswith("gpuload.datasets"):
+        if type(dataset).__name__ == "Joined":
+            return all(map(draws_nothing, dataset.datasets))
         return getattr(dataset, "target_transform", None) is None
     if module == "torch.utils.data.dataset":
         name = type(dataset).__name__

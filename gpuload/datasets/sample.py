@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from gpuload.datasets.box_formats import BoxFormat, format_name
+from gpuload.datasets.files import read_file
 
 __all__ = ["LEAVES", "PIXELS", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "read"]
 
@@ -65,9 +66,9 @@ class Image:
 
     Args:
         array: uint8, uint16 or float32, or anything that `numpy.asarray` turns into these; H×W for one channel, else as
-            `layout` says. With a first axis more, the frames of a clip. Colour operations take uint8 alone; all others
-            work on any dtype and number of channels.
-        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W, of each frame. None: H×W×C; with more than 4 channels only if
+            `layout` says. Colour operations take uint8 alone; all others work on any dtype and number of channels. With
+            a first axis more, the frames of a clip.
+        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W; of each frame. None: H×W×C; with more than 4 channels only if
             these are the shortest axis.
 
     Raises:
@@ -89,6 +90,9 @@ class Image:
             raise ValueError(f"Image(layout=…) must be 'HWC' or 'CHW', got {self.layout!r}")
         array = np.asarray(self.array)
         if array.dtype != np.uint8:
+            _refuse_file(
+                "Image", self.array, "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
+            )
             array = _deep(array)
         if array.ndim == 2:
             array = array[:, :, None]
@@ -101,7 +105,7 @@ class Image:
                 f"an image must have pixels and channels, got H×W×C = {array.shape} with layout={self.layout!r}"
             )
         if array.shape[-1] > 4:
-            _check_layout(array.shape[-3:], self.layout)
+            _check_layout(array.shape, self.layout)
         object.__setattr__(self, "array", array)
         object.__setattr__(self, "layout", "HWC")
 
@@ -229,7 +233,7 @@ def _deep(array: np.ndarray) -> np.ndarray:
 
 def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
     """Refuse H×W×C of more than 4 channels that is another layout by its looks."""
-    height, width, channels = shape
+    height, width, channels = shape[-3:]  # of a clip, each frame
     other, axis = (height, width) if layout != "CHW" else (width, height)  # where the other layout has channels
     if other <= 4 < axis or (layout is None and channels >= min(height, width)):
         raise ValueError(
@@ -244,6 +248,8 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     if isinstance(value, list | tuple) and array.dtype == np.float64:
         array = array.astype(np.float32)  # as torch.tensor does
     kind = array.dtype.kind
+    if kind not in "biuf" and name == "Mask":
+        _refuse_file(name, value, "the mask of a file is Mask(gpuload.read(path)), or Mask(gpuload.Encoded(bytes))")
     if kind not in "biuf" or (kind == "b" and name != "Mask"):
         raise TypeError(f"{name}() takes an array of numbers, got {array.dtype} of shape {array.shape}")
     if kind in "iu" and array.dtype.itemsize < 4 and name != "Mask":
@@ -255,11 +261,23 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def _refuse_file(name: str, value: Any, remedy: str) -> None:
+    """A TypeError if a file stands where an array should."""
+    if isinstance(value, str | bytes | os.PathLike | Encoded):
+        what = "bytes" if isinstance(value, bytes) else f"an {value!r}"
+        got = f"the path {os.fspath(value)!r}" if isinstance(value, str | os.PathLike) else what
+        raise TypeError(f"{name}() takes an array of numbers, got {got}; {remedy}")
+
+
 def read(path: str | os.PathLike[str]) -> Encoded:
     """Read an image file without decoding it.
 
     As in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload decodes
     only the region that the first crop needs.
+
+    Raises:
+        OSError: the file is missing, or is none (a folder, a FIFO, a device).
+        DecodeError: it has more bytes than `Decode.max_bytes` of the loader that asks for the sample, or than 1 GiB
+            elsewhere; or more than 16 MiB, and does not begin as an image.
     """
-    with open(path, "rb", buffering=0) as file:
-        return Encoded(file.readall(), "RGB", os.fspath(path))
+    return Encoded(read_file(path), "RGB", os.fspath(path))

@@ -21,11 +21,14 @@ __all__ = [
     "Structure",
     "assembled",
     "describe",
+    "difference",
     "dtype_of",
     "flatten",
     "is_tensor",
+    "labels_of",
     "leaf_count",
     "mapping_like",
+    "names_of",
     "rebuild",
     "unflatten",
     "unfold",
@@ -164,6 +167,42 @@ def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
     if kind == "list":
         return "[" + ", ".join(parts) + "]"
     return name + "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
+
+
+def labels_of(node: Structure) -> list[str]:
+    """What a container calls its children: a dict's keys, the fields of a dataclass or named tuple, else numbers."""
+    _, cls, keys, children = node
+    if keys is None:
+        keys = range(len(children)) if cls is None else cls._fields
+    return list(map(str, keys))
+
+
+def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
+    """The name of each leaf, depth first: the path to it, joined by dots."""
+    if structure == LEAF:
+        return [".".join(path)]
+    children = zip(labels_of(structure), structure[3], strict=True)
+    return [name for label, child in children for name in names_of(child, (*path, label))]
+
+
+def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> str:
+    """How two structures differ, if one holds other keys, or a list of another length: text that goes on after a
+    description of them; else nothing."""
+    if LEAF in (one, other) or one[:2] != other[:2]:
+        return ""
+    name = f"{'.'.join(path)!r}" if path else "the sample"
+    ours, theirs = labels_of(one), labels_of(other)
+    if set(ours) != set(theirs) and one[0] == "dict":
+        parts = [
+            f"{', '.join(repr(key) for key in these if key not in those) or 'none'} in the {which} alone"
+            for these, those, which in ((ours, theirs, "first"), (theirs, ours, "second"))
+        ]
+        return f" (the keys of {name} differ: {parts[0]}, {parts[1]})"
+    if len(ours) != len(theirs):
+        hint = f"; collate_fn=gpuload.pad({name}) pads a list of numbers" if path and one[0] == "list" else ""
+        return f" ({name} has the length {len(ours)} in the first, {len(theirs)} in the second{hint})"
+    children = zip(ours, one[3], other[3], strict=True)
+    return next(filter(None, (difference(own, its, (*path, label)) for label, own, its in children)), "")
 
 
 def _kind(leaf: Any) -> str:

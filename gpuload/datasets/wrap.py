@@ -19,7 +19,9 @@ from typing import Any, Final, Literal, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.coco import CocoTargets, as_lists, chosen
-from gpuload.datasets.folder import _checked_mode, _Images, _read
+from gpuload.datasets.files import read_file
+from gpuload.datasets.folder import _checked_mode, _Images
+from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.errors import one_line
@@ -130,8 +132,12 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> 
         return WrappedRows(dataset, mode, got)
     if known & {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}:
         raise TypeError(f"{got}, which holds several datasets; wrap one of them, as in gpuload.wrap(dataset['train'])")
-    if ("datasets.iterable_dataset", "IterableDataset") in known:
-        raise TypeError(f"{got}, which has no length and no order; {TAKEN}. Load it without streaming=True")
+    if is_iterable(dataset):
+        raise TypeError(
+            f"{got}, an iterable dataset, which needs no wrap(): pass it to gpuload.Loader as it is. To leave decoding "
+            "to gpuload, let it yield gpuload.Encoded(bytes) instead of images; gpuload.wrap() is for datasets with a "
+            "length, as load_dataset() without streaming=True gives them"
+        )
     raise TypeError(f"{got}; {TAKEN}. {OWN}")
 
 
@@ -319,7 +325,7 @@ def _filled(plan: Any, value: Any) -> Any:
             raise ValueError("an image of the row has neither bytes nor a path")
         if "://" in path:
             raise FileNotFoundError(errno.ENOENT, "not a file on this machine; download it beforehand", path)
-        data = _read(path)
+        data = read_file(path)
     return Encoded(data, plan, path)
 
 

@@ -91,18 +91,26 @@ class NvImageCodec:
             return None, "the file is cut off: there is no end-of-image marker"
         if header.height * header.width * header.components >= NV_MAX_BYTES:
             return None, f"not tried: {header.width:,}×{header.height:,} pixels are beyond its limit"
-        image, said = self._listen(self._decode_region, data, header, grey, region_tlhw)
-        if image is None or said:
-            return None, said or "it gave no image and no reason"
-        pixels = np.asarray(image)
-        self._image = image if pixels.nbytes <= KEEP_BYTES else None
-        return pixels, ""
-
-    def _decode_region(self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region) -> Any:
-        code = self._code(data)
         top, left, height, width = region_tlhw
-        if height != header.height or width != header.width:
-            code = code.get_sub_code_stream(region=self._region(top, left, top + height, left + width))
+        part = height != header.height or width != header.width
+        if part and not header.complete:
+            return None, "not tried: what an incomplete progressive JPEG lacks is made up from the whole image"
+        start, stop = left, left + width
+        if width == 1 < header.width:  # alone, a column at the edge of a 4:2:0 JPEG gets wrong colours
+            start = max(left - 1, 0)
+            stop = start + 2
+        region = (top, start, top + height, stop) if part else None
+        image, said = self._listen(self._decode_region, data, grey, region)
+        pixels = None if image is None else np.asarray(image)
+        self._image = image if pixels is not None and not said and pixels.nbytes <= KEEP_BYTES else None
+        if pixels is None or said:
+            return None, said or "it gave no image and no reason"
+        return pixels[:, left - start : left - start + width], ""
+
+    def _decode_region(self, data: bytes, grey: bool, region_tlbr: Region | None) -> Any:
+        code = self._code(data)
+        if region_tlbr is not None:
+            code = code.get_sub_code_stream(region=self._region(*region_tlbr))
         return self._decoder.decode(code, image=self._image, params=self._params[grey])
 
 

@@ -10,7 +10,7 @@ import re
 import struct
 from typing import NamedTuple
 
-__all__ = ["EOI", "SOI", "SOS", "JpegHeader", "count_scans", "end_of_scan", "has_end", "scan_markers"]
+__all__ = ["EOI", "SOI", "SOS", "JpegHeader", "end_of_scan", "has_end", "read_scans", "scan_markers"]
 
 SOI = b"\xff\xd8\xff"
 EOI = b"\xff\xd9"
@@ -23,6 +23,7 @@ PROGRESSIVE = frozenset({0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE})
 PASSED_OVER = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {0xFFE1}
 segment_at = struct.Struct(">HH").unpack_from
 frame_at = struct.Struct(">BHHB").unpack_from
+TEM = 0x01  # the one marker without a length that may stand between segments
 NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 
@@ -31,7 +32,7 @@ class JpegHeader(NamedTuple):
 
     `frame` is its SOF marker (0xFFC0 baseline, 0xFFC1 extended, 0xFFC2 progressive …), `first_scan` the offset of its
     first SOS marker, `single_scan` whether libjpeg takes only one scan, `exif` its EXIF block (TIFF header first) or
-    b"", `xmp` likewise.
+    b"", `xmp` likewise, `complete` what `read_scans` says.
     """
 
     frame: int
@@ -43,6 +44,7 @@ class JpegHeader(NamedTuple):
     single_scan: bool
     exif: bytes
     xmp: bytes
+    complete: bool = True
 
     @property
     def plain(self) -> bool:
@@ -84,31 +86,31 @@ def scan_markers(data: bytes) -> JpegHeader | None:
         return None
 
 
-def count_scans(data: bytes, header: JpegHeader, limit: int) -> int:
-    """How many scans a JPEG has; exact if that is more than `limit`.
+def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
+    """How many scans a JPEG has, and whether they give every coefficient to its last bit.
 
     Only a progressive JPEG, and a sequential one whose first scan leaves components out, may have several: in all
-    others a second scan is an error to libjpeg. In scan data 0xFF is never followed by 0xDA, so the markers can be
-    counted without a walk; an embedded picture between scans could add to that count, so above `limit` they are walked.
+    others a second scan is an error to libjpeg. Like libjpeg this passes over what is no marker.
     """
     if header.single_scan:
-        return 1
-    count = data.count(SOS, header.first_scan)
-    if count <= limit:
-        return count
-    count, at = 0, header.first_scan
-    while data[at : at + 1] == b"\xff":
-        marker = data[at + 1]
-        if marker == 0xD9:
+        return 1, True
+    count, at, progressive = 0, header.first_scan, header.frame in PROGRESSIVE
+    missing: dict[int, bytearray] = {}  # for each component and coefficient, how many low bits have not come
+    while (found := NEXT_MARKER.search(data, at)) is not None:
+        at = found.start()
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == EOI[1]:
             break
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        if marker == 0xDA:
+        if marker == SOS[1]:
             count += 1
-            found = NEXT_MARKER.search(data, at)
-            if found is None:
-                break
-            at = found.start()
-    return count
+            if progressive and len(segment := data[at + 4 : at + 2 + length]) > 5:
+                first, last, low = segment[-3], segment[-2], segment[-1] & 15
+                for component in segment[1:-3:2]:
+                    bits = missing.setdefault(component, bytearray(b"\xff" * 64))
+                    bits[first : last + 1] = bytes((low,)) * len(bits[first : last + 1])
+        at += 2 if marker == TEM else 2 + length
+    complete = len(missing) == header.components and not any(map(any, missing.values()))
+    return count, complete or not progressive
 
 
 def end_of_scan(data: bytes, header: JpegHeader) -> int:

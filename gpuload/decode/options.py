@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuload.datasets.files import MAX_BYTES
+
 __all__ = ["Decode"]
 
 
@@ -18,24 +20,34 @@ class Decode:
             (Pillow's own for WebP remains). The default is Pillow's.
         max_scans: refuse a JPEG of more scans, by its markers (500 scans in 5 KB cost seconds of CPU time); None for no
             limit.
+        max_scan_pixels: refuse a JPEG of several scans with more pixels in all of them together; None for no limit. The
+            default is 2³²: 24 scans of the largest image that `max_pixels` allows.
+        max_bytes: refuse a larger file, and do not read it, if gpuload reads it (`read`, `ImageFolder`, …); None for no
+            limit. The default is 1 GiB.
+        max_memory: refuse an image whose decoder would take more bytes of memory, by an estimate: 4 for each pixel,
+            progressive JPEG 12, WebP 16, AVIF 14, a tile of JPEG 2000 25; None for no limit. The default is 2 GiB.
 
     Raises:
         TypeError: `exif` is not a bool, or a limit not an int.
         ValueError: a limit is below 1.
 
     Example:
-        >>> Decode(exif=True, max_scans=100)
-        Decode(exif=True, max_pixels=178956970, max_scans=100)
+        >>> decode = Decode(exif=True, max_scans=100)
+        >>> decode.max_scans, decode.max_pixels
+        (100, 178956970)
     """
 
     exif: bool = False
     max_pixels: int | None = 178_956_970
     max_scans: int | None = 256
+    max_scan_pixels: int | None = 1 << 32
+    max_bytes: int | None = MAX_BYTES
+    max_memory: int | None = 2 << 30
 
     def __post_init__(self) -> None:
         if not isinstance(self.exif, bool):
             raise TypeError(f"Decode(exif=…) must be True or False, got {self.exif!r}")
-        for name in ("max_pixels", "max_scans"):
+        for name in ("max_pixels", "max_scans", "max_scan_pixels", "max_bytes", "max_memory"):
             limit = getattr(self, name)
             if limit is None:
                 continue

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["CHANNELS", "FORMATS", "VALUES", "PillowImage", "open_image", "quiet", "sniff"]
+__all__ = ["CHANNELS", "VALUES", "PillowImage", "open_image", "quiet"]
 
 PLUGINS: Final[dict[str, tuple[str, str]]] = {
     "JPEG": ("JpegImagePlugin", "JpegImageFile"),
@@ -36,21 +36,6 @@ PLUGINS: Final[dict[str, tuple[str, str]]] = {
     "PPM": ("PpmImagePlugin", "PpmImageFile"),
     "QOI": ("QoiImagePlugin", "QoiImageFile"),
 }
-FORMATS: Final = "JPEG, PNG, GIF, BMP, TIFF, WebP, AVIF, JPEG 2000, PNM and QOI"
-STARTS: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-    (b"\xff\x4f\xff\x51", "JPEG2000"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
-    (b"qoif", "QOI"),
-)
 # Channels of the modes that have 8 bits each; `mode="unchanged"` refuses the others.
 CHANNELS: Final[dict[str, int]] = {
     "1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4,
@@ -65,18 +50,6 @@ LOWER: Final[dict[str, str]] = {
 VALUES: Final[dict[str, str]] = {
     "1": "uint8", "L": "uint8", "P": "uint8", "I;16": "int32", "I;16B": "int32", "I;16L": "int32", "I": "int32",
 }  # fmt: skip
-
-
-def sniff(data: bytes) -> str | None:
-    """The format by the first bytes, or None; the file's name does not matter."""
-    for start, name in STARTS:
-        if data.startswith(start):
-            return name
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "WEBP"
-    if data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis", b"mif1", b"msf1"):
-        return "AVIF"
-    return "PPM" if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" else None
 
 
 @contextlib.contextmanager
@@ -107,6 +80,7 @@ class PillowImage:
         self._image = image
         self._reopen = reopen
         self.width, self.height = image.size
+        self.format = image.format or ""
         self.mode: str = image.mode
         self._failure: Exception | None = None
         self._is_wide = image.format in ("PNG", "TIFF") and _stored_as(image) in LOWER
@@ -133,6 +107,11 @@ class PillowImage:
                 self._load()
             value = self._image.getexif().get(0x0112, 1)
         return value if value in range(1, 9) else 1
+
+    def tag(self, number: int) -> int:
+        """The number that a tag of a TIFF holds; 0 if there is none."""
+        value = self._image.tag_v2.get(number, 0)  # pyright: ignore[reportAttributeAccessIssue]
+        return value if isinstance(value, int) else 0
 
     def pixels(self, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
         """A region, H×W×C, converted to `mode` ("unchanged": as stored); raises whatever Pillow raises."""

@@ -44,7 +44,7 @@ class Cursor:
         next: where the next epoch begins.
         epoch: the number of the last one; before the first, the number it will have.
         last: how far the last one has come; None before the first.
-        by_hand: `next` was set after the last one began.
+        by_hand: `next` was set after the last one began; `loaded`: from a state.
         told_epoch: the last argument of `set_epoch`; -1 if it was never called.
         iterator: of the last one, as long as somebody has it.
     """
@@ -53,29 +53,38 @@ class Cursor:
     epoch: int = 0
     last: Progress | None = None
     by_hand: bool = False
+    loaded: bool = False
     told_epoch: int = -1
     iterator: weakref.ref[Any] | None = None
 
     def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
         """The next epoch has this number; `next` stays if it is in that epoch already. `running`: there is a session,
         so `epoch` still names its last epoch."""
+        if self.following.epoch == epoch != self.next.epoch:  # begun already: Lightning calls iter() first
+            return replace(self, told_epoch=epoch)
         place = self.next if epoch == self.next.epoch else Place(epoch, 0)
-        return replace(self.go_to(place, running=running), told_epoch=epoch)
+        loaded = self.loaded and place is self.next
+        return replace(self.go_to(place, running=running, loaded=loaded), told_epoch=epoch)
 
-    def go_to(self, place: Place, *, running: bool) -> Cursor:
+    def go_to(self, place: Place, *, running: bool, loaded: bool = False) -> Cursor:
         """The next epoch begins there."""
-        return replace(self, next=place, by_hand=True, epoch=self.epoch if running else place.epoch)
+        return replace(self, next=place, by_hand=True, loaded=loaded, epoch=self.epoch if running else place.epoch)
 
     def start(self, schedule: Schedule) -> Progress:
         """The progress of an epoch that begins now. It replaces one from which nothing was taken: trainers call
         `iter()` just to look at the iterator."""
-        begin = self.next
-        if self.last is not None and not self.last.begun and not self.by_hand:
-            begin = self.last.start
+        begin = self.following
         progress = Progress.at(schedule, begin)
         if progress.place == begin:
             progress.place = self._as_saved(begin)
         return progress
+
+    @property
+    def following(self) -> Place:
+        """Where an epoch that is begun now starts."""
+        if self.last is not None and not self.last.begun and not self.by_hand:
+            return self.last.start
+        return self.next
 
     def begin(self, progress: Progress, iterator: Any) -> Cursor:
         """The epoch with this progress has begun."""
@@ -94,10 +103,18 @@ class Cursor:
 
     @property
     def place(self) -> Place:
-        """What a state saves: the last epoch's place or, if that is over and another was set by hand, the next's."""
+        """What a state saves: the one that was loaded; else the last epoch's place or, if that is over and another was
+        set by hand, the next's."""
+        if self.loaded:
+            return self.next
         if self.last is None or (self.by_hand and not self.is_open):
             return self._as_saved(self.next)
         return self.last.place
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no sample has been taken, neither by this loader nor, if an epoch is open, in that."""
+        return not self.loaded and (self.last is None or (self.is_open and not self.last.begun))
 
     @property
     def _iterator(self) -> Any:

@@ -12,9 +12,13 @@ from collections.abc import Iterator
 
 from gpuload.errors import GpuloadError
 
-__all__ = ["OVER", "Life"]
+__all__ = ["NEWER", "OVER", "Life"]
 
 OVER = "this iterator is over: {}"
+NEWER = (
+    "a newer iter() of its Loader was started. A Loader gives one epoch at a time: for two at once, as in "
+    "zip(loader, loader) or nested loops, make a second Loader"
+)
 
 
 class Life:

@@ -21,15 +21,18 @@ from gpuload.batches.assemble import BatchInfo
 from gpuload.decode import Decode
 from gpuload.loader.cursor import Cursor
 from gpuload.loader.epoch import Epoch
+from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
 from gpuload.loader.replay import Replay, replay
+from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session, check_for, compile_for, resolve_device
-from gpuload.loader.state import State
+from gpuload.loader.state import State, first_states, for_workers, one_worker
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import check_begin, order_name, schedule_of, shares_of, steps_of
+from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.stage import Plan
+from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.interrupts import finalizing, held
 
@@ -124,7 +127,6 @@ class Loader:
     dataset: Any
     batch_size: int | None
     shuffle: bool
-    sampler: Any
     batch_sampler: Any
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
@@ -178,12 +180,13 @@ class Loader:
         ring_bytes: int = DEFAULT_RING_BYTES,
     ) -> None:
         options = self._options = Options.of(locals())
-        for name in OPTIONS:
+        for name in Loader.__annotations__:
             setattr(self, name, options.argument(name))
         self.errors = ErrorLog()
         self._told: set[str] = set()
         self._cursor = Cursor(Place(0, 0))
         self._session: Session | None = None
+        self._new_workers = False  # the next iter() starts new ones
         self._finalizer: weakref.finalize[Any, Any] | None = None
         check_for(options)
         check_begin(options.order)
@@ -201,6 +204,26 @@ class Loader:
         return steps_of(self._options.order)
 
     @property
+    def transforms(self) -> Chain:
+        """The transforms, as a sequence."""
+        return self._options.chain
+
+    @property
+    def device(self) -> torch.device:
+        """Where the batches go: where they would, before the first `iter()`, if `device` was not given."""
+        return resolve_device(self._options.stage.device) if self._session is None else self._session.stage.device
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that was given, or that of the `batch_sampler`. Else an object that stands for gpuload's own
+        order: it has ``set_epoch(epoch)``, its length is the number of samples of this rank, and iterating gives their
+        indices in the epoch that the next `iter()` begins."""
+        order = self._options.order
+        if order.batch_sampler is not None:
+            return getattr(order.batch_sampler, "sampler", None)
+        return OwnSampler(self) if order.sampler is None else order.sampler
+
+    @property
     def epoch(self) -> int:
         """The number of the epoch that the last `iter()` began; before the first one, the number it will have."""
         return self._cursor.epoch
@@ -216,23 +239,37 @@ class Loader:
             ValueError: `epoch` is negative.
         """
         epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-        inner = getattr(self.batch_sampler, "sampler", None)
-        for other in (self.dataset, self.sampler, self.batch_sampler, inner):
+        order, inner = self._options.order, getattr(self.batch_sampler, "sampler", None)
+        for other in (self.dataset, order.sampler, self.batch_sampler, inner):
             if callable(set_epoch := getattr(other, "set_epoch", None)):
                 set_epoch(epoch)
         self._cursor = self._cursor.set_epoch(epoch, running=self._session is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is, as a small dict that JSON can hold: after the batches that it gave, not those that it
-        prefetched. It is the same on every rank, and any number of ranks and workers can go on from it.
+        prefetched; after `load_state_dict`, what was loaded, until the next `iter()`. It is the same on every rank, and
+        any number of ranks and workers can go on from it.
 
         It also holds a sampler's own ``state_dict()``, and for an iterable dataset an entry for each worker, so that
-        the same number of workers has to go on.
+        the same number of workers has to go on. These may hold numbers, strings, bytes, arrays, tensors on the CPU, and
+        tuples, lists, sets and dicts of these.
 
         Raises:
-            TypeError: JSON cannot hold the state of the sampler or dataset.
+            TypeError: the own state of the sampler or dataset holds what a state does not keep; the message says where.
         """
-        return self._state(self._cursor.place).to_dict()
+        return self._state(self._with_own_state(self._cursor.place)).to_dict()
+
+    def _with_own_state(self, place: Place) -> Place:
+        """Before the first sample, an iterable dataset of this process has its own state too: it may be its own
+        iterator, and nobody else puts it back to its beginning."""
+        if not self._options.order.iterable or self.num_workers or place.iterable or not self._cursor.is_untouched:
+            return place
+        if self._cursor.last is not None and self._session is not None:
+            begin = self._session.where_it_begins()
+            states = None if begin is None else begin.state
+        else:
+            states = first_states(self.dataset)
+        return place if states is None else replace(place, iterable=one_worker(states))
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
         """Go on from a state: the next `iter()` gives the rest of its epoch.
@@ -247,15 +284,16 @@ class Loader:
         """
         loaded = State.from_dict(state)
         loaded.check(self._state(Place(0, 0)), strict=strict)
-        if loaded.stream is not None and (workers := len(loaded.stream["workers"])) != max(1, self.num_workers):
-            raise ValueError(
-                f"the state is of an iterable dataset read with num_workers={workers}, but this loader has "
-                f"num_workers={self.num_workers}: use num_workers={workers}"
-            )
+        if loaded.stream is not None:
+            loaded = replace(loaded, stream=for_workers(loaded.stream, self.num_workers))
         if self._cursor.is_open:
             text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        self._cursor = self._cursor.go_to(loaded.place, running=self._session is not None)
+        running = self._session is not None
+        # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
+        own = callable(getattr(self.dataset, "state_dict", None))
+        self._new_workers = running and self._options.order.iterable and own and loaded.stream is None
+        self._cursor = self._cursor.go_to(loaded.place, running=running, loaded=True)
 
     def _state(self, place: Place) -> State:
         options = self._options
@@ -332,17 +370,22 @@ class Loader:
         options = self._options
         check_begin(options.order)
         schedule = schedule_of(options.order, self.num_workers)
+        for remark in remarks_on(options.order, self.num_workers):
+            warnings.warn(remark, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
         if self._session is not None:
             self._session.check_process()
-            if not self._session.usable:  # the last epoch ended with a WorkerError, or was broken off by a ctrl-C
+            # The last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew.
+            if not self._session.usable or self._new_workers or not self._session.knows_ranks:
+                self._cursor.end(NEWER)
                 self.close()
+        self._new_workers = False
         if self._session is None:
             with held():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors, self._told)
+                self._session = Session(options, self.errors, progress.start.epoch, self._told)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # the session ends itself then
-        self._cursor.end("a newer iter() of its Loader was started")
+        self._cursor.end(NEWER)
         iterator = Epoch(
             self,
             self._session,
@@ -383,4 +426,5 @@ class Loader:
         )
 
 
-OPTIONS = frozenset(Loader.__annotations__)  # the arguments that are public attributes
+# The arguments that are public attributes.
+OPTIONS = frozenset((*Loader.__annotations__, "device", "sampler", "transforms"))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gpuload.batches.options import BatchOptions
 from gpuload.decode import Decode
 from gpuload.loader.cpus import default_workers, usable_cpus
-from gpuload.order.options import OrderOptions, check_integer
+from gpuload.order.options import OrderOptions, check_flag, check_integer
 from gpuload.stage.options import StageOptions
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
@@ -79,8 +79,8 @@ class WorkerOptions:
             "num_workers": num_workers,
             "prefetch_factor": DEFAULT_PREFETCH if prefetch is None else check_integer("prefetch_factor", prefetch, 1),
             "timeout": float(self.timeout),
-            "persistent_workers": bool(self.persistent_workers),
-            "in_order": bool(self.in_order),
+            "persistent_workers": check_flag("persistent_workers", self.persistent_workers),
+            "in_order": check_flag("in_order", self.in_order),
             "decode": decode or Decode(),
             "faults": _faults(self.on_error, self.faults),
             "on_error": None,

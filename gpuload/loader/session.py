@@ -27,7 +27,9 @@ from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader.life import Life
 from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
 from gpuload.loader.options import Options
-from gpuload.order.place import Place
+from gpuload.order.place import IterablePlace, Place
+from gpuload.order.ranks import find_group
+from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage import Stage, check_stage, compile_stage
@@ -60,10 +62,10 @@ class _Launched:
 
 
 class Session:
-    """A session with these options; failed samples are recorded in `errors`, and `told` is what was said of others once
-    and for all."""
+    """A session with these options, whose first epoch has this number; failed samples are recorded in `errors`, and
+    `told` is what was said of others once and for all."""
 
-    def __init__(self, options: Options, errors: ErrorLog, told: set[str] | None = None) -> None:
+    def __init__(self, options: Options, errors: ErrorLog, epoch: int = 0, told: set[str] | None = None) -> None:
         self.options = options
         self.errors = errors
         self._told = set() if told is None else told
@@ -71,6 +73,7 @@ class Session:
         self.stage = compile_for(options, device)
         self.launched: deque[_Launched] = deque()
         workers = options.workers
+        self._ranks = ranks_of(options.order), find_group()
         job = Job(
             options.order.dataset,
             options.chain,
@@ -81,6 +84,9 @@ class Session:
             single=options.order.single,
             plain=not len(options.chain) and options.chain.module is None,
             moves=options.chain.moves_pixels,
+            epoch=epoch,
+            **self._ranks[0],
+            group=self._ranks[1],
         )
         _check_limits(options, device)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
@@ -123,6 +129,11 @@ class Session:
         """Whether another epoch can begin here."""
         return self.life.is_open and self.engine.broken is None
 
+    @property
+    def knows_ranks(self) -> bool:
+        """Whether an iterable dataset was told of the ranks that there are now."""
+        return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
+
     def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
         """Start an epoch, and drop the work of an earlier one. Returns a token for `drop_epoch`.
 
@@ -140,6 +151,13 @@ class Session:
         with self.life.work(broken=self.engine.broken is not None):
             self.ready = self._next_launched(info)
         return self.ready is not None
+
+    def where_it_begins(self) -> IterablePlace | None:
+        """Where this process begins with an iterable dataset, whose ``iter()`` is called for it; before the first batch
+        and without workers."""
+        with self.lock:
+            request = self.feed.first()
+            return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _next_launched(self, info: bool) -> _Launched | None:
         if not self.launched:

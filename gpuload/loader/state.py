@@ -1,21 +1,26 @@
 """The state of a `Loader`, from which another goes on: a place in an epoch, and everything that the place depends on.
 
 Small JSON. It has a position in the epoch's order and nothing about workers, chunks or ranks, so training may go on
-with other numbers of them. Draws depend on (seed, epoch, position), so there are no generators to save.
+with other numbers of them. Draws depend on (seed, epoch, position), so there are no generators to save. What a user's
+sampler or dataset has as its own state is kept with its types (`own_state`). All of a state is checked when it is read.
 """
 
 from __future__ import annotations
 
-import copy
-import json
+import base64
+import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
 
-from gpuload.order.place import Place
+import torch
 
-__all__ = ["State"]
+from gpuload.loader.own_state import from_json, to_json
+from gpuload.order.place import Place
+from gpuload.workers.iterable import own_state
+
+__all__ = ["State", "first_states", "for_workers", "one_worker"]
 
 OPTIONAL: Final = frozenset({"sampler", "stream"})
 KINDS: Final[dict[str, type]] = {
@@ -61,25 +66,17 @@ class State:
         return Place(self.epoch, self.position, self.sampler, self.stream)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, with a version; TypeError if the user's sampler or dataset has a state that JSON cannot hold."""
+        """As JSON, with a version; TypeError if the own state of a sampler or dataset holds what cannot be kept."""
         state: dict[str, Any] = {"version": self.VERSION}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in OPTIONAL:
-                if value is None:
-                    continue
-                for worker in value.get("workers", ()):
-                    if "failed" in (worker.get("state") or ()):
-                        raise TypeError(worker["state"]["failed"])
-                try:
-                    json.dumps(value)
-                except (TypeError, ValueError) as error:
-                    whose = "sampler" if field.name == "sampler" else "dataset"
-                    raise TypeError(
-                        f"the state_dict() of the {whose} holds what JSON cannot ({error}); let it return numbers, "
-                        "strings, lists and dicts"
-                    ) from None
-                value = copy.deepcopy(value)
+            if field.name in OPTIONAL and value is None:
+                continue
+            if field.name == "sampler" and value["own"] is not None:
+                own = value["own"]
+                value = {**value, "own": {**own, "state": to_json(own["state"], "the state_dict() of the sampler")}}
+            if field.name == "stream":
+                value = {**value, "workers": [{**one, "state": _unpacked(one["state"])} for one in value["workers"]]}
             state[field.name] = value
         return state
 
@@ -108,6 +105,10 @@ class State:
                     if kind is int
                     else f"the state's {name} must be of type {kind.__name__}, got {value!r}"
                 )
+        if found.get("sampler") is not None:
+            found["sampler"] = _read_sampler(found["sampler"])
+        if found.get("stream") is not None:
+            found["stream"] = _read_stream(found["stream"])
         return cls(**found)
 
     def check(self, now: State, *, strict: bool) -> None:
@@ -130,3 +131,93 @@ class State:
                 "pass strict=False"
             )
         warnings.warn(f"{text}; going on all the same, since strict=False", RuntimeWarning, stacklevel=3)
+
+
+def first_states(dataset: Any) -> dict[str, bytes | str] | None:
+    """The own state of an iterable dataset that nobody has iterated over yet, or None."""
+    state = own_state(dataset, "dataset")
+    return {"dataset": state} if isinstance(state, bytes) else None  # some have one only once they are iterated over
+
+
+def one_worker(states: dict[str, bytes | str]) -> dict[str, Any]:
+    """The place of a single iterator that has given nothing."""
+    return {"turn": 0, "step": 0, "workers": [{"samples": 0, "ended": False, "state": states}]}
+
+
+def for_workers(stream: dict[str, Any], num_workers: int) -> dict[str, Any]:
+    """The same for this loader's workers; ValueError if they are more or fewer, and the state is not the same for all
+    of them, from before the first sample."""
+    workers, wanted = stream["workers"], max(1, num_workers)
+    if len(workers) == wanted:
+        return stream
+    one = workers[0]
+    if one["samples"] or one["ended"] or "iterator" in (one["state"] or ()) or any(other != one for other in workers):
+        raise ValueError(
+            f"the state is of an iterable dataset read with num_workers={len(workers)}, but this loader has "
+            f"num_workers={num_workers}: use num_workers={len(workers)}"
+        )
+    return {**stream, "workers": [one] * wanted}
+
+
+def _unpacked(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
+    """The own states of a dataset and its iterator as JSON; in a `Place` they are pickled, or say what went wrong."""
+    if states is None:
+        return None
+    found = {}
+    for whose, packed in states.items():
+        if isinstance(packed, str):
+            raise TypeError(packed)
+        # Pickled in this program, from the user's own object. What `from_dict` reads is never unpickled.
+        found[whose] = to_json(pickle.loads(packed), f"the state_dict() of the {whose}")
+    return found
+
+
+def _read_stream(stream: Any) -> dict[str, Any]:
+    workers = stream.get("workers")
+    _expect(
+        isinstance(workers, list) and len(workers) > 0, "stream", "workers", "a list with an entry for each", workers
+    )
+    read = []
+    for number, worker in enumerate(workers):
+        where = f"stream, worker {number}"
+        _expect(isinstance(worker, dict), "stream", f"worker {number}", "a dict", worker)
+        samples, ended, states = (worker.get(name) for name in ("samples", "ended", "state"))
+        _expect(_is_count(samples), where, "samples", "an integer and not negative", samples)
+        _expect(isinstance(ended, bool), where, "ended", "true or false", ended)
+        known = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
+        _expect(known, where, "state", "None, or a dict of iterator and dataset", states)
+        own = states and {
+            whose: pickle.dumps(from_json(state, f"the state's {where}: {whose}"), 5) for whose, state in states.items()
+        }
+        read.append({"samples": samples, "ended": ended, "state": own})
+    turn, step = stream.get("turn"), stream.get("step")
+    _expect(_is_count(turn) and turn < len(workers), "stream", "turn", f"an integer below {len(workers)}", turn)
+    _expect(_is_count(step), "stream", "step", "an integer and not negative", step)
+    return {"turn": turn, "step": step, "workers": read}
+
+
+def _read_sampler(entry: Any) -> dict[str, Any]:
+    batches, own, generator = (entry.get(name) for name in ("batches", "own", "generator"))
+    _expect(_is_count(batches), "sampler", "batches", "an integer and not negative", batches)
+    if own is not None:
+        known = isinstance(own, dict) and own.get("of") in ("iterator", "sampler", "inner") and "state" in own
+        _expect(known, "sampler", "own", 'None, or a dict of "of" and "state"', own)
+        own = {**own, "state": from_json(own["state"], "the state's sampler: own")}
+    if generator is not None:
+        try:
+            bits = bytearray(base64.b64decode(generator, validate=True))
+            torch.Generator().set_state(torch.frombuffer(bits, dtype=torch.uint8))
+        except Exception:
+            _expect(False, "sampler", "generator", "the state of a torch.Generator", generator)
+    return {**entry, "batches": batches, "own": own, "generator": generator}
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _expect(condition: bool, where: str, name: str, expected: str, got: Any) -> None:
+    if not condition:
+        shown = repr(got)
+        shown = shown if len(shown) <= 100 else f"{shown[:99]}…"
+        raise ValueError(f"the state's {where}: {name} must be {expected}, got {shown}")

@@ -7,6 +7,7 @@ is due; a state is made from it. Runs in the main process, in the thread that it
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.order.place import IterablePlace, IterableStart, Place
+from gpuload.order.place import DIGESTS, IterablePlace, IterableStart, Place
+from gpuload.order.ranks import first_rank_with
 from gpuload.order.spec import BatchSpec
 
-__all__ = ["IterableSchedule"]
+__all__ = ["IterableSchedule", "has_sharding_filter"]
 
 _runs = itertools.count(1)  # the numbers of passes, by which workers tell them apart
+_compared = itertools.count(1)  # loaders whose samples were compared with other ranks'
 
 
 class IterableSchedule:
@@ -30,16 +33,26 @@ class IterableSchedule:
         batch_size, drop_last: whether a worker's last samples are left out if they are fewer than a batch.
         workers: how many there are; 1 if the main process does the work.
         rank, world_size: of this process; the dataset decides what it gives on each.
+        told: what the user was warned of already.
     """
 
-    def __init__(self, *, batch_size: int, drop_last: bool, workers: int, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        drop_last: bool,
+        workers: int,
+        rank: int,
+        world_size: int,
+        told: set[str] | None = None,
+    ) -> None:
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._workers = workers
         self._rank = rank
         self._world_size = world_size
         self._pass: _Pass | None = None
-        self._warned = workers < 2  # that several workers give the same samples
+        self._told = set() if told is None else told
 
     def steps(self, place: Place) -> None:
         """Not known."""
@@ -99,8 +112,9 @@ class _Pass:
             any(place.ended or place.broken for place in found),
             state=None if latest is None else latest.state,
         )
-        if latest is not None and not self._schedule._warned:
-            self._warning = self._same_samples(worker, latest)
+        if latest is not None:
+            found = self._same_samples(worker, latest) or self._same_on_ranks(worker, latest)
+            self._warning = self._warning or found
         self._turn = (worker + 1) % len(self._places)
         if empty or (self._schedule._drop_last and taken < self._schedule._batch_size):
             return None
@@ -114,6 +128,8 @@ class _Pass:
 
         Identical samples alone prove nothing: zeros may be shared out correctly.
         """
+        if len(self._places) < 2 or "workers" in self._schedule._told:
+            return ""
         self._digests[worker] = place.digests
         for other, digests in self._digests.items():
             count = min(len(digests), len(place.digests))
@@ -122,7 +138,7 @@ class _Pass:
                 continue
             same = digests[:count] == place.digests[:count] and b"" not in digests[:count]
             if same and (not place.asked or len(set(digests[:count])) > 1):
-                self._schedule._warned = True
+                self._schedule._told.add("workers")
                 return (
                     f"workers {min(worker, other)} and {max(worker, other)} gave the same first {count} samples: each "
                     f"of the {len(self._places)} workers iterates over the whole dataset, so every sample comes "
@@ -130,6 +146,27 @@ class _Pass:
                     "`num_workers` and give only its share, or use num_workers=1"
                 )
         return ""
+
+    def _same_on_ranks(self, worker: int, place: IterablePlace) -> str:
+        """A warning if this rank's first worker gave the same first samples as another rank's."""
+        schedule, digests = self._schedule, place.digests
+        if worker or schedule._world_size < 2 or "ranks" in schedule._told:
+            return ""
+        if len(digests) < DIGESTS and not place.ended:
+            return ""
+        schedule._told.add("ranks")  # compared, for this loader
+        if b"" in digests or len(set(digests)) < 2:  # zeros may be shared out correctly
+            return ""
+        content = f"{next(_compared)}/{self._epoch}/{b''.join(digests).hex()}"
+        other = first_rank_with(content, schedule._rank)
+        if other == schedule._rank:
+            return ""
+        return (
+            f"ranks {other} and {schedule._rank} of {schedule._world_size} gave the same first {len(digests)} samples: "
+            "each rank iterates over the whole dataset, so every sample comes once on each. Let its __iter__ ask "
+            "gpuload.get_worker_info() for `rank` and `world_size`, or torch.distributed, and give only its share; if "
+            "each rank is to read all of it, pass rank=0, world_size=1"
+        )
 
     def remains(self) -> dict[str, Any] | None:
         """For a state between two epochs; None if no dataset has a state."""
@@ -144,3 +181,16 @@ class _Pass:
     def _place(self) -> Place:
         workers = [{"samples": place.samples, "ended": place.ended, "state": place.state} for place in self._places]
         return Place(self._epoch, 0, iterable={"turn": self._turn, "step": self._step, "workers": workers})
+
+
+def has_sharding_filter(dataset: Any) -> bool:
+    """Whether it is torch's datapipe, with a ``sharding_filter()`` that nobody has set."""
+    if not any(cls.__module__ == "torch.utils.data.datapipes.datapipe" for cls in type(dataset).__mro__):
+        return False
+    from torch.utils.data import graph, graph_settings
+
+    with contextlib.suppress(Exception):  # a pipe that cannot be traversed
+        for pipe in graph_settings.get_all_graph_pipes(graph.traverse_dps(dataset)):
+            if callable(getattr(pipe, "apply_sharding", None)) and getattr(pipe, "num_of_instances", 1) == 1:
+                return True
+    return False

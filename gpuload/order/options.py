@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from gpuload.order.permutation import cumulate
 from gpuload.order.ranks import check_rank
 from gpuload.order.shares import Uneven
 
-__all__ = ["OrderOptions", "check_integer"]
+__all__ = ["OrderOptions", "check_flag", "check_integer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class OrderOptions:
     Attributes:
         batch_size: None for samples one by one, or with a batch_sampler.
         seed: as given, or the generator's.
+        told: what the user was warned of already, once for a loader.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two exclude each other.
@@ -47,8 +49,11 @@ class OrderOptions:
     repeats: int = 1
     info: bool = False
     mixes: str = ""
+    told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("shuffle", "drop_last", "info"):
+            object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         self._check_dataset()
         size = None if self.batch_size is None else check_integer("batch_size", self.batch_size, 1)
         seed = _seed(self.seed, self.generator)
@@ -56,7 +61,6 @@ class OrderOptions:
         repeats = check_integer("repeats", self.repeats, 1)
         self._check_ways()
         found = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
-        found.update((name, bool(getattr(self, name))) for name in ("shuffle", "drop_last", "info"))
         for name, value in found.items():
             object.__setattr__(self, name, value)
         check_rank(self.rank, self.world_size)
@@ -107,6 +111,14 @@ class OrderOptions:
 
     def _check_dataset(self) -> None:
         dataset = self.dataset
+        if isinstance(dataset, os.PathLike) or (
+            isinstance(dataset, str) and (os.sep in dataset or os.path.exists(dataset))
+        ):
+            path = os.fspath(dataset)
+            raise TypeError(
+                f"the dataset is a path, {path!r}; to read the images of a folder pass gpuload.ImageFolder({path!r}), "
+                f"with a folder for each class, or gpuload.ImageFiles({path!r}), without labels"
+            )
         if not self.iterable:
             for name in ("__getitem__", "__len__")[: 1 if self.sampled else 2]:
                 if not hasattr(dataset, name):
@@ -179,6 +191,13 @@ class OrderOptions:
             f"batch_size must be even with {name}, which mixes the samples of a batch in pairs, got {size}; use "
             f"batch_size={size + 1}" + (f" or {size - 1}" if size > 1 else "")
         )
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """`value` as True or False; None is False. TypeError of anything but these, 0 and 1: "no" would be True."""
+    if value is None or (isinstance(value, bool | int | np.bool_) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["IterablePlace", "IterableStart", "Place"]
+__all__ = ["DIGESTS", "IterablePlace", "IterableStart", "Place"]
+
+DIGESTS = 8  # this many first samples are compared, to detect workers and ranks that give the same samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,15 @@ class IterableStart:
         run: the number of the pass; another number is another iterator.
         worker: whose samples these are.
         samples: how many were taken before.
-        state: the dataset's own ``state_dict()`` after them; None: they are taken again and dropped.
+        state: the ``state_dict()`` of "iterator" and "dataset" after them, each pickled, or as text why that failed.
+            None, or with a text: they are taken again and dropped.
         stride, offset: sample n has the position n × stride + offset.
     """
 
     run: int
     worker: int
     samples: int
-    state: object
+    state: dict[str, bytes | str] | None
     stride: int
     offset: int
 
@@ -54,12 +57,12 @@ class IterablePlace:
     """How far a worker's iterator has come after a chunk.
 
     `samples` were taken in all; `ended`: there are no more; `broken`: a generator raised, and cannot go on. `state` is
-    from the dataset's own state_dict(). `digests` are of the first samples; `asked`: get_worker_info() was read.
+    as in `IterableStart`. `digests` are of the first `DIGESTS` samples; `asked`: get_worker_info() was read.
     """
 
     samples: int
     ended: bool
     broken: bool = False
-    state: Any = None
+    state: dict[str, bytes | str] | None = None
     digests: tuple[bytes, ...] = ()
     asked: bool = False

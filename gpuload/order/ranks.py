@@ -5,12 +5,13 @@ Called at each `iter()`, since `torch.distributed` may come up after a `Loader` 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["check_rank", "find_rank"]
+__all__ = ["check_rank", "find_group", "find_rank", "first_rank_with"]
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
@@ -28,15 +29,35 @@ def check_rank(rank: Any, world_size: Any) -> None:
         raise ValueError(f"rank must lie in 0 … world_size-1 = {world_size - 1}, got {rank}")
 
 
+def find_group() -> tuple[str, int, int] | None:
+    """What `torch.distributed` says, if it is up: backend, rank, number of ranks."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return str(distributed.get_backend()), distributed.get_rank(), distributed.get_world_size()
+
+
+def first_rank_with(content: str, rank: int) -> int:
+    """The first of the ranks that said this, `rank` itself if no other did: by the store that all ranks of
+    `torch.distributed` have. It waits for none of them."""
+    if find_group() is None:
+        return rank
+    from torch.distributed import distributed_c10d
+
+    with contextlib.suppress(Exception):  # backends without a store; one whose process has gone
+        store = distributed_c10d._get_default_store()
+        return int(store.compare_set(f"gpuload/{content}", "", str(rank)))
+    return rank
+
+
 def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
     """(rank, world_size): from `torch.distributed` if it is up, else from torchrun's environment, else (0, 1).
 
     Raises:
         ValueError: the environment's RANK and WORLD_SIZE are not valid.
     """
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
+    if (group := find_group()) is not None:
+        return group[1:]
     environment = os.environ if environment is None else environment
     given = environment.get("RANK"), environment.get("WORLD_SIZE")
     if given[0] is None or given[1] is None:

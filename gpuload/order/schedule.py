@@ -8,15 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from gpuload.order.iterable import IterableSchedule
+from gpuload.order.iterable import IterableSchedule, has_sharding_filter
 from gpuload.order.options import OrderOptions
 from gpuload.order.place import Place
-from gpuload.order.ranks import find_rank
+from gpuload.order.ranks import find_group, find_rank
 from gpuload.order.sampler import SamplerSchedule
 from gpuload.order.shares import Shares
 from gpuload.order.spec import BatchSpec
 
-__all__ = ["Schedule", "SharesSchedule", "check_begin", "order_name", "schedule_of", "shares_of", "steps_of"]
+__all__ = [
+    "Schedule",
+    "SharesSchedule",
+    "check_begin",
+    "order_name",
+    "ranks_of",
+    "remarks_on",
+    "schedule_of",
+    "shares_of",
+    "steps_of",
+]
 
 
 class Schedule(Protocol):
@@ -66,9 +76,9 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
     """The schedule for these options, with `workers` processes that read."""
     if order.planned:
         return SharesSchedule(shares_of(order))
-    common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **_rank(order)}
+    common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **ranks_of(order)}
     if order.iterable:
-        return IterableSchedule(workers=max(1, workers), **common)
+        return IterableSchedule(workers=max(1, workers), told=order.told, **common)
     return SamplerSchedule(sampler=order.sampler, batch_sampler=order.batch_sampler, seed=order.seed, **common)
 
 
@@ -84,7 +94,7 @@ def shares_of(order: OrderOptions) -> Shares:
         weights=order.cumulative,
         repeats=order.repeats,
         pairs=bool(order.mixes),
-        **_rank(order),
+        **ranks_of(order),
     )
 
 
@@ -96,6 +106,34 @@ def check_begin(order: OrderOptions) -> None:
     """
     if order.planned and (shares := shares_of(order)).steps() == 0:
         raise ValueError(_nothing_left(shares))
+
+
+def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
+    """What to warn of when an epoch begins; each is said once for a loader."""
+    ranks = ranks_of(order)
+    rank, world_size = ranks["rank"], ranks["world_size"]
+    if (
+        order.planned
+        and order.rank is None
+        and world_size > 1
+        and find_group() is None
+        and "shared out" not in order.told
+    ):
+        order.told.add("shared out")
+        yield (
+            f"this epoch is shared out over {world_size} ranks, and this one, {rank}, gets its share, because the "
+            f"environment has RANK={rank} and WORLD_SIZE={world_size}: torch.distributed is not up, and the Loader was "
+            f"not told. Pass rank={rank}, world_size={world_size} if that is meant; rank=0, world_size=1 gives this "
+            "process all samples, as for an evaluation on the first rank alone"
+        )
+    consumers = max(1, workers) * world_size
+    if order.iterable and consumers > 1 and "workers" not in order.told and has_sharding_filter(order.dataset):
+        order.told.add("workers")
+        yield (
+            f"the datapipe has a sharding_filter(), which DataLoader sets and gpuload does not: each of {consumers} "
+            f"workers of all ranks iterates over the whole pipe, so every sample comes {consumers} times. Use "
+            "num_workers=1 on a single rank, or an IterableDataset that asks gpuload.get_worker_info() for its share"
+        )
 
 
 def steps_of(order: OrderOptions) -> int:
@@ -119,7 +157,7 @@ def order_name(order: OrderOptions) -> str:
     return "stream" if order.iterable else "sampler" if order.sampled else shares_of(order).order
 
 
-def _rank(order: OrderOptions) -> dict[str, int]:
+def ranks_of(order: OrderOptions) -> dict[str, int]:
     """rank and world_size: as given, else discovered."""
     given = order.rank is not None and order.world_size is not None
     rank, world_size = (order.rank, order.world_size) if given else find_rank()

@@ -108,6 +108,12 @@ class Shares:
         whole, rest = divmod(self.samples - start, self.global_batch)
         return whole + bool(rest and self._share(rest))
 
+    @property
+    def rows(self) -> int:
+        """How many rows each rank has in a whole epoch."""
+        whole, rest = divmod(self.samples, self.global_batch)
+        return whole * self.batch_size + (self._share(rest) if rest else 0)
+
     def _share(self, rest: int) -> int:
         """How many rows each rank has of a last global batch of `rest` samples."""
         if self.drop_last:

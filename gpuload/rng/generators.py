@@ -17,7 +17,7 @@ import numpy as np
 from gpuload.rng.philox import epoch_key, uniforms
 from gpuload.rng.streams import GENERATORS, SAMPLE_RNG
 
-__all__ = ["GeneratorStates", "kept", "put_back", "sample_rng", "seed_generators", "seeds_of", "states"]
+__all__ = ["GeneratorStates", "kept", "put_back", "sample_rng", "seed_generators", "seeds_of", "set_states", "states"]
 
 GeneratorStates = tuple[Any, Any, Any]
 
@@ -56,9 +56,14 @@ def states() -> GeneratorStates:
 def put_back(saved: GeneratorStates) -> None:
     """Set the generators to these states; no sample is being made any more."""
     global _current
+    _current = None
+    set_states(saved)
+
+
+def set_states(saved: GeneratorStates) -> None:
+    """Set the generators to these states; the sample that is being made stays the same."""
     import random
 
-    _current = None
     random.setstate(saved[0])
     np.random.set_state(saved[1])
     if saved[2] is not None:

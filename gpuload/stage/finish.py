@@ -89,15 +89,18 @@ class Finish:
         """a and b as float32 tensors of shape (C or 1, 1, 1)."""
         return _constant(self.scale, device), _constant(self.bias, device)
 
-    def write(self, levels: Outputs, outputs: Outputs) -> None:
-        """Finish images C×H×W, one by one on the CPU, and write them to the batch."""
-        scale, bias = self.constants(levels[0].device)
+    def write(self, levels: Outputs, outputs: Outputs, constants: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Finish images C×H×W, one by one on the CPU, and write them to the batch; `constants` are those of the
+        device."""
+        scale, bias = constants
         at_once = isinstance(levels, torch.Tensor) and isinstance(outputs, torch.Tensor) and not levels.is_cpu
         for image, output in [(levels, outputs)] if at_once else zip(levels, outputs, strict=True):
+            assert isinstance(image, torch.Tensor)
+            assert isinstance(output, torch.Tensor)
             if self.is_identity:
-                output.copy_(image)  # pyright: ignore[reportAttributeAccessIssue]
-            elif output.dtype == torch.float32 and output.is_contiguous():
-                output.copy_(image).mul_(scale).add_(bias)
+                output.copy_(image)
+            elif output.dtype == image.dtype == torch.float32:
+                torch.mul(image, scale, out=output).add_(bias)
             else:
                 output.copy_(image.to(torch.float32).mul_(scale).add_(bias))
 

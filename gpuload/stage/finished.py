@@ -59,6 +59,7 @@ def _normalize(outputs: Outputs, record: Numbers) -> None:
     mean, std = (upload(np.array(numbers, np.float32)[:, None, None], device) for numbers in (record.mean, record.std))
     at_once = isinstance(outputs, torch.Tensor) and device.type != "cpu"
     for output in [outputs] if at_once else outputs:
+        assert isinstance(output, torch.Tensor)
         if output.dtype == torch.float32:
             output.sub_(mean).div_(std)
         else:

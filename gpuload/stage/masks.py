@@ -109,13 +109,15 @@ class MaskStage:
             self._levels(masks, program, windows, outputs)
             return
 
-        def call(record: Call, planes: Outputs) -> None:
+        def call(record: Call, planes: Outputs, write: Any = None) -> None:
             dense = isinstance(planes, torch.Tensor)
             numbers = _numbers(planes, dtype, 3) if dense else [_numbers(plane, dtype, 3) for plane in planes]
             run_call(record, numbers, "apply_masks")
             if dtype.itemsize > 1:
                 for plane, found in zip(planes, numbers, strict=True):
                     plane.copy_(_bytes(found))
+            if write is not None:
+                write(np.arange(len(planes)), planes)
 
         CallRunner(self._backend, call)(masks, program, outputs)
 

@@ -6,7 +6,7 @@ the process of the stage, on its stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +20,11 @@ from gpuload.transforms.program.ops import Call, in_params
 
 __all__ = ["cut_at_calls", "run_call"]
 
+Write = Callable[[np.ndarray, torch.Tensor], None]
+LEVELS: Final = (
+    ": it gets levels there, 0 … 255. Bring them back with .round().clamp(0, 255).to(torch.uint8), say "
+    "float_levels = True in a class of T.Custom, or put it after ToDtype"
+)
 PIECE_BYTES: Final = 1 << 20  # of images as float32, on the CPU at once
 
 
@@ -34,13 +39,14 @@ def cut_at_calls(program: Program) -> list[Program | Call]:
     return [*parts, program.part(start, len(program.records))] if start < len(program.records) else parts
 
 
-def run_call(record: Call, images: Outputs, method: str = "apply") -> None:
+def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Write | None = None) -> None:
     """Call a method of the user's transform with images or masks, and write what it returns in their place.
 
     Args:
         record: what was drawn.
         images: N×C×H×W, or a list of C×H×W, of all rows of the batch.
         method: ``"apply"`` or ``"apply_masks"``.
+        write: takes the results of some rows instead, while they are in the cache: uint8, or levels as float32.
 
     Raises:
         TypeError, ValueError: it returned something else, or is to be called with a batch of different sizes.
@@ -49,11 +55,15 @@ def run_call(record: Call, images: Outputs, method: str = "apply") -> None:
     if not len(rows):
         return
     own, device = record.own, images[0].device
-    call = getattr(own, method)
-    params = in_params(record.params, lambda array: _on_device(array, device))
+    widens = own.float_levels and method == "apply" and images[0].dtype == torch.uint8
+    call, params = getattr(own, method), in_params(record.params, lambda array: _on_device(array, device))
+    wide = torch.empty(0, dtype=torch.float32, device=device)
     with generators_kept(device) as generators:
         for some in _pieces(images, rows, own):
             given = _given(images, rows[some])
+            if widens:  # in the same memory for all pieces: fresh memory costs as much as a call
+                wide = wide.resize_(given.shape).copy_(given)
+                given = wide
             at = some if isinstance(some, slice) else upload(some, device)
             seed_generators(generators, int(record.seeds[some][0]))
             told = in_params(params, lambda tensor, at=at: tensor[at])
@@ -61,7 +71,12 @@ def run_call(record: Call, images: Outputs, method: str = "apply") -> None:
             if own.per == "image" and isinstance(found, torch.Tensor):
                 found = found[None]
             _check(record, method, given, found)
-            _write(images, rows[some], given, found)
+            if widens:
+                found = torch.round(found, out=given).clamp_(0, 255)
+            if write is None:
+                _write(images, rows[some], given, found)
+            else:
+                write(rows[some], found)
 
 
 def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[Any]:
@@ -104,12 +119,12 @@ def _given(images: Outputs, rows: np.ndarray) -> torch.Tensor:
 
 def _write(images: Outputs, rows: np.ndarray, given: torch.Tensor, found: torch.Tensor) -> None:
     if isinstance(images, torch.Tensor):
-        if found is given and given.data_ptr() == images[int(rows[0])].data_ptr():
+        if found is given and found.dtype == images.dtype and given.data_ptr() == images[int(rows[0])].data_ptr():
             return  # changed in place
         if int(rows[-1]) - int(rows[0]) + 1 == len(rows):
             images[int(rows[0]) : int(rows[-1]) + 1].copy_(found)
         else:
-            images[upload(rows, images.device)] = found
+            images[upload(rows, images.device)] = found.to(images.dtype)
         return
     for row, image in zip(rows.tolist(), found, strict=True):
         images[row].copy_(image)
@@ -120,7 +135,8 @@ def _on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def _check(record: Call, method: str, given: torch.Tensor, found: Any) -> None:
-    if isinstance(found, torch.Tensor) and found.shape == given.shape and found.dtype == given.dtype:
+    fits = isinstance(found, torch.Tensor) and found.shape == given.shape
+    if fits and (found.dtype == given.dtype or (found.is_floating_point() and given.is_floating_point())):
         if found.device == given.device:
             return
         raise ValueError(f"{_place(record, method)} returned a tensor on {found.device}, for one on {given.device}")
@@ -133,8 +149,7 @@ def _check(record: Call, method: str, given: torch.Tensor, found: Any) -> None:
     levels = isinstance(found, torch.Tensor) and given.dtype == torch.uint8 and found.dtype.is_floating_point
     raise (ValueError if isinstance(found, torch.Tensor) else TypeError)(
         f"{_place(record, method)} was given {_dtype(given)} of shape {shape} and returned {got}; it must return a "
-        "tensor of the same shape and dtype"
-        + ("; bring levels back with .round().clamp(0, 255).to(torch.uint8), or put it after ToDtype" if levels else "")
+        "tensor of the same shape and dtype" + (LEVELS if levels else "")
     )
 
 

@@ -1,5 +1,5 @@
-"""A line of transforms on several backends, cut into runs of neighbours on the same backend, and into what comes before,
-between and after calls of the user's own.
+"""A line of transforms on several backends, cut into runs of neighbours on the same backend, and these where the user's
+own transforms are called.
 
 Between two runs images are levels again, uint8 H×W×C in one flat tensor, only the windows that the next run needs; a
 call gets them as planes, C×H×W. That memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in the
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -48,7 +49,7 @@ class SegmentRunner:
         steps: where each transform runs.
         finish: the end of the line.
         backends: by name, those of the steps and the reference.
-        call: what makes a call, given its record and the images.
+        call: what makes a call, with the arguments of `run_call`.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class SegmentRunner:
         steps: Sequence[PlanStep],
         finish: Finish,
         backends: dict[str, Backend],
-        call: Callable[[Call, Outputs], None] = run_call,
+        call: Callable[..., None] = run_call,
     ) -> None:
         backends = {**backends, OWN: backends["torch"]}
         at = next((number for number, step in enumerate(steps) if step.transform.late), len(steps))
@@ -68,7 +69,7 @@ class SegmentRunner:
             backends[run.backend].levels(unchanged if number < len(self._runs) - 1 else finish)
             for number, run in enumerate(self._runs)
         ]
-        self._finish = finish
+        self._finish, self._constants = finish, finish.constants(backends["torch"].device)
         self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
         # Before a call in the last run, images are not finished yet.
         self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._calls else self._levels[-1]
@@ -113,6 +114,9 @@ class SegmentRunner:
                 assert planes is not None
                 record = program.records[start]
                 assert isinstance(record, Call)
+                if number == len(parts) - 2 and record.rows is None and not _changes_pixels(program, parts[-1]):
+                    self._call(record, planes, write=partial(self._write, outputs))
+                    return late
                 self._call(record, planes)
                 continue
             if planes is not None:
@@ -131,11 +135,18 @@ class SegmentRunner:
         assert levels is not None
         part = program.part(start, end)
         if planes is not None:
-            if not any(isinstance(record, CHANGES_PIXELS) for record in part.records):
-                self._finish.write(planes, outputs)
+            if not _changes_pixels(program, parts[-1]):
+                self._finish.write(planes, outputs, self._constants)
                 return late
             images = self._interleaved(images, planes, turn)
         return levels(images, part, windows[start : end + 1], outputs, late)
+
+    def _write(self, outputs: Outputs, rows: np.ndarray, levels: torch.Tensor) -> None:
+        """Finish the images of some rows, and write them to the batch."""
+        start, end = int(rows[0]), int(rows[-1]) + 1
+        together = end - start == len(rows)
+        place = outputs[start:end] if together else [outputs[row] for row in rows.tolist()]
+        self._finish.write(levels, place, self._constants)
 
     def _cut(self, program: Program) -> list[tuple[Levels | None, int, int]]:
         """The parts that are applied one after the other: a runner, or None for a call; and their records. The first
@@ -205,9 +216,13 @@ class SegmentRunner:
 class CallRunner(SegmentRunner):
     """Applies programs of the reference's records and calls, whose results stay levels: those of masks."""
 
-    def __init__(self, backend: Backend, call: Callable[[Call, Outputs], None]) -> None:
+    def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
         super().__init__((), UNCHANGED, {"torch": backend}, call)
         self._runs, self._calls = [_Run("torch", 0, sys.maxsize)], True
+
+
+def _changes_pixels(program: Program, part: tuple[Levels | None, int, int]) -> bool:
+    return any(isinstance(record, CHANGES_PIXELS) for record in program.records[part[1] : part[2]])
 
 
 def _channels(images: RaggedImages, program: Program) -> int:

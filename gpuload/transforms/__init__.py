@@ -55,12 +55,16 @@ if TYPE_CHECKING:
     from gpuload.transforms.timm_randaugment import TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
+    # Far above this room, which only names it for users.
+    def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -> Any: ...
+
+
 # The public names of each module. `Draws` is the former name of `Program`.
 _MODULES = {
     "augmix": "AugMix",
     "auto": "AutoAugment RandAugment TrivialAugmentWide",
-    "blur_noise": "GaussianBlur GaussianNoise",
     "base": "Uniforms",
+    "blur_noise": "GaussianBlur GaussianNoise",
     "boxes": "ClampBoundingBoxes ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes",
     "chain": "Chain",
     "color": "ColorJitter",
@@ -102,14 +106,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # `apply` needs the stage, far above this room: only its name is here, for users, and nothing here depends on it.
     home = "gpuload.loader.apply" if name == "apply" else f"{__name__}.{_HOMES[name]}" if name in _HOMES else None
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from gpuload.transforms.names import missing
+
+        raise missing(__name__, name)
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

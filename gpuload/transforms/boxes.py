@@ -145,10 +145,12 @@ class SanitizeBoundingBoxes(Transform):
         min_size: the least width and height of a box, in pixels.
         min_area: the least area of a box, in square pixels.
         labels_getter: what belongs to the boxes besides instance masks (N×H×W for N boxes, in the container that holds
-            the boxes). ``"default"``: labels, where torchvision looks for them: in a sample that is a dict, or the dict
-            at index 1 of a sample that is a tuple or list, the key ``"labels"`` (upper or lower case), else the first
-            key with ``"label"`` in it; or the entry at index 1, if it is an array or tensor. A function: takes the
-            sample as the dataset yields it, and returns such a leaf, or a tuple or list of them. None: nothing.
+            the boxes). ``"default"``: keypoints (N×K×2), ``"area"``, ``"iscrowd"`` and ``"visibility"`` beside the
+            boxes, with an entry for each; and labels, where torchvision looks for them: in a sample that is a dict, or
+            the dict at index 1 of a sample that is a tuple or list, the key ``"labels"`` (upper or lower case), else
+            the first key with ``"label"`` in it; or the entry at index 1, if it is an array or tensor. A function:
+            takes the sample as the dataset yields it, and returns such a leaf, or a tuple or list of them. None:
+            nothing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.

@@ -277,7 +277,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        return _plain(value.tolist())
     if callable(value):  # a function, or a module: what it does is not known
         return value.__name__ if isinstance(getattr(value, "__name__", 0), str) else _name(value)
     return _name(value) if type(value).__repr__ is object.__repr__ else value

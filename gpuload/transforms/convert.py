@@ -99,6 +99,8 @@ class Normalize(Transform):
 
     Raises:
         TypeError, ValueError: they are not sequences of finite numbers of one length, or a `std` is not positive.
+
+    In a chain, numbers above 2 are refused where images are 0 … 1, and those of 0 … 1 where images are levels.
     """
 
     makes: ClassVar[str | None] = "normalized"
@@ -126,7 +128,20 @@ class Normalize(Transform):
             raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
 
     def standing(self, where: Standing) -> Transform:
-        return made_late(self) if where.called else self
+        if where.called:
+            return made_late(self)
+        most, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
+        if where.state != "normalized" and scaled and most > 2:
+            raise ValueError(
+                f"{self!r} is for levels, 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide its mean and "
+                "std by 255, or put ToDtype('float32') right before it, which leaves all numbers as they are"
+            )
+        if where.state == "float" and not scaled and most <= 1 and max(self.std) < 1:
+            raise ValueError(
+                f"{self!r} is for 0 … 1, but a ToDtype without scale=True leaves levels, 0 … 255, as they are; give it "
+                "scale=True, or leave it out, as Normalize scales uint8 images by itself"
+            )
+        return self
 
     def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
         return Numbers(mean=self.mean, std=self.std)

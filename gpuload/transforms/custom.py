@@ -35,11 +35,14 @@ class Custom(Transform):
     Class variables:
         moves_pixels: whether pixels change their places. True: samples with masks, boxes or keypoints are refused, if
             there is no method for them. False: these stay as they are. None: they stay, and one warning says so.
+        float_levels: where images are levels, `apply` gets them as float32, 0 … 255; what it returns is rounded and cut
+            to 0 … 255.
 
     Example:
         >>> @dataclass(frozen=True)
         ... class Gain(Custom):
         ...     strength: float = 0.1
+        ...     float_levels = True
         ...
         ...     def draw(self, uniforms, sizes_hw):
         ...         return 1 + self.strength * (2 * uniforms(1)[:, 0] - 1)
@@ -54,6 +57,7 @@ class Custom(Transform):
     record: ClassVar[type[Record] | None] = Call
     needs_whole: ClassVar[bool] = True
     moves_pixels: ClassVar[bool | None] = None
+    float_levels: ClassVar[bool] = False
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
         """What is random, for all samples of a batch at once; None if nothing is.
@@ -68,13 +72,13 @@ class Custom(Transform):
         """
         return None
 
-    def apply(self, images: torch.Tensor, params: Any) -> torch.Tensor:
+    def apply(self, images: torch.Tensor, params: Any, /) -> torch.Tensor:
         """Change images.
 
         Args:
-            images: N×C×H×W on the device: uint8, or the floats that `ToDtype` or `Normalize` made. They are a batch, or
-                some images of it: those of one size, on a CPU a few at a time. They may be changed in place, and are
-                overwritten after the call.
+            images: N×C×H×W on the device: levels, uint8 unless `float_levels`, or the floats that `ToDtype` or
+                `Normalize` made. They are a batch, or some images of it: those of one size, on a CPU a few at a time.
+                They may be changed in place, and are overwritten after the call.
             params: what was drawn for these images, as tensors (N, …) on the device; float64 became float32.
 
         Returns:
@@ -82,12 +86,12 @@ class Custom(Transform):
         """
         raise NotImplementedError(f"{type(self).__name__} has no apply(self, images, params)")
 
-    def apply_masks(self, masks: torch.Tensor, params: Any) -> torch.Tensor:
+    def apply_masks(self, masks: torch.Tensor, params: Any, /) -> torch.Tensor:
         """Change masks like their images: N×K×H×W of the masks' own dtype, K of them for each image; else as
         `apply`."""
         return masks
 
-    def apply_boxes(self, boxes: np.ndarray, params: Any, size_hw: tuple[int, int]) -> np.ndarray:
+    def apply_boxes(self, boxes: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:
         """Move the boxes of one sample: float64 or int64 (n, 4), left, top, right, bottom in pixels.
 
         Args:
@@ -97,7 +101,7 @@ class Custom(Transform):
         """
         return boxes
 
-    def apply_keypoints(self, points: np.ndarray, params: Any, size_hw: tuple[int, int]) -> np.ndarray:
+    def apply_keypoints(self, points: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:
         """Move the keypoints of one sample: (…, 2), x and y in pixels; else as `apply_boxes`."""
         return points
 
@@ -187,7 +191,7 @@ class StandIn(Custom):
     name: str
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record:
-        return Call(own=self)
+        return Call(own=self, seeds=np.zeros(len(sizes_hw), np.int64))
 
     def apply(self, images: torch.Tensor, params: Any) -> NoReturn:
         raise RuntimeError(

@@ -22,6 +22,7 @@ __all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_m
 
 LabelsGetter = Callable[[Any], Any] | str | None
 NOTHING: Final = "no labels were found"
+COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names of what each object has, beside labels
 
 
 def droppers(chain: Chain) -> list[Any]:
@@ -81,18 +82,27 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     within: list[Any] = []
     flatten(holder, within)
     inside = set(map(id, within))
-    own = {leaf}
+    own, points = {leaf}, set()
     for other, target in targets.items():
-        # Masks elsewhere are of the whole image, even if there happen to be as many.
-        if isinstance(target, Mask) and id(leaves[other]) in inside:
-            shape = getattr(target.array, "shape", ())
-            own |= {other} if len(shape) == 3 and shape[0] == count else set()
+        # Masks and points elsewhere are of the whole image, even if there happen to be as many.
+        shape = _shape(target)
+        if id(leaves[other]) in inside and len(shape) > 2 and shape[0] == count:
+            (own if isinstance(target, Mask) else points).add(other)
     # What one getter names goes with every transform's boxes, or it would no longer match them.
     getters = [transform.labels_getter for transform in dropping if hasattr(transform, "labels_getter")]
     for getter in getters:
         own |= _named(sample, leaves, targets, count, getter)
     if dropping and not getters:
         own |= _unnamed(sample, leaves, count, holder, name)
+    if all(getter == "default" for getter in getters):
+        beside = [value for key, value in _entries(holder) or [] if key in COCO and _shape(value)[:1] == (count,)]
+        own |= points | {number for value in beside if (number := _number(leaves, value)) is not None}
+    elif points - own and None not in getters:
+        raise ValueError(
+            f"{name} leaves out boxes, and the keypoints beside them have an entry for each of the {count} boxes, but "
+            "labels_getter= does not give them; let it return them too or, if they belong to the whole image, put "
+            "them outside the dict that holds the boxes"
+        )
     return tuple(sorted(own)) if dropping else ()
 
 

@@ -110,6 +110,11 @@ class Feed:
         self._flying = {key: (slot, None) for key, (slot, _) in self._flying.items()}
         self.engine.disown(self._next_chunk)
 
+    def first(self) -> Request | None:
+        """What will be asked for first in an epoch of which nothing was handed out; None at its end."""
+        self._plan()
+        return self._request(self._waiting[0], 0, 0) if self._waiting else None
+
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
 
@@ -217,21 +222,9 @@ class Feed:
             if slot is None:
                 return
             part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
-            request = Request(
-                part.chunk,
-                part.attempt,
-                part.batch.spec.epoch,
-                slot.offset,
-                slot.capacity_bytes,
-                part.positions,
-                part.indices,
-                whole=len(part.batch.parts) == 1,
-                iterable=part.batch.spec.iterable,
-                told_epoch=self._told_epoch,
-            )
             sent = False
             try:
-                sent = self.engine.submit(request)
+                sent = self.engine.submit(self._request(part, slot.offset, slot.capacity_bytes))
             finally:
                 if not sent:
                     self.ring.release(slot)
@@ -239,6 +232,20 @@ class Feed:
                 return
             self._flying[part.chunk, part.attempt] = (slot, part)
             self._waiting.popleft()
+
+    def _request(self, part: Part, offset: int, nbytes: int) -> Request:
+        return Request(
+            part.chunk,
+            part.attempt,
+            part.batch.spec.epoch,
+            offset,
+            nbytes,
+            part.positions,
+            part.indices,
+            whole=len(part.batch.parts) == 1,
+            iterable=part.batch.spec.iterable,
+            told_epoch=self._told_epoch,
+        )
 
     def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
         size = max(part.need_bytes, len(part.positions) * self._row_bytes)
@@ -368,6 +375,18 @@ class Feed:
             else:
                 deaths = f"the worker that was alone with it died {part.deaths_alone} times"
                 self._fail(part, f"WorkerError: {deaths}: {lost.cause}", lost.stack)
+                if self.faults.on_error == "raise":
+                    self._give_up(part.batch)
+
+    def _give_up(self, batch: Batch) -> None:
+        """Do nothing more of a batch that will be raised as an error: more workers may have to be killed for it."""
+        if batch.spec.iterable is not None:  # the samples after it are needed
+            return
+        self._waiting = deque(part for part in self._waiting if part.batch is not batch)
+        for key, (slot, part) in self._flying.items():
+            if part is not None and part.batch is batch:
+                self._flying[key] = (slot, None)
+        batch.open_parts = 0
 
     def _split(self, part: Part, slices: list[slice]) -> None:
         pieces = [part.piece(rows) for rows in slices]
@@ -378,8 +397,9 @@ class Feed:
 
     def _requeue(self, part: Part, pieces: list[Part]) -> None:
         self._waiting.extendleft(reversed(pieces))
-        # The batch that is due first comes first, in whatever order pieces come back.
-        self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.batch.spec.step))
+        # The batch that is due first comes first, in whatever order pieces come back; and in it what will soon be known
+        # to be bad, before more workers die of other samples.
+        self._waiting = deque(sorted(self._waiting, key=lambda part: (part.batch.spec.step, -part.deaths_alone)))
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:
         """End a chunk: all of its samples failed."""

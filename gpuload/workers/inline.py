@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Iterator
+from functools import partial
 
 from gpuload.errors import WorkerError
+from gpuload.order.place import IterablePlace
 from gpuload.ring.ring import Ring
 from gpuload.workers.engine import Event
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 from gpuload.workers.runner import ChunkRunner
+from gpuload.workers.workerinfo import WorkerInfo, introduce, swap
 
 __all__ = ["HomeEngine"]
 
@@ -21,6 +26,8 @@ class HomeEngine:
 
     def __init__(self, job: Job, ring: Ring) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)
+        self._runner.source.introduce = partial(introduce, job, 0, 1, in_worker=False)
+        self._info: WorkerInfo | None = None
         self._ring = ring
         self._waiting: deque[Request] = deque()
         self._wanted_from = 0
@@ -43,9 +50,24 @@ class HomeEngine:
             return []
         request = self._waiting[0]
         slot = self._ring.bytes[request.slot_offset : request.slot_offset + request.slot_bytes]
-        reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
+        with self._introduced():
+            reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
         self._waiting.popleft()  # only now: after a ctrl-C it is done again
         return [reply]
+
+    def begin(self, request: Request) -> IterablePlace:
+        """Where the pass over an iterable dataset begins, before its first chunk."""
+        with self._introduced():
+            return self._runner.begin(request)
+
+    @contextlib.contextmanager
+    def _introduced(self) -> Iterator[None]:
+        """`get_worker_info()` is for the user's dataset, not for the loop that iterates."""
+        outer = swap(self._info)
+        try:
+            yield
+        finally:
+            self._info = swap(outer)
 
     def halt(self) -> None:
         """Make `gather`, in another thread, end at the next sample."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.tree import flatten
-from gpuload.order.place import IterablePlace, IterableStart
-from gpuload.rng.generators import seed_generators, seeds_of
+from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
+from gpuload.rng.generators import GeneratorStates, seed_generators, seeds_of, set_states, states
 from gpuload.workers.workerinfo import worker_info_was_asked
 
-__all__ = ["Ended", "Pass"]
+__all__ = ["Ended", "Pass", "own_state"]
 
 SEEDS_AT_ONCE = 64
-MAX_STATE_BYTES = 100_000  # as JSON: it travels with each chunk
-DIGESTS = 8  # this many first samples are compared, to detect workers that give the same samples
+MAX_STATE_BYTES = 100_000  # pickled: it travels with each chunk
 
 
 class Ended(Exception):
@@ -52,13 +50,31 @@ class Pass:
         self._seeds: dict[int, int] = {}
         self._digests: list[bytes] = []
         self._ended = False
-        restored = start.state is not None and "failed" not in start.state  # pyright: ignore[reportOperatorIssue]
-        self._next = start.samples if restored else 0
-        self._iterator: Iterator[Any] | None = None  # made with the first sample
+        packed = {whose: state for whose, state in (start.state or {}).items() if isinstance(state, bytes)}
+        whole = len(packed) == len(start.state or {})
+        self._state = {whose: pickle.loads(state) for whose, state in packed.items()} if whole else {}
+        self._next = start.samples if self._state else 0
+        self._iterator: Iterator[Any] | None = None  # made with the first sample, or by `begin`
+        self._paused: GeneratorStates | None = None  # of the global generators, after `begin`
         self.broken: Exception | None = None  # the error that ended it: of iter(), or of a generator
 
-    def _begin(self, state: Any) -> Iterator[Any]:
-        state = state if state and "failed" not in state else {}
+    def begin(self) -> IterablePlace:
+        """Call the dataset's ``iter()`` now, and say where the pass begins."""
+        if self._iterator is None and self.broken is None:
+            with contextlib.suppress(Exception):  # raised with the first sample
+                self._begin()
+                self._paused = states()
+        return self.place(self._next)
+
+    def _begin(self) -> None:
+        self._seed_for(0)  # on resume too: iter() draws what it drew before
+        try:
+            self._iterator = self._made(self._state)
+        except Exception as error:
+            self.broken = error
+            raise
+
+    def _made(self, state: dict[str, Any]) -> Iterator[Any]:
         if "dataset" in state:
             self._dataset.load_state_dict(state["dataset"])
         iterator: Any = iter(self._dataset)
@@ -89,16 +105,15 @@ class Pass:
         if self.broken is not None:
             raise self.broken
         if self._iterator is None:
-            self._seed_for(0)  # on resume too: iter() draws what it drew before
-            try:
-                self._iterator = self._begin(self._start.state)
-            except Exception as error:
-                self.broken = error
-                raise
+            self._begin()
             if self._next:
                 self._seed_for(self._next)
         else:
             self._seed_for(self._next)
+            if self._paused is not None and not self._next:  # the first sample draws on after iter()
+                set_states(self._paused)
+            self._paused = None
+        assert self._iterator is not None
         sample, failed = None, None
         try:
             sample = next(self._iterator)
@@ -134,7 +149,7 @@ class Pass:
 
     def place(self, samples: int) -> IterablePlace:
         """Where it is after this many samples; with the dataset's own state if no sample was taken since."""
-        state: dict[str, Any] = {}
+        state: dict[str, bytes | str] = {}
         if self._ended:  # more may have been asked for
             samples = min(samples, self._next)
         if samples == self._next:
@@ -142,21 +157,31 @@ class Pass:
             if self._iterator is not self._dataset:
                 owners["dataset"] = self._dataset
             for whose, owner in owners.items():
-                if callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None)):
-                    try:
-                        state[whose] = json.loads(json.dumps(owner.state_dict()))
-                        if len(json.dumps(state[whose])) > MAX_STATE_BYTES:
-                            raise ValueError(f"it is larger than {MAX_STATE_BYTES:,} bytes")
-                    except Exception as error:  # reported only when the state is asked for
-                        text = f"{type(error).__name__}: {error}"
-                        state = {
-                            "failed": f"the state_dict() of the {whose} holds what JSON cannot, or fails ({text}); let "
-                            "it return numbers, strings, lists and dicts"
-                        }
-                        break
+                if (own := own_state(owner, whose)) is not None:
+                    state[whose] = own
         return IterablePlace(
             samples, self._ended, self.broken is not None, state or None, tuple(self._digests), worker_info_was_asked()
         )
+
+
+def own_state(owner: Any, whose: str) -> bytes | str | None:
+    """What its ``state_dict()`` gives, pickled, so that it stays as it is; or why that cannot be kept, as text; None if
+    it has no such method, and none to load it."""
+    if not (callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))):
+        return None
+    try:
+        given = owner.state_dict()
+        try:
+            packed = pickle.dumps(given, 5)
+        except (pickle.PicklingError, AttributeError, TypeError):  # of a class in __main__
+            import cloudpickle
+
+            packed = cloudpickle.dumps(given, 5)
+        if len(packed) > MAX_STATE_BYTES:
+            raise ValueError(f"it has {len(packed):,} bytes, more than {MAX_STATE_BYTES:,}")
+    except Exception as error:  # reported only when the state is asked for
+        return f"the state_dict() of the {whose} cannot be kept: {type(error).__name__}: {error}"
+    return packed
 
 
 def _digest(sample: Any) -> bytes:

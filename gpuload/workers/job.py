@@ -5,8 +5,9 @@ aligned, u64 count of spans, their (offset, bytes) as u64 pairs; the pickle, and
 bytes. Buffers are mapped privately and writable: workers share each page until one of them writes to it, and torch does
 not warn of read-only arrays.
 
-An `np.memmap` is sent as path and offset, never read; a CPU tensor as an array, out of band. Lambdas, and classes and
-functions of `__main__` or a notebook's cells, are sent by value (cloudpickle).
+An `np.memmap` is sent as path and offset, never read; a CPU tensor as an array, out of band; what is in shared memory
+as that memory (`shared`). Lambdas, and classes and functions of `__main__` or a notebook's cells, are sent by value
+(cloudpickle).
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ _ALIGN = 64
 
 @dataclass(frozen=True)
 class Job:
-    """What each worker gets at its start. `single` is for batch_size=None: `collate_fn` gets single samples. `plain`:
-    nothing is applied to images, not even a module, which is not sent. `moves`: what is applied moves pixels."""
+    """What each worker gets at its start.
+
+    `single` is for batch_size=None: `collate_fn` gets single samples. `plain`: nothing is applied to images, not even a
+    module, which is not sent. `moves`: what is applied moves pixels. `epoch` is the number of the first one, `group`
+    what `torch.distributed` says in the main process: backend, rank and number of ranks, or None.
+    """
 
     dataset: Any
     chain: Chain
@@ -47,15 +52,32 @@ class Job:
     single: bool = False
     plain: bool = False
     moves: bool = False
+    epoch: int = 0
+    rank: int = 0
+    world_size: int = 1
+    group: tuple[str, int, int] | None = None
 
 
-def ship(obj: Any, settings: dict[str, Any]) -> int:
-    """Write `obj` and the bootstrap's settings to a new memfd; returns its descriptor, which the caller closes.
+def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
+    """Write `obj` and the bootstrap's settings to a new memfd. Returns its descriptor, and those of shared memory that
+    `obj` refers to: workers inherit all of them, and the caller closes them.
 
     Raises:
         TypeError: a part of `obj` cannot be sent; the message names it.
     """
-    pickled, buffers = _dump(obj)
+    from gpuload.workers.shared import Inheritance  # workers rarely need it
+
+    with contextlib.ExitStack() as undo:
+        inheritance = Inheritance()
+        undo.callback(inheritance.close)
+        with inheritance:
+            pickled, buffers = _dump(obj, inheritance.tracker())
+        fd = _written(settings, pickled, buffers)
+        undo.pop_all()
+    return [fd, *inheritance.descriptors]
+
+
+def _written(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
     head = marshal.dumps(settings)
     start = align(8 + len(head), mmap.PAGESIZE)
     spans = []
@@ -87,14 +109,15 @@ def receive(fd: int) -> Any:
     table = np.frombuffer(whole, np.uint64, 2 * count, start + 8).reshape(-1, 2).tolist()
     parts = [view[offset : offset + length] for offset, length in table]
     # The parent wrote this: the user's own dataset object, never anything that a data file holds.
-    return pickle.loads(parts[0], buffers=parts[1:])
+    _, obj = pickle.loads(parts[0], buffers=parts[1:])
+    return obj
 
 
-def _dump(obj: Any) -> tuple[memoryview, list[memoryview]]:
+def _dump(obj: Any, first: Any) -> tuple[memoryview, list[memoryview]]:
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
     try:
-        _pickler_class()(pickled, protocol=5, buffer_callback=buffers.append).dump(obj)
+        _pickler_class()(pickled, protocol=5, buffer_callback=buffers.append).dump((first, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
         raise TypeError(_refusal(obj, error)) from error
@@ -103,13 +126,19 @@ def _dump(obj: Any) -> tuple[memoryview, list[memoryview]]:
 def _pickler_class() -> Any:
     import cloudpickle
 
+    from gpuload.workers.shared import reduce_array, reducers
+
+    shared = reducers()
+
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
             reduced, torch = None, sys.modules.get("torch")
             if isinstance(obj, np.ndarray):
-                reduced = _reduce_memmap(obj)
+                reduced = _reduce_memmap(obj) or reduce_array(obj)
             elif torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
                 reduced = _reduce_tensor(torch, obj)
+            elif (reducer := shared.get(type(obj))) is not None:
+                reduced = reducer(obj)
             return super().reducer_override(obj) if reduced is None else reduced
 
     return Pickler
@@ -117,7 +146,8 @@ def _pickler_class() -> Any:
 
 def _refusal(obj: Any, error: Exception) -> str:
     """The message for an object that cannot be sent: which part of it, why, and what to do."""
-    from gpuload.workers.unpicklable import find_culprit  # workers never need it
+    from gpuload.workers.shared import Inheritance, remedy_for  # workers never need them
+    from gpuload.workers.unpicklable import find_culprit
 
     base = _pickler_class()
 
@@ -131,7 +161,8 @@ def _refusal(obj: Any, error: Exception) -> str:
                 return id(obj) if id(obj) in without else None
 
         try:
-            Pickler(Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(part)
+            with Inheritance(trial=True):
+                Pickler(Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(part)
         except Exception as error:
             return error
         return None
@@ -143,10 +174,12 @@ def _refusal(obj: Any, error: Exception) -> str:
     thing = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
     # A `Job` keeps the transforms in its chain.
     path = path.removeprefix(".").removeprefix("chain.")
+    remedy = remedy_for(error) or (
+        "Open files, locks, connections and the like when they are first used in the worker, not before"
+    )
     return (
         f"{f'{path} ({thing})' if path else thing} cannot be sent to the worker processes: {type(error).__name__}: "
-        f"{error}. Open files, locks, connections and the like when they are first used in the worker, not before; "
-        "or use num_workers=0"
+        f"{error}{'' if str(error).endswith('.') else '.'} {remedy}; or use num_workers=0"
     )
 
 
@@ -186,7 +219,7 @@ def _open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], str
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_quantized or tensor.is_shared():
         return None
     bits, dtype = tensor, None
     if tensor.dtype == torch.bfloat16:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import select
 import signal
@@ -23,21 +22,28 @@ import numpy as np
 from gpuload.datasets.kinds import is_iterable
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
-from gpuload.rng.streams import WORKER_INIT_POSITIONS
 from gpuload.workers.job import Job, receive
-from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, MAX_INLINE_BYTES, STACK_SIGNAL, Board, Reply, Request
+from gpuload.workers.protocol import (
+    HELLO,
+    HELLO_FAILED,
+    IDLE,
+    MAX_INLINE_BYTES,
+    MESSAGE_BYTES,
+    STACK_SIGNAL,
+    Board,
+    Reply,
+    Request,
+    arm_lifeline,
+)
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.workerinfo import install_worker_info
+from gpuload.workers.workerinfo import init_position, introduce
 
 __all__ = ["run"]
-
-MESSAGE_BYTES = 1 << 20
-MAX_SEED = 2**63 - 1
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     """Do chunks until the parent closes the queue."""
-    job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd, stacks_fd = descriptors
+    job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd, stacks_fd, *_ = descriptors
     # The stack of a crash, or when the parent asks: written by C code, even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)
@@ -51,12 +57,15 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     for fd in descriptors:
         os.set_inheritable(fd, False)
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
+        what = "could not unpack the dataset or transforms"
         try:
             job: Job = receive(job_fd)
             runner = ChunkRunner(job, guard_generators=False)
+            what = "is not usable: worker_init_fn raised an exception"
             _introduce(worker, settings["workers"], runner)
         except BaseException:
-            replies.send(HELLO_FAILED + traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:])
+            text = traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:]
+            replies.send(HELLO_FAILED + f"{what}:\n\n".encode() + text)
             return
         os.close(job_fd)
         board = Board(settings["workers"], board_fd)
@@ -71,11 +80,12 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
 def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
     """Tell the user's code which worker this is, before the first sample, as a DataLoader's worker does."""
     job = runner.job
-    seed = (job.seed + worker) & MAX_SEED
-    install_worker_info(worker, workers, seed, job.dataset, needed=is_iterable(job.dataset))
-    runner.source.on_torch = partial(install_worker_info, worker, workers, seed, job.dataset, needed=True)
+    if job.world_size > 1 and not {"RANK", "WORLD_SIZE"} & os.environ.keys():
+        os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
+    runner.source.introduce = partial(introduce, job, worker, workers)
+    introduce(job, worker, workers, job.epoch, needed=is_iterable(job.dataset))
     if job.worker_init_fn is not None:
-        seed_generators(job.seed, 0, WORKER_INIT_POSITIONS[worker])
+        seed_generators(job.seed, job.epoch, init_position(job.rank, worker))
         job.worker_init_fn(worker)
 
 
@@ -91,10 +101,7 @@ def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: 
 
 
 def _die_with_parent(lifeline_fd: int) -> None:
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    # The parent may have died before the signal was armed.
+    arm_lifeline(lifeline_fd, os.getpid())  # the parent does it too, but may have died before
     poll = select.poll()
     poll.register(lifeline_fd, select.POLLIN)
     with contextlib.suppress(OSError):

@@ -14,6 +14,9 @@ A worker can die between taking a chunk off its queue and noting it on the board
 empty, its chunks that are neither noted nor done are declared lost as well. A living worker may still be about to note
 such a chunk: its slot is freed only when each worker of that queue alive at that moment has replied to something since.
 
+What is still on the queue when a worker dies is taken back, and sent again behind what has to be done again: where many
+samples hang, one of them is known to be bad before each of the others has cost a worker.
+
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child never ends its parent's
 workers: it closes its copies of the descriptors.
 """
@@ -23,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
 import sys
 import time
 import warnings
@@ -40,7 +42,7 @@ from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.interrupts import held, let_through
 from gpuload.workers.job import Job, ship
 from gpuload.workers.process import WorkerProcess, check_platform, standard_path
-from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, Board, Note, Reply, Request
+from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, Board, Note, Queue, Reply, Request
 
 __all__ = ["WorkerPool"]
 
@@ -57,25 +59,6 @@ class _Limbo:
     chunk: int
     attempt: int
     suspects: set[int] = field(default_factory=set)
-
-
-class _Queue:
-    """Where requests wait: this process sends, and one worker, or all, read the same end."""
-
-    def __init__(self) -> None:
-        self.send_end, self.read_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-    @property
-    def is_empty(self) -> bool:
-        try:
-            self.read_end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        return False
-
-    def close(self) -> None:
-        self.read_end.close()
-        self.send_end.close()  # idle workers see the end of the queue
 
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
@@ -116,6 +99,7 @@ class WorkerPool:
         self._deaths: list[str] = []
         self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
         self._limbo: list[_Limbo] = []
+        self._taken_back: list[Request] = []  # in flight, and on no queue
         self._audit: set[int] = set()  # queues of dead workers: some chunks may be taken but not noted
         self.broken: WorkerError | None = None  # why it cannot continue
         self._halted = False
@@ -133,14 +117,14 @@ class WorkerPool:
             "ring_bytes": ring.ring_bytes,
         }
         with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
-            self._job_fd = ship(job, settings)
+            self._job_fds = ship(job, settings)
         with contextlib.ExitStack() as undo, standard_streams_taken():
-            undo.callback(os.close, self._job_fd)
+            undo.callback(self._close_job)
             self._board = Board(workers)
             undo.callback(self._board.close)
-            self._queues: list[_Queue] = []  # worker w reads number w % len
+            self._queues: list[Queue] = []  # worker w reads number w % len
             for _ in range(workers if own_queues else 1):
-                self._queues.append(_Queue())
+                self._queues.append(Queue())
                 undo.callback(self._queues[-1].close)
             self._epoll = select.epoll()
             undo.pop_all()
@@ -159,12 +143,15 @@ class WorkerPool:
     def submit(self, request: Request) -> bool:
         """Put a chunk on its queue; False if that is full. Never blocks."""
         self._check_usable()
-        try:
-            self._queues[self._queue_of(request)].send_end.send(request.pack(), socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        if not self._queues[self._queue_of(request)].send(request):
             return False
         self._flying[request.chunk, request.attempt] = request
+        self._send_again()
         return True
+
+    def _send_again(self) -> None:
+        while self._taken_back and self._queues[self._queue_of(self._taken_back[0])].send(self._taken_back[0]):
+            self._taken_back.pop(0)
 
     def disown(self, before: int) -> None:
         """Chunks with a number below `before` are no longer wanted; workers stop theirs at the next sample."""
@@ -191,6 +178,7 @@ class WorkerPool:
     def _gather(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
+        self._send_again()
         while True:
             while self._unsaid and not events:  # a warning may raise, and would lose events
                 warnings.warn(self._unsaid.pop(0), RuntimeWarning, stacklevel=2)
@@ -224,7 +212,7 @@ class WorkerPool:
             _pools.discard(self)
             stack.callback(self._team.clear)
             stack.callback(self._board.close)
-            stack.callback(os.close, self._job_fd)
+            stack.callback(self._close_job)
             stack.callback(self._epoll.close)
             deadline = time.monotonic() + CLOSE_GRACE_S
             for worker in self._team.values():
@@ -243,9 +231,10 @@ class WorkerPool:
     def _start(self, number: int) -> None:
         self._board.write(number, IDLE, 0, 0)
         queue = self._queues[number % len(self._queues)]
-        shared = (self._job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno())
+        job_fd, *others = self._job_fds
+        shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno())
         with held(), standard_streams_taken():  # a process that was started must get into the team
-            worker = self._team[number] = WorkerProcess(number, shared)
+            worker = self._team[number] = WorkerProcess(number, shared, others)
             for fd in worker.descriptors:
                 self._epoll.register(fd, select.EPOLLIN)
 
@@ -267,7 +256,7 @@ class WorkerPool:
             if not worker.ready:
                 if message != HELLO:
                     text = message.removeprefix(HELLO_FAILED).decode(errors="replace")
-                    raise WorkerError(f"worker {worker.number} could not unpack the dataset or transforms:\n\n{text}")
+                    raise WorkerError(f"worker {worker.number} {text}")
                 worker.ready = True
                 continue
             reply = Reply.unpack(message)
@@ -309,7 +298,9 @@ class WorkerPool:
         for limbo in list(self._limbo):
             limbo.suspects.discard(worker.number)
             self._free_if_cleared(limbo, events)
-        self._audit.add(worker.number % len(self._queues))
+        number = worker.number % len(self._queues)
+        self._audit.add(number)
+        self._taken_back += self._queues[number].take_back()
         self.restarts += 1
         self._deaths.append(cause + where)
         if self.restarts > self.max_restarts:
@@ -331,6 +322,7 @@ class WorkerPool:
             self._drain(worker, events)
         notes = [self._board.read(number) for number in team]
         noted = {(note.chunk, note.attempt) for note in notes}
+        noted |= {(request.chunk, request.attempt) for request in self._taken_back}
         sent = [key for key, request in self._flying.items() if self._queue_of(request) == queue]
         for key in [key for key in sent if key not in noted]:
             del self._flying[key]
@@ -398,6 +390,10 @@ class WorkerPool:
         if self.broken is not None:
             raise WorkerError(f"this epoch is over: {self.broken}")
 
+    def _close_job(self) -> None:
+        while self._job_fds:
+            os.close(self._job_fds.pop())
+
     def _leave_to_parent(self) -> None:
         """In a forked child: close the copies, so that the workers still die with their parent."""
         self._closed = True
@@ -406,7 +402,7 @@ class WorkerPool:
         for worker in self._team.values():
             worker.leave_to_parent()
         self._epoll.close()
-        os.close(self._job_fd)
+        self._close_job()
         self._board.close()
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gpuload.errors import WorkerError
 from gpuload.ring.descriptors import is_inherited
-from gpuload.workers.protocol import STACK_SIGNAL
+from gpuload.workers.protocol import STACK_SIGNAL, arm_lifeline
 
 __all__ = ["WorkerProcess", "check_platform", "standard_path"]
 
@@ -52,6 +52,7 @@ class WorkerProcess:
     Args:
         number: the worker's number.
         shared: descriptors that it inherits beside its own.
+        others: more of them, that the job refers to.
 
     Attributes:
         replies: the socket that it replies on, not blocking.
@@ -63,7 +64,7 @@ class WorkerProcess:
         WorkerError: it could not be started.
     """
 
-    def __init__(self, number: int, shared: Sequence[int]) -> None:
+    def __init__(self, number: int, shared: Sequence[int], others: Sequence[int] = ()) -> None:
         self.number = number
         self.ready = False
         self.started_at = time.monotonic()
@@ -76,9 +77,10 @@ class WorkerProcess:
             undo.callback(os.close, self._lifeline)
             self._stacks = os.memfd_create("gpuload-stacks", os.MFD_CLOEXEC)
             undo.callback(os.close, self._stacks)
-            descriptors = (*shared, theirs.fileno(), lifeline_theirs, self._stacks)
+            descriptors = (*shared, theirs.fileno(), lifeline_theirs, self._stacks, *others)
             try:
                 self._process = _launch(number, descriptors)
+                arm_lifeline(lifeline_theirs, self._process.pid)  # it may be stopped before it does this itself
             except OSError as error:
                 raise WorkerError(f"worker {number} could not be started with {sys.executable}: {error}") from error
             finally:

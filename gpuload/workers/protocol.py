@@ -17,11 +17,13 @@ Messages are small: positions, dataset indices, offsets. Pixels and array payloa
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import mmap
 import os
 import pickle
 import signal
+import socket
 import struct
 import time
 from dataclasses import dataclass
@@ -30,18 +32,40 @@ import numpy as np
 
 from gpuload.order.place import IterableStart
 
-__all__ = ["HELLO", "HELLO_FAILED", "IDLE", "STACK_SIGNAL", "Board", "Note", "Reply", "Request", "Status"]
+__all__ = [
+    "HELLO",
+    "HELLO_FAILED",
+    "IDLE",
+    "STACK_SIGNAL",
+    "Board",
+    "Note",
+    "Queue",
+    "Reply",
+    "Request",
+    "Status",
+    "arm_lifeline",
+]
 
 IDLE = -1
+MESSAGE_BYTES = 1 << 20  # more than any message has
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
 HELLO = b"hello"  # the first message of a worker: it is ready
-HELLO_FAILED = b"failed"  # it could not start; followed by its traceback as text
+HELLO_FAILED = b"failed"  # it could not start; followed by what it could not do, and the traceback, as text
 _REQUEST = struct.Struct("<qqqqqqqBBB")
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqqq")
 _LIMIT = struct.Struct("<Q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
 MAX_INLINE_BYTES = 48 * 1024  # of a reply, likewise; larger metadata goes into the slot
+
+
+def arm_lifeline(fd: int, pid: int) -> None:
+    """Make the kernel kill a process when the other end of a pipe closes, also one that is stopped or hangs."""
+    import fcntl  # Windows has none
+
+    fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 @dataclass(slots=True)
@@ -150,6 +174,41 @@ class Reply:
             message[_REPLY.size :],
             None if offset < 0 else (offset, length),
         )
+
+
+class Queue:
+    """Where requests wait: this process sends, and one worker, or all, read the same end."""
+
+    def __init__(self) -> None:
+        self.send_end, self.read_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def send(self, request: Request) -> bool:
+        """False if it is full. Never blocks."""
+        try:
+            self.send_end.send(request.pack(), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    @property
+    def is_empty(self) -> bool:
+        try:
+            self.read_end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        return False
+
+    def take_back(self) -> list[Request]:
+        """What no worker has taken yet."""
+        requests = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                requests.append(Request.unpack(self.read_end.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)))
+        return requests
+
+    def close(self) -> None:
+        self.read_end.close()
+        self.send_end.close()  # idle workers see the end of the queue
 
 
 @dataclass(slots=True, frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.errors import ErrorRecord, one_line
+from gpuload.datasets.files import limited
+from gpuload.errors import DecodeError, ErrorRecord, one_line
 from gpuload.order.place import IterablePlace
 from gpuload.ring.chunk import ChunkContent, Collated
 from gpuload.ring.packing import ALIGN, write_content
@@ -67,7 +68,7 @@ class ChunkRunner:
         errors: list[tuple[int, ErrorRecord]] = []
         collated = None
         rows = len(request.positions)
-        with kept() if self._guard else contextlib.nullcontext():
+        with kept() if self._guard else contextlib.nullcontext(), limited(self.job.decode.max_bytes):
             samples = self.source.open(request, lambda: note(min(len(loaded) + len(errors), rows - 1)))
             for row in range(rows):
                 if not wanted():
@@ -105,6 +106,11 @@ class ChunkRunner:
             self._made.pop(_made_key(request), None)
             self._reader.strays = ""  # said
         return reply
+
+    def begin(self, request: Request) -> IterablePlace:
+        """Where the pass of a request begins, before its first chunk is done."""
+        with kept() if self._guard else contextlib.nullcontext():
+            return self.source.begin(request)
 
     def _finish(
         self,
@@ -241,7 +247,7 @@ def _text(error: BaseException) -> str:
 def _record(request: Request, row: int, source: str | None, error: BaseException) -> ErrorRecord:
     if isinstance(error, Sourced) and error.__cause__ is not None:
         source, error = error.source, error.__cause__
-    if source is None and isinstance(error, OSError) and isinstance(error.filename, str):
+    if source is None and isinstance(error, OSError | DecodeError) and isinstance(error.filename, str):
         source = error.filename
     index = request.indices[row]
     return ErrorRecord(

@@ -6,6 +6,7 @@ Each leaf of a sample gets its number here, depth first, and keeps it up to the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -287,12 +288,27 @@ def _one_for_all(entries: list[Any]) -> list[Any]:
 
 def _nearly_an_image(leaves: Sequence[Any]) -> str:
     """A hint on the first leaf that is not an image but may be meant as one."""
-    for leaf in leaves:
+    from gpuload.datasets.folder import EXTENSIONS  # here, since hardly any worker needs it
+
+    for leaf in sorted(leaves, key=lambda leaf: not hasattr(leaf, "shape")):
+        if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
+            return (
+                f": {os.fspath(leaf)!r} is a path; return gpuload.read(path) in its place (gpuload.ImageFiles and "
+                "gpuload.ImageFolder read whole folders)"
+            )
+        if isinstance(leaf, bytes):
+            return ": bytes may be anything; if they are an image file, return gpuload.Encoded(bytes)"
         if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
             continue
-        axes, dtype = len(leaf.shape), dtype_of(leaf)
+        array: Any = leaf
+        axes, dtype = len(array.shape), dtype_of(array)
         if axes == 2 and dtype == "uint8":
             return ": if the array H×W is one, write gpuload.Image(array)"
+        if axes == 3 and dtype == "uint8":
+            return (
+                ": an array is taken for an image by itself if it has 1 to 4 channels; for more write "
+                "gpuload.Image(array), with layout='CHW' for C×H×W"
+            )
         if axes == 3 and dtype.startswith(("float", "bfloat", "uint16")):
             layout, kind = (", layout='CHW'", "tensor") if is_tensor(leaf) else ("", "array")
             return (

@@ -31,7 +31,8 @@ class Source:
 
     Attributes:
         seeds: whether the global generators are seeded before each sample.
-        on_torch: called if the dataset imports torch while it makes its first samples.
+        introduce: called with the number of each epoch that begins, and the position of an iterable dataset's first
+            sample; and again if the dataset imports torch while it makes its first samples.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -42,7 +43,8 @@ class Source:
         self._without_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
         self._told_epoch = -1
-        self.on_torch: Callable[[], None] = lambda: None
+        self._epoch = -1
+        self.introduce: Callable[..., None] = lambda epoch, position=None: None
 
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
         """A function that gives the sample of a row of a chunk; to be called in the order of the rows.
@@ -59,6 +61,9 @@ class Source:
                     return partial(_raise, error)
         if request.iterable is not None:
             return self._from_pass(request, touch)
+        if request.epoch != self._epoch:
+            self._epoch = request.epoch
+            self.introduce(request.epoch)
         if isinstance(request.indices, np.ndarray):
             keys: list[Any] = request.indices.tolist()
         else:
@@ -73,7 +78,7 @@ class Source:
             if self._without_torch and seeds and "torch" in sys.modules:
                 # Imported meanwhile, so it was neither seeded nor told which worker this is: again.
                 self._without_torch = False
-                self.on_torch()
+                self.introduce(request.epoch)
                 return one(row)
             return sample
 
@@ -103,11 +108,17 @@ class Source:
         assert start is not None
         if self._pass is None or self._pass.run != start.run:
             self._pass = None  # the old iterator ends before the new one begins
+            self.introduce(request.epoch, start.offset)
             self._pass = Pass(self._dataset, self._seed, start, request.epoch)
         numbers = np.asarray(request.indices).tolist()
         pass_ = self._pass
         pass_.forget(start.samples)
         return lambda row: pass_.get(numbers[row], touch)
+
+    def begin(self, request: Request) -> IterablePlace:
+        """Where the pass of a request begins, before its first chunk is done."""
+        self.open(request)
+        return IterablePlace(0, False) if self._pass is None else self._pass.begin()
 
     def place(self, request: Request, rows: int) -> IterablePlace | None:
         """Where the pass is after this many rows of a chunk; None for a map dataset."""

@@ -20,6 +20,7 @@ from hypothesis.extra import numpy as st_numpy
 from torch.utils.data import DataLoader, default_collate
 
 import gpuload as gl
+from gpuload import transforms as T
 from gpuload.batches.pad import Padded, pad_collate
 from gpuload.errors import CollateError
 
@@ -270,13 +271,14 @@ def test_importing_it_imports_no_torch() -> None:
         ),
         (
             [(1, {"a": 2}), (1, {"b": 2})],
-            "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}): all samples of a batch must have "
-            "the same structure; let the dataset return one form",
+            "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
+            "first alone, 'b' in the second alone): all samples of a batch must have the same structure; let the "
+            "dataset return one form",
         ),
         (
             [[1, 2], [1]],
-            "sample 0 of the batch is [·, ·], but sample 1 is [·]: all samples of a batch must have the same "
-            "structure; let the dataset return one form",
+            "sample 0 of the batch is [·, ·], but sample 1 is [·] (the sample has the length 2 in the first, 1 in the "
+            "second): all samples of a batch must have the same structure; let the dataset return one form",
         ),
     ],
 )
@@ -354,6 +356,65 @@ def test_values_beyond_a_dtype() -> None:
         pad_collate([np.ones(1, np.float16)], value=1e6)
     with pytest.raises(ValueError, match=exactly("value=2 cannot be stored in the sample, which is bool")):
         pad_collate([np.ones(1, bool)], value=2)
+
+
+def test_named_leaves_alone() -> None:
+    def sample(i: int) -> dict[str, Any]:
+        return {"image": np.full((2, 3), i), "caption": np.arange(i + 1), "deep": {"tokens": [7] * i}}
+
+    samples = [sample(i) for i in range(3)]
+    batch = gl.pad("caption", "deep.tokens", value={"caption": -1})(samples)
+    assert batch["image"].shape == (3, 2, 3)
+    assert batch["caption"].data.tolist() == [[0, -1, -1], [0, 1, -1], [0, 1, 2]]
+    assert batch["deep"]["tokens"].data.tolist() == [[0, 0], [7, 0], [7, 7]]
+    assert batch["deep"]["tokens"].sizes.tolist() == [[0], [1], [2]]
+    assert batch["deep"]["tokens"].data.dtype == torch.int64
+    nested = gl.pad(1, to=(4, 2))([(1, [[1.5, 2]] * n) for n in (1, 3)])
+    assert nested[0].tolist() == [1, 1]
+    assert nested[1].data.shape == (2, 4, 2)
+    assert nested[1].data.dtype == torch.float32
+    assert nested[1].sizes.tolist() == [[1, 2], [3, 2]]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transforms", [[], [T.CenterCrop(8)]])
+def test_captions_in_gpuloads_loader(workers: int, transforms: list[Any]) -> None:
+    class Captions:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            picture = np.full((8, 8, 3), index, np.uint8) if transforms else index
+            return {"image": picture, "caption": [5] * (index + 1), "label": index}
+
+    options: dict[str, Any] = {"transforms": transforms, "num_workers": workers, "device": "cpu"}
+    with gl.Loader(Captions(), 4, collate_fn=gl.pad("caption"), **options) as loader:
+        (batch,) = loader
+    assert batch["image"].shape == ((4, 3, 8, 8) if transforms else (4,))
+    assert batch["label"].tolist() == [0, 1, 2, 3]
+    assert batch["caption"].sizes.tolist() == [[1], [2], [3], [4]]
+    assert batch["caption"].data.sum(dim=1).tolist() == [5, 10, 15, 20]
+
+
+def test_what_pad_cannot_do() -> None:
+    for names in ((), (b"x",), (True,)):
+        message = f"pad() takes the names of the leaves that it pads, as in pad('caption') or pad(1), got {names}"
+        with pytest.raises(TypeError, match=exactly(message)):
+            gl.pad(*names)
+    with pytest.raises(TypeError, match="to must be a tuple of sizes"):
+        gl.pad("x", to=5)
+    samples = [{"a": np.ones(n), "b": np.ones(n), "c": "x", "d": [n]} for n in (1, 2)]
+    message = "pad() names the leaf 'c', but these samples have no array there; their leaves are 'a', 'b', 'c', 'd.0'"
+    with pytest.raises(ValueError, match=exactly(message)):
+        gl.pad("c")(samples)
+    message = "leaf 'b' (ndarray) cannot be put together into a batch: "
+    with pytest.raises(gl.CollateError, match=re.escape(message)) as caught:
+        gl.pad("a")(samples)
+    assert str(caught.value).endswith("; to pad it too, name it: gpuload.pad('a', 'b')")
+    message = "leaf 'd' of sample 1 of the batch is a list that is no array of numbers"
+    with pytest.raises(gl.CollateError, match=re.escape(message)):
+        gl.pad("d")([{"d": [1]}, {"d": ["x"]}])
 
 
 def test_no_samples() -> None:

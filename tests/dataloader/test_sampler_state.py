@@ -127,12 +127,33 @@ def test_a_sampler_that_is_resumable_by_itself_is_not_run_through_again(whose):
     assert again.taken == 5
 
 
-def test_a_samplers_state_that_json_cannot_hold_is_refused_when_it_is_saved():
+def test_a_samplers_state_keeps_its_types():
+    class Typed(Own):
+        def state_dict(self):
+            return {1: (super().state_dict(), torch.tensor(self.at))}
+
+        def load_state_dict(self, state):
+            state, at = state[1]
+            assert at == torch.tensor(state["at"])
+            super().load_state_dict(state)
+
+    with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
+        batches = iter(loader_)
+        seen = [next(batches).tolist()]
+        state = json.loads(json.dumps(loader_.state_dict()))
+        rest = [batch.tolist() for batch in batches]
+    with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
+        loader_.load_state_dict(state)
+        assert [batch.tolist() for batch in loader_] == rest
+    assert sorted(key for batch in seen + rest for key in batch) == list(range(11))
+
+
+def test_a_samplers_state_that_is_not_kept_is_refused_when_it_is_saved():
     class Odd(Own):
         def state_dict(self):
-            return {"at": torch.tensor(1)}
+            return {"at": object()}
 
     with loader(Made(samples=11), 2, sampler=Odd("sampler")) as loader_:
         next(iter(loader_))
-        with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler holds what JSON cannot"):
+        with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler\['at'\] is of type builtins.object"):
             loader_.state_dict()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
+import os
+import random
+import threading
 
+import numpy as np
 import pytest
 import torch
 from dataloader.streams import Counting, ItsOwnIterator, Noisy, OwnIterator, OwnState, share
@@ -209,15 +214,197 @@ def test_after_the_last_batch_the_end_is_not_known_yet():
         assert epoch(loader_) == [[0, 1], [2, 3]]
 
 
-def test_a_state_that_json_cannot_hold_is_refused_when_it_is_saved():
+def test_what_a_state_does_not_keep_is_refused_when_it_is_asked_for_and_not_before():
     class Odd(OwnState):
         def state_dict(self):
-            return {"at": {1, 2}}
+            return {"at": self.at, "seen": [threading.Lock] if self.at < 6 else [threading.Lock()]}
 
     with loader(Odd(11)) as loader_:
-        next(iter(loader_))
-        with pytest.raises(TypeError, match=r"the state_dict\(\) of the dataset holds what JSON cannot"):
+        batches = iter(loader_)
+        next(batches)
+        with pytest.raises(
+            TypeError, match=r"the state_dict\(\) of the dataset\['seen'\]\[0\] is of type .*does not keep"
+        ):
             loader_.state_dict()
+        assert len(list(batches)) == 5
+    with loader(Odd(11)) as loader_:
+        batches = iter(loader_)
+        for _ in range(3):
+            next(batches)
+        with pytest.raises(
+            TypeError, match=r"the state_dict\(\) of the dataset cannot be kept: TypeError: cannot pickle"
+        ):
+            loader_.state_dict()
+
+
+class Typed(OwnState):
+    """Its state is one that JSON would change: keys that are integers, tuples, arrays, tensors."""
+
+    def __init__(self, samples, kill_at=-1, mark=""):
+        super().__init__(samples)
+        self.kill_at, self.mark = kill_at, mark
+
+    def __iter__(self):
+        for sample in super().__iter__():
+            if sample[0] == self.kill_at and not os.path.exists(self.mark):
+                open(self.mark, "w").close()
+                os.kill(os.getpid(), 9)
+            yield sample
+
+    def state_dict(self):
+        state = {1: (self.at, "x"), b"x": 1j, "array": np.arange(2), "tensor": torch.ones(3), "set": {1, (2,)}}
+        return state if self.at % 4 else {**state, "generator": torch.get_rng_state(), "random": random.getstate()}
+
+    def load_state_dict(self, state):
+        self.at, name = state[1]
+        assert name == "x"
+        if len(state) == 1:
+            return
+        assert state[b"x"] == 1j
+        assert state["array"].tolist() == [0, 1]
+        assert torch.equal(state["tensor"], torch.ones(3))
+        assert state["set"] == {1, (2,)}
+        if "random" in state:
+            random.setstate(state["random"])
+            torch.set_rng_state(state["generator"])
+
+
+class IntegerKeys(Typed):
+    """JSON takes it, and gives back something else."""
+
+    def state_dict(self):
+        return {1: (self.at, "x")}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stream", [IntegerKeys, Typed])
+def test_inside_a_run_a_state_stays_as_the_dataset_gave_it(tmp_path, stream):
+    """A worker that is killed is started again from it, although nobody asked for a state."""
+    with loader(stream(20), num_workers=2) as loader_:
+        undisturbed = epoch(loader_)
+    with loader(stream(20, kill_at=13, mark=str(tmp_path / "killed")), num_workers=2) as loader_:
+        assert epoch(loader_) == undisturbed
+    assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4])
+def test_a_saved_state_keeps_its_types_through_json_and_through_torch(stop):
+    with loader(Typed(20)) as loader_:
+        undisturbed = epoch(loader_)
+    with loader(Typed(20)) as loader_:
+        seen, state = stopped(loader_, stop)
+        file = io.BytesIO()
+        torch.save(loader_.state_dict(), file)
+    file.seek(0)
+    for carried in (state, torch.load(file, weights_only=True)):
+        with loader(Typed(20)) as loader_:
+            loader_.load_state_dict(carried)
+            assert seen + epoch(loader_) == undisturbed
+
+
+# -- before the first batch -------------------------------------------------------------------------------------------
+
+
+class Once(IterableDataset):
+    """Its own iterator, which `iter()` does not take back to the beginning."""
+
+    def __init__(self, samples):
+        self.samples = samples
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        worker, workers = share()
+        if self.at * workers + worker >= self.samples:
+            raise StopIteration
+        self.at += 1
+        return (self.at - 1) * workers + worker, random.random()
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_state_from_before_the_first_batch_takes_the_dataset_back(begun):
+    dataset = Once(5)
+    with loader(dataset) as loader_:
+        batches = iter(loader_) if begun else loader_
+        state = json.loads(json.dumps(loader_.state_dict()))
+        undisturbed = epoch(batches)
+        assert [number for numbers, _ in undisturbed for number in numbers] == list(range(5))
+        loader_.load_state_dict(state)
+        assert epoch(loader_) == undisturbed
+        assert epoch(loader_) == []
+    with loader(dataset) as another:
+        another.load_state_dict(state)
+        assert epoch(another) == undisturbed
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("begun", [False, True])
+def test_and_workers_begin_with_the_dataset_as_it_was(begun):
+    with loader(Once(9), num_workers=2) as loader_:
+        batches = iter(loader_) if begun else loader_
+        state = loader_.state_dict()
+        undisturbed = epoch(batches)
+        assert sorted(number for numbers, _ in undisturbed for number in numbers) == list(range(9))
+        loader_.load_state_dict(state)
+        assert epoch(loader_) == undisturbed
+
+
+def test_a_state_from_before_the_first_batch_disturbs_nothing():
+    """iter() of the dataset is called for it, once, and what that draws is what it would have drawn."""
+
+    class Draws(OwnIterator):
+        calls = 0
+
+        def __iter__(self):
+            self.calls += 1
+            random.random()
+            return super().__iter__()
+
+    with loader(Draws(7)) as loader_:
+        undisturbed = epoch(loader_)
+    dataset = Draws(7)
+    with loader(dataset) as loader_:
+        batches = iter(loader_)
+        before = random.getstate()
+        assert loader_.state_dict() == loader_.state_dict()
+        assert random.getstate() == before
+        assert list(map(plain, batches)) == undisturbed
+    assert dataset.calls == 1
+
+
+@pytest.mark.processes
+def test_a_state_from_before_the_first_batch_goes_on_with_any_number_of_workers():
+    with loader(OwnState(8)) as loader_:
+        state = loader_.state_dict()
+    assert state["stream"]["workers"][0]["state"] == {"dataset": {"at": 0}}
+    with loader(OwnState(8), num_workers=2) as loader_:
+        loader_.load_state_dict(state)
+        assert sorted(number for numbers, _ in epoch(loader_) for number in numbers) == list(range(8))
+
+
+@pytest.mark.filterwarnings("ignore:an epoch is open:RuntimeWarning")
+@pytest.mark.parametrize("name", [*STREAMS, "map"])
+def test_after_loading_with_an_iterator_alive_the_state_is_what_was_loaded(name):
+    with loader(range(11) if name == "map" else STREAMS[name]()) as loader_:
+        _, state = stopped(loader_, 2)
+        batches = iter(loader_)
+        next(batches)
+        loader_.load_state_dict(state)
+        assert loader_.state_dict() == state
+        next(batches)
+        assert loader_.state_dict() == state
+        rest = iter(loader_)
+        assert loader_.state_dict() == state
+        next(rest)
+        assert loader_.state_dict() != state
 
 
 def test_a_map_datasets_own_state_is_not_asked_for():

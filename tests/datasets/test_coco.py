@@ -244,6 +244,11 @@ def test_images_without_a_size_are_named(made: Make) -> None:
     [
         ([[1, 2, 3, 4]], "the COCO annotation 102 has a polygon of 4 numbers, but one is x and y of at least three"),
         ([[1, 2, 3, 4, 5, 6, 7]], "the COCO annotation 102 has a polygon of 7 numbers"),
+        (
+            [[1, 2, 1e9, 4, 5, 6]],
+            "the COCO annotation 102 has a polygon that reaches beyond 1048576 pixels, or holds NaN",
+        ),
+        ([[1, 2, float("nan"), 4, 5, 6]], "the COCO annotation 102 has a polygon that reaches beyond"),
         # Of run lengths that are too few, pycocotools fills the rest with whatever lay in memory.
         (
             {"counts": [3, 4], "size": [28, 30]},

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gpuload.datasets import ImageFiles, ImageFolder
 from gpuload.datasets import folder as folder_module
+from gpuload.datasets.kinds import draws_nothing
 from gpuload.datasets.sample import Encoded
 
 ENDINGS = ".jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp"
@@ -52,6 +53,34 @@ def torchvision_samples(root: Path, extensions: tuple[str, ...]) -> list[tuple[s
                 (os.path.join(where, file), label) for file in sorted(files) if file.lower().endswith(extensions)
             ]
     return samples
+
+
+def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path: Path) -> None:
+    dataset = ImageFolder(make(tmp_path, "ant/1.jpg", "bee/2.jpg", "bee/3.jpg"))
+    assert list(dataset.samples) == torchvision_samples(tmp_path, (".jpg",))
+    assert dataset.samples[-1] == (str(tmp_path / "bee/3.jpg"), 1)
+    assert dataset.samples[1:] == list(dataset.samples)[1:]
+    assert [type(label) for _, label in dataset.samples] == [int] * 3
+
+
+def test_datasets_are_added_one_after_the_other(tmp_path: Path) -> None:
+    one = ImageFolder(make(tmp_path / "one", "ant/1.jpg", "bee/2.jpg"))
+    two = ImageFolder(make(tmp_path / "two", "ant/3.jpg", "bee/4.jpg", "bee/5.jpg"))
+    both = one + two
+    mine = [("x", 7)]
+    more = both + mine
+    assert (len(both), len(more), more.cumulative_sizes) == (5, 6, [2, 5, 6])
+    assert [more[i] for i in range(6)] == [*one, *two, ("x", 7)]
+    assert (more[-1], more[-6]) == (("x", 7), one[0])
+    with pytest.raises(IndexError, match=exactly("index 6 is out of range: the joined datasets have 6 samples")):
+        more[6]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = one + 3
+    assert repr(both) == f"{one!r} + {two!r}"
+    assert (draws_nothing(both), draws_nothing(more)) == (True, False), "a list may hold anything of the user's own"
+    without = "import sys; sys.modules['torch'] = None; import pickle; print(len(pickle.load(sys.stdin.buffer)))"
+    done = subprocess.run([sys.executable, "-c", without], input=pickle.dumps(both), capture_output=True, check=True)
+    assert done.stdout.split() == [b"5"]
 
 
 # What is found

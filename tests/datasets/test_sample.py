@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -243,3 +246,27 @@ def test_a_float_array_is_an_image_only_if_it_says_so():
         [(images, _)] = loader
     assert images.shape == (1, 3, 4, 4)
     assert images.isnan().all()
+
+
+IMAGE = "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
+MASK = "the mask of a file is Mask(gpuload.read(path)), or Mask(gpuload.Encoded(bytes))"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: gl.Image("cat.jpg"), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
+        (lambda: gl.Image(Path("cat.jpg")), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
+        (lambda: gl.Image(b"abc"), f"Image() takes an array of numbers, got bytes; {IMAGE}"),
+        (
+            lambda: gl.Image(gl.Encoded(b"abc")),
+            f"Image() takes an array of numbers, got an Encoded(3 bytes, mode='RGB', source=None); {IMAGE}",
+        ),
+        (lambda: gl.Mask("cat.png"), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
+        (lambda: gl.Mask(Path("cat.png")), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
+        (lambda: gl.Mask(b"abc"), f"Mask() takes an array of numbers, got bytes; {MASK}"),
+    ],
+)
+def test_a_file_where_an_array_should_be_is_told_how_it_is_read(make, text):
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        make()

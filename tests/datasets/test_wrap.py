@@ -547,8 +547,9 @@ def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) 
 
 def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None:
     message = (
-        "got a datasets.iterable_dataset.IterableDataset, which has no length and no order; "
-        f"{TAKES}. Load it without streaming=True"
+        "got a datasets.iterable_dataset.IterableDataset, an iterable dataset, which needs no wrap(): pass it to "
+        "gpuload.Loader as it is. To leave decoding to gpuload, let it yield gpuload.Encoded(bytes) instead of images; "
+        "gpuload.wrap() is for datasets with a length, as load_dataset() without streaming=True gives them"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(rows.to_iterable_dataset())
@@ -558,6 +559,16 @@ def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(hf.DatasetDict(train=rows))
+
+
+def test_streaming_datasets_work_as_they_are(hf: ModuleType) -> None:
+    images = [PILImage.open(io.BytesIO(jpeg(n))) for n in range(4)]
+    features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
+    streaming = hf.Dataset.from_dict({"image": images, "label": [*range(4)]}, features=features).to_iterable_dataset()
+    with gl.Loader(streaming, 4, device="cpu", transforms=[T.Resize((8, 8))]) as loader:
+        (batch,) = loader
+    assert batch["image"].shape == (4, 3, 8, 8)
+    assert batch["label"].tolist() == [0, 1, 2, 3]
 
 
 # Containers, and all else

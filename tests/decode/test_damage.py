@@ -203,3 +203,27 @@ def test_nothing_reaches_the_terminal(tmp_path, picture, encode):
     )
     assert done.stderr == "still here\n"
     assert re.search(r"^c the JPEG cannot be decoded", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.processes
+def test_a_large_image_that_was_given_up_leaves_nothing_behind(tmp_path, picture, encode):
+    """nvImageCodec warns of it, so Pillow decodes it; the memory that nvImageCodec took for it was kept."""
+    pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    large = encode(np.zeros((6000, 6000, 3), np.uint8), "JPEG", quality=50)
+    (tmp_path / "large").write_bytes(large[:-2] + bytes(50) + large[-2:])
+    (tmp_path / "small").write_bytes(encode(picture))
+    code = (
+        "import sys\nfrom gpuload.decode import Decode, Decoder\nfrom gpuload.datasets.sample import read\n"
+        "decoder = Decoder(Decode(), prefer='nvimgcodec')\n"
+        "def resident():\n"
+        "    with open('/proc/self/status') as status:\n"
+        "        return next(int(line.split()[1]) << 10 for line in status if line.startswith('VmRSS'))\n"
+        "def decode(name):\n    photo = read(f'{sys.argv[1]}/{name}')\n"
+        "    return decoder.decode(photo, decoder.header(photo)).shape[0]\n"
+        "import PIL.JpegImagePlugin, PIL.Image\ndecode('small')\nbefore = resident()\n"
+        "assert decode('large') == 6000\ndecode('small')\nprint(resident() - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout) < 30 << 20  # the image has 108 MB

@@ -67,6 +67,39 @@ def test_the_two_jpeg_decoders_agree_exactly(picture, encode, kind):
         np.testing.assert_array_equal(fast.decode(photo, header, region), plain.decode(photo, header, region))
 
 
+@pytest.mark.parametrize("subsampling", [0, 2])
+def test_regions_of_an_incomplete_progressive_jpeg_are_slices(decoder, picture, encode, subsampling):
+    """libjpeg smooths what scans that are missing would have said, which depends on where a region ends."""
+    jpeg = encode(picture, "JPEG", progressive=True, subsampling=subsampling)
+    at = jpeg.index(b"\xff\xda")
+    incomplete = 0
+    while (at := jpeg.find(b"\xff\xda", at + 1)) >= 0:
+        photo = Encoded(jpeg[:at] + b"\xff\xd9")
+        header = decoder.header(photo)
+        whole = decoder.decode(photo, header)
+        for top, left, height, width in REGIONS:
+            region = decoder.decode(photo, header, (top, left, height, width))
+            np.testing.assert_array_equal(region, whole[top : top + height, left : left + width])
+        incomplete += 1
+    assert incomplete >= 5
+
+
+@needs_nvimgcodec
+@pytest.mark.parametrize(("height", "width"), [(40, 70), (17, 18), (20, 50), (33, 34), (9, 2), (9, 1)])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_single_columns_are_those_of_the_whole_image(encode, height, width, subsampling):
+    """Of noise: alone, a column at the edge of a 4:2:0 JPEG was up to 71 levels off."""
+    noise = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
+    photo = Encoded(encode(noise, "JPEG", quality=95, subsampling=subsampling))
+    fast, plain = (Decoder(Decode(), prefer=name) for name in ("nvimgcodec", "simplejpeg"))
+    header = fast.header(photo)
+    whole = plain.decode(photo, header)
+    for left in range(width):
+        for top, rows in ((0, height), (3, 5), (0, 1)):
+            column = fast.decode(photo, header, (top, left, rows, 1))
+            np.testing.assert_array_equal(column, whole[top : top + rows, left : left + 1])
+
+
 @needs_nvimgcodec
 @pytest.mark.parametrize("kind", JPEGS)
 def test_regions_of_healthy_jpegs_stay_with_the_region_decoder(picture, encode, kind, monkeypatch):

@@ -293,10 +293,6 @@ def test_what_is_no_image_is_refused(data, text):
 
 
 def test_a_bomb_is_refused_from_its_header(encode):
-    def resized(jpeg: bytes, side: int) -> bytes:
-        at = jpeg.index(b"\xff\xc0\x00\x11\x08") + 5
-        return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
-
     jpeg = resized(encode(np.zeros((8, 8, 3), np.uint8)), 20_000)
     bombs = [jpeg, png(20_000, 20_000, 1, 0, b""), b"P6 20000 20000 255\n" + bytes(99)]
     text = (
@@ -340,3 +336,71 @@ def test_too_many_scans_are_refused_from_the_markers(picture, encode):
     cmyk = encode(picture, "JPEG", "CMYK", progressive=True)
     with pytest.raises(DecodeError, match="scans, more than max_scans=3"):
         Decoder(Decode(max_scans=3)).header(Encoded(cmyk))
+
+
+def resized(jpeg: bytes, side: int) -> bytes:
+    """A JPEG whose header says another size."""
+    at = next(at for at in map(jpeg.find, (b"\xff\xc0\x00\x11\x08", b"\xff\xc2\x00\x11\x08")) if at >= 0) + 5
+    return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
+
+
+def test_many_scans_of_a_large_image_are_refused(picture, encode):
+    jpeg = encode(picture, "JPEG", progressive=True)
+    scans = jpeg.count(b"\xff\xda")
+    large = resized(more_scans(jpeg, 25 - scans), 13_370)
+    text = (
+        "the JPEG comes in 25 scans of 13,370×13,370 = 4,468,922,500 pixels, more than max_scan_pixels=4,294,967,296: "
+        "perhaps made to cost decoding time; if it is not, pass Decode(max_scan_pixels=…)"
+    )
+    with pytest.raises(DecodeError, match=re.escape(text)):
+        Decoder(Decode()).header(Encoded(large))
+    assert Decoder(Decode(max_scan_pixels=None)).header(Encoded(large)).width == 13_370
+    assert Decoder(Decode()).header(Encoded(resized(more_scans(jpeg, 24 - scans), 13_370))).width == 13_370
+    assert Decoder(Decode()).header(Encoded(more_scans(jpeg, 256 - scans))).width == 122
+    with pytest.raises(DecodeError, match="more than max_scan_pixels=99"):  # also where Pillow reads the header
+        Decoder(Decode(max_scan_pixels=99)).header(Encoded(jpeg[:20] + b"junk" + jpeg[20:]))
+    assert Decoder(Decode(max_scan_pixels=1)).header(Encoded(encode(picture))).width == 122
+
+
+def test_memory_of_the_decoder_is_limited(encode):
+    """2.7 GB were taken for a WebP of 34 bytes."""
+    webp = encode(np.zeros((8, 8, 3), np.uint8), "WEBP", lossless=True)
+    at = webp.index(b"VP8L") + 9
+    webp = webp[:at] + struct.pack("<I", 16_382 | 10_899 << 14) + webp[at + 4 :]
+    assert len(webp) < 50
+    text = (
+        "decoding 16,383×10,900 pixels would take about 2,857,195,200 bytes of memory, more than "
+        "max_memory=2,147,483,648: perhaps a decompression bomb; if it is not, pass Decode(max_memory=…)"
+    )
+    with pytest.raises(DecodeError, match=re.escape(text)):
+        Decoder(Decode()).header(Encoded(webp))
+    assert Decoder(Decode(max_memory=None)).header(Encoded(webp)).width == 16_383
+    small = np.zeros((8, 8, 3), np.uint8)
+    for options in ({}, {"progressive": True}):  # no JPEG that `max_pixels` allows meets the default
+        jpeg = resized(encode(small, **options), 13_377)
+        assert Decoder(Decode()).header(Encoded(jpeg)).height == 13_377
+        with pytest.raises(DecodeError, match="more than max_memory=500,000,000"):
+            Decoder(Decode(max_memory=500_000_000)).header(Encoded(jpeg))
+
+
+@pytest.mark.parametrize("boxed", [False, True])
+def test_memory_for_jpeg_2000_depends_on_its_tiles(encode, boxed):
+    """A tile is decoded at a time."""
+    data = encode(np.zeros((64, 64, 3), np.uint8), "JPEG2000", no_jp2=not boxed)
+
+    def tiled(side: int) -> bytes:
+        at = data.index(b"\xff\x4f\xff\x51") + 8
+        changed = data[:at] + struct.pack(">6I", 13_000, 13_000, 0, 0, side, side) + data[at + 24 :]
+        return changed.replace(b"ihdr" + struct.pack(">II", 64, 64), b"ihdr" + struct.pack(">II", 13_000, 13_000))
+
+    assert Decoder(Decode()).header(Encoded(tiled(1024))).width == 13_000
+    with pytest.raises(DecodeError, match="would take about 4,901,000,000 bytes of memory, more than max_memory="):
+        Decoder(Decode()).header(Encoded(tiled(13_000)))
+
+
+def test_a_tile_larger_than_its_tiff_counts():
+    tags = {256: 16, 257: 16, 258: 8, 259: 5, 262: 1, 277: 1, 322: 60_000, 323: 60_000, 324: 8, 325: 100}
+    tiff = b"II*\0" + struct.pack("<IH", 8, len(tags))
+    tiff += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()) + bytes(100)
+    with pytest.raises(DecodeError, match="16×16 pixels would take about 3,600,000,000 bytes of memory"):
+        Decoder(Decode()).header(Encoded(tiff))

@@ -9,7 +9,8 @@ from gpuload.decode import Decode, Decoder
 
 
 def test_defaults_are_those_of_torchvision_and_pillow():
-    assert Decode() == Decode(exif=False, max_pixels=178_956_970, max_scans=256)
+    limits = {"max_scan_pixels": 1 << 32, "max_bytes": 1 << 30, "max_memory": 2 << 30}
+    assert Decode() == Decode(exif=False, max_pixels=178_956_970, max_scans=256, **limits)
     assert pickle.loads(pickle.dumps(Decode(exif=True))) == Decode(exif=True)
 
 
@@ -20,6 +21,9 @@ def test_defaults_are_those_of_torchvision_and_pillow():
         ({"max_pixels": 0}, ValueError, "Decode(max_pixels=…) must be at least 1, or None for no limit, got 0"),
         ({"max_scans": -3}, ValueError, "Decode(max_scans=…) must be at least 1, or None for no limit, got -3"),
         ({"max_pixels": 1e8}, TypeError, "Decode(max_pixels=…) must be an int or None, got 100000000.0"),
+        ({"max_scan_pixels": 0}, ValueError, "Decode(max_scan_pixels=…) must be at least 1, or None for no limit"),
+        ({"max_bytes": "1G"}, TypeError, "Decode(max_bytes=…) must be an int or None, got '1G'"),
+        ({"max_memory": 0.5}, TypeError, "Decode(max_memory=…) must be an int or None, got 0.5"),
         ({"max_scans": True}, TypeError, "Decode(max_scans=…) must be an int or None, got True"),
     ],
 )

@@ -35,6 +35,25 @@ def test_workers_that_hang_are_gone_within_a_second_when_the_program_is_killed(s
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 
 
+def test_a_worker_that_was_stopped_while_it_started_is_gone_when_the_program_is_killed(start):
+    program = start("""
+        started = process._launch
+        def launch(number, descriptors):
+            result = started(number, descriptors)
+            os.kill(result.pid, signal.SIGSTOP)
+            return result
+        process._launch = launch
+        iterator = iter(numbers())
+        wait_until(lambda: all(Path(f"/proc/{pid}/stat").read_text().split()[2] == "T" for pid in workers()), "stop")
+        say("here")
+        time.sleep(1000)
+    """)
+    program.hear("here")
+    assert len(program.processes()) == 2
+    os.kill(program.pid, signal.SIGKILL)
+    assert program.end(within_s=1) == (-signal.SIGKILL, "")
+
+
 def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path):
     program = start("""
         def at_exit(index):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -197,7 +198,7 @@ def test_samples_of_different_structure_are_named():
 
 
 def test_arrays_of_different_shape_are_named():
-    with pytest.raises(gl.CollateError, match=r"leaf 0 .*sample 0 has shape \(0,\) and sample 1 has \(1,\)"):
+    with pytest.raises(gl.CollateError, match=r"sample 0 has shape \(0,\) and sample 1 has \(1,\) .*pad_collate pads"):
         epoch(Samples(lambda i: np.zeros(i), 3), batch_size=3)
 
 
@@ -357,9 +358,20 @@ def test_an_iterator_is_over_when_a_newer_one_starts():
         next(old)
         new = iter(loader)
         assert len(list(new)) == 5
-        with pytest.raises(RuntimeError, match=r"this iterator is over: a newer iter\(\) of its Loader was started"):
+        with pytest.raises(RuntimeError, match=SECOND):
             next(old)
         assert list(new) == []
+
+
+SECOND = r"is over: a newer iter\(\) of its Loader was started\. .* zip\(.*\) or nested loops, make a second Loader"
+
+
+def test_two_epochs_at_once_are_told_to_take_a_second_loader():
+    with gl.Loader(Samples(lambda i: i), 2, num_workers=0, device="cpu") as loader:
+        with pytest.raises(RuntimeError, match=SECOND):
+            next(zip(loader, loader, strict=True))
+        with pytest.raises(RuntimeError, match=SECOND):
+            [(one, other) for one in loader for other in loader]
 
 
 SCRIPT = """
@@ -442,6 +454,11 @@ def test_importing_gpuload_is_light():
         ({"chunk_size": 5000}, ValueError, "chunk_size must be at most 4096, got 5000"),
         ({"decode": "gpu"}, TypeError, "decode must be a gpuload.Decode, got str: 'gpu'"),
         ({"transforms": [T.Normalize(MEAN, STD), T.ColorJitter(0.4)]}, ValueError, "ColorJitter"),
+        *(
+            ({name: "no"}, TypeError, f"{name} must be True or False, got 'no'")
+            for name in ("shuffle", "drop_last", "pin_memory", "persistent_workers", "in_order", "info")
+        ),
+        ({"shuffle": 2}, TypeError, "shuffle must be True or False, got 2"),
         (
             {"batch_size": 20, "drop_last": True},
             ValueError,
@@ -452,6 +469,88 @@ def test_importing_gpuload_is_light():
 def test_wrong_arguments_are_refused_when_the_loader_is_made(options, error, text):
     with pytest.raises(error, match=text):
         gl.Loader(Samples(lambda i: i), **{"device": "cpu", "num_workers": 0, **options})
+
+
+def test_flags_may_be_numbers_or_none():
+    for flag, expected in ((None, False), (0, False), (1, True), (np.True_, True)):
+        loader = gl.Loader(Samples(lambda i: i), shuffle=flag, device="cpu", num_workers=0)
+        assert loader.shuffle is expected
+
+
+@pytest.mark.parametrize("path", ["photos/train", Path("photos/train")])
+def test_a_path_is_no_dataset(path):
+    text = (
+        "the dataset is a path, 'photos/train'; to read the images of a folder pass "
+        "gpuload.ImageFolder('photos/train'), with a folder for each class, or gpuload.ImageFiles('photos/train'), "
+        "without labels"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        gl.Loader(path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("sample", "text"),
+    [
+        (
+            "x/cat.JPG",
+            "for the transforms: 'x/cat.JPG' is a path; return gpuload.read(path) in its place (gpuload.ImageF",
+        ),
+        ((Path("cat"), 3), "for the transforms: 'cat' is a path; return gpuload.read(path) in its place"),
+        (
+            (b"abc", 3),
+            "for the transforms: bytes may be anything; if they are an image file, return gpuload.Encoded(bytes",
+        ),
+        ((np.zeros((9, 9, 6), np.uint8), 3), "if it has 1 to 4 channels; for more write gpuload.Image(array)"),
+        (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),
+    ],
+)
+def test_a_path_in_a_sample_is_told_how_it_is_read(sample, text):
+    with pytest.raises(gl.SampleError, match=re.escape(text)):
+        epoch([sample, sample], num_workers=0, transforms=[T.CenterCrop(8)])
+
+
+def test_paths_without_transforms_are_told_too():
+    text = (
+        "has a PosixPath (default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
+        "<class 'pathlib.PosixPath'>); return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles"
+    )
+    with pytest.raises(gl.CollateError, match=re.escape(text)):
+        epoch([Path("cat.jpg"), Path("dog.jpg")], num_workers=0)
+
+
+def test_dicts_of_other_keys_are_shown():
+    samples = [{"image": picture(0), "mask": 1, "x": 2}, {"image": picture(1), "x": 2, "label": 3}]
+    text = "(the keys of the sample differ: 'mask' in the first alone, 'label' in the second alone): all samples"
+    with pytest.raises(gl.CollateError, match=re.escape(text)):
+        epoch(samples, batch_size=2, num_workers=0)
+    nested = [(picture(0), {"a": {"b": 1}}), (picture(1), {"a": {}})]
+    text = "(the keys of '1.a' differ: 'b' in the first alone, none in the second alone)"
+    with pytest.raises(gl.CollateError, match=re.escape(text)):
+        epoch(nested, batch_size=2, num_workers=0)
+
+
+def test_the_leaf_whose_lengths_differ_is_named_with_what_pads_it():
+    samples = [{"image": picture(i), "caption": np.arange(3 + i)} for i in range(2)]
+    text = (
+        "leaf 'caption' of the samples cannot be put together into a batch: sample 0 has shape (3,) and sample 1 has "
+        "(4,) (stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1); "
+        "collate_fn=gpuload.pad('caption') pads them"
+    )
+    with pytest.raises(gl.CollateError, match=f"^{re.escape(text)}$"):
+        epoch(samples, batch_size=2, num_workers=0)
+    boxes = [(picture(i), {"boxes": np.ones((3 + i, 4))}) for i in range(2)]
+    text = (
+        "collate_fn=gpuload.pad('1.boxes') pads them; boxes of an image come as a list if they are gpuload.Boxes(array"
+    )
+    with pytest.raises(gl.CollateError, match=re.escape(text)):
+        epoch(boxes, batch_size=2, num_workers=0)
+    lists = [(picture(i), {"tokens": [1] * (3 + i)}) for i in range(2)]
+    text = (
+        "('1.tokens' has the length 3 in the first, 4 in the second; collate_fn=gpuload.pad('1.tokens') pads a list of "
+        "numbers): all samples of a batch"
+    )
+    with pytest.raises(gl.CollateError, match=re.escape(text)):
+        epoch(lists, batch_size=2, num_workers=0)
 
 
 def test_a_number_is_a_cuda_device(monkeypatch):

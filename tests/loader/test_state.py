@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -39,6 +40,62 @@ def test_what_is_no_state_is_refused(state, kind, text):
     with pytest.raises(kind) as caught:
         State.from_dict(state)
     assert text in str(caught.value)
+
+
+WORKER = {"samples": 3, "ended": False, "state": None}
+STREAM = {"turn": 0, "step": 3, "workers": [WORKER, WORKER]}
+SAMPLER = {"batches": 2, "own": None, "generator": None}
+
+
+@pytest.mark.parametrize(
+    ("stream", "text"),
+    [
+        ({}, "the state's stream: workers must be a list with an entry for each, got None"),
+        ({**STREAM, "workers": []}, "the state's stream: workers must be a list"),
+        ({**STREAM, "turn": 2}, "the state's stream: turn must be an integer below 2, got 2"),
+        ({**STREAM, "turn": None}, "the state's stream: turn must be an integer below 2, got None"),
+        ({**STREAM, "step": "3"}, "the state's stream: step must be an integer and not negative, got '3'"),
+        ({**STREAM, "workers": [WORKER, 5]}, "the state's stream: worker 1 must be a dict, got 5"),
+        ({**STREAM, "workers": [{}]}, "the state's stream, worker 0: samples must be an integer and not negative, got"),
+        (
+            {**STREAM, "workers": [WORKER, {**WORKER, "samples": -1}]},
+            "the state's stream, worker 1: samples must be an integer and not negative, got -1",
+        ),
+        (
+            {**STREAM, "workers": [{**WORKER, "ended": None}]},
+            "the state's stream, worker 0: ended must be true or false, got None",
+        ),
+        (
+            {**STREAM, "workers": [{**WORKER, "state": {"at": 1}}]},
+            "the state's stream, worker 0: state must be None, or a dict of iterator and dataset, got {'at': 1}",
+        ),
+        (
+            {**STREAM, "workers": [{**WORKER, "state": {"dataset": {"at": [{"$bytes": "?"}]}}}]},
+            "the state's stream, worker 0: dataset['at'][0] is not what state_dict() gave: $bytes cannot be read",
+        ),
+    ],
+)
+def test_a_broken_state_of_a_stream_is_refused_when_it_is_loaded(stream, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        State.from_dict(changed(order="stream", samples=None, stream=stream))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "text"),
+    [
+        ({}, "the state's sampler: batches must be an integer and not negative, got None"),
+        ({**SAMPLER, "own": {"state": 1}}, 'the state\'s sampler: own must be None, or a dict of "of" and "state"'),
+        ({**SAMPLER, "own": {"of": "x", "state": 1}}, "the state's sampler: own must be None, or a dict"),
+        ({**SAMPLER, "generator": "AAAA"}, "the state's sampler: generator must be the state of a torch.Generator"),
+        (
+            {**SAMPLER, "own": {"of": "sampler", "state": {"$": 1}}},
+            "the state's sampler: own is not what state_dict() gave: $ cannot be read",
+        ),
+    ],
+)
+def test_a_broken_state_of_a_sampler_is_refused_when_it_is_loaded(sampler, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        State.from_dict(changed(order="sampler", sampler=sampler))
 
 
 def test_what_comes_on_top_is_ignored():

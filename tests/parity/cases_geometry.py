@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from originals import torchvision
 from parity.case import BATCHES, Case, Oracle, Tolerance
 from PIL import Image, ImageOps
 
@@ -67,9 +68,30 @@ def resized_crop(transform: Any, params: Box, row: int, image: Image.Image) -> I
         batch = torch.tensor(as_levels(image)).permute(2, 0, 1)[None].float()
         found = torch.nn.functional.interpolate(batch, (new_height, new_width), mode=interpolation.split()[1])
         return as_pillow(found.round().clamp(0, 255)[0].permute(1, 2, 0).to(torch.uint8).numpy())
-    if interpolation != "nearest":  # rows first, as Pillow did before it chose the cheaper order
+    if interpolation != "nearest":  # two calls: one begins with the cheaper axis, since Pillow 13
         image = image.resize((new_width, height), PILLOW[interpolation])
     return image.resize((new_width, new_height), PILLOW[interpolation])
+
+
+def called_once(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """What `Image.resize` makes of a crop, as whoever has Pillow images calls it."""
+    ((transform, params),) = drawn
+    top, left, height, width = params.box_tlhw[row].tolist()
+    new_height, new_width = params.size_hw[row].tolist()
+    filter_ = PILLOW[filter_of(transform, params, row)]
+    return np.asarray(
+        Image.fromarray(image).crop((left, top, left + width, top + height)).resize((new_width, new_height), filter_)
+    )
+
+
+def of_tensors(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """torchvision's `resized_crop` of a uint8 tensor."""
+    ((transform, params),) = drawn
+    functional = torchvision().transforms.v2.functional
+    interpolation = functional.InterpolationMode(filter_of(transform, params, row))
+    box, size = params.box_tlhw[row].tolist(), params.size_hw[row].tolist()
+    found = functional.resized_crop(torch.tensor(image).permute(2, 0, 1), *box, size, interpolation, antialias=True)
+    return found.permute(1, 2, 0).numpy()
 
 
 def mapped(transform: Any, params: Warp, row: int, image: Image.Image) -> Image.Image:
@@ -115,6 +137,11 @@ _: Oracle = geometry
 EXACT = "pixels are moved, or computed in Pillow's whole numbers"
 PLAIN = "whole numbers of 22 bits, rounded between columns and rows; torch adds up floats"
 RESIZE = "torch's kernel, which resizes single images, has weights of 16 bits, Pillow of 22"
+AXES = (
+    "Pillow 13 begins with the cheaper axis, gpuload with rows; that shows where bicubic overshoots 0 … 255 in between"
+)
+SAME = "the same kernel of torch"
+OF_TENSORS = "weights of 22 bits, torch's have 16"
 PILLOWS = "Pillow's whole numbers; the reference of single images has weights of 16 bits"
 WARP = "the same arithmetic in float64; single images are Pillow's work"
 ROTATE = "the angle is found from what was drawn, so a place may differ in the last bit"
@@ -129,9 +156,10 @@ DALI_BLEND = replace(
     DALI_TURN, mean=0.05, reason="at the border, DALI, in float32, may find a place inside or outside", share=0.0005
 )
 
-CROP, MIRROR, RESIZED, TRANSFORM = (
+CROP, MIRROR, RESIZED, CALL, TRANSFORM = (
     "Pillow ImageOps.expand, Image.crop",
     "numpy.pad, Pillow Image.crop",
+    "Pillow Image.resize along rows, then along columns",
     "Pillow Image.resize",
     "Pillow Image.transform",
 )
@@ -154,6 +182,18 @@ def cubic(name: str, *transforms: Any) -> Case:
     own = {"dali": replace(DALI_RESIZE, max=2)} if "random" in name else {}
     own |= dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOWS))
     return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=own)
+
+
+def real(name: str, transform: Any, mean: float, max: float) -> Case:
+    """Beside the call that users of Pillow images make."""
+    return Case(name, [transform], called_once, mean, max, CALL, AXES, between=2)
+
+
+def tensors(name: str, transform: Any, apart: int) -> Case:
+    own = dict.fromkeys((BATCHES, "fused", "dali"), Tolerance(0.3, apart, apart, OF_TENSORS))
+    return Case(
+        name, [transform], of_tensors, 0, 0, "torchvision v2.functional.resized_crop of tensors", SAME, backends=own
+    )
 
 
 def plain(name: str, *transforms: Any) -> Case:
@@ -200,7 +240,7 @@ CASES: list[Case] = [
         for mode in ("edge", "reflect", "symmetric")
     ),
     moved("RandomZoomOut", T.RandomZoomOut(FILL, side_range=(1.0, 2.5), p=0.8)),
-    moved("Resize(nearest)", T.Resize((61, 47), "nearest"), against=RESIZED),
+    moved("Resize(nearest)", T.Resize((61, 47), "nearest"), against=CALL),
     resized("Resize", T.Resize(56)),
     cubic("Resize(bicubic)", T.Resize((90, 130), "bicubic")),
     resized("Resize(max_size)", T.Resize(100, max_size=120), channels=1),
@@ -210,10 +250,16 @@ CASES: list[Case] = [
     plain("Resize(antialias=False)", T.Resize((90, 130), antialias=False)),
     plain("Resize(bicubic, antialias=False)", T.Resize(70, "bicubic", antialias=False)),
     plain("RandomResizedCrop(antialias=False)", T.RandomResizedCrop(64, interpolation="random", antialias=False)),
-    moved("RandomResizedCrop(nearest)", T.RandomResizedCrop(48, interpolation="nearest"), against=RESIZED),
+    moved("RandomResizedCrop(nearest)", T.RandomResizedCrop(48, interpolation="nearest"), against=CALL),
     resized("RandomResizedCrop", T.RandomResizedCrop(64)),
     cubic("RandomResizedCrop(bicubic)", T.RandomResizedCrop((50, 70), interpolation="bicubic")),
     cubic("RandomResizedCrop(random)", T.RandomResizedCrop(64, interpolation="random")),
+    real("RandomResizedCrop of Pillow images", T.RandomResizedCrop((64, 90)), 0.3, 1),
+    real(
+        "RandomResizedCrop(bicubic) of Pillow images", T.RandomResizedCrop((50, 70), interpolation="bicubic"), 0.5, 25
+    ),
+    tensors("RandomResizedCrop of tensors", T.RandomResizedCrop((64, 90)), 1),
+    tensors("RandomResizedCrop(bicubic) of tensors", T.RandomResizedCrop((50, 70), interpolation="bicubic"), 2),
     resized("ScaleJitter", T.ScaleJitter((60, 90))),
     cubic("ScaleJitter(bicubic)", T.ScaleJitter((60, 90), (0.5, 1.5), "bicubic")),
     resized("RandomShortestSize", T.RandomShortestSize([40, 50, 60, 70], max_size=90)),

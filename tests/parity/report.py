@@ -23,9 +23,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 HEADER = """# Parity
 
 What each transform does on each backend, compared with an oracle that is not ours: Pillow where it has the operation,
-else Kornia. All get the same draws and the same images on the CPU: {photographs} real photographs, and {random} random
-ones in {rounds} rounds of draws. The kernels of `fused` run in Triton's interpreter, which is slow: they get {small}
-images of at most 64×64, photographs among them, and so does every other backend once more.
+else Kornia, torch or torchvision. All get the same draws and the same images on the CPU: {photographs} real
+photographs, and {random} random ones in {rounds} rounds of draws. The kernels of `fused` run in Triton's interpreter,
+which is slow: they get {small} images of at most 64×64, photographs among them, and so does every other backend once
+more.
 
 Figures are in levels, of 255: *mean* is the greatest mean difference of any one image, *max* the greatest difference of
 any one number. *torch* is the reference, which takes images one by one on the CPU; *batches* is its other runner,

@@ -289,14 +289,15 @@ def test_sanitizing_leaves_out_labels_and_instance_masks():
         assert target["boxes"].tolist() == [[5, 5, 25, 30], [1, 1, 45, 38]]
         assert target["Labels"].tolist() == [1, 3]
         assert target["masks"].amax(dim=(1, 2)).tolist() == [0, 2]
-        assert len(target["area"]) == len(target["iscrowd"]) == len(target["keypoints"]) == 3
+        assert target["area"].tolist() == [10, 30]
+        assert len(target["iscrowd"]) == len(target["keypoints"]) == 2
         assert target["semantic"].shape == (40, 50)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_labels_getter_names_what_else_is_left_out(workers):
-    getter = lambda sample: (sample[1]["Labels"], sample[1]["area"], sample[1]["iscrowd"])  # noqa: E731
+    getter = lambda sample: [sample[1][name] for name in ("Labels", "area", "iscrowd", "keypoints")]  # noqa: E731
     transforms = [T.SanitizeBoundingBoxes(labels_getter=getter)]
     _, targets = only_batch(detection, transforms=transforms, num_workers=workers)
     for target in targets:
@@ -309,7 +310,7 @@ def test_a_labels_getter_names_what_else_is_left_out(workers):
 
 @pytest.mark.parametrize("sanitize", [True, False])
 def test_an_iou_crop_leaves_out_as_the_sanitizing_behind_it_says(sanitize):
-    getter = lambda sample: (sample[1]["Labels"], sample[1]["area"])  # noqa: E731
+    getter = lambda sample: (sample[1]["Labels"], sample[1]["area"], sample[1]["keypoints"])  # noqa: E731
     behind = [T.Resize((30, 30)), T.SanitizeBoundingBoxes(labels_getter=getter)] if sanitize else []
     with gl.Loader(
         Samples(detection, 40), 40, transforms=[T.RandomIoUCrop(), *behind], ragged="list", num_workers=0, device="cpu"
@@ -319,7 +320,7 @@ def test_an_iou_crop_leaves_out_as_the_sanitizing_behind_it_says(sanitize):
     assert 1 <= min(counts) < max(counts)
     for target, count in zip(targets, counts, strict=True):
         assert len(target["Labels"]) == len(target["masks"]) == count
-        assert len(target["area"]) == (count if sanitize else 3)
+        assert len(target["area"]) == len(target["keypoints"]) == count
         assert (target["masks"].amax(dim=(1, 2)) + 1).tolist() == target["Labels"].tolist()
 
 

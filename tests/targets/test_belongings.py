@@ -59,12 +59,48 @@ def test_masks_that_the_getter_names_go_with_their_boxes_wherever_they_stand():
         first, own = named()
         return first, own, instances(), gl.Mask(np.zeros((3, 40, 50), np.uint8))
 
-    getter = lambda sample: (sample[1]["labels"], sample[2])  # noqa: E731
+    getter = lambda sample: (sample[1]["labels"], sample[1]["keypoints"], sample[2])  # noqa: E731
     _, targets, far, semantic = batch_of(sample, [T.SanitizeBoundingBoxes(labels_getter=getter)], 2)
     assert [mask.amax(dim=(1, 2)).tolist() for mask in far] == [[1, 3]] * 2
     assert [found["masks"].amax(dim=(1, 2)).tolist() for found in targets] == [[1, 3]] * 2
-    assert [len(found["keypoints"]) for found in targets] == [3, 3]
     assert [tuple(mask.shape) for mask in semantic] == [(3, 40, 50)] * 2
+
+
+def coco():
+    own = target(labels=labels(), area=np.array(NUMBERS, np.float32), iscrowd=labels(), visibility=np.ones((3, 4)))
+    points = np.array(NUMBERS, np.float32)[:, None, None] * np.ones((4, 2), np.float32)
+    return image(), {**own, "keypoints": gl.Keypoints(points), "others": np.ones(3)}
+
+
+@pytest.mark.parametrize("chain", [[T.SanitizeBoundingBoxes()], [CROP], [CROP, T.SanitizeBoundingBoxes()]])
+def test_what_coco_has_of_each_object_goes_with_its_box_without_being_named(chain):
+    _, targets = batch_of(coco, chain)
+    assert any(len(found["boxes"]) < 3 for found in targets)
+    for found in targets:
+        kept = found["labels"].tolist()
+        assert len(kept) == len(found["boxes"])
+        assert found["area"].tolist() == found["iscrowd"].tolist() == kept
+        assert found["visibility"].shape == (len(kept), 4)
+        assert found["keypoints"].shape == (len(kept), 4, 2)
+        assert len(found["others"]) == 3
+
+
+def test_a_getter_that_forgets_the_keypoints_of_the_boxes_is_refused():
+    chain = [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["labels"])]
+    text = "the keypoints beside them have an entry for each of the 3 boxes, but labels_getter= does not give them"
+    with pytest.raises(gl.SampleError, match=text):
+        batch_of(coco, chain, 1)
+    _, (found,) = batch_of(coco, [T.SanitizeBoundingBoxes(labels_getter=None)], 1)
+    assert (len(found["boxes"]), len(found["keypoints"])) == (2, 3)
+
+
+def test_points_that_are_not_of_the_boxes_stay():
+    def sample():
+        return image(), target(labels=labels(), corners=gl.Keypoints(np.ones((3, 2)))), gl.Keypoints(np.ones((3, 1, 2)))
+
+    _, targets, far = batch_of(sample, [T.SanitizeBoundingBoxes()], 2)
+    assert [(len(found["labels"]), len(found["corners"])) for found in targets] == [(2, 3)] * 2
+    assert [len(points) for points in far] == [3, 3]
 
 
 def test_torchvisions_keypoints_and_masks_may_be_named():

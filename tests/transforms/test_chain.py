@@ -46,19 +46,11 @@ def sizes_of(n: int) -> np.ndarray:
         ([NORMALIZE, T.Resize(8)], "Resize (number 2) cannot come after Normalize (number 1)"),
         ([T.ToDtype("float32"), T.ToDtype("float16")], "gets float ones; leave one of them out"),
         (
-            [torch.nn.Identity(), T.CenterCrop(8)],
-            "CenterCrop (number 2) cannot come after the module torch's Identity (number 1), which is applied to the "
-            "finished batch; put the module last",
+            [T.ToDtype("float32"), Kornias(), T.CenterCrop(8)],
+            "CenterCrop (number 3) cannot come after the module kornia's Kornias (number 2), which works on finished "
+            "images; put CenterCrop before the module kornia's Kornias",
         ),
-        (
-            [Kornias(), T.CenterCrop(8)],
-            "CenterCrop (number 2) cannot come after the module kornia's Kornias (number 1), which is applied",
-        ),
-        (
-            [T.CenterCrop(8), torch.nn.Identity(), Kornias()],
-            "kornia's Kornias (number 3) cannot come after the module torch's Identity (number 2), which is applied to "
-            "the finished batch; put both into one torch.nn.Sequential",
-        ),
+        ([T.ToDtype("float32"), T.Lambda(abs), T.CenterCrop(8)], "cannot come after Lambda(abs) (number 2), which"),
     ],
 )
 def test_impossible_order(transforms, text):
@@ -72,7 +64,11 @@ def test_impossible_order(transforms, text):
         (T.CenterCrop(8), "transforms must be a list, got one CenterCrop; write [CenterCrop(size=(8, 8))]"),
         (3, "transforms must be a list of transforms, got int"),
         ([T.CenterCrop], "transforms[0] is the class CenterCrop; write CenterCrop(…)"),
-        ([T.CenterCrop(8), len], "transforms[1] is no transform of gpuload: got <built-in function len>"),
+        (
+            [T.CenterCrop(8), len],
+            "transforms[1] is no transform of gpuload: got <built-in function len> (builtin_function_or_method); write "
+            "one of gpuload.transforms, or a torch nn.Module, or T.Lambda(len) to call it with a batch",
+        ),
         (
             [[T.CenterCrop(8)], T.Resize(8)],
             "transforms[0] is no transform of gpuload: got [CenterCrop(size=(8, 8))], a list in the list; unpack it "
@@ -122,6 +118,13 @@ def test_a_chain_of_torchvisions_in_place_of_the_list():
             T.Chain(torchvisions("Compose", base))
     with pytest.raises(TypeError, match="got one Sequential of torchvision's"):
         T.Chain(torch.nn.Sequential(torchvisions("RandomCrop")))
+
+
+def test_modules_may_stand_anywhere():
+    chain = T.Chain([Kornias(), T.CenterCrop(8), torch.nn.Identity(), NORMALIZE, T.RandomApply([Kornias()]), Kornias()])
+    assert [type(one).__name__ for one in chain.calls] == ["Lambda"] * 3
+    assert chain.module_name == "kornia's Kornias"
+    T.Chain([T.ToDtype("float32", scale=True), Kornias(), T.RandomVerticalFlip(), NORMALIZE, T.MixUp(num_classes=2)])
 
 
 def test_a_module_is_called_by_its_package_too():

@@ -22,11 +22,11 @@ from gpuload.workers.pool import WorkerPool
 
 
 def trip(obj):
-    fd = ship(obj, {"path": []})
+    fds = ship(obj, {"path": []})
     try:
-        return receive(fd), os.fstat(fd).st_size
+        return receive(fds[0]), os.fstat(fds[0]).st_size
     finally:
-        os.close(fd)
+        list(map(os.close, fds))
 
 
 def test_arrays_arrive_writable_and_without_changing_the_original():
@@ -38,13 +38,13 @@ def test_arrays_arrive_writable_and_without_changing_the_original():
 
 
 def test_an_array_is_stored_once_however_many_workers_map_it():
-    fd = ship({"a": np.zeros(10_000_000, np.uint8)}, {})
+    fds = ship({"a": np.zeros(10_000_000, np.uint8)}, {})
     try:
-        assert os.fstat(fd).st_size < 10_010_000
-        first, second = receive(fd), receive(fd)
+        assert os.fstat(fds[0]).st_size < 10_010_000
+        first, second = receive(fds[0]), receive(fds[0])
         assert first["a"].nbytes == second["a"].nbytes == 10_000_000
     finally:
-        os.close(fd)
+        list(map(os.close, fds))
 
 
 def test_classes_functions_and_lambdas_of_the_moment_are_sent_by_value():

@@ -92,8 +92,8 @@ REFUSED: Final[dict[str, str]] = {
     "ClampKeyPoints": "keypoints that leave the image keep their coordinates; clip them in the finished batch",
     "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
     "Lambda": (
-        "a function of your own cannot run on a whole batch on the device; call it in the dataset's __getitem__, or "
-        f"make an nn.Module of it that takes a batch, and {MODULE}"
+        "torchvision calls its function with all that a sample holds; gpuload's own, T.Lambda(fn, per='image'), calls "
+        "it with each image, a tensor C×H×W, and T.Lambda(fn) with a batch"
     ),
     "LinearTransformation": f"do it to the finished batch, or make an nn.Module of it, and {MODULE}",
     "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",

@@ -371,7 +371,7 @@ CHANGES_PIXELS: Final = (
     Mix,
     Call,
 )  # those below change numbers and boxes
-MOVES_PIXELS: Final = (Box, Flip, Warp, Elastic)  # and operations named "warp"
+MOVES_PIXELS: Final = (Box, Elastic, Flip, Warp)  # and operations named "warp"
 
 
 @dataclass(eq=False, repr=False)

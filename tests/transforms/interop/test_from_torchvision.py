@@ -297,7 +297,8 @@ class Own(nn.Module):
         (
             lambda: v2.Lambda(second),
             TypeError,
-            "transforms is Lambda, which gpuload does not have: a function of your",
+            "transforms is Lambda, which gpuload does not have: torchvision calls its function with all that a sample "
+            "holds; gpuload's own, T.Lambda(fn, per='image'), calls",
         ),
         (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
         (

@@ -1,0 +1,135 @@
+"""Reading image files: whole, regular files alone, none that is too large, and large ones only if they begin as images.
+
+Runs where datasets do. `limited` sets how large a file may be while a loader's samples are read (`Decode.max_bytes`);
+elsewhere, and in threads that a dataset starts, it is `MAX_BYTES`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Final
+
+from gpuload.errors import DecodeError
+
+__all__ = ["MAX_BYTES", "limited", "no_image", "read_file", "sniff", "too_large"]
+
+MAX_BYTES: Final = 1 << 30
+LARGE_BYTES = 16 << 20  # larger files are looked at before they are read
+FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO would wait for a writer
+KINDS: Final[dict[int, str]] = {
+    stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
+}  # fmt: skip
+
+FORMATS: Final = "JPEG, PNG, GIF, BMP, TIFF, WebP, AVIF, JPEG 2000, PNM and QOI"
+STARTS: Final[tuple[tuple[bytes, str], ...]] = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+    (b"\xff\x4f\xff\x51", "JPEG2000"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
+    (b"qoif", "QOI"),
+)
+
+_max_bytes: ContextVar[int | None] = ContextVar("gpuload_max_bytes", default=MAX_BYTES)
+
+
+@contextlib.contextmanager
+def limited(max_bytes: int | None) -> Iterator[None]:
+    """Let `read_file` take files of up to this many bytes; None for any."""
+    token = _max_bytes.set(max_bytes)
+    try:
+        yield
+    finally:
+        _max_bytes.reset(token)
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """A whole file. 130 KB in the page cache take 25 µs; with `open(buffering=0)` 32, with plain `open` 40.
+
+    Raises:
+        OSError: it is missing, or no regular file.
+        DecodeError: it is larger than is allowed, or larger than 16 MiB and does not begin as an image.
+    """
+    descriptor = os.open(path, FLAGS)
+    try:
+        status = os.fstat(descriptor)
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise _no_file(status.st_mode, os.fspath(path))
+        if size > LARGE_BYTES:
+            _check_large(descriptor, size, os.fspath(path))
+        data = os.read(descriptor, size)
+        return data if len(data) == size and size else _read_on(descriptor, data, os.fspath(path))
+    finally:
+        os.close(descriptor)
+
+
+def _read_on(descriptor: int, data: bytes, path: str) -> bytes:
+    """The rest: one call reads at most 2 GiB, and some file systems say that a file has 0 bytes."""
+    parts, limit, nbytes = [data], _max_bytes.get(), len(data)
+    while part := os.read(descriptor, LARGE_BYTES):
+        parts.append(part)
+        nbytes += len(part)
+        if limit is not None and nbytes > limit:
+            raise _refused(too_large(nbytes, limit), path)
+    return b"".join(parts)
+
+
+def _check_large(descriptor: int, size: int, path: str) -> None:
+    limit = _max_bytes.get()
+    if limit is not None and size > limit:
+        raise _refused(too_large(size, limit), path)
+    start = os.pread(descriptor, 32, 0)
+    if sniff(start) is None:
+        raise _refused(no_image(start, size), path)
+
+
+def _refused(complaint: str, path: str) -> DecodeError:
+    error = DecodeError(f"{path!r}: {complaint}")
+    error.filename = path
+    return error
+
+
+def _no_file(mode: int, path: str) -> OSError:
+    if stat.S_ISDIR(mode):
+        return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return OSError(errno.EINVAL, f"{KINDS.get(stat.S_IFMT(mode), 'a special file')}; expected a regular file", path)
+
+
+def too_large(nbytes: int, limit: int) -> str:
+    """Why a file of more bytes than `Decode.max_bytes` is refused."""
+    return (
+        f"the file has {nbytes:,} bytes, more than max_bytes={limit:,}: perhaps it is no image; if it is one, pass "
+        "Loader(decode=Decode(max_bytes=…))"
+    )
+
+
+def no_image(start: bytes, nbytes: int) -> str:
+    """Why a file is refused that does not begin as an image does."""
+    return (
+        f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}; "
+        f"expected one of {FORMATS}, recognised by its content"
+    )
+
+
+def sniff(data: bytes) -> str | None:
+    """The format by the first bytes, or None; the file's name does not matter."""
+    for start, name in STARTS:
+        if data.startswith(start):
+            return name
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis", b"mif1", b"msf1"):
+        return "AVIF"
+    return "PPM" if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" else None

@@ -1,0 +1,192 @@
+"""What the user's processes share on purpose: sent to workers as the shared memory itself, never as a copy of it.
+
+That is tensors after ``share_memory_()``; what the package `multiprocessing` shares: ``Value``, ``Array``, ``Manager``
+proxies, ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts; and arrays over any of it.
+
+Runs in the main process while a job is pickled, and in workers, only if there is such a thing, while it is unpickled.
+`multiprocessing` asks whoever starts a process to duplicate descriptors for it (`Inheritance`): the duplicates belong
+to the pool, which hands the same ones to each worker, also to one that is started later.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.process import current_process
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Inheritance", "reduce_array", "reducers", "remedy_for"]
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Descriptor:
+    """A descriptor in a worker, under the number that it has here."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def detach(self) -> int:
+        """It belongs to the caller from now on."""
+        os.set_inheritable(self.fd, False)
+        return self.fd
+
+
+class Tracker(Descriptor):
+    """Of the process that unlinks shared memory when nobody tracks it any more: unpickling this makes it the worker's.
+    With one of its own a worker would unlink at its end what others still use."""
+
+    def __reduce__(self) -> Reduced:
+        return _adopt, (self.fd,)
+
+
+class Inheritance:
+    """A context in which `multiprocessing` pickles what it shares; collects what workers have to inherit.
+
+    Args:
+        trial: duplicate nothing: what is pickled will be thrown away.
+
+    Attributes:
+        descriptors: the duplicates, for the caller to close.
+    """
+
+    DupFd = Descriptor  # the name that `multiprocessing` looks for
+
+    def __init__(self, *, trial: bool = False) -> None:
+        self.descriptors: list[int] = []
+        self._trial = trial
+
+    def duplicate_for_child(self, fd: int) -> int:
+        if not self._trial:
+            fd = os.dup(fd)
+            self.descriptors.append(fd)
+        return fd
+
+    def __enter__(self) -> Inheritance:
+        self._before = get_spawning_popen()
+        set_spawning_popen(self)  # pyright: ignore[reportArgumentType]
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        set_spawning_popen(self._before)
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    def tracker(self) -> Tracker | None:
+        """This process's tracker of shared memory, if it runs."""
+        module = sys.modules.get("multiprocessing.resource_tracker")
+        fd = None if module is None else module._resource_tracker._fd
+        return None if fd is None else Tracker(self.duplicate_for_child(fd))
+
+
+def reducers() -> dict[type, Callable[[Any], Any]]:
+    """By their types, how to send things that may be shared; a reducer gives None if one is not."""
+    known: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
+    found = {}
+    for kind, reducer in known.items():  # others' are for methods, partials and sockets
+        if reducer.__module__ in ("multiprocessing.heap", "multiprocessing.connection"):
+            found[kind] = reducer
+        elif reducer.__module__ == "multiprocessing.sharedctypes":
+            found[kind] = partial(_reduce_ctype, reducer)
+    found[type(current_process().authkey)] = lambda key: (_take_authkey, (bytes(key),))
+    if (torch := sys.modules.get("torch")) is not None:
+        found |= {torch.UntypedStorage: _reduce_storage, torch.TypedStorage: _reduce_storage}
+    return found
+
+
+def _reduce_ctype(reducer: Callable[[Any], Any], obj: Any) -> Reduced | None:
+    return reducer(obj) if hasattr(obj, "_wrapper") else None  # else it is in memory of its own
+
+
+def _reduce_storage(storage: Any) -> Reduced | None:
+    torch = sys.modules["torch"]
+    untyped = storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage
+    if untyped.device.type != "cpu" or not untyped.is_shared():
+        return None
+    known = torch.multiprocessing.reductions
+    return known.reduce_storage(storage) if storage is untyped else known.reduce_typed_storage(storage)
+
+
+def reduce_array(array: np.ndarray) -> Reduced | None:
+    """An array over shared memory, as that memory and its place there; None for other arrays.
+
+    Raises:
+        TypeError: it lies in shared memory that a worker cannot map.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            return None  # sent as its place in the file
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    owner, at = None, array.__array_interface__["data"][0]
+    if hasattr(base, "_wrapper"):  # of ctypes, made by `multiprocessing`
+        owner, start = base, np.frombuffer(base, np.uint8).__array_interface__["data"][0]
+    elif isinstance(base, mmap.mmap) and array.size:
+        mapping = _shared_mapping(at)
+        if mapping is None:
+            return None
+        path, start = mapping
+        if not os.path.exists(path):
+            raise TypeError(
+                f"this array lies in a mapping that its forks share, {path or 'without a name'}: a worker cannot map "
+                "it. Use multiprocessing.shared_memory, an np.memmap or a tensor after share_memory_()"
+            )
+        owner = path
+    if owner is None:
+        return None
+    return _view, (owner, at - start, array.dtype, array.shape, array.strides)
+
+
+def _shared_mapping(address: int) -> tuple[str, int] | None:
+    """The file mapped at an address, and the address at which it would begin; None unless shared and writable."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, kind, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+            start, end = (int(word, 16) for word in span.split("-"))
+            if start <= address < end:
+                return (path[0] if path else "", start - int(offset, 16)) if kind.startswith("rw-s") else None
+    return None
+
+
+def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """An array over shared memory, in a worker."""
+    if isinstance(owner, str):
+        with open(owner, "r+b") as file:
+            owner = mmap.mmap(file.fileno(), 0)
+    return np.ndarray(shape, dtype, owner, offset, strides)
+
+
+def _take_authkey(key: bytes) -> bytes:
+    """The password of a manager, in a worker; other proxies that it gets from the manager need it too."""
+    current_process().authkey = key
+    return current_process().authkey
+
+
+def _adopt(fd: int) -> None:
+    from multiprocessing import resource_tracker
+
+    mine: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
+    if mine._fd is None:
+        mine._fd = Descriptor(fd).detach()
+
+
+def remedy_for(error: BaseException) -> str | None:
+    """What to do where `multiprocessing` refuses to share something; None for other errors."""
+    if "fork context" in str(error):
+        return (
+            'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are fresh '
+            'interpreters: make it (the Value, Array, Lock, Event or Queue) with multiprocessing.get_context("spawn"), '
+            "or a Value or Array with lock=False"
+        )
+    return None

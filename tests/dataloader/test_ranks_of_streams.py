@@ -1,0 +1,276 @@
+"""Iterable datasets on several ranks: what they can ask, what they draw, and what is noticed if they do not ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from dataloader.common import Made, gpuload_batches
+from torch.utils.data import IterableDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import gpuload as gl
+
+LIMIT_S = 100
+
+PROGRAM = '''
+"""One of two ranks of a process group; prints what a stream gave, and what was warned of."""
+import json, os, sys, warnings
+from itertools import islice
+
+import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
+
+import gpuload as gl
+
+case, rank, workers, store = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+for name in ("RANK", "WORLD_SIZE"):
+    os.environ.pop(name, None)
+
+
+class Asks(IterableDataset):
+    """Shares itself out as torch's documentation has it."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        return islice(range(40), rank * workers + worker, None, ranks * workers)
+
+
+class AsksUs(IterableDataset):
+    def __iter__(self):
+        info = gl.get_worker_info()
+        return islice(range(40), info.rank * info.num_workers + info.id, None, info.world_size * info.num_workers)
+
+
+class AsksTheEnvironment(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        share = int(os.environ["RANK"]) * info.num_workers + info.id
+        return islice(range(40), share, None, int(os.environ["WORLD_SIZE"]) * info.num_workers)
+
+
+class AsksNobody(IterableDataset):
+    """Not for its rank."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        return islice(range(40), 0 if info is None else info.id, None, 1 if info is None else info.num_workers)
+
+
+class Talks(IterableDataset):
+    def __iter__(self):
+        yield dist.get_backend()
+        dist.barrier()
+
+
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+options = {"rank": 0, "world_size": 1} if case == "AsksNobody, on purpose" else {}
+stream = globals()[case.split(",")[0]]()
+numbers, error = [], ""
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with gl.Loader(stream, 2, num_workers=workers, device="cpu", **options) as loader:
+        for epoch in range(2):
+            try:
+                for batch in loader:
+                    numbers += batch if isinstance(batch, list) else batch.tolist()
+            except gl.SampleError as failed:
+                error = failed.cause
+dist.barrier()  # the store is one of them's
+print(json.dumps({"numbers": numbers, "warnings": [str(one.message) for one in caught], "error": error}))
+dist.destroy_process_group()
+'''
+
+
+def on_two_ranks(tmp_path, case, workers):
+    """What each of two ranks printed."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), case, str(rank), str(workers), str(tmp_path / "store")],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        return [json.loads(process.communicate(timeout=LIMIT_S)[0]) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("case", "workers"), [("Asks", 2), ("Asks", 0), ("AsksUs", 2), ("AsksUs", 0), ("AsksTheEnvironment", 2)]
+)
+def test_each_rank_gets_its_share(tmp_path, case, workers):
+    ranks = on_two_ranks(tmp_path, case, workers)
+    assert [one["warnings"] for one in ranks] == [[], []]
+    for half in (slice(20), slice(20, 40)):
+        first, second = (one["numbers"][half] for one in ranks)
+        assert sorted(first + second) == list(range(40))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_that_give_the_same_samples_are_told_of_it_once(tmp_path, workers):
+    ranks = on_two_ranks(tmp_path, "AsksNobody", workers)
+    assert sorted(ranks[0]["numbers"]) == sorted(ranks[1]["numbers"]) == sorted([*range(40)] * 2)
+    [text] = ranks[0]["warnings"] + ranks[1]["warnings"]
+    assert "of 2 gave the same first 8 samples: each rank iterates over the whole dataset" in text
+    assert "ask gpuload.get_worker_info() for `rank` and `world_size`" in text
+
+
+@pytest.mark.processes
+def test_ranks_that_are_to_give_the_same_say_so(tmp_path):
+    ranks = on_two_ranks(tmp_path, "AsksNobody, on purpose", 0)
+    assert [one["warnings"] for one in ranks] == [[], []]
+
+
+@pytest.mark.processes
+def test_a_worker_knows_its_group_and_cannot_talk_to_it(tmp_path):
+    for one in on_two_ranks(tmp_path, "Talks", 1):
+        assert one["numbers"] == []
+        assert one["error"].startswith(
+            "RuntimeError: torch.distributed.barrier was called in a worker process of gpuload"
+        )
+
+
+# -- seeds ------------------------------------------------------------------------------------------------------------
+
+
+class Seeds:
+    """Which worker this is, its seed as gpuload and torch tell it, and what a generator of it draws."""
+
+    def __iter__(self):
+        import torch
+        from torch.utils.data import get_worker_info
+
+        import gpuload as gl
+
+        info, theirs = gl.get_worker_info(), get_worker_info()
+        seed = info.seed if theirs is None else theirs.seed
+        assert seed == info.seed == torch.initial_seed()
+        yield info.id, seed, float(np.random.default_rng(seed).random())
+
+
+@pytest.mark.processes
+def test_a_workers_seed_is_its_own_in_each_epoch_rank_and_run():
+    options = {"batch_size": None, "num_workers": 2, "epochs": 2, "seed": 5, "collate_fn": tuple}
+
+    def drawn(**changes):
+        return gpuload_batches(Seeds(), **{**options, **changes})
+
+    first = drawn(rank=0, world_size=2)
+    seeds = [seed for _, seed, _ in first + drawn(rank=1, world_size=2) + drawn(rank=0, world_size=2, seed=6)]
+    assert len(set(seeds)) == 12
+    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert drawn(rank=0, world_size=2) == first
+
+
+def test_without_workers_too():
+    first = gpuload_batches(Seeds(), None, epochs=3, collate_fn=tuple)
+    assert len({seed for _, seed, _ in first}) == 3
+
+
+@pytest.mark.processes
+def test_worker_init_fn_is_given_the_seed_that_torch_has():
+    def check(worker):
+        import torch
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        assert info.seed == torch.initial_seed()
+        info.dataset.found = (worker, info.seed)
+
+    class Found(torch.utils.data.Dataset):
+        found = (-1, -1)
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            from torch.utils.data import get_worker_info
+
+            return (*self.found, get_worker_info().seed)
+
+    found = []
+    for rank in range(2):
+        options = {"num_workers": 2, "rank": rank, "world_size": 2, "collate_fn": tuple, "chunk_size": 1}
+        batches = gpuload_batches(Found(), None, worker_init_fn=check, epochs=2, **options)
+        found += [(rank, *batch) for batch in batches]
+    assert len({begun for _, _, begun, _ in found}) == len({(rank, worker) for rank, worker, _, _ in found})
+    assert len({now for *_, now in found}) > len({begun for _, _, begun, _ in found})  # another in the second epoch
+
+
+def test_nobody_is_told_outside_of_a_dataset():
+    class Nested:
+        def __iter__(self):
+            outer = gl.get_worker_info()
+            inner = gpuload_batches(Made(lambda index: gl.get_worker_info().rank, 1), rank=1, world_size=2)
+            assert gl.get_worker_info() is outer
+            yield outer.rank, outer.world_size, int(inner[0])
+
+    assert gl.get_worker_info() is None
+    with gl.Loader(Nested(), None, rank=2, world_size=4, device="cpu", collate_fn=tuple) as loader:
+        for found in loader:
+            assert gl.get_worker_info() is None
+            assert found == (2, 4, 1)
+
+
+# -- what is noticed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_a_datapipe_that_waits_to_be_shared_out_is_told():
+    pipe = IterableWrapper(range(8)).shuffle().sharding_filter()
+    with gl.Loader(pipe, 4, num_workers=2, device="cpu") as loader:
+        with pytest.warns(
+            RuntimeWarning, match=r"sharding_filter\(\), which DataLoader sets .* comes 2 times"
+        ) as caught:
+            batches = list(loader) + list(loader)
+        assert len(caught) == 1
+    assert sorted(torch.cat(batches).tolist()) == sorted([*range(8)] * 4)
+    assert len(gpuload_batches(pipe, 4)) == 2  # in one process there is nothing to divide
+
+
+class TestTheEnvironment:
+    @pytest.fixture(autouse=True)
+    def environment(self, monkeypatch):
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def test_an_epoch_shared_out_because_of_it_alone_is_told_once(self):
+        with gl.Loader(range(10), 5, device="cpu", num_workers=0) as loader:
+            with pytest.warns(
+                RuntimeWarning, match=r"shared out over 2 ranks.*RANK=0 and WORLD_SIZE=2.* world_size=1 gives"
+            ):
+                assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
+            assert len(list(loader)) == 1
+
+    @pytest.mark.parametrize(
+        "options", [{"rank": 0, "world_size": 1}, {"rank": 1, "world_size": 2}, {"sampler": range(10)}]
+    )
+    def test_not_where_the_loader_was_told(self, options):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gpuload_batches(range(10), 5, **options)
+
+    def test_nor_for_a_stream_which_shares_itself_out(self):
+        class Numbers(IterableDataset):
+            def __iter__(self):
+                return iter(range(3))
+
+        assert len(gpuload_batches(Numbers(), None)) == 3

@@ -1,0 +1,121 @@
+"""Files that are none, or too large, are refused before they are read."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import gpuload as gl
+from gpuload.datasets.files import MAX_BYTES, limited, read_file, sniff
+from gpuload.errors import DecodeError
+
+
+@pytest.fixture
+def jpeg(tmp_path) -> Path:
+    path = tmp_path / "class" / "good.jpg"
+    path.parent.mkdir()
+    Image.new("RGB", (30, 20), (9, 99, 200)).save(path)
+    return path
+
+
+def sparse(path: Path, nbytes: int, start: bytes = b"") -> Path:
+    path.write_bytes(start)
+    os.truncate(path, nbytes)
+    return path
+
+
+def test_a_file_is_read_whole(jpeg):
+    assert read_file(jpeg) == jpeg.read_bytes() == gl.read(jpeg).data
+    assert read_file("/proc/self/cmdline").startswith(os.fsencode(os.path.dirname(sys.executable)))  # 0 bytes, it says
+
+
+@pytest.mark.parametrize("read", [read_file, gl.read])
+def test_what_is_no_file_is_refused_at_once(tmp_path, read):
+    fifo = tmp_path / "a.jpg"
+    os.mkfifo(fifo)
+    with pytest.raises(OSError, match=re.escape(f"[Errno 22] a FIFO; expected a regular file: '{fifo}'")):
+        read(fifo)
+    with pytest.raises(OSError, match="a character device; expected a regular file: '/dev/zero'"):
+        read("/dev/zero")
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
+        read(tmp_path)
+    with pytest.raises(FileNotFoundError, match="missing"):
+        read(tmp_path / "missing")
+
+
+def test_a_sparse_file_is_refused_unread(tmp_path):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    path = sparse(tmp_path / "a.jpg", 3 << 30, b"\xff\xd8\xff\xe0")
+    text = (
+        f"{str(path)!r}: the file has 3,221,225,472 bytes, more than max_bytes=1,073,741,824: perhaps it is no image; "
+        "if it is one, pass Loader(decode=Decode(max_bytes=…))"
+    )
+    with pytest.raises(DecodeError, match=re.escape(text)) as caught:
+        read_file(path)
+    assert caught.value.filename == str(path)
+    text = f"{str(path)!r}: not an image that gpuload decodes: 900000000 bytes that start with b'\\x00"
+    with pytest.raises(DecodeError, match=re.escape(text)):
+        read_file(sparse(path, 900_000_000))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+    assert len(read_file(sparse(path, 20 << 20, b"\xff\xd8\xff\xe0"))) == 20 << 20
+
+
+def test_the_limit_holds_where_it_is_set(tmp_path):
+    path = sparse(tmp_path / "a.jpg", 17 << 20, b"\xff\xd8\xff")
+    with limited(17 << 20):
+        with limited(1 << 20), pytest.raises(DecodeError, match="17,825,792 bytes, more than max_bytes=1,048,576"):
+            read_file(path)
+        assert len(read_file(path)) == 17 << 20
+    assert gl.Decode().max_bytes == MAX_BYTES
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_says_which_file_and_which_option(tmp_path, jpeg, num_workers):
+    (fifo := jpeg.parent / "fifo.jpg").touch()
+    large = sparse(jpeg.parent / "large.jpg", 17 << 20, jpeg.read_bytes())
+    other = sparse(jpeg.parent / "other.jpg", 17 << 20)
+    dataset = gl.ImageFolder(tmp_path)
+    fifo.unlink()
+    os.mkfifo(fifo)
+
+    def epoch(**options) -> tuple[int, dict[str, str]]:
+        loader = gl.Loader(dataset, 4, num_workers=num_workers, device="cpu", on_error="skip", ragged="list", **options)
+        with pytest.warns(RuntimeWarning, match="left out"), loader:
+            images = sum(len(labels) for _, labels in loader)
+        return images, {os.path.basename(error.source): error.cause for error in loader.errors}
+
+    images, causes = epoch(decode=gl.Decode(max_bytes=1000))
+    assert images == 1
+    assert causes.keys() == {"fifo.jpg", "large.jpg", "other.jpg"}
+    assert causes["fifo.jpg"].startswith("OSError: [Errno 22] a FIFO; expected a regular file")
+    assert causes["large.jpg"].startswith(
+        f"DecodeError: {str(large)!r}: the file has 17,825,792 bytes, more than max_b"
+    )
+    images, causes = epoch(decode=gl.Decode(max_bytes=None))
+    assert images == 2
+    assert causes["other.jpg"].startswith(f"DecodeError: {str(other)!r}: not an image that gpuload decodes")
+
+
+def test_bytes_in_memory_have_the_same_limit(jpeg):
+    from gpuload.decode import Decoder
+
+    nbytes = jpeg.stat().st_size
+    assert Decoder(gl.Decode(max_bytes=nbytes)).header(gl.read(jpeg)).width == 30
+    with pytest.raises(DecodeError, match=f"the file has {nbytes} bytes, more than max_bytes={nbytes - 1}"):
+        Decoder(gl.Decode(max_bytes=nbytes - 1)).header(gl.read(jpeg))
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [(b"P7 wrong", None), (b"P5 3 3 255\n", "PPM"), (b"RIFF1234WAVE", None), (b"\0\0\0\x1cftypavif", "AVIF"),
+     (b"\0\0\0\x1cftypmp42", None), (b"BM", "BMP"), (b"", None), (b"P", None)],
+)  # fmt: skip
+def test_sniffing(start, expected):
+    assert sniff(start) == expected

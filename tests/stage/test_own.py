@@ -1,0 +1,453 @@
+"""What is the user's own is called with images, masks and floats as it was drawn, on every backend."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.stage import compile_stage
+from gpuload.stage.masks import MaskStage
+
+FLOAT = T.ToDtype("float32", scale=True)
+NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+PAGE = Path(__file__).parents[2] / "docs" / "transforms.md"
+
+
+def example() -> dict[str, Any]:
+    """What the example of the page defines."""
+    text = PAGE.read_text().split("## Transforms of your own")[1].split("```python\n")[1].split("```")[0]
+    found: dict[str, Any] = {"__name__": __name__}
+    exec(text, found)
+    return found
+
+
+EXAMPLE = example()
+ColourCast, GridMask = EXAMPLE["ColourCast"], EXAMPLE["GridMask"]
+
+
+@dataclass(frozen=True)
+class Flip(T.Custom):
+    """`T.RandomHorizontalFlip`, by other means."""
+
+    moves_pixels = True
+
+    def draw(self, uniforms, sizes_hw):
+        return uniforms(1)[:, 0] < 0.5
+
+    def apply(self, images, params):
+        return torch.where(params[:, None, None, None], images.flip(-1), images)
+
+    apply_masks = apply
+
+
+@dataclass(frozen=True)
+class Gain(T.Custom):
+    """Multiplies by a number for each image: `T.ColorJitter(brightness=(0.5, 1.5))`, but rounded."""
+
+    def draw(self, uniforms, sizes_hw):
+        return {"factor": 0.5 + uniforms(1)[:, 0]}
+
+    def apply(self, images, params):
+        assert params["factor"].dtype == torch.float32
+        gained = images * params["factor"][:, None, None, None]
+        return gained.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else gained
+
+
+def stage_of(transforms, **options):
+    chain = T.Chain(transforms)
+    return chain, compile_stage(chain, device="cpu", **options)
+
+
+def tensors(result):
+    return list(result[0] if isinstance(result, tuple) else result)
+
+
+# -- where it may stand ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runner", ["single", "batched"])
+@pytest.mark.parametrize(
+    ("transforms", "ragged"),
+    [
+        ([T.RandomCrop(24), Flip(), NORMALIZE], "error"),
+        ([Flip(), T.RandomCrop(24)], "error"),
+        ([Flip(), T.RandomInvert(), T.RandomResizedCrop(20), Flip(), T.ColorJitter(0.4), NORMALIZE], "error"),
+        ([T.Resize(24), Flip()], "list"),
+        ([T.Resize(24), Flip(), T.RandomVerticalFlip(), NORMALIZE], "pad"),
+        ([T.RandomCrop(24), FLOAT, Flip(), NORMALIZE], "error"),
+        ([T.CenterCrop(24), NORMALIZE, Flip(), T.RandomErasing(1.0), T.MixUp(num_classes=3)], "error"),
+        ([T.Grayscale(), Flip(), T.CenterCrop(24)], "error"),
+        ([T.RandomApply([Flip(), T.RandomInvert(0.5)]), T.RandomCrop(20), NORMALIZE], "error"),
+        ([T.RandomOrder([T.RandomRotation(30), Flip(), T.RandomInvert()]), T.CenterCrop(20), FLOAT], "error"),
+        ([T.CenterCrop(24), NORMALIZE, T.RandomApply([Flip()], p=0.6)], "error"),
+        ([T.CenterCrop(24), T.RandomChoice([Flip(), T.Identity()])], "error"),
+    ],
+)
+def test_a_flip_of_ones_own_is_the_one_that_is_built_in(make_images, make_batch, transforms, ragged, runner):
+    """Both draw the same number; lanes differ, so the built-in one is told what was drawn."""
+
+    class BuiltIn(T.RandomHorizontalFlip):
+        lanes = property(lambda self: 2)
+
+    def built_in(transform):
+        if isinstance(transform, Flip):
+            return BuiltIn(0.5)
+        if transform.children:
+            return type(transform)([built_in(child) for child in transform.children], **with_p(transform))
+        return transform
+
+    def with_p(transform):
+        return {} if getattr(transform, "p", None) is None else {"p": transform.p}
+
+    images = make_images(1, 9)
+    chain, stage = stage_of(transforms, ragged=ragged, runner=runner)
+    other, expected = stage_of([built_in(transform) for transform in transforms], ragged=ragged, runner=runner)
+    found, right = (tensors(run(*make_batch(line, images))) for line, run in ((chain, stage), (other, expected)))
+    for one, two in zip(found, right, strict=True):
+        # Behind floats of its own, Normalize is applied to the finished batch.
+        torch.testing.assert_close(one, two, rtol=0, atol=3e-6 if one.is_floating_point() else 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_format": "channels_last"}, {"dtype": "float16"}])
+@pytest.mark.parametrize("own", [Gain(), ColourCast(0.5)])
+@pytest.mark.parametrize("floats", [False, True])
+def test_what_it_is_given(make_images, make_batch, own, floats, options):
+    images = make_images(2, 7)
+    before = [T.Resize((21, 30)), *([FLOAT] if floats else [])]
+    chain, stage = stage_of([*before, own, NORMALIZE], **options)
+    _, plain = stage_of(before, **options)
+    batch, draws = make_batch(chain, images)
+    record = next(record for record in draws.records if record.name == type(own).__name__)
+    factor = torch.from_numpy(record.params["factor"] if isinstance(own, Gain) else record.params).float()
+    levels = plain(*make_batch(T.Chain(before), images)).float()
+    levels = levels * factor.view(7, -1, 1, 1)
+    if not floats:
+        levels = levels.round().clamp(0, 255) / 255
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (NORMALIZE.mean, NORMALIZE.std))
+    found = stage(batch, draws)
+    assert found.is_contiguous(memory_format=getattr(torch, options.get("memory_format", "contiguous_format")))
+    assert found.dtype == (torch.float16 if options.get("dtype") else torch.float32)
+    torch.testing.assert_close(
+        found.float(), (levels - mean) / std, rtol=0, atol=8e-3 if options.get("dtype") else 3e-6
+    )
+
+
+def test_bits_do_not_depend_on_the_batch(make_images, make_batch):
+    images = make_images(3, 8)
+    chain, stage = stage_of([T.Resize((30, 40)), ColourCast(0.3), T.RandomApply([GridMask(4, 9)]), NORMALIZE])
+    together = stage(*make_batch(chain, images))
+    for first, count in ((0, 1), (1, 3), (4, 4)):
+        assert torch.equal(
+            stage(*make_batch(chain, images[first : first + count], first=first)), together[first : first + count]
+        )
+
+
+def test_images_of_several_sizes_go_by_their_size(make_images, make_batch):
+    """On a device that works on many at once; on the CPU they go one by one."""
+    images = [image for image in make_images(4, 3) for _ in range(2)]
+    seen = []
+
+    class Watching(T.Custom):
+        def apply(self, images, params):
+            seen.append(tuple(images.shape))
+            return images
+
+    chain, stage = stage_of([Watching(), T.CenterCrop(20)])
+    stage(*make_batch(chain, images))
+    assert seen == [(1, 3, *image.shape[:2]) for image in images]
+
+
+# -- masks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runner", ["single", "batched"])
+@pytest.mark.parametrize(("dtype", "axes"), [("uint8", 2), ("int64", 3), ("bool", 2), ("float32", 3)])
+@pytest.mark.parametrize("resize", [T.Resize(20), T.Resize((20, 24))])
+def test_masks_move_with_it(make_images, make_batch, runner, dtype, axes, resize):
+    count = 1 if axes == 2 else 2
+    numbers = [np.random.default_rng(n).integers(0, 2, (30 + n, 40, count)).astype(dtype) * 1 for n in range(5)]
+    numbers = [array.astype(dtype) for array in numbers]
+    pictures = [np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape[:2], -1) for array in numbers]
+
+    class BuiltIn(T.RandomHorizontalFlip):
+        lanes = property(lambda self: 2)
+
+    found, right = (
+        MaskStage(torch.device("cpu"), runner)(*make_batch(T.Chain([one, resize, two, NORMALIZE]), pictures),
+                                               [(dtype, axes)] * 5)[0]
+        for one, two in ((Flip(), Flip()), (BuiltIn(), BuiltIn()))
+    )  # fmt: skip
+    assert any(not torch.equal(one, one.flip(-1)) for one in found)
+    for one, two in zip(found, right, strict=True):
+        assert one.dtype == getattr(torch, dtype)
+        assert torch.equal(one, two)
+
+
+# -- what it may not return -----------------------------------------------------------------------------------------
+
+
+def returning(value):
+    class Returning(T.Custom):
+        def apply(self, images, params):
+            return value(images)
+
+    return Returning()
+
+
+@pytest.mark.parametrize(
+    ("transforms", "error", "text"),
+    [
+        (
+            [T.CenterCrop(8), returning(lambda images: None), NORMALIZE],
+            TypeError,
+            "Returning.apply (number 2 of the transforms) was given uint8 of shape (3, 3, 8, 8) and returned None; it "
+            "must return a tensor of the same shape and dtype",
+        ),
+        (
+            [T.CenterCrop(8), returning(lambda images: images[:1]), NORMALIZE],
+            ValueError,
+            "was given uint8 of shape (3, 3, 8, 8) and returned uint8 of shape (1, 3, 8, 8)",
+        ),
+        (
+            [T.CenterCrop(8), returning(lambda images: images / 2), NORMALIZE],
+            ValueError,
+            "returned float32 of shape (3, 3, 8, 8); it must return a tensor of the same shape and dtype: it gets "
+            "levels there, 0 … 255. Bring them back with .round().clamp(0, 255).to(torch.uint8), say float_levels =",
+        ),
+        (
+            [T.CenterCrop(8), NORMALIZE, returning(lambda images: images.int())],
+            ValueError,
+            "Returning.apply (number 3 of the transforms) was given float32 of shape (3, 3, 8, 8) and returned int32",
+        ),
+        (
+            [T.CenterCrop(8), T.Lambda(lambda image: image[0], per="image"), NORMALIZE],
+            ValueError,
+            "Lambda(<lambda>) (number 2 of the transforms) was given uint8 of shape (3, 8, 8) and returned uint8 of "
+            "shape (8, 8); it",
+        ),
+        (
+            [T.CenterCrop(8), T.Lambda(list), NORMALIZE],
+            TypeError,
+            "Lambda(list) (number 2 of the transforms) was given uint8 of shape (3, 3, 8, 8) and returned list; it",
+        ),
+        (
+            [T.Lambda(lambda images: images), T.CenterCrop(8)],
+            ValueError,
+            "Lambda(<lambda>) is called with a batch, whose images must be of one size, but there are ",
+        ),
+        (
+            [T.CenterCrop(8), T.Lambda(lambda images: None)],
+            ValueError,
+            "Lambda(<lambda>) at the end of the transforms was given 3 images and returned None; it must return a "
+            "tensor with a row for each image",
+        ),
+        (
+            [T.CenterCrop(8), torch.nn.Flatten(0, 1)],
+            ValueError,
+            "the module Flatten at the end of the transforms was given 3 images and returned shape (9, 8, 8); it must",
+        ),
+    ],
+)
+def test_what_it_returns_is_checked(make_images, make_batch, transforms, error, text):
+    chain, stage = stage_of(transforms)
+    with pytest.raises(error, match=re.escape(text)):
+        stage(*make_batch(chain, make_images(5, 3)))
+
+
+def test_one_without_apply_is_told_what_it_needs():
+    with pytest.raises(NotImplementedError, match=re.escape("Custom has no apply(self, images, params)")):
+        T.Custom()(np.zeros((4, 4, 3), np.uint8))
+
+
+def test_a_lambda_of_batches_at_the_end_does_not_go_with_lists():
+    text = (
+        "with Lambda(abs) at the end of the transforms, which needs one tensor for the batch; T.Lambda(…, per='image')"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        stage_of([T.Lambda(abs)], ragged="list")
+
+
+# -- functions and modules ------------------------------------------------------------------------------------------
+
+
+class Noisy(torch.nn.Module):
+    def forward(self, images):
+        return images + torch.randn(len(images), 1, 1, 1)
+
+
+def test_modules_in_mid_chain(make_images, make_batch):
+    images = make_images(6, 4)
+    transforms = [T.CenterCrop(16), FLOAT, torch.nn.Hardtanh(0.25, 0.75), NORMALIZE, T.MixUp(num_classes=3)]
+    chain, stage = stage_of(transforms)
+    _, plain = stage_of([T.CenterCrop(16), FLOAT])
+    batch, draws = make_batch(chain, images)
+    floats = plain(*make_batch(T.Chain([T.CenterCrop(16), FLOAT]), images)).clamp(0.25, 0.75)
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (NORMALIZE.mean, NORMALIZE.std))
+    right, share = (floats - mean) / std, torch.from_numpy(draws.mix.share).float()[:, None, None, None]
+    right = share * right + (1 - share) * right[[1, 0, 3, 2]]
+    torch.testing.assert_close(stage(batch, draws), right, rtol=0, atol=1e-5)
+
+
+def test_a_function_of_a_batch_at_the_end_may_return_other_numbers(make_images, make_batch):
+    chain, stage = stage_of([T.CenterCrop(16), T.Lambda(lambda images: images[:, :1, ::2].double())])
+    found = stage(*make_batch(chain, make_images(6, 4)))
+    assert found.shape == (4, 1, 8, 16)
+    assert found.dtype == torch.float64
+
+
+def test_a_function_of_images_draws_the_same_in_any_batch_and_leaves_generators_alone(make_images, make_batch):
+    def noisy(image):
+        return image + torch.randn(image.shape)
+
+    images = make_images(7, 6)
+    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, T.Lambda(noisy, per="image"), Flip()])
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    together = stage(*make_batch(chain, images))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(stage(*make_batch(chain, images[2:5], first=2)), together[2:5])
+    other = stage(*make_batch(chain, images, first=6))
+    assert not torch.equal(other, together)
+
+
+def test_two_modules_draw_other_numbers(make_images, make_batch):
+    difference = []
+
+    class Kept(Noisy):
+        def forward(self, images):
+            after = super().forward(images)
+            difference.append((after - images)[:, 0, 0, 0].tolist())
+            return after
+
+    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, Kept(), Kept(), Kept()])
+    for _ in range(2):
+        stage(*make_batch(chain, make_images(7, 6)), seed=9)
+    one, two, three, *again = difference
+    assert again == [one, two, three]
+    assert len({tuple(one), tuple(two), tuple(three)}) == 3
+
+
+def test_what_is_drawn_is_told():
+    sample = np.zeros((20, 20, 3), np.uint8)
+    with gl.Loader([sample] * 4, batch_size=2, transforms=[T.RandomVerticalFlip(), Gain()], device="cpu") as loader:
+        (_, _), (name, told) = loader.replay(0, 2).draws
+    assert name == "Gain"
+    assert 0.5 < told["params"]["factor"] < 1.5
+
+
+def test_the_plan_shows_it():
+    _, stage = stage_of(
+        [T.Resize((8, 8)), Gain(), torch.nn.ReLU(), NORMALIZE, GridMask(), T.Lambda(abs)], backend="kornia"
+    )
+    assert [step.backend for step in stage.plan.steps] == ["torch", "own", "own", "torch", "own"]
+    assert stage.plan.steps[3].reason == "done with the module torch's ReLU before it"
+    assert re.search(r"Lambda\(abs\) +own +applied to the batch as it is", str(stage.plan))
+
+
+@pytest.mark.interpreter
+def test_fused_chains_are_cut_at_it(make_images, make_batch):
+    pytest.importorskip("triton")
+    chain = T.Chain([T.RandomCrop(8), Flip(), T.RandomInvert(), ColourCast(), FLOAT, GridMask(3, 9), NORMALIZE, Flip()])
+    batch, draws = make_batch(chain, make_images(2, 2))
+    fused = compile_stage(chain, device="cpu", backend="fused")
+    assert [step.backend for step in fused.plan.steps] == [
+        "fused", "own", "fused", "own", "torch", "own", "torch", "own",
+    ]  # fmt: skip
+    assert torch.equal(fused(batch, draws), compile_stage(chain, device="cpu")(batch, draws))
+
+
+# -- with a loader --------------------------------------------------------------------------------------------------
+
+
+SMALL = [(gl.Image(np.random.default_rng(n).integers(0, 256, (10, 12 + n, 3), np.uint8)), n) for n in range(5)]
+
+
+def loader_of(backend, workers):
+    crop = T.RandomCrop(8) if backend == "fused" else T.RandomResizedCrop(8)  # Triton's interpreter takes long
+    chain = [crop, T.RandomHorizontalFlip(), ColourCast(0.3), T.RandomApply([GridMask(3, 9)], 0.7), NORMALIZE]
+    return gl.Loader(
+        SMALL, batch_size=2, shuffle=True, transforms=chain, backend=backend, num_workers=workers, device="cpu"
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.interpreter
+@pytest.mark.parametrize("backend", ["torch", "fused"])
+def test_the_example_is_the_same_with_any_workers_and_after_a_resume(backend):
+    if backend == "fused":
+        pytest.importorskip("triton")
+    with loader_of(backend, 0) as loader:
+        expected = [images for images, _ in loader]
+    for workers in (1, 2, 4):
+        with loader_of(backend, workers) as loader:
+            for images, (other, _) in zip(expected, loader, strict=True):
+                assert torch.equal(images, other)
+    with loader_of(backend, 2) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with loader_of(backend, 0) as loader:
+        loader.load_state_dict(state)
+        for images, (other, _) in zip(expected[1:], loader, strict=True):
+            assert torch.equal(images, other)
+
+
+IMAGE = np.full((40, 60, 3), 200, np.uint8)
+
+
+def test_the_examples_masks_are_blacked_out_where_the_image_is():
+    with gl.Loader(
+        [(IMAGE, gl.Mask(IMAGE[..., 0]))] * 8, batch_size=4, transforms=[*EXAMPLE["chain"][1:2], GridMask(4, 12)],
+        num_workers=0, device="cpu",
+    ) as loader:  # fmt: skip
+        for images, masks in loader:
+            assert torch.equal(images[:, 0], masks)
+            assert set(masks.unique().tolist()) == {0, 200}
+
+
+def sample_with(kind):
+    target = {
+        "masks": gl.Mask(IMAGE[..., 0]),
+        "boxes": {"boxes": gl.Boxes([[1, 1, 3, 3]], "xyxy"), "labels": np.array([1])},
+        "keypoints": gl.Keypoints([[1, 1]]),
+    }[kind]
+    return IMAGE, target
+
+
+def batches(kind, transforms):
+    with gl.Loader(
+        [sample_with(kind)] * 4, batch_size=2, transforms=[*transforms, NORMALIZE], num_workers=0, device="cpu"
+    ) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize("kind", ["masks", "boxes", "keypoints"])
+def test_targets_that_stay_behind_are_told_of_once(kind):
+    text = (
+        f"Gain has no apply_{kind}: {kind} stay where they are. If it moves pixels, write one; if not, say so in its "
+        "class, with moves_pixels = False"
+    )
+    with pytest.warns(RuntimeWarning, match=re.escape(text)) as caught:
+        assert len(batches(kind, [T.RandomApply([Gain()], 0.5)])) == 2
+    assert len(caught) == 1
+    batches(kind, [ColourCast()])  # it says that they may
+    text = "the module torch's ReLU gets the images alone; masks, boxes and keypoints stay where they are."
+    with pytest.warns(RuntimeWarning, match=re.escape(text)):
+        batches(kind, [torch.nn.ReLU()])
+
+
+def test_targets_that_cannot_follow_are_refused():
+    batches("masks", [Flip()])
+    text = (
+        "Flip moves pixels (moves_pixels = True) and has no apply_boxes, but there are boxes; write one, or return no"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        batches("boxes", [Flip()])
