@@ -547,7 +547,7 @@ def user_collation(samples: Samples) -> dict[str, Any]:
     return labelled(samples, [T.RandomShortestSize((15, 20))], collate_fn=marked, num_workers=2)
 
 
-@case(runs=LOADING)
+@case(runs=LOADING, warns=True)  # of boxes that stay as they are
 def padded_collation(samples: Samples) -> dict[str, Any]:
     dataset = samples.make(
         lambda number: {
