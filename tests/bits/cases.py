@@ -142,6 +142,30 @@ def timm_policies(samples: Samples) -> dict[str, Any]:
     return pairs(samples, [T.RandomCropOrPad(24), T.RandomChoice(policies)])
 
 
+class Inverted(T.Custom):
+    """Some images, and their masks, turned into their negatives."""
+
+    moves_pixels = False
+
+    def draw(self, uniforms: Any, sizes_hw: np.ndarray) -> np.ndarray:
+        return (uniforms(1)[:, 0] < 0.5).astype(np.uint8)
+
+    def apply(self, images: Any, params: Any) -> Any:
+        return images ^ (255 * params)[:, None, None, None]
+
+    apply_masks = apply
+
+
+@case()
+def own(samples: Samples) -> dict[str, Any]:
+    chain = [T.RandomResizedCrop(24), Inverted(), T.Lambda(_doubled), T.RandomHorizontalFlip(), *END]
+    return labelled(samples, chain)
+
+
+def _doubled(images: Any) -> Any:
+    return images * 2
+
+
 @case()
 def compressed(samples: Samples) -> dict[str, Any]:
     chain = [T.RandomResizedCrop(24, interpolation="lanczos"), T.JPEG((20, 80)), T.GaussianNoise(clip=False)]
@@ -612,7 +636,7 @@ def user_collation(samples: Samples) -> dict[str, Any]:
     return labelled(samples, [T.RandomShortestSize((15, 20))], collate_fn=marked, num_workers=2)
 
 
-@case(runs=LOADING)
+@case(runs=LOADING, warns=True)  # of boxes that stay as they are
 def padded_collation(samples: Samples) -> dict[str, Any]:
     dataset = samples.make(
         lambda number: {

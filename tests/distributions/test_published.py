@@ -321,7 +321,9 @@ NOTHING_DRAWN = {
         "ClampKeyPoints",
         "Compose",
         "ConvertBoundingBoxFormat",
+        "Custom",
         "Grayscale",
+        "Lambda",
     ),
     *(
         "Identity",
