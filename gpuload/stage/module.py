@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["apply_module", "generators_kept", "seed_generators"]
+__all__ = ["apply_module", "generators_kept", "note_input", "seed_generators"]
 
 
 def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
@@ -48,3 +48,10 @@ def generators_kept(device: torch.device) -> Iterator[list[torch.Generator]]:
 def seed_generators(generators: Sequence[torch.Generator], seed: int) -> None:
     for generator in generators:
         generator.manual_seed(seed)
+
+
+def note_input(error: Exception, called: str, images: torch.Tensor) -> None:
+    """Add to an exception of the user's own code what it was called with, and for levels how to get floats."""
+    got = f"{called} was called with {str(images.dtype).removeprefix('torch.')} images of shape {tuple(images.shape)}"
+    levels = images.dtype == torch.uint8
+    error.add_note(f"{got}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if levels else got)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gpuload.stage.finished import Outputs
-from gpuload.stage.module import generators_kept, seed_generators
+from gpuload.stage.module import generators_kept, note_input, seed_generators
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Call, in_params
@@ -67,7 +67,13 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
             at = some if isinstance(some, slice) else upload(some, device)
             seed_generators(generators, int(record.seeds[some][0]))
             told = in_params(params, lambda tensor, at=at: tensor[at])
-            found = call(given[0] if own.per == "image" else given, told)
+            put = given[0] if own.per == "image" else given
+            try:
+                found = call(put, told)
+            except Exception as error:
+                if method == "apply":
+                    note_input(error, _place(record, method), put)
+                raise
             if own.per == "image" and isinstance(found, torch.Tensor):
                 found = found[None]
             _check(record, method, given, found)

@@ -17,7 +17,7 @@ import torch
 from gpuload.stage.finish import TOPS, Finish
 from gpuload.stage.gathering import Gathered
 from gpuload.stage.memory import OutputPool
-from gpuload.stage.module import apply_module
+from gpuload.stage.module import apply_module, note_input
 from gpuload.stage.plan import Plan
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.segments import SegmentRunner
@@ -135,7 +135,11 @@ class Stage:
                 return list(batch.unbind()) if self._ragged == "views" else batch
         # The user's autocast applies to the user's module.
         with torch.inference_mode(False), torch.no_grad(), _intra_op_threads(self._threads):
-            result = apply_module(self._chain.module, batch, seed)
+            try:
+                result = apply_module(self._chain.module, batch, seed)
+            except Exception as error:
+                note_input(error, str(self._chain.last), batch)
+                raise
             self._check_last(result, len(images))
             return list(result.unbind()) if self._ragged == "views" else result
 

@@ -86,7 +86,8 @@ class Chain:
         try:
             found = list(transforms or ())
         except TypeError:
-            raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}") from None
+            hint = f"; write [T.Lambda({name_of(transforms)})] to call it with a batch" if callable(transforms) else ""
+            raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}{hint}") from None
         for number, entry in enumerate(found):
             if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
                 raise TypeError(_no_transform(entry, number))

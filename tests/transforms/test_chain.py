@@ -63,6 +63,7 @@ def test_impossible_order(transforms, text):
     [
         (T.CenterCrop(8), "transforms must be a list, got one CenterCrop; write [CenterCrop(size=(8, 8))]"),
         (3, "transforms must be a list of transforms, got int"),
+        (len, "got builtin_function_or_method; write [T.Lambda(len)] to call it with a batch"),
         ([T.CenterCrop], "transforms[0] is the class CenterCrop; write CenterCrop(…)"),
         (
             [T.CenterCrop(8), len],
