@@ -63,13 +63,14 @@ class Loader:
         worker_init_fn: called in each worker, and again in one that was restarted, with its number, before its first
             sample.
         generator: a `torch.Generator` whose initial seed is used as `seed`; nothing is drawn from it.
-        multiprocessing_context: None, ``"spawn"`` or ``"forkserver"``, without effect: workers are fresh interpreters.
+        multiprocessing_context: without effect: workers are fresh interpreters, and ``"fork"`` is warned of.
         persistent_workers: False ends the workers with each epoch, so that the next one sees changes of the dataset
             made here; default: they stay.
         in_order: without effect: batches always come in order, and no worker waits for that.
         transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may come last and gets the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
             process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
+            A warning if more than twice these CPUs, and more than 8.
         prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker).
         device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, the number of a CUDA device, or a
             `torch.device`. Default: CUDA's current device, or the CPU if there is none.
@@ -190,6 +191,8 @@ class Loader:
         self._finalizer: weakref.finalize[Any, Any] | None = None
         check_for(options)
         check_begin(options.order)
+        for remark in options.workers.remarks():
+            warnings.warn(remark, RuntimeWarning, stacklevel=2)
         self._made = True
 
     def __setattr__(self, name: str, value: Any) -> None:

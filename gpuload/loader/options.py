@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ DEFAULT_PREFETCH = 2
 # if each worker has a part of it.
 LEAST_CHUNK, MOST_CHUNK = 8, 32
 MAX_CHUNK = 4096  # a request has to fit the socket
+MANY_WORKERS = 8  # so many may always be asked for
 
 Group = TypeVar("Group")
 
@@ -91,6 +92,22 @@ class WorkerOptions:
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
+    def remarks(self) -> Iterator[str]:
+        """What to warn of when a loader is made."""
+        if self.num_workers and _context_name(self.multiprocessing_context) == "fork":
+            yield (
+                f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are fresh "
+                "interpreters, not forks. They get the dataset by pickle (lambdas and notebook classes too), and do "
+                "not see what this program has set in modules; leave the argument out, or pass 'spawn'"
+            )
+        cpus = usable_cpus()
+        if self.num_workers > max(MANY_WORKERS, 2 * cpus):
+            yield (
+                f"num_workers={self.num_workers}, but this process may use {cpus} CPU{'s' * (cpus > 1)}: so many "
+                f"workers wait for each other and take memory. The default is {default_workers(cpus, _local_ranks())}; "
+                "more than there are CPUs help only where reading is slow"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -117,9 +134,8 @@ class Options:
         order = _group(OrderOptions, given, mixes=mixes, group=neighbours)
         num_workers, collate_fn = given["num_workers"], given["collate_fn"]
         if num_workers is None:
-            local_ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
             alone = sys.platform != "linux" or order.iterable
-            num_workers = 0 if alone else default_workers(usable_cpus(), local_ranks)
+            num_workers = 0 if alone else default_workers(usable_cpus(), _local_ranks())
         workers = _group(WorkerOptions, given, num_workers=num_workers)
         if collate_fn is None and callable(own := getattr(order.dataset, "_get_collate_fn", None)):
             collate_fn = own()
@@ -190,11 +206,18 @@ def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
     return faults or Faults(on_error="raise" if on_error is None else on_error)
 
 
+def _local_ranks() -> int:
+    """How many ranks this machine has."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _context_name(context: Any) -> Any:
+    return context if context is None or isinstance(context, str) else getattr(context, "_name", context)
+
+
 def _check_context(context: Any) -> None:
-    """Refuse "fork": gpuload's workers are fresh interpreters, as a "spawn" context's are."""
-    name = context if context is None or isinstance(context, str) else getattr(context, "_name", None)
-    if name not in (None, "spawn", "forkserver"):
+    if _context_name(context) not in (None, "spawn", "forkserver", "fork"):
         raise ValueError(
-            f"multiprocessing_context={context!r} is not supported: gpuload's workers are fresh interpreters, never "
-            "forks, and get the dataset by pickle (of lambdas and notebook classes too); leave it out, or pass 'spawn'"
+            f"multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or such a context, got {context!r}; "
+            "it has no effect, since gpuload's workers are fresh interpreters: leave it out"
         )

@@ -34,6 +34,7 @@ class IterableSchedule:
         workers: how many there are; 1 if the main process does the work.
         rank, world_size: of this process; the dataset decides what it gives on each.
         told: what the user was warned of already.
+        promised: the last entry is the dataset's length, if the user relies on it.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class IterableSchedule:
         rank: int,
         world_size: int,
         told: set[str] | None = None,
+        promised: Sequence[int] = (),
     ) -> None:
         self._batch_size = batch_size
         self._drop_last = drop_last
@@ -53,6 +55,7 @@ class IterableSchedule:
         self._world_size = world_size
         self._pass: _Pass | None = None
         self._told = set() if told is None else told
+        self._promised = promised
 
     def steps(self, place: Place) -> None:
         """Not known."""
@@ -115,6 +118,7 @@ class _Pass:
         if latest is not None:
             remark = self._same_samples(worker, latest) or self._same_on_ranks(worker, latest)
             self._warning = self._warning or remark
+        self._warning = self._warning or self._more_than_promised()
         self._turn = (worker + 1) % len(self._places)
         if empty or (self._schedule._drop_last and taken < self._schedule._batch_size):
             return None
@@ -166,6 +170,18 @@ class _Pass:
             "each rank iterates over the whole dataset, so every sample comes once on each. Let its __iter__ ask "
             "gpuload.get_worker_info() for `rank` and `world_size`, or torch.distributed, and give only its share; if "
             "each rank is to read all of it, pass rank=0, world_size=1"
+        )
+
+    def _more_than_promised(self) -> str:
+        """A warning if there are more samples than ``len(loader)`` went by."""
+        schedule, given = self._schedule, sum(place.samples for place in self._places)
+        if not schedule._promised or given <= schedule._promised[-1] or schedule._told & {"length", "workers"}:
+            return ""
+        schedule._told.add("length")
+        shared = "; each worker has to give only its share, see get_worker_info()" if len(self._places) > 1 else ""
+        return (
+            f"the dataset's len() is {schedule._promised[-1]}, which len(loader) went by, but it has given {given} "
+            f"samples in epoch {self._epoch}{shared}"
         )
 
     def remains(self) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,7 @@ class OrderOptions:
         batch_size: None for samples one by one, or with a batch_sampler.
         seed: as given, or the generator's.
         told: what the user was warned of already, once for a loader.
+        promised: how many samples an iterable dataset has, by the last ``len(loader)``.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two exclude each other.
@@ -52,6 +54,7 @@ class OrderOptions:
     mixes: str = ""
     group: int = 1
     told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    promised: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("shuffle", "drop_last", "info"):

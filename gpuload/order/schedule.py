@@ -78,7 +78,7 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
         return SharesSchedule(shares_of(order))
     common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **ranks_of(order)}
     if order.iterable:
-        return IterableSchedule(workers=max(1, workers), told=order.told, **common)
+        return IterableSchedule(workers=max(1, workers), told=order.told, promised=order.promised, **common)
     return SamplerSchedule(sampler=order.sampler, batch_sampler=order.batch_sampler, seed=order.seed, **common)
 
 
@@ -144,6 +144,7 @@ def steps_of(order: OrderOptions) -> int:
     """
     if order.iterable:
         samples = len(order.dataset)  # a TypeError that names its class, if it has no length
+        order.promised.append(samples)
         return samples // order.size if order.drop_last else -(-samples // order.size)
     steps = schedule_of(order, 0).steps(Place(0, 0))
     if steps is None:

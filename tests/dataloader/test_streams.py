@@ -96,7 +96,7 @@ def test_the_length_is_dataloaders(batch_size, drop_last):
 
 
 def test_a_stream_that_gives_more_than_its_length_comes_whole():
-    """DataLoader warns; gpuload never took the length for more than what len() says."""
+    """And both warn of it, if len(loader) was asked; here once, there with each batch."""
 
     class Wrong(Sized):
         def __len__(self):
@@ -107,8 +107,29 @@ def test_a_stream_that_gives_more_than_its_length_comes_whole():
     with pytest.warns(UserWarning, match="Length of IterableDataset"):
         expected = list(theirs)
     loader = gl.Loader(Wrong(), 1, device="cpu")
+    assert alike([batch for batch in loader], expected)  # noqa: C416 (list() asks for the length)
     assert len(loader) == 7
-    assert alike(list(loader), expected)
+    batches = iter(loader)
+    found = [next(batches) for _ in range(7)]
+    with pytest.warns(RuntimeWarning, match=r"len\(\) is 7, .* but it has given 8 samples in epoch 1$"):
+        found.append(next(batches))
+    assert alike([*found, *batches], expected)
+    assert alike(list(loader), expected)  # a second warning would be an error
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_that_gives_what_its_length_says_is_not_warned_of(workers):
+    """From two workers there is a batch more than len(loader) says, since each has a rest: samples count."""
+
+    class Known(Counting):
+        def __len__(self):
+            return self.samples
+
+    with gl.Loader(Known(8), 3, num_workers=workers, device="cpu") as loader:
+        assert len(loader) == 3
+        found = list(loader)
+    assert (len(found), sum(len(batch) for batch in found)) == (3 + (workers == 2), 8)
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}])

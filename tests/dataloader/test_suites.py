@@ -16,19 +16,17 @@ NEXT_EPOCH = "with its last batch an epoch is over, and the state names the next
 IN_ORDER = "in_order=False is without effect: batches come in order"
 NO_BATCH = "in workers the dataset has a state only with the first batch"
 DROPPED = "an iterator that nobody kept calls no iter() of the dataset"
-FORK = 'multiprocessing_context="fork" is refused'
+TEXT = "warnings and errors have another text"
 WORKERS = "the iterator has no _workers, objects of multiprocessing"
 DATAPIPE = "shuffle=True is refused for a datapipe, which shuffles itself"
 WHICH = "any worker takes the next chunk"
 
 # Of test_dataloader.py those that its two classes of loaders, with and without workers that stay, both have.
 OF_BOTH = {
-    "test_excessive_thread_creation_warning": "there is no warning of more workers than processors",
+    "test_excessive_thread_creation_warning": TEXT,
     "test_get_worker_info": WORKERS,
-    "test_invalid_ctor_args_combinations": "the errors have another text",
+    "test_invalid_ctor_args_combinations": TEXT,
     "test_iterable_style_dataset": WORKERS,
-    "test_multiple_dataloaders": FORK,
-    "test_multiprocessing_contexts": FORK,
     "test_multiprocessing_iterdatapipe": DATAPIPE,
     "test_multiprocessing_iterdatapipe_with_dill": DATAPIPE,
     "test_partial_workers": WORKERS,
@@ -43,6 +41,7 @@ DIFFERENCES = {
         "TestEndOfEpochBehavior_shard0.test_end_of_epoch_behavior_2": NEXT_EPOCH,
         "TestEndOfEpochBehavior_shard0.test_end_of_epoch_behavior_3": NEXT_EPOCH,
         "TestInitialState_shard0.test_init_error": "an error of worker_init_fn comes with the first batch",
+        "TestInitialState_shard0.test_load_then_state": "persistent_workers is a tuple there, which is refused",
         "TestNumWorkersMismatch_shard3.test_num_workers_mismatch": "a map dataset goes on with any number of workers",
         "TestOutOfOrderWithCheckpointing.test_out_of_order_index_ds": IN_ORDER,
         "TestOutOfOrderWithCheckpointing.test_out_of_order_iterable_ds_no_completed_workers": IN_ORDER,
@@ -56,7 +55,6 @@ DIFFERENCES = {
         **{f"TestDataLoader.{test}": why for test, why in OF_BOTH.items()},
         **{f"TestDataLoaderPersistentWorkers.{test}": why for test, why in OF_BOTH.items()},
         "IntegrationTestDataLoaderDataPipe.test_shuffler_iterdatapipe": DATAPIPE,
-        "TestDataLoaderDeviceTypeCPU.test_nested_tensor_multiprocessing_context_fork_cpu": FORK,
         "TestIndividualWorkerQueue.test_ind_worker_queue": WHICH,
         "TestOutOfOrderDataLoader.test_in_order_index_ds": WHICH,
         "TestOutOfOrderDataLoader.test_out_of_order_index_ds": IN_ORDER,

@@ -149,9 +149,24 @@ def test_contexts_of_fresh_processes_are_taken(context):
     assert keys(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
-@pytest.mark.parametrize("context", ["fork", multiprocessing.get_context("fork"), "thread"])
-def test_a_fork_is_refused(context):
-    with pytest.raises(ValueError, match=r"multiprocessing_context=.* is not supported: gpuload's workers are fresh"):
+@pytest.mark.processes
+@pytest.mark.parametrize("context", ["fork", multiprocessing.get_context("fork")])
+def test_a_fork_is_taken_and_warned_of(context):
+    """So that a program which says so runs; without workers there is nothing to say."""
+    text = r"multiprocessing_context=.*[Ff]ork.* has no effect: gpuload's workers are fresh interpreters, not forks"
+    with pytest.warns(RuntimeWarning, match=text) as said:
+        loader = gl.Loader(Made(samples=2), 2, num_workers=1, device="cpu", multiprocessing_context=context)
+    with loader:
+        assert keys(loader) == keys(loader) == [[0, 1]]
+    assert [warning.filename for warning in said] == [__file__]
+    assert keys(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
+
+
+@pytest.mark.parametrize("context", ["thread", 3])
+def test_what_is_no_context_is_refused(context):
+    with pytest.raises(
+        ValueError, match=f"multiprocessing_context must be None, 'spawn', .* got {context!r}; it has no"
+    ):
         gl.Loader(Made(), multiprocessing_context=context)
 
 

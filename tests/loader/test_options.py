@@ -16,7 +16,7 @@ from gpuload.order.options import OrderOptions
 from gpuload.stage.options import StageOptions
 
 # What groups hold of each other; it is no argument of a Loader.
-DERIVED = {"mixes", "chain", "single", "planned"}
+DERIVED = {"mixes", "group", "chain", "single", "planned"}
 
 
 def given(**changes) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def given(**changes) -> dict[str, Any]:
 
 def test_each_argument_stands_in_one_group():
     groups = (OrderOptions, StageOptions, BatchOptions, WorkerOptions)
-    names = Counter(field.name for group in groups for field in dataclasses.fields(group))
+    names = Counter(field.name for group in groups for field in dataclasses.fields(group) if field.init)
     names["seed"] -= 1  # batches draw by the order's
     assert dict.fromkeys(given(), 1) == {name: count for name, count in names.items() if name not in DERIVED}
 
@@ -74,3 +74,14 @@ def test_chunks_are_a_workers_share_of_the_batch(changes, chunk, plain):
         changes = {**changes, "dataset": {1, 2, 3}}
     options = Options.of(given(**changes))
     assert (options.chunk_size, options.plain_chunk_size) == (chunk, plain)
+
+
+@pytest.mark.parametrize(("cpus", "most"), [(1, 8), (2, 8), (16, 32)])
+def test_more_workers_than_the_cpus_can_run_are_warned_of(cpus, most, monkeypatch):
+    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: cpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    gl.Loader([1, 2], num_workers=most)  # a warning would be an error
+    suggested = max(1, cpus - 1)
+    text = rf"num_workers={most + 1}, but this process may use {cpus} CPUs?: .* The default is {suggested};"
+    with pytest.warns(RuntimeWarning, match=text):
+        gl.Loader([1, 2], num_workers=most + 1)
