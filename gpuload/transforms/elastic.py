@@ -37,7 +37,7 @@ class ElasticTransform(Transform):
 
     Example:
         >>> ElasticTransform(alpha=120.0, sigma=4.0)
-        ElasticTransform(alpha=(120.0, 120.0), sigma=(4.0, 4.0))
+        ElasticTransform(alpha=(120.0, 120.0), sigma=(4.0, 4.0), fill=(0,))
     """
 
     needs_whole: ClassVar[bool] = True
