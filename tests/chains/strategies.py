@@ -132,8 +132,16 @@ LEVELS: dict[str, Any] = {
             optional={"interpolation": st.one_of(st.just("random"), filters)},
         ),
     ),
-    "TimmAutoAugment": st.builds(T.TimmAutoAugment, st.sampled_from(["original-mstd0.5", "v0r", "3a"])),
-    "TimmAugMix": st.builds(T.TimmAugMix, st.sampled_from(["augmix", "augmix-m5-w4-d2", "augmix-m9-w1-mstd1-a0.5"])),
+    "TimmAutoAugment": st.builds(
+        T.TimmAutoAugment,
+        st.sampled_from(["original-mstd0.5", "v0r", "3a"]),
+        st.fixed_dictionaries({"img_mean": fills}),
+    ),
+    "TimmAugMix": st.builds(
+        T.TimmAugMix,
+        st.sampled_from(["augmix", "augmix-m5-w4-d2", "augmix-m9-w1-mstd1-a0.5"]),
+        st.fixed_dictionaries({"img_mean": fills}),
+    ),
     "JPEG": st.builds(T.JPEG, st.integers(1, 100)),
     "ElasticTransform": st.builds(
         T.ElasticTransform,

@@ -186,7 +186,7 @@ def test_a_box_of_levels_is_erased(channels, box):
 def test_what_is_called_pointwise_is_done():
     """Each operation in the list changes a random image, except identity; the codes are those of the parameters."""
     assert len(OPS) <= ERASE_BOX
-    assert set(OPS) - set(POINTWISE) == {"sharpness", "blur", "noise", "warp", "pillow_blur"}
+    assert set(OPS) - set(POINTWISE) == {"sharpness", "blur", "noise", "jpeg", "warp", "pillow_blur"}
     values = {"brightness": (0.5,), "saturation": (0.2,), "hue": (0.3,), "solarize": (90,), "posterize": (2,)}
     values |= {"permute": (2, 0, 1), "solarize_add": (128, 40)}
     for name in POINTWISE:
