@@ -107,6 +107,7 @@ class Squares(torch.utils.data.Dataset):
         return gl.Image(image), {"mask": gl.Mask(mask), "boxes": gl.Boxes([[20.0, 20.0, 50.0, 40.0]])}
 
 
+@pytest.mark.processes
 def test_masks_and_boxes_move_with_the_image_on_any_number_of_workers():
     made = []
     for workers in (0, 2):
