@@ -1,5 +1,5 @@
 """Resampling of uint8 images, one at a time on the CPU: torch's antialiasing kernels, within a level of Pillow's; for
-filters that torch has no such kernel for, numpy, as `gpuload.stage.reference.gather` does it on a batch.
+filters that torch has no such kernel for, `gpuload.stage.reference.deep`.
 
 torch has kernels for uint8 on the CPU (AVX2; Pillow's algorithm in 16-bit fixed point) that cost a third of Pillow's
 time. Like Pillow up to version 12 they go along the rows first; newer versions begin with the cheaper axis, which
@@ -21,7 +21,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices
+from gpuload.stage.reference.deep import resampled
+from gpuload.transforms.program.windows import nearest_indices
 
 __all__ = ["Resampler", "contiguous", "planes", "planes_at"]
 
@@ -45,7 +46,7 @@ class Resampler:
         """A whole image, given as `planes` makes it, resized: H×W×C, scratch memory."""
         if interpolation not in KERNELS:
             image = planes[0].permute(1, 2, 0).numpy()
-            return _filtered(image, (0, 0), image.shape[:2], size_hw, (0, 0, *size_hw), interpolation)
+            return resampled(image, (0, 0), image.shape[:2], size_hw, (0, 0, *size_hw), interpolation)
         out = self._result.of((*size_hw, planes.shape[1]))
         KERNELS[interpolation](planes, size_hw, False, None, None, out=out.planes)
         return out.image
@@ -80,7 +81,7 @@ class Resampler:
             columns = nearest_indices(box_hw[1], size_hw[1], window[1], width) - left
             return image[rows].take(columns, axis=1)  # one index for both took five times as long
         if interpolation not in KERNELS:
-            return _filtered(image, corner, box_hw, size_hw, window, interpolation)
+            return resampled(image, corner, box_hw, size_hw, window, interpolation)
         if window == (0, 0, *size_hw):
             return self.whole(planes(image), size_hw, interpolation)
         ends, source_hw = [], []
@@ -98,32 +99,6 @@ class Resampler:
         scales = (size_hw[0] / box_hw[0], size_hw[1] / box_hw[1])
         KERNELS[interpolation](source.planes, ends, False, *scales, out=out.planes)
         return out.image[window[0] : window[0] + height, window[1] : window[1] + width]
-
-
-def _filtered(
-    image: np.ndarray,
-    corner: tuple[int, ...],
-    box_hw: tuple[int, ...],
-    size_hw: tuple[int, int],
-    window: Window,
-    interpolation: str,
-) -> np.ndarray:
-    """`Resampler.window` in Pillow's fixed point: rows become levels before columns are filtered; with plain filters,
-    whole numbers that may lie beyond 0 … 255, since torch clips only at the end."""
-    for axis in (1, 0):
-        lengths, outputs, starts = (np.array([some[axis]]) for some in (box_hw, size_hw, window))
-        firsts, weights = filter_weights(lengths, outputs, starts, window[axis + 2], interpolation)
-        shape = [1, 1, 1]
-        shape[axis] = window[axis + 2]
-        last = image.shape[axis] - 1
-        total = np.int32(1 << (PRECISION_BITS - 1))
-        for tap in range(weights.shape[2]):
-            levels = image.take(np.minimum(firsts[0] + (tap - corner[axis]), last), axis)
-            total = total + levels * weights[0, :, tap].reshape(shape)
-        image = np.asarray(total) >> PRECISION_BITS
-        if axis == 0 or interpolation not in PLAIN.values():
-            image = np.clip(image, 0, 255).astype(np.uint8)
-    return image
 
 
 class _Scratch:
