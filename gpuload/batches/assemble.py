@@ -26,7 +26,7 @@ from gpuload.batches.targets import TargetStage, left_behind
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.rng import philox, streams
-from gpuload.stage import OutputPool, RaggedImages
+from gpuload.stage import OutputPool, RaggedImages, accelerator
 from gpuload.stage.gathering import Gathered
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
@@ -253,7 +253,7 @@ class Assembly:
             return self._placed(leaf)
         own: Any = getattr(leaf, "pin_memory", None)
         if callable(own):
-            return own() if self._options.pin_memory and torch.cuda.is_available() else leaf
+            return own() if self._options.pin_memory and accelerator.is_available() else leaf
         if isinstance(leaf, Mapping):  # of a class of the user's own
             return mapping_like(type(leaf), {key: tree_map(self._moved, item) for key, item in leaf.items()})
         return leaf
@@ -261,7 +261,7 @@ class Assembly:
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             return tensor
-        if self._options.pin_memory and not self._transfer.asynchronous and torch.cuda.is_available():
+        if self._options.pin_memory and not self._transfer.asynchronous and accelerator.is_available():
             return tensor.pin_memory()
         return self._transfer.place(tensor)
 

@@ -32,7 +32,7 @@ from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
-from gpuload.stage import Stage, check_stage, compile_stage
+from gpuload.stage import Stage, accelerator, check_stage, compile_stage
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, substitutes
@@ -359,16 +359,15 @@ def _ragged(options: Options) -> str:
 
 
 def resolve_device(device: torch.device | None) -> torch.device:
-    """None: CUDA's current device (by LOCAL_RANK if none was chosen), or the CPU. A CUDA device gets an index."""
+    """None: the current GPU (by LOCAL_RANK if none was chosen), or the CPU. A GPU gets an index."""
     if device is None:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda" and device.index is None:
-        index = torch.cuda.current_device()
-        local_rank = os.environ.get("LOCAL_RANK")
-        if index == 0 and local_rank is not None:
-            index = int(local_rank) % torch.cuda.device_count()
-        device = torch.device("cuda", index)
-    return device
+        device = torch.device(accelerator.usual_type())
+    if device.type == "cpu" or device.index is not None:
+        return device
+    current, local_rank = accelerator.current_device(), os.environ.get("LOCAL_RANK")
+    if current.index or local_rank is None:
+        return current
+    return torch.device(current.type, int(local_rank) % accelerator.device_count())
 
 
 def _check_limits(options: Options, device: torch.device) -> None:

@@ -14,8 +14,6 @@ Runs in the main process, without a thread of its own.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +24,7 @@ import torch
 
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, Slot, align
+from gpuload.stage import accelerator
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
@@ -98,20 +97,24 @@ class CudaTransfer(CpuTransfer):
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         super().__init__(ring)
-        self.device = device
-        self._stream = torch.cuda.Stream(device)
-        self._copied: deque[tuple[torch.cuda.Event, Callable[[], None]]] = deque()
+        self._device = accelerator.accelerator(device)
+        self._stream = self._device.new_stream(urgent=True)
+        self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and what gives the slots back
         self._locked: set[int] = set()
         self._refused = False
         self._base = ring.bytes.ctypes.data
         ring.on_new = self._lock
         ring.on_retire = self._unlock
 
+    @property
+    def device(self) -> torch.device:
+        return self._device.device
+
     @contextlib.contextmanager
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
         if after_consumer:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            self._device.wait(self._stream, self._device.record(self._device.current_stream()))
+        with self._device.on(self._stream):
             yield
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
@@ -125,24 +128,19 @@ class CudaTransfer(CpuTransfer):
                     target.copy_(source, non_blocking=part.slot is not None and not self._refused)
         finally:
             # Whatever happens next, the slots are free after this event, and not before.
-            copies_done = torch.cuda.Event()
-            copies_done.record(self._stream)
-            self._copied.append((copies_done, release))
+            self._copied.append((self._device.record(self._stream), release))
             batch.loaded = True
         return flat, starts
 
-    def finish(self) -> torch.cuda.Event:
+    def finish(self) -> Any:
         """An event after everything that the batch needs, its labels included."""
-        done = torch.cuda.Event()
-        done.record(self._stream)
-        return done
+        return self._device.record(self._stream)
 
-    def hand_over(self, ticket: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
-        consumer = torch.cuda.current_stream(self.device)
-        consumer.wait_event(ticket)
+    def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
+        consumer = self._device.current_stream()
+        self._device.wait(consumer, ticket)
         for tensor in tensors:
-            if tensor.is_cuda:
-                tensor.record_stream(consumer)
+            self._device.keep(tensor, consumer)
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.pin_memory().to(self.device, non_blocking=True)
@@ -158,37 +156,35 @@ class CudaTransfer(CpuTransfer):
 
     def close(self) -> None:
         """Wait for the copies, and unlock every slot: memory must not be unmapped while it is registered."""
-        with contextlib.suppress(RuntimeError):  # an earlier error may have broken the CUDA context
-            self._stream.synchronize()
+        with contextlib.suppress(RuntimeError):  # an earlier error may have broken the device's context
+            self._device.synchronize(self._stream)
         self._copied.clear()
         self._ring.on_new = self._ring.on_retire = None
         for offset in self._locked:
-            with contextlib.suppress(RuntimeError), torch.cuda.device(self.device):
-                _runtime().cudaHostUnregister(self._base + offset)
+            with contextlib.suppress(RuntimeError):
+                self._device.unlock(self._base + offset)
         self._locked.clear()
 
     def _lock(self, slot: Slot) -> None:
         if self._refused:
             return
-        with torch.cuda.device(self.device):
-            code = int(_runtime().cudaHostRegister(self._base + slot.offset, slot.capacity_bytes, 0))
+        code = self._device.lock(self._base + slot.offset, slot.capacity_bytes)
         if code == 0:
             self._locked.add(slot.offset)
             return
         self._refused = True
-        _clear_last_error()
-        warnings.warn(
-            f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
-            "batches are copied from pageable memory, which is slower and not asynchronous",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        if code != accelerator.NO_LOCKS:
+            warnings.warn(
+                f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
+                "batches are copied from pageable memory, which is slower and not asynchronous",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _unlock(self, slot: Slot) -> None:
         if slot.offset in self._locked:
             self._locked.discard(slot.offset)
-            with torch.cuda.device(self.device):
-                _runtime().cudaHostUnregister(self._base + slot.offset)
+            self._device.unlock(self._base + slot.offset)
 
 
 def _starts(batch: Batch) -> list[int]:
@@ -197,23 +193,9 @@ def _starts(batch: Batch) -> list[int]:
 
 
 def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:
-    """The transfer for a device; ValueError if it is neither the CPU nor CUDA."""
+    """The transfer for a device; ValueError if gpuload cannot use it."""
     if device.type == "cpu":
         return CpuTransfer(ring)
-    if device.type == "cuda":
+    if device.type in accelerator.KINDS:
         return CudaTransfer(ring, device)
-    raise ValueError(f"device must be 'cpu' or 'cuda', got {str(device)!r}")
-
-
-def _runtime() -> Any:
-    return torch.cuda.cudart()
-
-
-def _clear_last_error() -> None:
-    """Clear the error of a refused registration, which torch would raise at its next launch. Several copies of the
-    runtime may be loaded; the error is in one of them."""
-    with open(f"/proc/{os.getpid()}/maps") as maps:
-        mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "libcudart" in line}
-    for path in mapped:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(path.removesuffix(" (deleted)")).cudaGetLastError()
+    raise ValueError(f"device must be 'cpu' or one of {', '.join(map(repr, accelerator.KINDS))}, got {str(device)!r}")
