@@ -145,8 +145,9 @@ class Machine:
     def set_device(self, device: int) -> None:
         self._current.device = device
 
-    def current_stream(self, device: int) -> Stream:
-        """Of this thread, on a device."""
+    def current_stream(self, device: int | None = None) -> Stream:
+        """Of this thread, on a device, by default the current one."""
+        device = self.current_device if device is None else device
         return getattr(self._current, f"stream{device}", self.defaults[device])
 
     def set_stream(self, stream: Stream) -> None:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from bits.running import in_batches
 from simulated.machine import HostWait, Stream
 from simulated.runtime import SimulatedCuda, simulated
-from simulated.tensors import DeviceTensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 import gpuload as gl
+from gpuload.loader.session import Session
 
 __all__ = ["Taken", "assert_equal", "epochs", "on_cpu", "on_device", "take"]
 
@@ -31,7 +32,7 @@ class Taken:
 
     Attributes:
         values: the batches, on the host.
-        waits: of the host within ``next()``, once the session was there.
+        waits: of the host within ``next()``; not those when a session begins or ends.
         cuda: the device.
     """
 
@@ -43,19 +44,21 @@ class Taken:
 def take(values: Iterable[Any], cuda: SimulatedCuda, stream: Stream | None = None) -> Taken:
     """Read each of the values on a stream, the default one if none is given."""
     found, read = Taken(cuda=cuda), []
-    with cuda.machine.on(stream or cuda.machine.current_stream(cuda.machine.current_device)):
-        iterator = iter(values)
-        while True:
-            before = len(cuda.waits)
-            try:
-                value = next(iterator)
-            except StopIteration:
-                break
-            finally:
-                found.waits += cuda.waits[before:]
+    advance = Session.advance
+
+    def watched(session: Session, info: bool) -> bool:
+        before = len(cuda.waits)
+        try:
+            return advance(session, info)
+        finally:
+            found.waits += cuda.waits[before:]
+
+    with pytest.MonkeyPatch.context() as patch, cuda.machine.on(stream or cuda.machine.current_stream()):
+        patch.setattr(Session, "advance", watched)
+        for value in values:
             read.append(tree_map(_read, value))
             del value
-    found.values = [tree_map(cuda.on_host, value) if _has_tensors(value) else value for value in read]
+    found.values = [tree_map(cuda.on_host, value) for value in read]
     return found
 
 
@@ -93,10 +96,4 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
 
 
 def _read(leaf: Any) -> Any:
-    if isinstance(leaf, DeviceTensor):
-        return leaf.clone()
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _has_tensors(value: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(value)[0])

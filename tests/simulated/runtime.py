@@ -48,10 +48,10 @@ class SimulatedCuda:
         """A stream of the consumer's."""
         return self.machine.new_stream(device)
 
-    def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of what a tensor holds when all is done."""
+    def on_host(self, leaf: Any) -> Any:
+        """What a tensor holds when all is done; other objects as they are."""
         self.machine.synchronize()
-        return tensor.inner.clone() if isinstance(tensor, DeviceTensor) else tensor.clone()
+        return leaf.inner.clone() if isinstance(leaf, DeviceTensor) else leaf
 
 
 @contextlib.contextmanager
