@@ -128,6 +128,7 @@ class Assembly:
             return _typed(columns, images, bytes_of(images)) if images.kinds else bytes_of(images)
 
         gathered: list[Gathered] | None = None
+        sizes_hw: list[list[np.ndarray]] = []  # of the results: of each of the images, for each view
         for number, images in enumerate(columns.images):
             first = columns.images[0]
             if number and np.array_equal(images.rows, first.rows) and np.array_equal(images.sizes_hw, first.sizes_hw):
@@ -135,6 +136,7 @@ class Assembly:
             else:
                 drawn = self._drawn(batch.spec.epoch, columns, images)
             finished.drawn = finished.drawn or drawn
+            sizes_hw.append([program.results_hw for program in drawn])
             if self._options.chain.gathers and gathered is None:
                 self._gathering = self._gathering or GatheredTargets(self._options.chain, self._stage.device)
                 numbers = self._numbers(batch, columns)
@@ -149,9 +151,9 @@ class Assembly:
             assert self._pool is not None
             finished.images = lent_images(self._transfer, batch, columns, self._pool)
         if by_row or columns.has_targets:
-            for images, made in zip(columns.images, finished.images, strict=True):
+            for images, made, sizes in zip(columns.images, finished.images, sizes_hw, strict=True):
                 for at, (row, leaf) in enumerate(zip(images.rows.tolist(), images.leaves, strict=True)):
-                    finished.cells[row][leaf] = row_of(made, self._options.chain.views, at)
+                    finished.cells[row][leaf] = row_of(made, self._options.chain.views, at, sizes)
         if columns.has_targets and gathered is None:
             self._targets = self._targets or TargetStage(self._options.chain, self._stage.device)
             self._targets(columns, finished, finished.drawn, bytes_of)
