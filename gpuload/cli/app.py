@@ -44,7 +44,7 @@ def demo(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data, for each loader and for training.")] = 3,
     device: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="cpu or cuda. Default: cuda if there is one."),
+        typer.Option(help="cpu, cuda or xpu. Default: a GPU if there is one."),
     ] = None,
     images: Annotated[int, typer.Option(min=8, help="How many photographs are made (without --data).")] = 500,
 ) -> None:

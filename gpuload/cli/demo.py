@@ -25,6 +25,7 @@ from gpuload.cli.sheet import ContactSheet, to_uint8
 from gpuload.cli.torch_way import CroppedPictures
 from gpuload.cli.training import Trainer
 from gpuload.loader.cpus import usable_cpus
+from gpuload.stage import accelerator
 from gpuload.stage.options import check_device
 
 __all__ = ["Settings", "compared", "run", "sparkline"]
@@ -53,9 +54,12 @@ def run(settings: Settings, console: Console | None = None) -> int:
     console = console or Console(highlight=False)
     try:
         dataset, origin = _dataset(settings, console)
-        device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda, but torch finds no CUDA device; leave --device out to run on the CPU")
+        device = check_device(settings.device or accelerator.usual_type())
+        if device.type not in ("cpu", accelerator.usual_type()):
+            kind = device.type.upper()
+            raise ValueError(
+                f"--device {device}, but torch finds no {kind} device; leave --device out to run on the CPU"
+            )
     except (PhotographsMissing, OSError, ValueError, RuntimeError) as error:
         console.print(f"[red]{error}[/]", soft_wrap=True)
         return 1
@@ -82,7 +86,7 @@ def run(settings: Settings, console: Console | None = None) -> int:
         shuffle=True,
         num_workers=workers,
         persistent_workers=workers > 0,
-        pin_memory=device.type == "cuda",
+        pin_memory=device.type != "cpu",
     )
     with _progress(console) as progress:
 

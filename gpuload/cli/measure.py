@@ -55,8 +55,8 @@ def measure(loader: Iterable[Any], epochs: int, device: torch.device, on_batch: 
                 # Reading memory is not loading.
                 started += time.perf_counter() - wall_before
                 cpu_started += cpu_seconds(os.getpid()) - cpu_before
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
         wall_s += time.perf_counter() - started
         cpu_s += cpu_seconds(os.getpid()) - cpu_started
     return Cost(

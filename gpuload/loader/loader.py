@@ -72,8 +72,8 @@ class Loader:
             process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
             A warning if more than twice these CPUs, and more than 8.
         prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker).
-        device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, the number of a CUDA device, or a
-            `torch.device`. Default: CUDA's current device, or the CPU if there is none.
+        device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, the number of a GPU, or a
+            `torch.device`. Default: the current GPU, or the CPU if there is none.
         dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: that of a
             `ToDtype`, else float32. Without `Normalize` and `ToDtype` images stay uint8.
         memory_format: of image batches, ``"contiguous_format"`` or ``"channels_last"``, or torch's.
@@ -97,7 +97,7 @@ class Loader:
             ``"replace"`` it by another one; short for ``faults=Faults(on_error=…)``.
         faults: a `Faults` with all options of this kind.
         backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for what
-            another one lacks; ``"auto"`` is ``"fused"`` on CUDA and ``"torch"`` on the CPU. `plan` shows it.
+            another one lacks; ``"auto"`` is ``"fused"`` on a GPU and ``"torch"`` on the CPU. `plan` shows it.
         info: give ``(batch, BatchInfo)``.
         chunk_size: the most samples that a worker does at a time; default: a worker's share of the batch, from 8 to 32.
             The batches do not depend on it.

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 
 from gpuload.errors import BackendError, CompilerError
+from gpuload.stage import accelerator
 from gpuload.stage.backend import Backend
 from gpuload.stage.finish import Finish
 from gpuload.stage.plan import PlanStep, make_plan
@@ -50,9 +51,9 @@ def compile_stage(
 
     Args:
         chain: the transforms, as a `gpuload.transforms.Chain`.
-        device: where batches are made: a CPU or a CUDA device.
+        device: where batches are made: a CPU, a CUDA or an XPU device.
         backend: ``"torch"``, the reference; ``"kornia"``, ``"dali"`` or ``"fused"`` (Triton), with the reference for
-            what these lack; ``"auto"``: ``"fused"`` on CUDA, ``"torch"`` on the CPU.
+            what these lack; ``"auto"``: ``"fused"`` on a GPU, ``"torch"`` on the CPU.
         dtype: of images that `ToDtype` or `Normalize` makes floats of: ``"float32"``, ``"float16"`` or
             ``"bfloat16"``, or torch's objects. None: what `ToDtype` says, float32 without it. Images that stay levels
             are uint8 in any case.
@@ -70,13 +71,13 @@ def compile_stage(
         BackendError: the backend that was asked for cannot be used here.
     """
     device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, cpu_threads)
-    if device.type == "cuda" and device.index is None:  # constants stay on it, whichever device is current later
-        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type != "cpu" and device.index is None:  # constants stay on it, whichever device is current later
+        device = accelerator.current_device()
     if runner is not None:
         _one_of("runner", runner, get_args(Runner))
     reference = TorchBackend(device, runner)
     chosen, note = reference, None
-    if backend != "torch" and (backend != "auto" or device.type == "cuda"):
+    if backend != "torch" and (backend != "auto" or device.type != "cpu"):
         chosen, note = _chosen("fused" if backend == "auto" else backend, device, reference, forced=backend != "auto")
     backends = {"torch": reference, chosen.name: chosen}
     plan = make_plan(chain, chosen, note=note)
@@ -113,7 +114,7 @@ def check_stage(
 ) -> tuple[torch.device, str | None, str]:
     """Check the arguments of `compile_stage`; returns the device, and the names of the dtype and the memory format.
 
-    `device` None: CUDA if it is available, else the CPU. CUDA is not initialized: making a loader must not cost a
+    `device` None: CUDA or XPU if it is available, else the CPU. It is not initialized: making a loader must not cost a
     context on a GPU.
 
     Raises:
@@ -134,12 +135,13 @@ def check_stage(
     if cpu_threads is not None:
         whole("cpu_threads", cpu_threads, least=1)
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = accelerator.usual_type()
     device = torch.device(device)
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be a CPU or a CUDA device, got {device}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {str(device)!r}, but torch finds no CUDA device here; use device='cpu'")
+    if device.type not in ("cpu", *accelerator.KINDS):
+        raise ValueError(f"device must be a CPU, a CUDA or an XPU device, got {device}")
+    if device.type != "cpu" and device.type != accelerator.usual_type():
+        kind = device.type.upper()
+        raise ValueError(f"device is {str(device)!r}, but torch finds no {kind} device here; use device='cpu'")
     if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
             f"ragged={ragged!r} does not go with {chain.last} at the end of the transforms, which needs one tensor for "

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from gpuload.stage.accelerator import generator_of
+
 __all__ = ["apply_module", "generators_kept", "note_input", "seed_generators"]
 
 
@@ -35,8 +37,8 @@ def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
 def generators_kept(device: torch.device) -> Iterator[list[torch.Generator]]:
     """torch's generators of the CPU and of a device; afterwards they are as they were."""
     generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[torch.device(device).index or 0])
+    if device.type != "cpu":
+        generators.append(generator_of(device))
     states = [generator.get_state() for generator in generators]
     try:
         yield generators

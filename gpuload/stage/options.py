@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpuload.stage import accelerator
 from gpuload.transforms import Chain
 
 __all__ = ["StageOptions", "check_device"]
@@ -46,19 +47,19 @@ class StageOptions:
 
 
 def check_device(device: Any) -> torch.device:
-    """A CPU or a CUDA device, whether it exists or not. A number means a CUDA device; a CPU's number is dropped, as
-    torch ignores it.
+    """A CPU, a CUDA or an XPU device, whether it exists or not. A number means a device of the kind that torch was
+    built for; a CPU's number is dropped, as torch ignores it.
 
     Raises:
         TypeError, ValueError: it is neither.
     """
-    text = f"device must be 'cpu', 'cuda', 'cuda:0' or a torch.device of these kinds, got {device!r}"
+    text = f"device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or a torch.device of these kinds, got {device!r}"
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
         raise TypeError(text)
     try:
-        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        found = torch.device(accelerator.kind() or "cuda", device) if isinstance(device, int) else torch.device(device)
     except (RuntimeError, ValueError):  # torch's message lists all kinds that it knows
         raise ValueError(text) from None
-    if found.type not in ("cpu", "cuda"):
+    if found.type not in ("cpu", *accelerator.KINDS):
         raise ValueError(text)
     return torch.device("cpu") if found.type == "cpu" else found

@@ -14,23 +14,27 @@ Runs in the main process, without a thread of its own.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, Slot, align
+from gpuload.stage import accelerator
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
 
 __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer"]
+
+# How many batches the consumer may have been handed whose work is not done when the next one is asked for. With one,
+# a training step of a few milliseconds would wait for the host whenever this is interrupted.
+STEPS_BEHIND: Final = 2
+LEAST_GRAIN_BYTES: Final = 512  # of torch's allocator
 
 
 class CpuTransfer:
@@ -68,8 +72,15 @@ class CpuTransfer:
         if release is not None:
             release()
 
+    def hold_back(self) -> None:
+        """Wait until the consumer has not more than `STEPS_BEHIND` batches that it is not done with."""
+
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         """Make the tensors safe to use on the caller's current stream."""
+
+    def consumer(self) -> contextlib.AbstractContextManager[None]:
+        """The caller's current stream is that of the batch within this."""
+        return contextlib.nullcontext()
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Bring a small tensor of the batch (labels) to the device."""
@@ -98,25 +109,31 @@ class CudaTransfer(CpuTransfer):
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         super().__init__(ring)
-        self.device = device
-        self._stream = torch.cuda.Stream(device)
-        self._copied: deque[tuple[torch.cuda.Event, Callable[[], None]]] = deque()
+        self._device = accelerator.accelerator(device)
+        self._stream = self._device.new_stream(urgent=True)
+        self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and what gives the slots back
+        self._steps: deque[Any] = deque()  # events: what was issued before the latest batches were handed over
         self._locked: set[int] = set()
         self._refused = False
         self._base = ring.bytes.ctypes.data
         ring.on_new = self._lock
         ring.on_retire = self._unlock
 
+    @property
+    def device(self) -> torch.device:
+        return self._device.device
+
     @contextlib.contextmanager
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
         if after_consumer:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            self._device.wait(self._stream, self._device.record(self._device.current_stream()))
+        with self._device.on(self._stream):
             yield
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         starts = _starts(batch)
-        flat = torch.empty(starts.pop(), dtype=torch.uint8, device=self.device)
+        used = starts.pop()
+        flat = torch.empty(_rounded(used), dtype=torch.uint8, device=self.device)[:used]
         try:
             for part, start in zip(batch.parts, starts, strict=True):
                 if part.data is not None and part.used_bytes:
@@ -125,70 +142,90 @@ class CudaTransfer(CpuTransfer):
                     target.copy_(source, non_blocking=part.slot is not None and not self._refused)
         finally:
             # Whatever happens next, the slots are free after this event, and not before.
-            copies_done = torch.cuda.Event()
-            copies_done.record(self._stream)
-            self._copied.append((copies_done, release))
+            self._copied.append((self._device.record(self._stream), release))
             batch.loaded = True
         return flat, starts
 
-    def finish(self) -> torch.cuda.Event:
+    def finish(self) -> Any:
         """An event after everything that the batch needs, its labels included."""
-        done = torch.cuda.Event()
-        done.record(self._stream)
-        return done
+        return self._device.record(self._stream)
 
-    def hand_over(self, ticket: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
-        consumer = torch.cuda.current_stream(self.device)
-        consumer.wait_event(ticket)
+    def hold_back(self) -> None:
+        if len(self._steps) < STEPS_BEHIND:
+            return
+        oldest = self._steps.popleft()
+        if not oldest.query():
+            oldest.synchronize()
+
+    def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
+        consumer = self._device.current_stream()
+        self._steps.append(self._device.record(consumer))
+        self._device.wait(consumer, ticket)
         for tensor in tensors:
-            if tensor.is_cuda:
-                tensor.record_stream(consumer)
+            self._device.keep(tensor, consumer)
+
+    def consumer(self) -> contextlib.AbstractContextManager[None]:
+        return self._device.on(self._device.current_stream())
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        try:
+            tensor = tensor.pin_memory()
+        except RuntimeError:
+            if tensor.layout is torch.strided and not tensor.is_nested:
+                raise
+            # torch cannot page-lock this layout: the copy waits for what was issued before it.
+        return tensor.to(self.device, non_blocking=True)
 
     def reclaim(self, wait: bool) -> bool:
-        if wait and self._copied:
-            self._copied[0][0].synchronize()
         freed = False
-        while self._copied and self._copied[0][0].query():
-            self._copied.popleft()[1]()
-            freed = True
+        try:
+            if wait and self._copied:
+                self._copied[0][0].synchronize()
+            while self._copied and self._copied[0][0].query():
+                self._copied.popleft()[1]()
+                freed = True
+        except RuntimeError:
+            self._give_up()
+            raise
         return freed
+
+    def _give_up(self) -> None:
+        """Give all slots back: the device is broken, or has done all that it was given, so nothing reads them."""
+        while self._copied:
+            self._copied.popleft()[1]()
 
     def close(self) -> None:
         """Wait for the copies, and unlock every slot: memory must not be unmapped while it is registered."""
-        with contextlib.suppress(RuntimeError):  # an earlier error may have broken the CUDA context
-            self._stream.synchronize()
-        self._copied.clear()
+        with contextlib.suppress(RuntimeError):  # an earlier error may have broken the device's context
+            self._device.synchronize(self._stream)
+        self._give_up()
+        self._steps.clear()
         self._ring.on_new = self._ring.on_retire = None
         for offset in self._locked:
-            with contextlib.suppress(RuntimeError), torch.cuda.device(self.device):
-                _runtime().cudaHostUnregister(self._base + offset)
+            with contextlib.suppress(RuntimeError):
+                self._device.unlock(self._base + offset)
         self._locked.clear()
 
     def _lock(self, slot: Slot) -> None:
         if self._refused:
             return
-        with torch.cuda.device(self.device):
-            code = int(_runtime().cudaHostRegister(self._base + slot.offset, slot.capacity_bytes, 0))
+        code = self._device.lock(self._base + slot.offset, slot.capacity_bytes)
         if code == 0:
             self._locked.add(slot.offset)
             return
         self._refused = True
-        _clear_last_error()
-        warnings.warn(
-            f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
-            "batches are copied from pageable memory, which is slower and not asynchronous",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        if code != accelerator.NO_LOCKS:
+            warnings.warn(
+                f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
+                "batches are copied from pageable memory, which is slower and not asynchronous",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _unlock(self, slot: Slot) -> None:
         if slot.offset in self._locked:
             self._locked.discard(slot.offset)
-            with torch.cuda.device(self.device):
-                _runtime().cudaHostUnregister(self._base + slot.offset)
+            self._device.unlock(self._base + slot.offset)
 
 
 def _starts(batch: Batch) -> list[int]:
@@ -196,24 +233,16 @@ def _starts(batch: Batch) -> list[int]:
     return np.cumsum([0, *(align(part.used_bytes, ALIGN) for part in batch.parts)]).tolist()
 
 
+def _rounded(nbytes: int) -> int:
+    """A size for a buffer that differs little from batch to batch: at most an eighth more than `nbytes`, and the same
+    for most batches, so that torch's allocator gives the same memory again instead of asking the driver for more."""
+    return align(nbytes, max(LEAST_GRAIN_BYTES, 1 << max(0, nbytes.bit_length() - 4)))
+
+
 def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:
-    """The transfer for a device; ValueError if it is neither the CPU nor CUDA."""
+    """The transfer for a device; ValueError if gpuload cannot use it."""
     if device.type == "cpu":
         return CpuTransfer(ring)
-    if device.type == "cuda":
+    if device.type in accelerator.KINDS:
         return CudaTransfer(ring, device)
-    raise ValueError(f"device must be 'cpu' or 'cuda', got {str(device)!r}")
-
-
-def _runtime() -> Any:
-    return torch.cuda.cudart()
-
-
-def _clear_last_error() -> None:
-    """Clear the error of a refused registration, which torch would raise at its next launch. Several copies of the
-    runtime may be loaded; the error is in one of them."""
-    with open(f"/proc/{os.getpid()}/maps") as maps:
-        mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "libcudart" in line}
-    for path in mapped:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(path.removesuffix(" (deleted)")).cudaGetLastError()
+    raise ValueError(f"device must be 'cpu' or one of {', '.join(map(repr, accelerator.KINDS))}, got {str(device)!r}")

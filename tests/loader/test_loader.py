@@ -20,6 +20,7 @@ from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.stage import accelerator
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RECIPE = (
@@ -438,13 +439,25 @@ def test_importing_gpuload_is_light():
         ({"num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1, got 0"),
         ({"timeout": -1}, ValueError, "timeout must be seconds, 0 for none, got -1"),
-        ({"device": "meta"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got 'meta'"),
-        ({"device": "gpu"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got 'gpu'"),
-        ({"device": "CPU"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got 'CPU'"),
-        ({"device": "cuda:x"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or .*, got 'cuda:x'"),
-        ({"device": -1}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got -1"),
-        ({"device": 1.5}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got 1.5"),
-        ({"device": True}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0' or a torch.device .*, got True"),
+        (
+            {"device": "meta"},
+            ValueError,
+            "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'meta'",
+        ),
+        (
+            {"device": "gpu"},
+            ValueError,
+            "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'gpu'",
+        ),
+        (
+            {"device": "CPU"},
+            ValueError,
+            "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'CPU'",
+        ),
+        ({"device": "cuda:x"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'cuda:x'"),
+        ({"device": -1}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got -1"),
+        ({"device": 1.5}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 1.5"),
+        ({"device": True}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got True"),
         ({"backend": "quantum"}, ValueError, "quantum"),
         ({"ragged": "crop"}, ValueError, "crop"),
         ({"dtype": "int7"}, (ValueError, TypeError), "int7"),
@@ -554,7 +567,7 @@ def test_the_leaf_whose_lengths_differ_is_named_with_what_pads_it():
 
 
 def test_a_number_is_a_cuda_device(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(accelerator, "is_available", lambda: False)
     for device in (0, torch.device("cuda:0")):
         with pytest.raises(
             ValueError, match="device is 'cuda:0', but torch finds no CUDA device here; use device='cpu'"

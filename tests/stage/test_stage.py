@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpuload import transforms as T
-from gpuload.stage import check_stage, compile_stage
+from gpuload.stage import accelerator, check_stage, compile_stage
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TRAIN = [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]
@@ -29,7 +29,7 @@ def stage_of(transforms, **options):
         ({"dtype": "float64"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'float64'"),
         ({"dtype": "half"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
         ({"dtype": "uint8"}, "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out"),
-        ({"device": "meta"}, "device must be a CPU or a CUDA device, got meta"),
+        ({"device": "meta"}, "device must be a CPU, a CUDA or an XPU device, got meta"),
         ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
         ({"ragged": "pad"}, "ragged='pad' does not go with the module Identity at the end of the transforms"),
     ],
@@ -265,8 +265,8 @@ def test_checking_does_not_begin_to_use_cuda(monkeypatch):
     def begun():
         raise AssertionError("CUDA was begun to be used")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", begun)
+    monkeypatch.setattr(accelerator, "usual_type", lambda: "cuda")
+    monkeypatch.setattr(torch.accelerator, "current_device_index", begun)
     chain = T.Chain([T.CenterCrop(8)])
     for device in ("cuda", None):
         found, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error", None)
@@ -276,6 +276,6 @@ def test_checking_does_not_begin_to_use_cuda(monkeypatch):
 
 
 def test_a_device_that_is_not_there(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(accelerator, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device is 'cuda:1', but torch finds no CUDA device here; use device='cpu'"):
         compile_stage(T.Chain([T.Resize(9)]), device="cuda:1")

@@ -42,7 +42,7 @@ class FusedBackend(Backend):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        if device.type == "cuda" and (reason := self._cannot_compile(device)):
+        if device.type != "cpu" and (reason := self._cannot_compile(device)):
             raise CompilerError(reason)
 
     @classmethod
@@ -123,7 +123,7 @@ class FusedBackend(Backend):
             from gpuload.stage.fused.late import trial
 
             trial(device)
-        except torch.cuda.OutOfMemoryError:  # not the compiler's fault; the user has to know
+        except torch.OutOfMemoryError:  # not the compiler's fault; the user has to know
             raise
         except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation raises
             return f"Triton cannot compile a kernel for {device}: {type(error).__name__}: {error}"

@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gpuload.stage.accelerator import device_of
 from gpuload.stage.finished import Outputs
 from gpuload.stage.fused.grid import portions
 from gpuload.stage.fused.rounding import round_to
@@ -97,7 +98,7 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
     channels, device = outputs.shape[1], outputs.device
     told = records(erase, channels)[some]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
-    with torch.cuda.device_of(outputs):
+    with device_of(outputs):
         for own in portions(len(some)):
             _erase_images[down * across, len(some[own])](
                 outputs,

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from gpuload.stage.accelerator import capability
 from gpuload.stage.fused.rounding import INTERPRETED
 
 __all__ = ["Tile", "portions", "tile_of"]
@@ -33,7 +34,7 @@ def tile_of(device: torch.device) -> Tile:
     """The tile of a device."""
     if INTERPRETED.value:  # it takes as long for a large tile as for a small one
         return Tile(64, 64, 1)
-    if torch.cuda.get_device_capability(device) in FEW_PROGRAMS:
+    if capability(device) in FEW_PROGRAMS:
         return Tile(8, 64, 2)
     return Tile(8, 32, 1)
 

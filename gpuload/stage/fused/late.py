@@ -40,5 +40,5 @@ def trial(device: torch.device) -> None:
     runner.launch(runner.prepare(image, nothing, nothing.windows_tlhw, output), image.pixels, output)
     box = Erase(np.array([[[1, 1, 2, 2]]], np.int64), np.zeros((1, 2), np.uint64))
     erase_images(torch.zeros(1, 1, 4, 4, device=device), box)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gpuload.stage.accelerator import device_of
 from gpuload.stage.finished import Outputs
 from gpuload.stage.fused.grid import portions
 from gpuload.stage.fused.rounding import round_to
@@ -53,7 +54,7 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
     if not len(told) or not count:
         return
     last = outputs.is_contiguous(memory_format=torch.channels_last)
-    with torch.cuda.device_of(outputs):
+    with device_of(outputs):
         for some in portions(len(told)):
             _mix[triton.cdiv(count, BLOCK), len(told[some])](
                 outputs,

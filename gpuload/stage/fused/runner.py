@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpuload.stage.accelerator import device_of
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.fused import record as R
@@ -128,7 +129,7 @@ class FusedRunner:
         # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
         pieces = [torch.empty(max(1, size), dtype=torch.uint8, device=self._device) for size in prepared.scratch_bytes]
         quantiles = quantile_table(pixels.device) if prepared.erases else self._constants
-        with torch.cuda.device_of(pixels):
+        with device_of(pixels):
             for run in prepared.launches:
                 source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
                 target = outputs[0] if run.finished else pieces[run.number % 2]

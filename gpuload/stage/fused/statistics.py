@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gpuload.stage.accelerator import device_of
 from gpuload.stage.reference.color import GUARD, LUMA
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import code as code_of
@@ -60,7 +61,7 @@ def tables(pixels: torch.Tensor, jobs: np.ndarray, factors: np.ndarray, channels
     counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
     on_device, factors_on_device = upload(jobs, device), upload(factors, device)
     pieces = triton.cdiv(int((jobs[:, 1] * jobs[:, 2]).max()), BLOCK * ROUNDS)
-    with torch.cuda.device_of(pixels):
+    with device_of(pixels):
         _count[n, pieces](pixels, on_device, counts, CHANNELS=channels, BLOCK=BLOCK)
         _tabulate[n, 3](
             counts, on_device, factors_on_device, result, CHANNELS=channels, num_warps=2, enable_fp_fusion=False
