@@ -1,0 +1,256 @@
+"""The host's and the device's clocks: streams, events, and the policies that say who goes ahead.
+
+An operation is a function in the queue of its stream. It runs when the policy lets its stream go ahead, or when the
+host waits for something behind it; never before what CUDA promises to run before it, and nothing else is promised. So
+an access that no stream order and no event protects is seen as wrong numbers, not once in a thousand runs but always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+
+__all__ = ["DIRECTED", "POLICIES", "Event", "HostWait", "Machine", "Stream"]
+
+HOME: Final = str(Path(__file__).parent)
+
+
+class Stream:
+    """A queue of operations, run in order; with the methods of `torch.Stream`.
+
+    Attributes:
+        device: it is on.
+        side: made by gpuload, not by the consumer.
+        priority: as CUDA counts: what is urgent is below 0.
+    """
+
+    def __init__(self, machine: Machine, device: int, *, side: bool = False, priority: int = 0) -> None:
+        self._machine = machine
+        self.device = torch.device("cuda", device)
+        self.side = side
+        self.priority = priority
+        self.queue: deque[Callable[[], None] | Event] = deque()  # an event in the queue is waited for
+
+    def go(self) -> bool:
+        """Run one operation; False if there is none, or the stream waits for an event."""
+        if not self.queue:
+            return False
+        first = self.queue[0]
+        if isinstance(first, Event):
+            if not first.happened:
+                return False
+            self.queue.popleft()
+        else:
+            self.queue.popleft()
+            first()
+        return True
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return self._machine.record(self)
+
+    def wait_event(self, event: Event) -> None:
+        """What this stream gets from now on runs after the event."""
+        self._machine.stream_waits(self, event)
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.wait_event(stream.record_event())
+
+    def synchronize(self) -> None:
+        self._machine.wait("stream", self.record_event())
+
+
+class Event:
+    """A place in a stream, with the methods of `torch.Event`. `happened`: everything before it has run."""
+
+    def __init__(self, machine: Machine, stream: Stream) -> None:
+        self._machine = machine
+        self.stream = stream
+        self.happened = False
+        stream.queue.append(self._happen)
+
+    def _happen(self) -> None:
+        self.happened = True
+
+    def query(self) -> bool:
+        self._machine.raise_error()
+        return self.happened
+
+    def synchronize(self) -> None:
+        if not self.happened:
+            self._machine.wait("event", self)
+
+
+class HostWait(NamedTuple):
+    """The host waited for the device. `what`: ``"event"``, ``"stream"``, or the operation that made it wait. `where`: the
+    place in gpuload, or in the test."""
+
+    what: str
+    where: str
+
+
+# Whether a stream goes ahead as soon as it can; else it runs when the host waits for it. "random" is neither.
+POLICIES: Final[dict[str, Callable[[Stream], bool]]] = {
+    "eager": lambda stream: True,
+    "lazy": lambda stream: False,
+    "side first": lambda stream: stream.side,
+    "consumer first": lambda stream: not stream.side,
+    "random": lambda stream: False,
+}
+DIRECTED: Final = ("lazy", "side first", "consumer first")
+
+
+class Machine:
+    """A host with devices of one kind.
+
+    Args:
+        policy: of `POLICIES`.
+        seed: of the policy ``"random"``.
+        devices: how many there are.
+
+    Attributes:
+        waits: of the host, in order.
+        error: what an operation raised while it ran; the host hears of it at its next wait, as with CUDA.
+    """
+
+    def __init__(self, policy: str, *, seed: int = 0, devices: int = 2) -> None:
+        self._goes_ahead = POLICIES[policy]
+        self._random = random.Random(seed) if policy == "random" else None
+        self._current = threading.local()
+        self._lock = threading.RLock()  # a test may look on while another thread iterates
+        self.defaults = [Stream(self, number) for number in range(devices)]
+        self.streams = list(self.defaults)
+        self.waits: list[HostWait] = []
+        self.error: Exception | None = None
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    def new_stream(self, device: int = 0, *, side: bool = False, priority: int = 0) -> Stream:
+        stream = Stream(self, device, side=side, priority=priority)
+        self.streams.append(stream)
+        return stream
+
+    @property
+    def current_device(self) -> int:
+        """Of this thread."""
+        return getattr(self._current, "device", 0)
+
+    def set_device(self, device: int) -> None:
+        self._current.device = device
+
+    def current_stream(self, device: int) -> Stream:
+        """Of this thread, on a device."""
+        return getattr(self._current, f"stream{device}", self.defaults[device])
+
+    def set_stream(self, stream: Stream) -> None:
+        """Make a stream and its device current in this thread."""
+        self.set_device(stream.device.index)
+        setattr(self._current, f"stream{stream.device.index}", stream)
+
+    @contextlib.contextmanager
+    def on_device(self, device: int | None) -> Iterator[None]:
+        """A device is current within this; None changes nothing."""
+        before = self.current_device
+        self.set_device(before if device is None else device)
+        try:
+            yield
+        finally:
+            self.set_device(before)
+
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        """A stream and its device are current within this."""
+        with self.on_device(stream.device.index):
+            before = self.current_stream(stream.device.index)
+            self.set_stream(stream)
+            try:
+                yield
+            finally:
+                self.set_stream(before)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def issue(self, stream: Stream, operation: Callable[[], None]) -> None:
+        """Queue an operation, and let streams go ahead."""
+        with self._lock:
+            stream.queue.append(operation)
+            self.advance()
+
+    def advance(self) -> None:
+        """Let streams go as far as the policy wants and events allow."""
+        if self._random is not None:
+            for _ in range(self._random.randrange(4)):
+                self._step(self._random.choice(self.streams))
+            return
+        ahead = [stream for stream in self.streams if self._goes_ahead(stream)]
+        while any([self._step(stream) for stream in ahead]):
+            pass
+
+    def record(self, stream: Stream) -> Event:
+        with self._lock:
+            event = Event(self, stream)
+            self.advance()
+        return event
+
+    def stream_waits(self, stream: Stream, event: Event) -> None:
+        with self._lock:
+            stream.queue.append(event)
+            self.advance()
+
+    def wait(self, what: str, event: Event) -> None:
+        """The host waits for an event. Only what has to run runs."""
+        self.waits.append(HostWait(what, _where()))
+        self.reach(event)
+        self.raise_error()
+
+    def reach(self, event: Event) -> None:
+        """Run what an event needs."""
+        with self._lock:
+            needed = [event]
+            while needed:
+                latest = needed[-1]
+                if latest.happened:
+                    needed.pop()
+                elif not self._step(latest.stream):
+                    first = latest.stream.queue[0]
+                    assert isinstance(first, Event)
+                    assert first not in needed, "streams wait for each other"
+                    needed.append(first)
+
+    def synchronize(self) -> None:
+        """Run everything, as the test's own wait."""
+        for stream in self.streams:
+            self.reach(self.record(stream))
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise RuntimeError(f"an operation on the device failed: {error}") from error
+
+    def _step(self, stream: Stream) -> bool:
+        try:
+            with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.no_grad():
+                return stream.go()
+        except Exception as error:
+            self.error = self.error or error
+            return True
+
+
+def _where() -> str:
+    """The innermost line that is neither torch's nor of this folder's model."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        path = frame.f_code.co_filename
+        model = path.startswith(HOME) and not Path(path).name.startswith("test_")
+        if not model and "/torch/" not in path and "contextlib" not in path:
+            return f"{Path(path).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"

@@ -1,0 +1,134 @@
+"""The simulated device, put in the place of CUDA.
+
+gpuload is not touched: what it asks of torch beside operations (`gpuload.stage.accelerator` has all of it) are a few
+functions of `torch.accelerator`, `torch.Stream` and the CUDA runtime's page-locking, and these are the model's here.
+torch's operations are those of `simulated.tensors`, and Triton's launches are queued like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from simulated.machine import HostWait, Machine, Stream
+from simulated.memory import DeviceMemory, HostMemory
+from simulated.tensors import DeviceTensor, Operations
+
+__all__ = ["SimulatedCuda", "simulated"]
+
+NO_LIMIT = 1 << 30
+
+
+class SimulatedCuda:
+    """A host with devices, and all that a test asks of them.
+
+    Attributes:
+        machine: streams and time.
+        memory: of the devices.
+        host: page-locked memory.
+        operations: torch's; a mode, entered in each thread that iterates.
+    """
+
+    def __init__(self, policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> None:
+        self.machine = Machine(policy, seed=seed)
+        self.memory = DeviceMemory(self.machine)
+        self.host = HostMemory(most_locks)
+        self.operations = Operations(self.machine, self.memory, self.host)
+
+    @property
+    def waits(self) -> list[HostWait]:
+        return self.machine.waits
+
+    def stream(self, device: int = 0) -> Stream:
+        """A stream of the consumer's."""
+        return self.machine.new_stream(device)
+
+    def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of what a tensor holds when all is done."""
+        self.machine.synchronize()
+        return tensor.inner.clone() if isinstance(tensor, DeviceTensor) else tensor.clone()
+
+
+@contextlib.contextmanager
+def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iterator[SimulatedCuda]:
+    """A simulated device within this: in this thread, and in others that enter its `operations`.
+
+    Args:
+        policy: of `simulated.machine.POLICIES`.
+        seed: of the policy ``"random"``.
+        most_locks: how many ranges of memory may be page-locked at once.
+    """
+    cuda = SimulatedCuda(policy, seed=seed, most_locks=most_locks)
+    with pytest.MonkeyPatch.context() as patch:
+        _replace_runtime(patch, cuda)
+        _queue_launches(patch, cuda)
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device=…) copies where a mode sees it
+        try:
+            with cuda.operations:
+                yield cuda
+        finally:
+            torch._C._set_only_lift_cpu_tensors(False)
+
+
+def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
+    machine, host = cuda.machine, cuda.host
+
+    def index_of(device: Any = None) -> int:
+        if device is None or isinstance(device, int):
+            return machine.current_device if device is None else device
+        found = torch.device(device).index
+        return machine.current_device if found is None else found
+
+    def synchronize(device: Any = None) -> None:
+        for stream in machine.streams:
+            if stream.device.index == index_of(device):
+                stream.synchronize()
+
+    accelerator = {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "is_available": lambda: True,
+        "device_count": lambda: len(machine.defaults),
+        "current_device_index": lambda: machine.current_device,
+        "device_index": machine.on_device,
+        "current_stream": lambda device=None: machine.current_stream(index_of(device)),
+        "set_stream": machine.set_stream,
+        "synchronize": synchronize,
+    }
+    for name, stand_in in accelerator.items():
+        patch.setattr(torch.accelerator, name, stand_in)
+
+    class GpuloadsStream(Stream):
+        def __init__(self, device: Any, priority: int = 0) -> None:
+            super().__init__(machine, index_of(device), side=True, priority=priority)
+            machine.streams.append(self)
+
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, nbytes, flags: host.lock(address, nbytes), cudaHostUnregister=host.unlock
+    )
+    patch.setattr(torch, "Stream", GpuloadsStream)
+    patch.setattr(torch.cuda, "cudart", lambda: runtime)
+    patch.setattr(torch.cuda, "_lazy_init", lambda: None)  # it says that this build has no CUDA
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "default_generators", (torch.default_generator,) * len(machine.defaults))
+    patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+
+
+def _queue_launches(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
+    """Let the launch of a kernel in Triton's interpreter be an operation on its stream."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is None:
+        return
+    launch = interpreter.GridExecutor.__call__
+
+    def queued(executor: Any, *args: Any, **kwargs: Any) -> None:
+        if any(isinstance(arg, DeviceTensor) for arg in args):
+            cuda.operations.launch(lambda *own, **named: launch(executor, *own, **named), args, kwargs)
+        else:
+            launch(executor, *args, **kwargs)
+
+    patch.setattr(interpreter.GridExecutor, "__call__", queued)

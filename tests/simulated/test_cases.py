@@ -1,0 +1,37 @@
+"""Every transform, every kind of sample and the usual recipes: on the device as on the CPU, in whatever order events
+allow, and without a wait of the host."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+from bits.cases import CASES
+from bits.samples import Samples
+from simulated.machine import DIRECTED
+from simulated.running import assert_equal, epochs, on_cpu, on_device
+
+# What the cases have of gpuload's own and of processes.
+WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
+OF_THE_CPU = {"module": "its module adds a tensor of the CPU"}
+
+
+def param(name: str) -> Any:
+    return pytest.param(name, marks=[pytest.mark.slow] + [pytest.mark.processes] * (name in WITH_WORKERS))
+
+
+@pytest.mark.parametrize("name", [param(name) for name in CASES if name not in OF_THE_CPU])
+def test_a_case_is_as_on_the_cpu(name):
+    case, waits = CASES[name], []
+    options, drive = case.make(Samples(small=True)), case.drive or partial(epochs, count=case.epochs)
+    with warnings.catch_warnings():
+        if case.warns:
+            warnings.simplefilter("ignore", RuntimeWarning)
+        expected = on_cpu(options, drive)
+        for policy in DIRECTED:
+            found = on_device(options, policy, drive)
+            assert_equal(found.values, expected)
+            waits += found.waits
+    print(set(waits))
