@@ -44,6 +44,7 @@ MOST_ENTRIES = 12
 
 # Test files that are about no single module, but about what several do together.
 ABOUT_SEVERAL = {
+    "batches/test_waits",
     "decode/test_corpus",
     "decode/test_damage",
     "decode/test_formats",

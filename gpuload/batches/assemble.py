@@ -9,6 +9,7 @@ worker has run it already.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from gpuload.stage.gathering import Gathered
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
 
-__all__ = ["Assembly", "BatchInfo"]
+__all__ = ["Assembly", "BatchInfo", "Made"]
 
 DEPTH = 3  # how deep objects of a user's own class are searched for tensors
 
@@ -53,6 +54,20 @@ class BatchInfo(NamedTuple):
     positions: torch.Tensor
     indices: torch.Tensor | list[Any]
     valid: torch.Tensor
+
+
+class Made(NamedTuple):
+    """A batch that was made.
+
+    Attributes:
+        value: what the user gets, unless there is a `rest`.
+        tensors: all tensors in it; with a `rest`, all that it reads.
+        rest: makes the value, on the consumer's stream.
+    """
+
+    value: Any
+    tensors: list[torch.Tensor]
+    rest: Callable[[], Any] | None = None
 
 
 class Assembly:
@@ -77,8 +92,9 @@ class Assembly:
         self._gathering: GatheredTargets | None = None
         self._told = False  # whether it was said that something does not move targets, if so
 
-    def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> tuple[Any, list[torch.Tensor]]:
-        """The batch, and its tensors.
+    def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> Made:
+        """Make a batch, or all of it that may be made ahead: what is at the end of the transforms may depend on what
+        the consumer is still doing.
 
         Args:
             batch: complete; its slots are given back when they have been read.
@@ -89,31 +105,49 @@ class Assembly:
             CollateError: the samples cannot be put together.
         """
         columns, chain = Columns(batch), self._options.chain
+        later, finished = False, None
         if columns.collated is not None:
             release()  # it was copied when it was unpickled
             if (found := columns.collated).error:
                 raise _collate_error(columns, found.error, found.traceback, found.kinds)
-            value = self._on_device(columns.collated.value)
-        elif self._by_row:
-            value = self._on_device(self._collated(columns, self.finish(batch, columns, release, by_row=True)))
+            put = partial(self._on_device, columns.collated.value)
         else:
-            outline = outline_of(columns)
-            finished = self.finish(batch, columns, release, by_row=False)
-            pairing, ragged = finished.pairing, self._options.ragged
-            # Labels are checked and mixed before they go to the device, to avoid waiting for it.
-            first = self._placed if pairing is None else lambda tensor: tensor
-            with torch.device("cpu"):  # whatever torch's default device is
-                value = collate(columns, outline, finished, views=chain.views, ragged=ragged, to_device=first)
-                value = value if pairing is None else self._on_device(soften(value, pairing, columns.name))
+            later = self._transfer.asynchronous and chain.ends_in_state and bool(columns.images)
+            outline = None if self._by_row else outline_of(columns)
+            finished = self.finish(batch, columns, release, by_row=self._by_row, last=not later)
+            put = partial(self._put_together, columns, outline, finished)
         if columns.has_targets and not (self._told or batch.warning):
             self._told, batch.warning = True, left_behind(chain, columns)
-        if info:
-            with torch.device("cpu"):
-                value = (value, self._info(batch, columns))
-        return value, _tensors(value, DEPTH)
+        with torch.device("cpu"):
+            told = self._info(batch, columns) if info else None
+        if finished is None or not later:
+            value = put() if told is None else (put(), told)
+            return Made(value, _tensors(value, DEPTH))
+        epoch, held = batch.spec.epoch, _tensors([finished.images, finished.cells, finished.whole, told], DEPTH)
 
-    def finish(self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool) -> Finished:
-        """Finish the columns of a batch, and give its slots back; `by_row`: images become cells, and blocks values."""
+        def rest() -> Any:
+            self._end(epoch, columns, finished, by_row=self._by_row)
+            return put() if told is None else (put(), told)
+
+        return Made(None, held, rest)
+
+    def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
+        """The batch that the user gets, of its finished columns; `outline` None: row by row."""
+        if outline is None:
+            return self._on_device(self._collated(columns, finished))
+        pairing, options = finished.pairing, self._options
+        # Labels are checked and mixed before they go to the device, to avoid waiting for it.
+        first = self._placed if pairing is None else lambda tensor: tensor
+        with torch.device("cpu"):  # whatever torch's default device is
+            views, ragged = options.chain.views, options.ragged
+            value = collate(columns, outline, finished, views=views, ragged=ragged, to_device=first)
+            return value if pairing is None else self._on_device(soften(value, pairing, columns.name))
+
+    def finish(
+        self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, last: bool = True
+    ) -> Finished:
+        """Finish the columns of a batch, and give its slots back; `by_row`: images become cells, and blocks values;
+        `last`: also do what `_end` does."""
         finished = Finished([{} for _ in range(len(columns))], pairing=self._pairing(batch, columns))
         if by_row or columns.has_targets:
             columns.spread_blocks()
@@ -135,6 +169,7 @@ class Assembly:
             else:
                 drawn = self._drawn(batch.spec.epoch, columns, images)
             finished.drawn = finished.drawn or drawn
+            finished.sizes_hw.append([program.results_hw for program in drawn])
             if self._options.chain.gathers and gathered is None:
                 self._gathering = self._gathering or GatheredTargets(self._options.chain, self._stage.device)
                 numbers = self._numbers(batch, columns)
@@ -142,16 +177,12 @@ class Assembly:
             if lends:
                 self._stage.check(pixels_of(images), drawn[0])
             else:
-                finished.images.append(
-                    self._images(batch.spec.epoch, columns, images, pixels_of, drawn, finished.pairing, gathered)
-                )
+                finished.images.append(self._images(columns, images, pixels_of, drawn, finished.pairing, gathered))
         if lends:
             assert self._pool is not None
             finished.images = lent_images(self._transfer, batch, columns, self._pool)
-        if by_row or columns.has_targets:
-            for images, made in zip(columns.images, finished.images, strict=True):
-                for at, (row, leaf) in enumerate(zip(images.rows.tolist(), images.leaves, strict=True)):
-                    finished.cells[row][leaf] = row_of(made, self._options.chain.views, at)
+        if last:
+            self._end(batch.spec.epoch, columns, finished, by_row=by_row)
         if columns.has_targets and gathered is None:
             self._targets = self._targets or TargetStage(self._options.chain, self._stage.device)
             self._targets(columns, finished, finished.drawn, bytes_of)
@@ -163,9 +194,23 @@ class Assembly:
             release()  # all that is in the slots is copied or lent
         return finished
 
+    def _end(self, epoch: int, columns: Columns, finished: Finished, *, by_row: bool) -> None:
+        """Call the module at the end of the transforms with the images, on the current stream, and give rows theirs."""
+        views = self._options.chain.views
+        if self._options.chain.module is not None:
+            for number, made in enumerate(finished.images):
+                ended = [
+                    self._stage.call_last(one, self._module_seed(epoch, columns, view))
+                    for view, one in enumerate([made] if views is None else made)
+                ]
+                finished.images[number] = ended[0] if views is None else ended
+        if by_row or columns.has_targets:
+            for images, made, sizes in zip(columns.images, finished.images, finished.sizes_hw, strict=True):
+                for at, (row, leaf) in enumerate(zip(images.rows.tolist(), images.leaves, strict=True)):
+                    finished.cells[row][leaf] = row_of(made, views, at, sizes)
+
     def _images(
         self,
-        epoch: int,
         columns: Columns,
         images: Images,
         pixels_of: Callable[[Images], RaggedImages],
@@ -173,8 +218,8 @@ class Assembly:
         pairing: Pairing | None,
         gathered: list[Gathered] | None,
     ) -> Any:
-        """The finished images of a column; `pairing`, if they are mixed, gives partners and takes shares; `gathered`,
-        if they are put together, says of what."""
+        """The images of a column, finished but for `_end`; `pairing`, if they are mixed, gives partners and takes
+        shares; `gathered`, if they are put together, says of what."""
         if pairing is not None:
             self._pair(drawn[0], columns, images.rows, pairing)
         partners, pixels = None if pairing is None else pairing.partners, pixels_of(images)
@@ -185,7 +230,7 @@ class Assembly:
                 view=view,
                 partners=partners,
                 gathered=gathered,
-                seed=self._module_seed(epoch, columns, view),
+                last=False,
             )
             for view, draws in enumerate(drawn)
         ]
@@ -210,11 +255,9 @@ class Assembly:
         planned = np.argsort(batch.spec.positions, kind="stable")  # the rows of the batch as it was asked for
         return planned[np.searchsorted(batch.spec.positions[planned], columns.positions)]
 
-    def _module_seed(self, epoch: int, columns: Columns, view: int) -> int | None:
+    def _module_seed(self, epoch: int, columns: Columns, view: int) -> int:
         """The seed of torch's generators for the module at the end of the transforms, from the batch's first position,
         which is the same when an epoch is resumed."""
-        if self._options.chain.module is None:
-            return None
         key = philox.epoch_key(self._options.seed, epoch)
         return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate, default_convert
@@ -22,6 +23,7 @@ from gpuload.batches.columns import Columns, Finished
 from gpuload.datasets.tree import LEAF, Structure, assembled, describe, difference, leaf_count, names_of, unflatten
 from gpuload.errors import CollateError, kinds_of
 from gpuload.ring.chunk import TensorBits
+from gpuload.stage.upload import upload
 
 __all__ = ["Outline", "collate", "outline_of", "row_of", "unwrapped"]
 
@@ -181,12 +183,13 @@ def unwrapped(value: Any) -> Any:
     return value.tensor() if isinstance(value, TensorBits) else value
 
 
-def row_of(batch: Any, views: int | None, row: int) -> Any:
-    """One image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes)."""
+def row_of(batch: Any, views: int | None, row: int, sizes_hw: Sequence[np.ndarray]) -> Any:
+    """One image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes); of each view the `sizes_hw` of its
+    images are given on the host, since those beside the images may be on a device."""
     if views is not None:
-        return [row_of(view, None, row) for view in batch]
+        return [row_of(view, None, row, [sizes]) for view, sizes in zip(batch, sizes_hw, strict=True)]
     if isinstance(batch, tuple):
-        height, width = batch[1][row].tolist()
+        height, width = sizes_hw[0][row].tolist()
         return batch[0][row][:, :height, :width]
     return batch[row]
 
@@ -283,7 +286,7 @@ def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
         batch = masks[0].new_zeros((len(masks), *shapes[0][:-2], height, width))
         for row, mask in zip(batch, masks, strict=True):
             row[..., : mask.shape[-2], : mask.shape[-1]] = mask
-        return batch, torch.tensor([shape[-2:] for shape in shapes]).to(batch.device)
+        return batch, upload(np.array([shape[-2:] for shape in shapes]), batch.device)
     other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
     if other is not None:
         raise CollateError(

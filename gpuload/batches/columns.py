@@ -266,6 +266,7 @@ class Finished:
         cells: of each row the leaves finished one by one, by number.
         whole: leaves finished for all rows at once: blocks; and masks of equal shapes as one tensor.
         images: for each of `Columns.images` the stage's result; with a `MultiView` a list of results.
+        sizes_hw: for each of these, for each view, the sizes of the results, int64 (M, 2).
         drawn: the programs of the first of these, for each view.
         pairing: how they were mixed, if they were.
     """
@@ -273,5 +274,6 @@ class Finished:
     cells: list[dict[int, Any]]
     whole: dict[int, Any] = field(default_factory=dict)
     images: list[Any] = field(default_factory=list)
+    sizes_hw: list[list[np.ndarray]] = field(default_factory=list)
     drawn: Sequence[Draws] = ()
     pairing: Pairing | None = None

@@ -17,13 +17,14 @@ import torch
 
 from gpuload.batches.collate import unwrapped
 from gpuload.batches.columns import Columns, Finished, Images
-from gpuload.batches.targets import moved_result, trail_of
+from gpuload.batches.targets import moved_result, taken, trail_of
 from gpuload.datasets.sample import Boxes, Keypoints
 from gpuload.errors import CollateError
 from gpuload.rng import philox
 from gpuload.stage import RaggedImages
 from gpuload.stage.gathering import Gathered, gather_records, groups_of, tile
 from gpuload.stage.masks import MaskStage, check_fill
+from gpuload.stage.upload import upload_together
 from gpuload.transforms import Chain, Program
 from gpuload.transforms.program.gathers import Paste, Tile
 from gpuload.transforms.program.targets import Trail, follow
@@ -100,8 +101,7 @@ class GatheredTargets:
                 for scene, mask in zip(scenes, self._stage(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
             follow(part, [scene.trail for scene in scenes])
-            for scene in scenes:
-                _settle(scene, fields, owned)
+            _settle(scenes, fields, owned)
             pixels, first = None, number + 1
             if isinstance(record, Tile):
                 rows = groups_of(numbers, 4)
@@ -158,19 +158,20 @@ class GatheredTargets:
         )
 
 
-def _settle(scene: Scene, fields: set[int], owned: Sequence[bool]) -> None:
+def _settle(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> None:
     """Leave out what belongs to boxes that were left out."""
-    left, scene.trail.left = scene.trail.left, None
-    if left is not None:
-        scene.masks |= {leaf: _some(scene.masks[leaf], left) for leaf in scene.masks.keys() & fields}
-        scene.values = {leaf: _some(value, left) for leaf, value in scene.values.items()}
-        scene.trail.points = [
-            points[left] if own else points for points, own in zip(scene.trail.points, owned, strict=True)
-        ]
-
-
-def _some(value: Any, rows: np.ndarray) -> Any:
-    return value[torch.from_numpy(rows).to(value.device)] if isinstance(value, torch.Tensor) else value[rows]
+    places: list[tuple[dict[int, Any], int, np.ndarray]] = []
+    for scene in scenes:
+        left, scene.trail.left = scene.trail.left, None
+        if left is not None:
+            places += [(scene.masks, leaf, left) for leaf in scene.masks.keys() & fields]
+            places += [(scene.values, leaf, left) for leaf in scene.values]
+            scene.trail.points = [
+                points[left] if own else points for points, own in zip(scene.trail.points, owned, strict=True)
+            ]
+    found = taken((own[leaf], left) for own, leaf, left in places)
+    for (own, leaf, _), value in zip(places, found, strict=True):
+        own[leaf] = value
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -218,7 +219,7 @@ def _tiled(
             own.trail.format,
         )
         values = {
-            leaf: _joined([_some(scene.values[leaf], rest) for scene, rest in zip(four, kept, strict=True)])
+            leaf: _joined(list(taken((scene.values[leaf], rest) for scene, rest in zip(four, kept, strict=True))))
             for leaf in own.values
         }
         found.append(Scene(trail, {}, values))
@@ -244,6 +245,12 @@ def _instances(
 ) -> list[torch.Tensor]:
     """Masks of instances: each on a plane of its own, 0 outside its image."""
     found = []
+    shown_masks = (
+        (masks[other], rest)
+        for row, kept in enumerate(kept_of)
+        for other, rest in zip(rows[row], kept, strict=False)  # none of an image that stays as it is
+    )
+    parts = taken(shown_masks)
     for row, kept in enumerate(kept_of):
         if not record.tiled[row]:
             found.append(masks[row])
@@ -252,9 +259,9 @@ def _instances(
         dtype = next((masks[other].dtype for other, rest in zip(rows[row], kept, strict=True) if len(rest)), None)
         result = masks[row].new_zeros((sum(map(len, kept)), *size), dtype=dtype or masks[row].dtype)
         first = 0
-        for other, rest, corner, box in zip(rows[row], kept, corners[row], shown[row].tolist(), strict=True):
+        for rest, corner, box in zip(kept, corners[row], shown[row].tolist(), strict=True):
             (top, left), (down, across, height, width) = (-corner).tolist(), box
-            part = _some(masks[other], rest)[:, top + down :, left + across :][:, :height, :width]
+            part = next(parts)[:, top + down :, left + across :][:, :height, :width]
             result[first : first + len(rest), down : down + height, across : across + width] = part
             first += len(rest)
         found.append(result)
@@ -289,18 +296,19 @@ def _pasted(
     [leaf] = [leaf for leaf in scenes[0].masks if leaf in fields]
     covered: list[torch.Tensor | None] = [None] * len(scenes)
     chosen = _chosen(record, groups[:, 1], scenes)
+    pasted = taken((scenes[groups[row, 1]].masks[leaf], some) for row, some in chosen.items())
     coming: dict[int, torch.Tensor] = {}  # the masks that are pasted, in the size of the image
-    for row, some in chosen.items():
-        partner, size_hw = int(groups[row, 1]), record.sizes_hw[row]
-        coming[row] = _nearest(_some(scenes[partner].masks[leaf], some), size_hw)
+    for row, masks in zip(chosen, pasted, strict=True):
+        coming[row] = _nearest(masks, record.sizes_hw[row])
         covered[row] = coming[row].ne(0).any(dim=0)
     remains = _remains({row: scenes[row].masks[leaf] for row in chosen}, covered)
     found = list(scenes)
-    for row, some in chosen.items():
+    kept_of = [np.flatnonzero(left) for _, left, _ in remains.values()]
+    rest_of = taken((scenes[row].masks[leaf], kept) for row, kept in zip(chosen, kept_of, strict=True))
+    for (row, some), kept, staying in zip(chosen.items(), kept_of, rest_of, strict=True):
         own, partner = scenes[row], scenes[int(groups[row, 1])]
-        under, (lost, left, boxes) = covered[row], remains[row]
+        under, (lost, _, boxes) = covered[row], remains[row]
         assert under is not None
-        kept = np.flatnonzero(left)
         ratio = record.sizes_hw[row, ::-1] / record.sizes_hw[int(groups[row, 1]), ::-1]
         rest = np.where(lost[:, None], boxes, own.trail.boxes[0])[kept]
         trail = Trail(
@@ -314,12 +322,12 @@ def _pasted(
         masks = {}
         for other, mask in own.masks.items():
             if other == leaf:
-                mine = torch.where(under, torch.zeros((), dtype=mask.dtype, device=mask.device), _some(mask, kept))
+                mine = torch.where(under, torch.zeros((), dtype=mask.dtype, device=mask.device), staying)
                 masks[other] = _joined([mine, coming[row].to(mask.dtype)])
             else:
                 masks[other] = torch.where(under, _nearest(partner.masks[other], record.sizes_hw[row]), mask)
         values = {
-            other: _joined([_some(value, kept), _some(partner.values[other], some)])
+            other: _joined(list(taken([(value, kept), (partner.values[other], some)])))
             for other, value in own.values.items()
         }
         found[row] = Scene(trail, masks, values)
@@ -382,10 +390,10 @@ def _nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
     """Masks …×H×W in a size, by Pillow's nearest pixel."""
     if list(masks.shape[-2:]) == size_hw.tolist():
         return masks
-    rows, columns = (
-        torch.from_numpy(nearest_indices(length, size, 0, size)).to(masks.device)
-        for length, size in zip(masks.shape[-2:], size_hw.tolist(), strict=True)
-    )
+    places = [
+        nearest_indices(length, size, 0, size) for length, size in zip(masks.shape[-2:], size_hw.tolist(), strict=True)
+    ]
+    rows, columns = upload_together(places, masks.device)
     return masks.index_select(-2, rows).index_select(-1, columns)
 
 

@@ -16,6 +16,7 @@ import torch
 from gpuload.batches.columns import Columns, Images
 from gpuload.ring.chunk import Block
 from gpuload.stage import OutputPool
+from gpuload.stage.upload import upload
 from gpuload.workers.batch import Batch, Part
 
 __all__ = ["lent_blocks", "lent_images", "stacked"]
@@ -93,7 +94,7 @@ def stacked(
             nbytes = dtype.itemsize * int(np.prod(block.shape, dtype=np.int64))
             views.append(pixels[at : at + nbytes].view(dtype).view(block.shape))
         whole = torch.cat(views) if len(views) > 1 else views[0]
-        return whole if order is None else whole[torch.from_numpy(order).to(whole.device)]
+        return whole if order is None else whole[upload(order, whole.device)]
     whole = pool.empty((len(columns), *first.shape[1:]), dtype)
     out = whole.view(getattr(torch, first.dtype)).numpy()
     at = 0

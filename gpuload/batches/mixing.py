@@ -16,6 +16,7 @@ import torch
 
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError
+from gpuload.stage.upload import upload
 from gpuload.transforms import CutMix, MixUp, Program
 
 __all__ = ["Pairing", "find_labels", "partners_of", "soften"]
@@ -156,10 +157,7 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
     dtype = labels.dtype if labels.is_floating_point() else torch.float32
     if (pairing.share == 1).all():
         return labels.to(dtype)
-    share, partners = torch.from_numpy(pairing.share), torch.from_numpy(pairing.partners)
-    if labels.device.type != "cpu":
-        share, partners = share.pin_memory().to(labels.device), partners.pin_memory().to(labels.device)
-    share = share[:, None]
+    share, partners = upload(pairing.share, labels.device)[:, None], upload(pairing.partners, labels.device)
     soft = labels.to(torch.float32)
     return (soft[partners].mul_((1 - share).float()).add_(soft * share.float())).to(dtype)
 

@@ -225,7 +225,10 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
             data[(row, *map(slice, tensor.shape))] = tensor
     filled = sum(map(math.prod, shapes))
     padding = (data.numel() - filled) / data.numel() if data.numel() else 0.0
-    return Padded(data, torch.tensor(shapes, dtype=torch.int64, device=first.device), padding)
+    sizes = torch.tensor(shapes, dtype=torch.int64, device="cpu")
+    if first.device.type != "cpu":  # without waiting for the device
+        sizes = sizes.pin_memory().to(first.device, non_blocking=True)
+    return Padded(data, sizes, padding)
 
 
 def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ that the worker found to belong to them, too (`gpuload.workers.belongings`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,12 @@ from gpuload.datasets.box_formats import from_xyxy, to_xyxy
 from gpuload.datasets.sample import Boxes, Keypoints
 from gpuload.stage import RaggedImages
 from gpuload.stage.masks import MaskStage
+from gpuload.stage.upload import upload_together
 from gpuload.transforms import Chain, Program
 from gpuload.transforms.arguments import is_module
 from gpuload.transforms.program.targets import Trail, follow
 
-__all__ = ["TargetStage", "left_behind", "moved_result", "trail_of"]
+__all__ = ["TargetStage", "left_behind", "moved_result", "taken", "trail_of"]
 
 
 class TargetStage:
@@ -86,6 +87,7 @@ class TargetStage:
             trails = [trail_of(own.values()) for own in points.values()]
             follow(program, trails)
             moved.append(trails)
+        left: list[tuple[int, int, np.ndarray]] = []
         for (row, own), *trails in zip(points.items(), *moved, strict=True):
             number = {Boxes: 0, Keypoints: 0}
             for leaf, value in own.items():
@@ -93,11 +95,22 @@ class TargetStage:
                 number[type(value)] += 1
                 finished.cells[row][leaf] = self._viewed([moved_result(value, trail, at) for trail in trails])
             if self._views is None and columns.fields:
-                self._drop(columns, finished, row, trails[0])
+                left += self._left(columns, finished, row, trails[0])
+        cells = finished.cells
+        values = [
+            cells[row][leaf] if leaf in cells[row] else unwrapped(columns.values[leaf].get(row))
+            for row, leaf, _ in left
+        ]
+        for (row, leaf, _), value in zip(
+            left, taken(zip(values, (some for *_, some in left), strict=True)), strict=True
+        ):
+            cells[row][leaf] = value
 
-    def _drop(self, columns: Columns, finished: Finished, row: int, trail: Trail) -> None:
-        """Leave out what belongs to boxes and keypoints that were left out."""
-        cells = finished.cells[row]
+    def _left(
+        self, columns: Columns, finished: Finished, row: int, trail: Trail
+    ) -> Iterator[tuple[int, int, np.ndarray]]:
+        """What belongs to boxes and keypoints of a row, if some were left out: the row, the leaf, and which entries are
+        left."""
         valid = None if trail.valid is None else np.flatnonzero(trail.valid)
         for leaf in columns.fields[row]:
             leaf, left = (leaf, trail.left) if leaf >= 0 else (~leaf, valid)
@@ -106,13 +119,23 @@ class TargetStage:
             finished.whole.pop(leaf, None)
             own = columns.points.get(leaf)
             if own is None or not isinstance(own.get(row), Boxes):
-                value = cells[leaf] if leaf in cells else unwrapped(columns.values[leaf].get(row))
-                cells[leaf] = (
-                    value[torch.from_numpy(left).to(value.device)] if isinstance(value, torch.Tensor) else value[left]
-                )
+                yield row, leaf, left
 
     def _viewed(self, results: Sequence[Any]) -> Any:
         return results[0] if self._views is None else list(results)
+
+
+def taken(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
+    """Some rows, int64, of each of some tensors and arrays, one after the other; all rows go to the device by one
+    copy."""
+    entries = list(entries)
+    there = [(value.device, rows) for value, rows in entries if isinstance(value, torch.Tensor) and not value.is_cpu]
+    uploaded = iter(upload_together([rows for _, rows in there], there[0][0]) if there else ())
+    for value, rows in entries:
+        if not isinstance(value, torch.Tensor):
+            yield value[rows]
+        else:
+            yield value[torch.from_numpy(rows)] if value.is_cpu else value.index_select(0, next(uploaded))
 
 
 def trail_of(values: Iterable[Boxes | Keypoints]) -> Trail:

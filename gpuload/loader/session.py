@@ -45,14 +45,16 @@ from gpuload.workers.pool import WorkerPool
 __all__ = ["Session", "check_for", "compile_for", "resolve_device"]
 
 THREAD_WAIT_S = 5.0  # for another thread to leave its next()
+LAUNCHED_AHEAD = 2  # batches, beside the one that is due
 
 
 @dataclass(slots=True)
 class _Launched:
-    """A batch whose stage was launched: the value to give, or the error to raise instead."""
+    """A batch whose stage was launched: the value to give, once its `rest` is made; or the error to raise instead."""
 
     value: Any = None
     tensors: list[torch.Tensor] = field(default_factory=list)
+    rest: Callable[[], Any] | None = None
     ticket: Any = None
     error: Exception | None = None
     failed: list[ErrorRecord] = field(default_factory=list)
@@ -160,6 +162,7 @@ class Session:
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _next_launched(self, info: bool) -> _Launched | None:
+        self.transfer.hold_back()
         if not self.launched:
             try:
                 batch = self._take(self.feed.take)
@@ -169,11 +172,10 @@ class Session:
             if batch is None:
                 return None
             self.launched.append(self._launch(batch, info))
-        if self.transfer.asynchronous and len(self.launched) == 1:
-            coming = self._take(self.feed.take_if_ready)
-            if coming is not None:
-                # Its copies and its stage run while the consumer works on the current batch.
-                self.launched.append(self._launch(coming, info))
+        # Their copies and their stages run while the consumer works on the current batch.
+        ahead = LAUNCHED_AHEAD if self.transfer.asynchronous and not self.options.chain.holds_state else 0
+        while len(self.launched) <= ahead and (coming := self._take(self.feed.take_if_ready)) is not None:
+            self.launched.append(self._launch(coming, info))
         current = self.launched[0]
         failed, current.failed = current.failed, []
         self.errors.extend(failed, loud=current.error is None)  # a warning may be an error: the batch stays for later
@@ -186,7 +188,20 @@ class Session:
         self.launched.popleft()
         if current.error is None:
             self.transfer.hand_over(current.ticket, current.tensors)
+            if current.rest is not None:
+                self._end_batch(current)
         return current
+
+    def _end_batch(self, launched: _Launched) -> None:
+        """Make the rest of a batch, now that the consumer has issued all that it depends on."""
+        rest, launched.rest = launched.rest, None
+        assert rest is not None
+        try:
+            with torch.inference_mode(False), self.transfer.consumer():
+                launched.value = rest()
+        except Exception as error:
+            launched.error = _raisable(error)
+        launched.tensors = []
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
         """The next batch to give, or to raise as an error."""
@@ -256,17 +271,14 @@ class Session:
         try:
             return self._issue(batch, info)
         except BaseException as error:
-            self.transfer.finish()  # gives the slots back, once the launched work has ended
+            with contextlib.suppress(RuntimeError):  # the device is broken, and has ended all work by that
+                self.transfer.finish()  # gives the slots back, once the launched work has ended
             if not batch.loaded:
                 self.feed.release(batch)
             if not isinstance(error, Exception):
                 raise
-            if isinstance(error, StopIteration):  # raised by a `__next__`, it would be a quiet end of the epoch
-                wrapped = RuntimeError(f"making a batch raised {error!r}")
-                wrapped.__cause__ = error
-                error = wrapped
             # Raised when this batch is due, perhaps after the current one.
-            return _Launched(error=error, failed=batch.errors)
+            return _Launched(error=_raisable(error), failed=batch.errors)
 
     def _issue(self, batch: Batch, info: bool) -> _Launched:
         if batch.fatal is not None:
@@ -283,15 +295,24 @@ class Session:
         def release() -> None:
             self.feed.release(batch)
 
-        module = self.options.chain.holds_module  # the user's stream may still be writing its parameters
-        with torch.inference_mode(False), self.transfer.stream(after_consumer=module):
-            value, tensors = self.assembly.make(batch, info, release)
+        state = self.options.chain.holds_state  # the user's stream may still be writing it
+        with torch.inference_mode(False), self.transfer.stream(after_consumer=state):
+            made = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
         strays = next((part.content.strays for part in batch.parts if part.content and part.content.strays), "")
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             part.content = None
         after, warning = batch.spec.after, batch.warning
-        return _Launched(value, tensors, ticket, failed=batch.errors, after=after, warning=warning, strays=strays)
+        return _Launched(*made, ticket, failed=batch.errors, after=after, warning=warning, strays=strays)
+
+
+def _raisable(error: Exception) -> Exception:
+    """The error, as a `__next__` may raise it: a StopIteration there would be a quiet end of the epoch."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError(f"making a batch raised {error!r}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:

@@ -92,6 +92,7 @@ class Stage:
         partners: np.ndarray | None = None,
         gathered: Sequence[Gathered] | None = None,
         seed: int | None = None,
+        last: bool = True,
     ) -> Result:
         """Make a batch.
 
@@ -103,6 +104,7 @@ class Stage:
                 None: rows 2k and 2k + 1.
             gathered: as for `gpuload.stage.segments.SegmentRunner`.
             seed: of torch's generators while a module at the end of the chain runs; None leaves them alone.
+            last: call that module; False: leave it to `call_last`.
 
         Returns:
             N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
@@ -133,6 +135,14 @@ class Stage:
             run(images, program, batch, partners, gathered)
             if self._chain.module is None:
                 return list(batch.unbind()) if self._ragged == "views" else batch
+        return self.call_last(batch, seed) if last else batch
+
+    def call_last(self, batch: torch.Tensor, seed: int | None) -> Result:
+        """Call the module, or the function, at the end of the chain with a batch, on the current stream.
+
+        Raises:
+            ValueError: it returned something else than a row for each image.
+        """
         # The user's autocast applies to the user's module.
         with torch.inference_mode(False), torch.no_grad(), _intra_op_threads(self._threads):
             try:
@@ -140,7 +150,7 @@ class Stage:
             except Exception as error:
                 note_input(error, str(self._chain.last), batch)
                 raise
-            self._check_last(result, len(images))
+            self._check_last(result, len(batch))
             return list(result.unbind()) if self._ragged == "views" else result
 
     def _way(self, images: RaggedImages, view: int) -> tuple[Finish, SegmentRunner]:

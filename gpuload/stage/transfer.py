@@ -17,7 +17,7 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
 
 __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer"]
+
+# How many batches the consumer may have been handed whose work is not done when the next one is asked for. With one,
+# a training step of a few milliseconds would wait for the host whenever this is interrupted.
+STEPS_BEHIND: Final = 2
+LEAST_GRAIN_BYTES: Final = 512  # of torch's allocator
 
 
 class CpuTransfer:
@@ -67,8 +72,15 @@ class CpuTransfer:
         if release is not None:
             release()
 
+    def hold_back(self) -> None:
+        """Wait until the consumer has not more than `STEPS_BEHIND` batches that it is not done with."""
+
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         """Make the tensors safe to use on the caller's current stream."""
+
+    def consumer(self) -> contextlib.AbstractContextManager[None]:
+        """The caller's current stream is that of the batch within this."""
+        return contextlib.nullcontext()
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Bring a small tensor of the batch (labels) to the device."""
@@ -100,6 +112,7 @@ class CudaTransfer(CpuTransfer):
         self._device = accelerator.accelerator(device)
         self._stream = self._device.new_stream(urgent=True)
         self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and what gives the slots back
+        self._steps: deque[Any] = deque()  # events: what was issued before the latest batches were handed over
         self._locked: set[int] = set()
         self._refused = False
         self._base = ring.bytes.ctypes.data
@@ -119,7 +132,8 @@ class CudaTransfer(CpuTransfer):
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         starts = _starts(batch)
-        flat = torch.empty(starts.pop(), dtype=torch.uint8, device=self.device)
+        used = starts.pop()
+        flat = torch.empty(_rounded(used), dtype=torch.uint8, device=self.device)[:used]
         try:
             for part, start in zip(batch.parts, starts, strict=True):
                 if part.data is not None and part.used_bytes:
@@ -136,29 +150,56 @@ class CudaTransfer(CpuTransfer):
         """An event after everything that the batch needs, its labels included."""
         return self._device.record(self._stream)
 
+    def hold_back(self) -> None:
+        if len(self._steps) < STEPS_BEHIND:
+            return
+        oldest = self._steps.popleft()
+        if not oldest.query():
+            oldest.synchronize()
+
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         consumer = self._device.current_stream()
+        self._steps.append(self._device.record(consumer))
         self._device.wait(consumer, ticket)
         for tensor in tensors:
             self._device.keep(tensor, consumer)
 
+    def consumer(self) -> contextlib.AbstractContextManager[None]:
+        return self._device.on(self._device.current_stream())
+
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        try:
+            tensor = tensor.pin_memory()
+        except RuntimeError:
+            if tensor.layout is torch.strided and not tensor.is_nested:
+                raise
+            # torch cannot page-lock this layout: the copy waits for what was issued before it.
+        return tensor.to(self.device, non_blocking=True)
 
     def reclaim(self, wait: bool) -> bool:
-        if wait and self._copied:
-            self._copied[0][0].synchronize()
         freed = False
-        while self._copied and self._copied[0][0].query():
-            self._copied.popleft()[1]()
-            freed = True
+        try:
+            if wait and self._copied:
+                self._copied[0][0].synchronize()
+            while self._copied and self._copied[0][0].query():
+                self._copied.popleft()[1]()
+                freed = True
+        except RuntimeError:
+            self._give_up()
+            raise
         return freed
+
+    def _give_up(self) -> None:
+        """Give all slots back: the device is broken, or has done all that it was given, so nothing reads them."""
+        while self._copied:
+            self._copied.popleft()[1]()
 
     def close(self) -> None:
         """Wait for the copies, and unlock every slot: memory must not be unmapped while it is registered."""
         with contextlib.suppress(RuntimeError):  # an earlier error may have broken the device's context
             self._device.synchronize(self._stream)
-        self._copied.clear()
+        self._give_up()
+        self._steps.clear()
         self._ring.on_new = self._ring.on_retire = None
         for offset in self._locked:
             with contextlib.suppress(RuntimeError):
@@ -190,6 +231,12 @@ class CudaTransfer(CpuTransfer):
 def _starts(batch: Batch) -> list[int]:
     """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own type."""
     return np.cumsum([0, *(align(part.used_bytes, ALIGN) for part in batch.parts)]).tolist()
+
+
+def _rounded(nbytes: int) -> int:
+    """A size for a buffer that differs little from batch to batch: at most an eighth more than `nbytes`, and the same
+    for most batches, so that torch's allocator gives the same memory again instead of asking the driver for more."""
+    return align(nbytes, max(LEAST_GRAIN_BYTES, 1 << max(0, nbytes.bit_length() - 4)))
 
 
 def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:

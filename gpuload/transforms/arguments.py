@@ -28,6 +28,7 @@ __all__ = [
     "dtype_name",
     "fill_values",
     "finite",
+    "has_state",
     "interpolation_name",
     "interval",
     "is_module",
@@ -56,6 +57,11 @@ def is_sequence(value: Any) -> bool:
     return isinstance(value, list | tuple | np.ndarray) or (
         hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
     )
+
+
+def has_state(entry: Any) -> bool:
+    """Whether it is a torch module with parameters or buffers, which training may change at any time."""
+    return is_module(entry) and any(True for held in (entry.parameters, entry.buffers) for _ in held())
 
 
 def is_module(entry: Any) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
+from gpuload.transforms.arguments import depends_on_epoch, has_state, is_module, is_torchvisions, name_of
 from gpuload.transforms.base import ClipTransform, Transform
 from gpuload.transforms.composite import flat, wrapped
 from gpuload.transforms.line import Line
@@ -151,9 +151,15 @@ class Chain:
         return list(found.values())
 
     @property
-    def holds_module(self) -> bool:
-        """Whether a torch module is called, whose parameters somebody may be changing."""
-        return self.module is not None or any(is_module(getattr(own, "fn", None)) for own in self.calls)
+    def ends_in_state(self) -> bool:
+        """Whether what is called at the end may depend on what training changes: a torch module with parameters or
+        buffers; or a function, of which nothing is known."""
+        return self.module is not None and (not is_module(self.module) or has_state(self.module))
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether such a module is called before the end."""
+        return any(has_state(held) for own in self.calls for held in vars(own).values())
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:

@@ -265,3 +265,38 @@ def test_a_chunk_taken_but_not_noted_is_done_again_in_a_fresh_slot_and_a_late_du
     feed.release(first)
     assert drain(feed) == expected(16, 8)[1:]
     assert feed.idle()
+
+
+class Declaring(Engine):
+    """Says how many bytes there are, and writes none."""
+
+    def do(self, request: Request) -> Reply:
+        nbytes = sum(self.sizes[index] for index in request.indices)
+        if nbytes > request.slot_bytes:
+            return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
+        n = len(request.indices)
+        values = ValueColumn(1, [int(i) for i in request.indices])
+        content = ChunkContent(list(range(n)), [LEAF], [], [values], [None] * n)
+        packed = write_content(content, np.empty(0, np.uint8), 0, inline_bytes=10**6)
+        return Reply(request.chunk, request.attempt, Status.DONE, nbytes, packed.meta, packed.meta_at)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_the_first_batches_no_slot_is_made(seed):
+    """Crops of photographs of 500 x 375, whose slots come back three batches later, as those of a GPU's batches do:
+    each new slot would be page-locked, which holds everything up."""
+    count, size = 100, 64
+    areas = np.random.default_rng(seed).uniform(0.08, 1.0, 7 * count * size)
+    ring, made, step = Ring(2 << 30), [], 0
+    ring.on_new = lambda slot: made.append(step)
+    feed = Feed(Declaring(ring, (areas * 500 * 375 * 3).astype(int)), ring, chunk_size=16, ahead=2)
+    feed.begin(batches(count * size, size))
+    given: deque[Batch] = deque()
+    while (batch := feed.take()) is not None:
+        given.append(batch)
+        if len(given) == 3:
+            feed.release(given.popleft())
+        step += 1
+    assert step == count
+    assert max(made) < 12
+    ring.close()

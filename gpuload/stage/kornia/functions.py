@@ -33,13 +33,13 @@ from kornia.enhance import equalize as kornia_equalize
 from kornia.enhance import invert as kornia_invert
 from kornia.enhance import posterize as kornia_posterize
 from kornia.enhance import solarize as kornia_solarize
-from kornia.filters import filter2d, gaussian_blur2d
+from kornia.filters import filter2d, filter2d_separable, gaussian_blur2d, get_gaussian_kernel1d
 
 from gpuload.stage.kornia.finished import weighted
 from gpuload.stage.noise import batch_normals
 from gpuload.stage.reference.blur import mirrored
 from gpuload.stage.reference.color import LUMA
-from gpuload.stage.upload import upload
+from gpuload.stage.upload import upload, upload_together
 
 __all__ = [
     "autocontrast",
@@ -193,13 +193,22 @@ def _blend(images: torch.Tensor, other: torch.Tensor, values: np.ndarray) -> tor
 
 
 def _blurred(numbers: torch.Tensor, values: np.ndarray, width: int, height: int) -> torch.Tensor:
-    sigmas_yx = torch.from_numpy(values[:, [3, 2]])  # on the host, since Kornia reads them
     rows, columns = numbers.shape[2:]
     down, across = height // 2, width // 2
     if down < rows and across < columns:
-        return gaussian_blur2d(numbers, (height, width), sigmas_yx, "reflect")
+        return _gaussian(numbers, values, width, height, "reflect")
     # An image smaller than its kernel is mirrored more than once, which torch's padding does not do.
     padded = numbers.index_select(2, upload(mirrored(rows, down), numbers.device))
     padded = padded.index_select(3, upload(mirrored(columns, across), numbers.device))
-    blurred = gaussian_blur2d(padded, (height, width), sigmas_yx, "constant")
+    blurred = _gaussian(padded, values, width, height, "constant")
     return blurred[:, :, down : down + rows, across : across + columns]
+
+
+def _gaussian(numbers: torch.Tensor, values: np.ndarray, width: int, height: int, border: str) -> torch.Tensor:
+    sigmas_xy = torch.from_numpy(values[:, [2, 3]])  # on the host, since Kornia reads them
+    if numbers.device.type == "cpu":
+        return gaussian_blur2d(numbers, (height, width), sigmas_xy[:, [1, 0]], border)
+    # What it does elsewhere, without waiting for the copies of the kernels.
+    kernels = [get_gaussian_kernel1d(size, sigmas_xy[:, [axis]]) for axis, size in enumerate((width, height))]
+    across, down = upload_together([kernel.numpy() for kernel in kernels], numbers.device)
+    return filter2d_separable(numbers, across, down, border)

@@ -101,7 +101,11 @@ def _padded(levels: torch.Tensor, margins: list[int], mode: str, fill: Sequence[
 def sampled(images: torch.Tensor, y: torch.Tensor, x: torch.Tensor, interpolation: str) -> torch.Tensor:
     """Floats of images N×C×H×W at points (N, H', W'), in pixels from the centre of the first; points outside are moved
     to the border. Gradients flow through it."""
-    return remap(images, x, y, mode=interpolation, padding_mode="border", align_corners=True)
+    # As Kornia scales points to -1 … 1, which copies two numbers to the device, and waits for it.
+    y, x = (points * (2 / max(1, length - 1)) - 1 for points, length in zip((y, x), images.shape[2:], strict=True))
+    return remap(
+        images, x, y, mode=interpolation, padding_mode="border", align_corners=True, normalized_coordinates=True
+    )
 
 
 def warped(

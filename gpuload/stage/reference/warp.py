@@ -133,8 +133,8 @@ def warp_batch(
         y, x = mapped_points(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         filtered = _bilinear if interpolation == "bilinear" else _bicubic
-        half = x.new_tensor(0.5)  # points outside may be infinite or NaN
-        found = filtered(flat, torch.where(inside, y, half), torch.where(inside, x, half), height, width)
+        # Points outside may be infinite or NaN. A plain number is no copy from the host.
+        found = filtered(flat, torch.where(inside, y, 0.5), torch.where(inside, x, 0.5), height, width)
     return torch.where(inside[:, None], found, outside).view(n, channels, *size_hw)
 
 

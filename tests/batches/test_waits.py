@@ -1,0 +1,140 @@
+"""Making a batch never makes the host wait for the device, whatever is in it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bits.cases import CASES
+from bits.samples import DAMAGED, Samples
+from parity.usable import needs
+from waiting import Device, on_device
+
+import gpuload as gl
+from gpuload import transforms as T
+
+# Made when the first batch needs them, and kept: constants of images that only the reference takes; tables.
+ONCE = ("stage/finish.py", "stage/noise.py", "stage/fused/erasing.py")
+# CopyPaste asks the device which instances are left, once for each record of a batch.
+ASKS = "cpu() from the device, batches/gathering.py"
+SAMPLES = Samples(small=False)
+SIZES = [(30, 40), (50, 31), (33, 33), (47, 60)] * 3
+
+
+class Shifted(T.Custom):
+    """Moves images and masks by a pixel."""
+
+    def apply(self, images: torch.Tensor, params: Any) -> torch.Tensor:
+        return images.roll(1, dims=-1)
+
+    def apply_masks(self, masks: torch.Tensor, params: Any) -> torch.Tensor:
+        return masks.roll(1, dims=-1)
+
+
+def image(number: int) -> np.ndarray:
+    height, width = SIZES[number % len(SIZES)]
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def scene(number: int) -> tuple[Any, dict[str, Any]]:
+    """An image with its boxes, and masks of another number in each sample."""
+    height, width = SIZES[number % len(SIZES)]
+    count = 1 + number % 3
+    boxes = np.array([[at, at, at + 12, at + 9] for at in range(count)], np.float32)
+    masks = np.ones((count, height, width), np.uint8)
+    return gl.Image(image(number), layout="HWC"), {
+        "boxes": gl.Boxes(boxes, "xyxy"),
+        "masks": gl.Mask(masks),
+        "labels": torch.arange(count),
+    }
+
+
+def segmented(number: int) -> tuple[Any, Any]:
+    height, width = SIZES[number % len(SIZES)]
+    return gl.Image(image(number), layout="HWC"), gl.Mask(np.full((height, width), number, np.int32))
+
+
+def labelled(number: int) -> tuple[Any, int]:
+    return (gl.Encoded(DAMAGED) if number == 2 else gl.Image(image(number), layout="HWC")), number % 5
+
+
+def on_the_device(samples: list[Any]) -> Any:
+    """A user's collate_fn that brings the labels along."""
+    images, labels = zip(*samples, strict=True)
+    whole = torch.tensor(labels).pin_memory().to(images[0].device, non_blocking=True)
+    return torch.stack(images), torch.nn.functional.one_hot(whole, 5).float()
+
+
+class Blocks:
+    """Arrays of one shape, which come in blocks; one sample is damaged."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        if number == 1:
+            raise ValueError("damaged")
+        return {"x": np.full((70, 40), number, np.float32), "y": torch.full((70, 40), number)}
+
+
+MORE: dict[str, dict[str, Any]] = {
+    "ragged_pad_with_targets": {
+        "dataset": [scene(number) for number in range(8)],
+        "transforms": [T.RandomIoUCrop(), T.SanitizeBoundingBoxes(min_size=3)],
+        "ragged": "pad",
+    },
+    "ragged_pad_with_masks": {"dataset": [segmented(number) for number in range(8)], "ragged": "pad"},
+    "masks_through_a_call": {
+        "dataset": [segmented(number) for number in range(8)],
+        "transforms": [T.Resize((20, 20)), Shifted(), T.RandomHorizontalFlip()],
+    },
+    "labels_on_the_device": {
+        "dataset": [(gl.Image(image(number), layout="HWC"), number % 5) for number in range(8)],
+        "transforms": [T.RandomResizedCrop(16), T.ToDtype("float32", scale=True), T.MixUp(num_classes=5)],
+        "collate_fn": on_the_device,
+    },
+    "skipped_images": {
+        "dataset": [labelled(number) for number in range(8)],
+        "transforms": [T.RandomResizedCrop(16)],
+        "faults": gl.Faults(on_error="skip"),
+        "info": True,
+    },
+    "skipped_blocks": {"dataset": Blocks(), "faults": gl.Faults(on_error="skip")},
+}
+
+
+def waits_of(device: Device, options: dict[str, Any], backend: str) -> list[str]:
+    given = {"batch_size": 4, "device": "cuda:0", "backend": backend, **options, "num_workers": 0}
+    with device, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with gl.Loader(given.pop("dataset"), **given) as loader:
+            loader.plan()
+            batches = iter(loader)
+            device.waits.clear()  # what is made once, before the first batch
+            assert sum(1 for _ in batches)
+            return device.waits
+
+
+def tried() -> list[Any]:
+    found: list[Any] = [(name, "torch") for name in MORE]
+    for name, case in CASES.items():
+        if case.drive is None and name != "module":  # a user's own, which makes a tensor on the host
+            runs = (run for run in ("torch", "kornia", "fused") if run in case.runs)
+            found += [pytest.param(name, run, marks=pytest.mark.slow) for run in runs]
+    return found
+
+
+@pytest.mark.parametrize(("name", "backend"), tried())
+def test_no_batch_waits(monkeypatch, name, backend):
+    needs(backend)
+    options = MORE[name] if name in MORE else CASES[name].make(SAMPLES)
+    waits = Counter(waits_of(on_device(monkeypatch), options, backend))
+    for wait, count in list(waits.items()):
+        place = wait.partition(", ")[2]
+        if (place.startswith(ONCE) and count <= 4) or (wait.startswith(ASKS) and name == "pasted_instances"):
+            del waits[wait]
+    assert not waits
