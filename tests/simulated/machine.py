@@ -20,7 +20,7 @@ import torch
 
 __all__ = ["DIRECTED", "POLICIES", "Event", "HostWait", "Machine", "Stream"]
 
-HOME: Final = str(Path(__file__).parent)
+HOME: Final = Path(__file__).parent
 
 
 class Stream:
@@ -90,10 +90,12 @@ class Event:
 
 class HostWait(NamedTuple):
     """The host waited for the device. `what`: ``"event"``, ``"stream"``, or the operation that made it wait. `where`: the
-    place in gpuload, or in the test."""
+    file and the function, of gpuload or of the test, and the line."""
 
     what: str
     where: str
+    function: str
+    line: int
 
 
 # Whether a stream goes ahead as soon as it can; else it runs when the host waits for it. "random" is neither.
@@ -207,7 +209,7 @@ class Machine:
 
     def wait(self, what: str, event: Event) -> None:
         """The host waits for an event. Only what has to run runs."""
-        self.waits.append(HostWait(what, _where()))
+        self.waits.append(HostWait(what, *_where()))
         self.reach(event)
         self.raise_error()
 
@@ -245,13 +247,13 @@ class Machine:
             return True
 
 
-def _where() -> str:
-    """The innermost line that is neither torch's nor of this folder's model."""
+def _where() -> tuple[str, str, int]:
+    """The innermost line that is neither torch's nor this folder's, nor in the file of the runtime's names."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
-        path = frame.f_code.co_filename
-        model = path.startswith(HOME) and not Path(path).name.startswith("test_")
-        if not model and "/torch/" not in path and "contextlib" not in path:
-            return f"{Path(path).name}:{frame.f_lineno}"
+        path = Path(frame.f_code.co_filename)
+        model = path.parent == HOME and not path.name.startswith("test_")
+        if not model and "torch" not in path.parts and path.name not in ("contextlib.py", "accelerator.py"):
+            break
         frame = frame.f_back
-    return "?"
+    return Path(frame.f_code.co_filename).name, frame.f_code.co_name, frame.f_lineno

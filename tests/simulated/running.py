@@ -23,6 +23,9 @@ from gpuload.loader.session import Session
 __all__ = ["Taken", "assert_equal", "epochs", "on_cpu", "on_device", "take"]
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11}
+# Where the host may wait for an event: so that it does not run ahead for ever, and for slots, where the ring is full.
+MAY_WAIT = ("hold_back", "reclaim")
+ONCE = ("finish.py", "noise.py")  # constants are brought to the device when they are first needed
 Drive = Callable[[dict[str, Any]], Iterator[Any]]
 
 
@@ -33,12 +36,17 @@ class Taken:
     Attributes:
         values: the batches, on the host.
         waits: of the host within ``next()``; not those when a session begins or ends.
+        hidden: those of them that may not be.
         cuda: the device.
     """
 
     values: list[Any] = field(default_factory=list)
     waits: list[HostWait] = field(default_factory=list)
     cuda: SimulatedCuda | None = None
+
+    @property
+    def hidden(self) -> list[HostWait]:
+        return [wait for wait in self.waits if wait.function not in MAY_WAIT and wait.where not in ONCE]
 
 
 def take(values: Iterable[Any], cuda: SimulatedCuda, stream: Stream | None = None) -> Taken:

@@ -13,6 +13,7 @@ from bits.samples import Samples
 from simulated.running import assert_equal, epochs, on_cpu, on_device
 
 WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
+ASKING = {"pasted_instances"}  # CopyPaste asks the device which instances are left
 OF_THE_CPU = {"module"}  # it adds a tensor of the CPU; test_modules.py has others
 
 
@@ -31,4 +32,4 @@ def test_a_case_is_as_on_the_cpu(name):
         for policy in ("lazy", "side first"):
             found = on_device(options, policy, drive)
             assert_equal(found.values, expected)
-            assert found.waits == []
+            assert name in ASKING or found.hidden == []

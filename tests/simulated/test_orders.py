@@ -1,0 +1,305 @@
+"""A loader on the simulated device, in every order that events allow: streams, threads, slots, workers, ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from simulated.machine import DIRECTED, POLICIES
+from simulated.running import OPTIONS, Taken, assert_equal, epochs, on_cpu, on_device, take
+from simulated.runtime import SimulatedCuda, simulated
+
+import gpuload as gl
+from gpuload import transforms as T
+
+CHAIN = [T.RandomCrop(12), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
+
+
+def samples(count: int = 24) -> list[Any]:
+    """Noise of one size, which no two samples share, and numbers."""
+    rng = np.random.default_rng(5)
+    return [(rng.integers(0, 256, (14, 16, 3), np.uint8), number) for number in range(count)]
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    return {"dataset": samples(), "transforms": CHAIN, **changes}
+
+
+def stacked(given: list[Any]) -> dict[str, Any]:
+    return {"images": torch.stack([image for image, _ in given]), "labels": torch.tensor([label for _, label in given])}
+
+
+class Arrays(torch.utils.data.Dataset):
+    """Blocks of arrays, one of them long, and no images."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, number: int) -> Any:
+        return np.random.default_rng(number).integers(0, 99, 500), {"half": np.full((2, 3), number, np.float16)}
+
+
+class Dying:
+    """A worker that reads sample 9 for the first time is killed."""
+
+    def __init__(self, marker: Any) -> None:
+        self.marker = str(marker)
+        self.samples = samples()
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> Any:
+        import os
+        import signal
+
+        if number == 9 and not os.path.exists(self.marker):
+            open(self.marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.samples[number]
+
+
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "images": options,
+    "views": lambda: options(transforms=[T.MultiView([CHAIN, CHAIN[:1] + CHAIN[2:]])]),
+    "mixed": lambda: options(transforms=[*CHAIN, T.MixUp(num_classes=30)]),
+    "collated": lambda: options(collate_fn=stacked),
+    "blocks": lambda: {"dataset": Arrays(), "transforms": []},
+    "informed": lambda: options(info=True, drop_last=False, batch_size=5),
+    "lists": lambda: options(transforms=[T.RandomResize(8, 12), CHAIN[2]], ragged="list"),
+    "padded": lambda: options(transforms=[T.RandomResize(8, 12), CHAIN[2]], ragged="pad"),
+    "channels last": lambda: options(memory_format="channels_last", dtype="float16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_policy_gives_the_cpus_batches_and_hides_no_wait(kind):
+    given = KINDS[kind]()
+    expected = on_cpu(given)
+    for policy in POLICIES:
+        found = on_device(given, policy, seed=len(kind))
+        assert_equal(found.values, expected)
+        assert found.hidden == []
+
+
+def test_a_consumer_that_keeps_up_is_never_waited_for():
+    assert on_device(options(), "eager").waits == []
+
+
+def test_one_that_lags_is_waited_for_where_that_is_meant():
+    waits = on_device(options(), "side first").waits
+    assert {wait.function for wait in waits} == {"hold_back"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_memory_is_flat_over_200_batches_with_a_consumer_that_lags(policy):
+    reserved = []
+
+    def drive(given: dict[str, Any]) -> Any:
+        with gl.Loader(**given) as loader:
+            for batch in loader:
+                yield batch
+                reserved.append(cuda.memory.reserved_bytes)
+
+    with simulated(policy) as cuda:
+        given = options(dataset=samples(8) * 100, transforms=CHAIN[:1], device="cuda", **{**OPTIONS, "seed": 1})
+        iterator, seen = iter(drive(given)), 0
+        for images, _ in iterator:
+            seen += 1
+            images.sum()
+            del images, _
+    assert seen == 200
+    assert reserved[-1] == reserved[15]
+
+
+# -- slots ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_a_ring_smaller_than_a_batch(policy):
+    given = options(ring_bytes=4096 * 2, chunk_size=1, batch_size=12)
+    assert_equal(on_device(given, policy).values, on_cpu(given))
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_slots_that_grow_are_locked_and_unlocked(policy):
+    """Images of the second half need larger slots, which take the place of the first ones."""
+    rng = np.random.default_rng(1)
+    grown = [(rng.integers(0, 256, (14, 16 if n < 12 else 60, 3), np.uint8), n) for n in range(24)]
+    given = options(dataset=grown, chunk_size=2, ring_bytes=1 << 16)
+    found = on_device(given, policy)
+    assert_equal(found.values, on_cpu(given))
+    assert found.hidden == []
+    assert found.cuda.host.locked == {}
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+@pytest.mark.parametrize("locks", [0, 1])
+def test_refused_locks(policy, locks):
+    """Pageable memory is copied while the host waits, and the numbers are right."""
+    with pytest.warns(RuntimeWarning, match="refused to page-lock"):
+        found = on_device(options(chunk_size=1), policy, most_locks=locks)
+    assert_equal(found.values, on_cpu(options(chunk_size=1)))
+    assert {wait.function for wait in found.hidden} == {"load"}
+
+
+# -- streams and threads ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_two_consumers_in_turn_on_streams_of_their_own(policy):
+    with simulated(policy) as cuda, gl.Loader(**OPTIONS | options(device="cuda")) as loader:
+        streams, read = (cuda.stream(), cuda.stream()), []
+        for number, batch in enumerate(iterate(loader, cuda, streams)):
+            with cuda.machine.on(streams[number % 2]):
+                read.append([tensor.clone() for tensor in batch])
+            del batch
+        found = [[cuda.on_host(tensor) for tensor in batch] for batch in read]
+    assert_equal(found, [list(batch) for batch in on_cpu(options())])
+
+
+def iterate(loader: Any, cuda: SimulatedCuda, streams: Any) -> Any:
+    """Each batch is asked for on the stream that reads it."""
+    iterator, number = iter(loader), 0
+    while True:
+        with cuda.machine.on(streams[number % 2]):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+        yield batch
+        del batch
+        number += 1
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_next_in_another_thread(policy):
+    """Its current streams are its own: each batch comes on a stream that the thread shares with the one that reads."""
+    with simulated(policy) as cuda, gl.Loader(**OPTIONS | options(device="cuda")) as loader:
+        stream, found = cuda.stream(), []
+
+        def fetch() -> None:
+            with cuda.operations, cuda.machine.on(stream):
+                found.append(take(loader, cuda, stream))
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        thread.join()
+    assert_equal(found[0].values, on_cpu(options()))
+    assert found[0].hidden == []
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_device_that_is_not_the_current_one(policy, device):
+    with simulated(policy) as cuda:
+        found = take(epochs(options(device=f"cuda:{device}")), cuda, cuda.stream(1 - device))
+    assert_equal(found.values, on_cpu(options()))
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_with_workers(policy):
+    given = options(num_workers=2, chunk_size=2)
+    found = on_device(given, policy)
+    assert_equal(found.values, on_cpu(options()))
+    assert found.hidden == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_workers_that_die(policy, tmp_path):
+    given = options(dataset=Dying(tmp_path / "died"), num_workers=2, chunk_size=2)
+    with pytest.warns(RuntimeWarning):
+        found = on_device(given, policy)
+    assert_equal(found.values, on_cpu(options()))
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_an_epoch_that_is_broken_off_and_another(policy):
+    def drive(given: dict[str, Any]) -> Any:
+        with gl.Loader(**given) as loader:
+            for step, batch in enumerate(loader):
+                yield batch
+                if step == 2:
+                    break
+            loader.set_epoch(0)
+            yield from loader
+
+    assert_equal(on_device(options(), policy, drive).values, on_cpu(options(), drive))
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_closing_waits_for_the_copies_and_unlocks_all(policy):
+    with simulated(policy) as cuda:
+        loader = gl.Loader(**OPTIONS | options(device="cuda", chunk_size=1))
+        iterator = iter(loader)
+        images, _ = next(iterator)
+        assert cuda.host.locked
+        loader.close()
+        assert cuda.host.locked == {}
+        found = cuda.on_host(images)
+    assert torch.equal(found, on_cpu(options())[0][0])
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_a_batch_that_cannot_be_made_gives_its_slots_back(policy):
+    def drive(given: dict[str, Any]) -> Any:
+        with gl.Loader(**given) as loader:
+            iterator = iter(loader)
+            while True:
+                try:
+                    yield next(iterator)
+                except StopIteration:
+                    return
+                except ValueError as error:
+                    yield str(error)
+
+    def broken(images: torch.Tensor) -> torch.Tensor:
+        calls.append(len(images))
+        if len(calls) % 3 == 2:
+            raise ValueError("no batch today")
+        return images + 1
+
+    calls: list[int] = []
+    given = options(transforms=[*CHAIN[:2], T.Lambda(broken)], ring_bytes=1 << 14, chunk_size=1)
+    found = on_device(given, policy, drive)
+    calls.clear()
+    expected = on_cpu(given, drive)
+    assert sum(isinstance(value, str) for value in expected) == 2
+    assert_equal(found.values, expected)
+
+
+def test_an_error_of_the_device_is_raised_and_the_loader_closes():
+    with simulated("lazy") as cuda:
+        loader = gl.Loader(**OPTIONS | options(device="cuda", dataset=samples(96)))
+        iterator = iter(loader)
+        next(iterator)
+        cuda.machine.issue(cuda.machine.current_stream(), lambda: 1 // 0)
+        with pytest.raises(RuntimeError, match="an operation on the device failed: integer division"):
+            for _ in iterator:
+                pass
+        loader.close()
+        assert cuda.host.locked == {}
+
+
+def test_nothing_is_left_when_a_loader_is_dropped():
+    with simulated("lazy") as cuda:
+        found: Taken = take(epochs(options(device="cuda")), cuda)
+        gc.collect()
+        cuda.machine.synchronize()
+        assert found.values
+        assert cuda.host.locked == {}
