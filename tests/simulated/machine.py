@@ -37,7 +37,7 @@ class Stream:
         self.device = torch.device("cuda", device)
         self.side = side
         self.priority = priority
-        self.queue: deque[Callable[[], None] | Event] = deque()  # an event in the queue is waited for
+        self.queue: deque[Callable[[], object] | Event] = deque()  # an event in the queue is waited for
 
     def go(self) -> bool:
         """Run one operation; False if there is none, or the stream waits for an event."""
@@ -180,7 +180,7 @@ class Machine:
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    def issue(self, stream: Stream, operation: Callable[[], None]) -> None:
+    def issue(self, stream: Stream, operation: Callable[[], object]) -> None:
         """Queue an operation, and let streams go ahead."""
         with self._lock:
             stream.queue.append(operation)

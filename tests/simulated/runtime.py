@@ -67,12 +67,8 @@ def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         _replace_runtime(patch, cuda)
         _queue_launches(patch, cuda)
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device=…) copies where a mode sees it
-        try:
-            with cuda.operations:
-                yield cuda
-        finally:
-            torch._C._set_only_lift_cpu_tensors(False)
+        with cuda.operations:
+            yield cuda
 
 
 def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:

@@ -125,6 +125,14 @@ class Operations(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would import its compiler, for seconds
 
+    def __enter__(self) -> Operations:
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device=…) makes its copy where this sees it
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch._C._set_only_lift_cpu_tensors(False)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.call(func, args, kwargs or {})
 
@@ -249,7 +257,8 @@ class Operations(TorchDispatchMode):
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             on_device = self.empty(leaf, number, stream)
-            self.machine.issue(stream, lambda: on_device.inner.copy_(leaf) and None)
+            inner = on_device.inner
+            self.machine.issue(stream, lambda: inner.copy_(leaf))
             return on_device
 
         return tree_map(placed, made)

@@ -1,0 +1,158 @@
+"""The simulated device itself: it promises what CUDA promises, and breaks what relies on more."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from simulated.machine import DIRECTED, POLICIES
+from simulated.runtime import simulated
+
+
+def computed(device: str) -> list[torch.Tensor]:
+    """Views, changes in place, indices and operations with several results."""
+    given = torch.arange(12.0).reshape(3, 4).to(device)
+    rows, columns = given.t()[1:], given[:, [0, 2]]
+    rows += 1
+    given[given > 10] = 0
+    ordered, order = torch.cat([rows @ given, columns], 1).sort(dim=1, descending=True)
+    return [given, columns, ordered.to(torch.int64), order, rows.sum(dim=0), torch.arange(3, device=device)[:, None]]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_operations_give_torchs_results(policy):
+    with simulated(policy) as cuda:
+        found = computed("cuda:0")
+        assert {tensor.device for tensor in found} == {torch.device("cuda", 0)}
+        found = [cuda.on_host(tensor) for tensor in found]
+    assert all(map(torch.equal, found, computed("cpu")))
+
+
+def test_streams_are_independent_without_an_event_and_in_order_with_one():
+    for policy in DIRECTED:
+        with simulated(policy) as cuda:
+            side, late = torch.Stream("cuda:0"), []
+            for waits in (False, True):
+                number = torch.zeros(1, device="cuda:0")
+                side.wait_stream(cuda.machine.current_stream())
+                with cuda.machine.on(side):
+                    number += 1
+                if waits:
+                    cuda.machine.current_stream().wait_stream(side)
+                late.append(number * 10)
+            assert [cuda.on_host(numbers).item() for numbers in late] == [0.0, 10.0]
+
+
+def test_an_event_says_when_all_before_it_has_run():
+    with simulated("lazy") as cuda:
+        stream = cuda.machine.current_stream()
+        number = torch.zeros(1, device="cuda:0") + 3
+        event = stream.record_event()
+        number += 1
+        assert not event.query()
+        event.synchronize()
+        assert event.query()
+        assert number.inner.item() == 3  # no more than has to run
+        assert [wait.what for wait in cuda.waits] == ["event"]
+
+
+def test_memory_is_used_again_at_once_in_the_order_of_its_stream():
+    with simulated("lazy") as cuda:
+        first = torch.full((1000,), 3, device="cuda:0")
+        address, double = first.data_ptr(), first * 2
+        del first
+        second = torch.full((1000,), 4, device="cuda:0")
+        assert second.data_ptr() == address
+        assert cuda.on_host(double).unique().tolist() == [6]
+        assert cuda.memory.reserved_bytes == 2 * 8192
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_another_stream_reads_garbage_unless_the_tensor_was_recorded_on_it(recorded):
+    with simulated("side first") as cuda:
+        side = torch.Stream("cuda:0")
+        with cuda.machine.on(side):
+            made = torch.full((1000,), 3, device="cuda:0")
+        cuda.machine.current_stream().wait_stream(side)
+        read = made + 1
+        if recorded:
+            made.record_stream(cuda.machine.current_stream())
+        del made
+        with cuda.machine.on(side):
+            again = torch.full((1000,), 5, device="cuda:0")
+        assert (cuda.on_host(read)[0].item() == 4) == recorded
+        assert cuda.on_host(again)[0].item() == 5
+
+
+def test_a_view_keeps_its_memory():
+    with simulated("eager") as cuda:
+        view = torch.arange(1000, device="cuda:0")[10:12]
+        gc.collect()
+        torch.zeros(1000, dtype=torch.int64, device="cuda:0")
+        assert cuda.on_host(view).tolist() == [10, 11]
+
+
+# -- the host's memory ------------------------------------------------------------------------------------------------
+
+
+def test_page_locked_memory_is_read_when_the_copy_runs():
+    with simulated("lazy") as cuda:
+        pinned = torch.zeros(4).pin_memory()
+        copied = pinned.to("cuda:0", non_blocking=True)
+        pinned.fill_(7)
+        assert cuda.on_host(copied).tolist() == [7.0] * 4
+        assert cuda.waits == []
+
+
+def test_torchs_cache_keeps_page_locked_memory_until_its_copies_have_run():
+    with simulated("lazy") as cuda:
+        pinned = torch.full((100,), 3.0).pin_memory()
+        address, copied = pinned.data_ptr(), pinned.to("cuda:0", non_blocking=True)
+        del pinned
+        other = torch.zeros(100).pin_memory()
+        assert other.data_ptr() != address
+        assert cuda.on_host(copied).unique().tolist() == [3.0]
+        again = torch.zeros(100).pin_memory()
+        assert again.data_ptr() == address
+
+
+def test_the_host_waits_for_copies_of_pageable_memory_and_for_numbers():
+    with simulated("lazy") as cuda:
+        numbers = torch.arange(3).to("cuda:0", non_blocking=True)
+        torch.tensor([1, 2], device="cuda:0")
+        numbers[[0, 2]]
+        numbers.nonzero()
+        numbers[numbers > 0]
+        bool(numbers[0] == 0)
+        numbers.cpu()
+        assert [wait.what for wait in cuda.waits] == [
+            "copy of pageable memory",
+            "blocking copy",
+            "blocking copy",
+            "aten.nonzero.default",
+            "aten.index.Tensor",
+            "aten._local_scalar_dense.default",
+            "copy to the host",
+        ]
+        assert {(wait.where, wait.function) for wait in cuda.waits} == {
+            ("test_model.py", "test_the_host_waits_for_copies_of_pageable_memory_and_for_numbers")
+        }
+
+
+def test_a_copy_of_memory_that_is_no_longer_locked_is_an_error():
+    with simulated("lazy") as cuda:
+        host = torch.zeros(4)
+        assert cuda.host.lock(host.data_ptr(), host.nbytes) == 0
+        host.to("cuda:0", non_blocking=True)
+        cuda.host.unlock(host.data_ptr())
+        with pytest.raises(RuntimeError, match="no longer page-locked"):
+            cuda.machine.synchronize()
+
+
+def test_an_error_on_the_device_is_heard_of_at_the_next_wait():
+    with simulated("lazy") as cuda:
+        numbers = torch.zeros(3, dtype=torch.int64, device="cuda:0")
+        torch.arange(3, device="cuda:0")[numbers + 5]
+        with pytest.raises(RuntimeError, match="an operation on the device failed"):
+            cuda.machine.synchronize()
