@@ -271,6 +271,8 @@ class Operations(TorchDispatchMode):
             assert not alone or tensor.dim() == 0, f"{func} got a tensor of the CPU beside one of the device"
         inner_args, inner_kwargs = tree_map(_frozen, args), tree_map(_frozen, kwargs)
         written = _written(func, args, kwargs)
+        if written and torch.Tag.nondeterministic_seeded in func.tags:
+            raise NotImplementedError(f"{func} draws random numbers in place; write it with a new tensor")
         if written:
             results = [tensor.inner for tensor in written]
             shapes = [tensor.shape for tensor in written]
@@ -282,9 +284,8 @@ class Operations(TorchDispatchMode):
             self.machine.issue(stream, change)
             return written[0] if len(written) == 1 else tuple(written)
         shaped = _tried(func, args, kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags:  # drawn now, from the host's generator
-            drawn = func(*inner_args, **inner_kwargs)
-            func, inner_args, inner_kwargs = torch.clone, (drawn,), {}
+        if torch.Tag.nondeterministic_seeded in func.tags:  # drawn now, as the host's generator stands
+            func, inner_args, inner_kwargs = torch.clone, (shaped,), {}
         made = tree_map(lambda leaf: self.empty(leaf, number, stream) if isinstance(leaf, torch.Tensor) else leaf, shaped)
         targets = [leaf.inner for leaf in tree_leaves(made) if isinstance(leaf, DeviceTensor)]
 

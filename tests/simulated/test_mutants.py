@@ -1,0 +1,289 @@
+"""Every guard against a race, a hidden wait or growing memory is needed: without it, the simulated device shows it.
+
+Each mutant is gpuload with one guard taken out or put wrong. It has to fail under a directed policy, in the loop that
+the guard is for; the same loops pass as gpuload is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from simulated.machine import DIRECTED
+from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, take
+from simulated.runtime import SimulatedCuda, simulated
+from simulated.test_modules import at_the_end, in_between, shifted
+from simulated.test_orders import CHAIN, options, samples
+
+import gpuload as gl
+from gpuload.stage.accelerator import Accelerator
+from gpuload.stage.transfer import CudaTransfer
+from gpuload.transforms import Chain
+
+Patch = pytest.MonkeyPatch
+Mutant = Callable[[Patch, SimulatedCuda], None]
+Loop = Callable[[SimulatedCuda], None]
+
+# -- loops ------------------------------------------------------------------------------------------------------------
+
+
+def plain(cuda: SimulatedCuda) -> None:
+    """Small chunks, so that slots come round; the host waits nowhere but where it may."""
+    given = options(chunk_size=2, info=True)
+    found = take(epochs(given | {"device": "cuda"}), cuda)
+    assert_equal(found.values, on_cpu(given))
+    assert found.hidden == []
+    assert cuda.host.locked == {}
+
+
+def other_device(cuda: SimulatedCuda) -> None:
+    """On a device that is not the current one."""
+    found = take(epochs(options(device="cuda:1")), cuda)
+    assert_equal(found.values, on_cpu(options()))
+
+
+def endless(cuda: SimulatedCuda) -> None:
+    """A consumer that lags, for many batches."""
+    reserved = []
+    with gl.Loader(**OPTIONS | options(dataset=samples() * 5, transforms=CHAIN[:1], device="cuda")) as loader:
+        for images, _ in loader:
+            images.sum()
+            del images, _
+            reserved.append(cuda.memory.reserved_bytes)
+    assert reserved[-1] == reserved[9]
+
+
+def broken_off(cuda: SimulatedCuda) -> None:
+    """Closed while copies are under way."""
+    loader = gl.Loader(**OPTIONS | options(device="cuda", chunk_size=1))
+    next(iter(loader))
+    loader.close()
+    cuda.machine.synchronize()
+
+
+def in_small_ring(cuda: SimulatedCuda) -> None:
+    """In a ring that is full, slots are waited for."""
+    given = options(ring_bytes=4096 * 2, chunk_size=1, batch_size=12)
+    assert_equal(take(epochs(given | {"device": "cuda"}), cuda).values, on_cpu(given))
+
+
+def changing(transforms: Any) -> Loop:
+    def loop(cuda: SimulatedCuda) -> None:
+        found = [cuda.on_host(tensor) for tensor in shifted("cuda:0", transforms)]
+        assert all(map(torch.equal, found, shifted("cpu", transforms)))
+
+    return loop
+
+
+ends_in_module, holds_module = changing(at_the_end), changing(in_between)
+LOOPS = (plain, other_device, endless, broken_off, in_small_ring, ends_in_module, holds_module)
+
+
+# -- mutants ----------------------------------------------------------------------------------------------------------
+
+MUTANTS: dict[str, tuple[Loop, Mutant]] = {}
+
+
+def mutant(loop: Loop) -> Callable[[Mutant], Mutant]:
+    """Note a mutant, and the loop in which it shows."""
+
+    def add(change: Mutant) -> Mutant:
+        MUTANTS[change.__name__] = loop, change
+        return change
+
+    return add
+
+
+def after_load(patch: Patch, change: Callable[[CudaTransfer], None]) -> None:
+    """Do something else once the copies of a batch are issued."""
+    load = CudaTransfer.load
+
+    def changed(self: CudaTransfer, *args: Any) -> Any:
+        made = load(self, *args)
+        change(self)
+        return made
+
+    patch.setattr(CudaTransfer, "load", changed)
+
+
+@mutant(plain)
+def batches_are_not_recorded_on_the_consumers_stream(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Accelerator, "keep", lambda self, tensor, stream: None)
+
+
+@mutant(plain)
+def the_first_tensor_is_not_recorded(patch: Patch, cuda: SimulatedCuda) -> None:
+    hand_over = CudaTransfer.hand_over
+    patch.setattr(CudaTransfer, "hand_over", lambda self, ticket, tensors: hand_over(self, ticket, tensors[1:]))
+
+
+@mutant(plain)
+def labels_are_not_recorded(patch: Patch, cuda: SimulatedCuda) -> None:
+    hand_over = CudaTransfer.hand_over
+
+    def images_alone(self: CudaTransfer, ticket: Any, tensors: list[torch.Tensor]) -> None:
+        hand_over(self, ticket, [tensor for tensor in tensors if tensor.dim() == 4])
+
+    patch.setattr(CudaTransfer, "hand_over", images_alone)
+
+
+@mutant(plain)
+def the_consumers_stream_does_not_wait(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Accelerator, "wait", lambda self, stream, event: None)
+
+
+@mutant(plain)
+def the_host_waits_in_place_of_the_stream(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Accelerator, "wait", lambda self, stream, event: event.synchronize())
+
+
+@mutant(plain)
+def the_event_is_recorded_before_the_stage(patch: Patch, cuda: SimulatedCuda) -> None:
+    early: list[Any] = []
+    after_load(patch, lambda self: early.append(self._device.record(self._stream)))
+    patch.setattr(CudaTransfer, "finish", lambda self: early[-1])
+
+
+@mutant(plain)
+def the_event_is_recorded_on_the_consumers_stream(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(CudaTransfer, "finish", lambda self: self._device.record(cuda.machine.defaults[0]))
+
+
+@mutant(plain)
+def slots_are_free_at_once(patch: Patch, cuda: SimulatedCuda) -> None:
+    after_load(patch, lambda self: self._copied.pop()[1]())
+
+
+@mutant(plain)
+def slots_are_free_when_they_are_asked_for(patch: Patch, cuda: SimulatedCuda) -> None:
+    def reclaim(self: CudaTransfer, wait: bool) -> bool:
+        freed = bool(self._copied)
+        while self._copied:
+            self._copied.popleft()[1]()
+        return freed
+
+    patch.setattr(CudaTransfer, "reclaim", reclaim)
+
+
+@mutant(in_small_ring)
+def the_event_of_slots_is_recorded_before_the_copies(patch: Patch, cuda: SimulatedCuda) -> None:
+    load = CudaTransfer.load
+
+    def changed(self: CudaTransfer, *args: Any) -> Any:
+        early = self._device.record(self._stream)
+        made = load(self, *args)
+        self._copied.append((early, self._copied.pop()[1]))
+        return made
+
+    patch.setattr(CudaTransfer, "load", changed)
+
+
+@mutant(plain)
+def batches_are_made_on_the_callers_stream(patch: Patch, cuda: SimulatedCuda) -> None:
+    """While their events are recorded on the side stream."""
+    patch.setattr(CudaTransfer, "stream", lambda self, *, after_consumer: contextlib.nullcontext())
+
+
+@mutant(plain)
+def copies_are_issued_on_the_callers_stream(patch: Patch, cuda: SimulatedCuda) -> None:
+    load = CudaTransfer.load
+
+    def changed(self: CudaTransfer, *args: Any) -> Any:
+        with self._device.on(cuda.machine.defaults[0]):
+            return load(self, *args)
+
+    patch.setattr(CudaTransfer, "load", changed)
+
+
+@mutant(other_device)
+def the_stream_is_that_of_the_current_device(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Accelerator, "current_stream", lambda self: torch.accelerator.current_stream())
+
+
+@mutant(plain)
+def labels_come_from_pageable_memory(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(CudaTransfer, "place", lambda self, tensor: tensor.to(self.device, non_blocking=True))
+
+
+@mutant(plain)
+def labels_come_from_one_buffer_that_is_used_again(patch: Patch, cuda: SimulatedCuda) -> None:
+    buffer = torch.empty(1 << 12, dtype=torch.uint8).pin_memory()
+
+    def place(self: CudaTransfer, tensor: torch.Tensor) -> torch.Tensor:
+        staged = buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return staged.to(self.device, non_blocking=True)
+
+    patch.setattr(CudaTransfer, "place", place)
+
+
+@mutant(plain)
+def numbers_of_the_stage_come_from_pageable_memory(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+
+
+@mutant(endless)
+def nothing_holds_the_host_back(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(CudaTransfer, "hold_back", lambda self: None)
+
+
+@mutant(broken_off)
+def closing_does_not_wait_for_the_copies(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Accelerator, "synchronize", lambda self, stream: None)
+
+
+@mutant(plain)
+def closing_does_not_unlock(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Accelerator, "unlock", lambda self, address: None)
+
+
+@mutant(ends_in_module)
+def the_module_at_the_end_is_called_ahead(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Chain, "ends_in_state", False)
+
+
+@mutant(ends_in_module)
+def the_module_at_the_end_is_called_on_the_side_stream(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(CudaTransfer, "consumer", lambda self: self.stream(after_consumer=False))
+
+
+@mutant(holds_module)
+def a_batch_with_a_module_is_made_ahead(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Chain, "holds_state", False)
+
+
+@mutant(holds_module)
+def a_module_in_between_does_not_wait_for_the_consumer(patch: Patch, cuda: SimulatedCuda) -> None:
+    stream = CudaTransfer.stream
+    patch.setattr(CudaTransfer, "stream", lambda self, *, after_consumer: stream(self, after_consumer=False))
+
+
+# -- tests ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_loops_pass_as_gpuload_is(loop):
+    for policy in DIRECTED:
+        with simulated(policy) as cuda:
+            loop(cuda)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_fails(name):
+    loop, change = MUTANTS[name]
+    assert any(fails(loop, change, policy) for policy in DIRECTED)
+
+
+def fails(loop: Loop, change: Mutant, policy: str) -> bool:
+    with simulated(policy) as cuda, Patch.context() as patch:
+        change(patch, cuda)
+        try:
+            loop(cuda)
+        except (AssertionError, RuntimeError) as error:
+            print(f"{policy}: {type(error).__name__}: {str(error)[:120]}")
+            return True
+    return False
