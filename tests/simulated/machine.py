@@ -89,8 +89,12 @@ class Event:
 
 
 class HostWait(NamedTuple):
-    """The host waited for the device. `what`: ``"event"``, ``"stream"``, or the operation that made it wait. `where`: the
-    file and the function, of gpuload or of the test, and the line."""
+    """The host waited for the device.
+
+    Attributes:
+        what: ``"event"``, ``"stream"``, or the operation that made it wait.
+        where, function, line: the file, of gpuload or of the test, the function in it, and the line.
+    """
 
     what: str
     where: str
@@ -193,7 +197,7 @@ class Machine:
                 self._step(self._random.choice(self.streams))
             return
         ahead = [stream for stream in self.streams if self._goes_ahead(stream)]
-        while any([self._step(stream) for stream in ahead]):
+        while sum(self._step(stream) for stream in ahead):  # each has its turn
             pass
 
     def record(self, stream: Stream) -> Event:

@@ -63,7 +63,7 @@ class DeviceMemory:
     """torch's caching allocator: of a freed block's stream, the next allocation of about its size gets it.
 
     Attributes:
-        reserved_bytes: of all blocks, in use, free or waiting to be free: it grows with what is held, and never shrinks.
+        reserved_bytes: of all blocks, in use, free or waiting to be free. It never shrinks.
     """
 
     def __init__(self, machine: Machine) -> None:

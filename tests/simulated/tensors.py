@@ -1,10 +1,10 @@
 """Tensors of the simulated device, and what torch's operations on them do.
 
-A `DeviceTensor` is a view of a block of the simulated device's memory. Python sees it on ``cuda:…``; to torch's C++ it is
-on the device ``meta``, which a build without CUDA has. An operation makes its results' memory at once, from their
-shapes (a trial with zeros tells them), and is queued on the current stream with bare views of all
-memory that it uses: it keeps no block from being freed, as a kernel does not. Views are made at once, as they move
-nothing. What needs numbers of the device on the host makes the host wait, and that is noted.
+A `DeviceTensor` is a view of a block of the simulated device's memory. Python sees it on ``cuda:…``; to torch's C++ it
+is on the device ``meta``, which a build without CUDA has. An operation makes its results' memory at once, by their
+shapes (a trial with zeros tells them), and is queued on the current stream with bare views of all memory that it uses:
+it keeps no block from being freed, as a kernel does not. Views are made at once, as they move nothing. What needs
+numbers of the device on the host makes the host wait, and that is noted.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class DeviceTensor(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
-            raise TypeError("can't convert a tensor of a device to numpy; use Tensor.cpu() to copy it to the host first")
+            raise TypeError(
+                "can't convert a tensor of a device to numpy; use Tensor.cpu() to copy it to the host first"
+            )
         return self.cpu().numpy()
 
     def record_stream(self, s: Any) -> None:
@@ -156,7 +158,9 @@ class Operations(TorchDispatchMode):
             if func is aten._to_copy.default and not (own and (device is None or on_device)):
                 return self._between(args[0], kwargs, number, stream)
             if func is aten.copy_.default and len(own) == 1:
-                return self._copied(args[0], args[1], len(args) > 2 and args[2] or kwargs.get("non_blocking", False), stream)
+                return self._copied(
+                    args[0], args[1], (len(args) > 2 and args[2]) or kwargs.get("non_blocking", False), stream
+                )
             if func.is_view:
                 return self._viewed(func, args, kwargs, own[0])
             if func in INDEXING:  # the host's indices are brought to the device first
@@ -170,7 +174,9 @@ class Operations(TorchDispatchMode):
 
     def empty(self, like: torch.Tensor, number: int, stream: Stream) -> DeviceTensor:
         """New memory on the device, of a shape, strides and dtype."""
-        extent = 0 if like.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+        extent = (
+            0 if like.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+        )
         held = self.memory.allocate(extent * like.element_size(), stream)
         raw = held.block.raw[: extent * like.element_size()]
         return DeviceTensor(torch.as_strided(raw.view(like.dtype), like.shape, like.stride()), held, number, self)
@@ -195,7 +201,9 @@ class Operations(TorchDispatchMode):
         """A copy in new memory, on the other side."""
         dtype, waits_not = kwargs.get("dtype") or given.dtype, bool(kwargs.get("non_blocking"))
         if not isinstance(given, DeviceTensor):
-            like = torch.empty_like(given, dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format)
+            like = torch.empty_like(
+                given, dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format
+            )
             made = self.empty(like, number, stream)
             return self._copied(made, given, waits_not, stream)
         made = torch.empty_like(given.inner, dtype=dtype)
@@ -216,7 +224,9 @@ class Operations(TorchDispatchMode):
             self.wait("copy to the host", stream)
             target.copy_(inner)
             return target
-        extent = 0 if host.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(host.shape, host.stride(), strict=True))
+        extent = (
+            0 if host.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(host.shape, host.stride(), strict=True))
+        )
         nbytes, address = extent * host.element_size(), host.data_ptr()
         shape, strides, dtype = host.shape, host.stride(), host.dtype
         if not (waits_not and (nbytes == 0 or self.host.is_locked(address, nbytes))):
@@ -243,9 +253,7 @@ class Operations(TorchDispatchMode):
             lambda leaf: DeviceTensor(leaf, of.held, of.number, self) if isinstance(leaf, torch.Tensor) else leaf, made
         )
 
-    def _waited(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream
-    ) -> Any:
+    def _waited(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
         """An operation whose result or its shape the host has to know."""
         self.wait(str(func), stream)
         made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
@@ -263,9 +271,7 @@ class Operations(TorchDispatchMode):
 
         return tree_map(placed, made)
 
-    def _queued(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream
-    ) -> Any:
+    def _queued(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
         for tensor in (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
             alone = not isinstance(tensor, DeviceTensor)
             assert not alone or tensor.dim() == 0, f"{func} got a tensor of the CPU beside one of the device"
@@ -286,7 +292,9 @@ class Operations(TorchDispatchMode):
         shaped = _tried(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:  # drawn now, as the host's generator stands
             func, inner_args, inner_kwargs = torch.clone, (shaped,), {}
-        made = tree_map(lambda leaf: self.empty(leaf, number, stream) if isinstance(leaf, torch.Tensor) else leaf, shaped)
+        made = tree_map(
+            lambda leaf: self.empty(leaf, number, stream) if isinstance(leaf, torch.Tensor) else leaf, shaped
+        )
         targets = [leaf.inner for leaf in tree_leaves(made) if isinstance(leaf, DeviceTensor)]
 
         def compute() -> None:
@@ -376,6 +384,14 @@ def _tried(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number:
                 raise
     return None
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """The bytes from its first number to its last."""
+    if tensor.numel() == 0:
+        return 0
+    steps = (step * (length - 1) for step, length in zip(tensor.stride(), tensor.shape, strict=True))
+    return (1 + sum(steps)) * tensor.element_size()
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[DeviceTensor]:

@@ -30,6 +30,8 @@ class Scale(torch.nn.Module):
 class Shift(torch.nn.Module):
     """With a buffer that the loop changes in place."""
 
+    amount: torch.Tensor
+
     def __init__(self, device: str) -> None:
         super().__init__()
         self.register_buffer("amount", torch.zeros(1).to(device))
@@ -71,7 +73,7 @@ def shifted(device: str, transforms: Any) -> list[torch.Tensor]:
     with gl.Loader(**OPTIONS | options(transforms=transforms(module), device=device)) as loader:
         for images, _ in loader:
             read.append(images.clone())
-            module.amount += 1  # pyright: ignore[reportOperatorIssue]
+            module.amount += 1
     return read
 
 

@@ -1,0 +1,56 @@
+"""The other backends on the simulated device: Triton's launches are operations on a stream like any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from parity.usable import needs
+from simulated.running import assert_equal, on_cpu, on_device
+from simulated.test_orders import options, samples
+
+from gpuload import transforms as T
+
+ORDERS = ("lazy", "side first")
+NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
+CHAINS: dict[str, list[Any]] = {
+    "flipped crops": [T.RandomCrop(12), T.RandomHorizontalFlip(), NORMALIZE],
+    "passes, tables, erasing": [T.RandomResizedCrop(12), T.RandomEqualize(1.0), NORMALIZE, T.RandomErasing(1.0)],
+    "mixing": [T.RandomCrop(12), NORMALIZE, T.MixUp(num_classes=30)],
+    "left to the reference": [T.RandomCrop(12), T.GaussianNoise(), T.ElasticTransform(), NORMALIZE],
+}
+
+
+def given(chain: str, backend: str, **changes: Any) -> dict[str, Any]:
+    return options(dataset=samples(8), batch_size=2, transforms=CHAINS[chain], backend=backend, **changes)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _triton():
+    pytest.importorskip("triton.runtime.interpreter")
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_fused_batches_are_as_on_the_cpu(chain):
+    expected = on_cpu(given(chain, "fused"))
+    for policy in ORDERS:
+        found = on_device(given(chain, "fused"), policy)
+        assert_equal(found.values, expected)
+        assert found.hidden == []
+
+
+def test_fused_lists_are_as_on_the_cpu():
+    """Their images are written through the address of the first."""
+    lists = given("flipped crops", "fused", ragged="list")
+    assert_equal(on_device(lists, "lazy").values, on_cpu(lists))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chain", ["flipped crops", "mixing"])
+def test_kornias_batches_are_as_on_the_cpu(chain):
+    needs("kornia")
+    expected = on_cpu(given(chain, "kornia"))
+    for policy in ORDERS:
+        found = on_device(given(chain, "kornia"), policy)
+        assert_equal(found.values, expected)
+        assert found.hidden == []
