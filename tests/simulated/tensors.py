@@ -101,7 +101,9 @@ class DeviceTensor(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
-            raise TypeError("can't convert a tensor of a device to numpy; use Tensor.cpu() to copy it to the host first")
+            raise TypeError(
+                "can't convert a tensor of a device to numpy; use Tensor.cpu() to copy it to the host first"
+            )
         return self.cpu().numpy()
 
     def record_stream(self, s: Any) -> None:
@@ -148,7 +150,9 @@ class Operations(TorchDispatchMode):
             if func is aten._to_copy.default and not (own and (device is None or on_device)):
                 return self._between(args[0], kwargs, number, stream)
             if func is aten.copy_.default and len(own) == 1:
-                return self._copied(args[0], args[1], len(args) > 2 and args[2] or kwargs.get("non_blocking", False), stream)
+                return self._copied(
+                    args[0], args[1], (len(args) > 2 and args[2]) or kwargs.get("non_blocking", False), stream
+                )
             if func.is_view:
                 return self._viewed(func, args, kwargs, own[0])
             if func in INDEXING:  # the host's indices are brought to the device first
@@ -162,7 +166,9 @@ class Operations(TorchDispatchMode):
 
     def empty(self, like: torch.Tensor, number: int, stream: Stream) -> DeviceTensor:
         """New memory on the device, of a shape, strides and dtype."""
-        extent = 0 if like.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+        extent = (
+            0 if like.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+        )
         held = self.memory.allocate(extent * like.element_size(), stream)
         raw = held.block.raw[: extent * like.element_size()]
         return DeviceTensor(torch.as_strided(raw.view(like.dtype), like.shape, like.stride()), held, number, self)
@@ -187,7 +193,9 @@ class Operations(TorchDispatchMode):
         """A copy in new memory, on the other side."""
         dtype, waits_not = kwargs.get("dtype") or given.dtype, bool(kwargs.get("non_blocking"))
         if not isinstance(given, DeviceTensor):
-            like = torch.empty_like(given, dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format)
+            like = torch.empty_like(
+                given, dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format
+            )
             made = self.empty(like, number, stream)
             return self._copied(made, given, waits_not, stream)
         made = torch.empty_like(given.inner, dtype=dtype)
@@ -208,7 +216,9 @@ class Operations(TorchDispatchMode):
             self.wait("copy to the host", stream)
             target.copy_(inner)
             return target
-        extent = 0 if host.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(host.shape, host.stride(), strict=True))
+        extent = (
+            0 if host.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(host.shape, host.stride(), strict=True))
+        )
         nbytes, address = extent * host.element_size(), host.data_ptr()
         shape, strides, dtype = host.shape, host.stride(), host.dtype
         if not (waits_not and (nbytes == 0 or self.host.is_locked(address, nbytes))):
@@ -235,9 +245,7 @@ class Operations(TorchDispatchMode):
             lambda leaf: DeviceTensor(leaf, of.held, of.number, self) if isinstance(leaf, torch.Tensor) else leaf, made
         )
 
-    def _waited(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream
-    ) -> Any:
+    def _waited(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
         """An operation whose result or its shape the host has to know."""
         self.wait(str(func), stream)
         made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
@@ -254,9 +262,7 @@ class Operations(TorchDispatchMode):
 
         return tree_map(placed, made)
 
-    def _queued(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream
-    ) -> Any:
+    def _queued(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
         for tensor in (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
             alone = not isinstance(tensor, DeviceTensor)
             assert not alone or tensor.dim() == 0, f"{func} got a tensor of the CPU beside one of the device"
@@ -276,7 +282,9 @@ class Operations(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:  # drawn now, from the host's generator
             drawn = func(*inner_args, **inner_kwargs)
             func, inner_args, inner_kwargs = torch.clone, (drawn,), {}
-        made = tree_map(lambda leaf: self.empty(leaf, number, stream) if isinstance(leaf, torch.Tensor) else leaf, shaped)
+        made = tree_map(
+            lambda leaf: self.empty(leaf, number, stream) if isinstance(leaf, torch.Tensor) else leaf, shaped
+        )
         targets = [leaf.inner for leaf in tree_leaves(made) if isinstance(leaf, DeviceTensor)]
 
         def compute() -> None:
