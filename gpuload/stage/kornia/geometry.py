@@ -94,7 +94,7 @@ def _padded(levels: torch.Tensor, margins: list[int], mode: str, fill: Sequence[
         return pad(levels.to(torch.float32), margins, mode=MODES[mode]).to(torch.uint8)
     if len(fill) == 1:
         return pad(levels, margins, value=fill[0])
-    channels = [pad(levels[:, [channel]], margins, value=value) for channel, value in enumerate(fill)]
+    channels = [pad(levels[:, channel : channel + 1], margins, value=value) for channel, value in enumerate(fill)]
     return torch.cat(channels, dim=1)
 
 
