@@ -132,6 +132,8 @@ def test_a_module_is_trained_in_step(loader, autocast):
 
 def test_a_buffer_that_is_changed_in_place(loader):
     class Scale(nn.Module):
+        by: torch.Tensor
+
         def __init__(self):
             super().__init__()
             self.register_buffer("by", torch.ones((), device="cuda"))

@@ -89,7 +89,8 @@ def test_a_refused_lock_costs_time_and_nothing_else(monkeypatch, allowed):
 def test_the_runtimes_last_error_is_gone_after_a_refusal(monkeypatch):
     device = accelerator.accelerator(torch.device("cuda"))
     memory = np.zeros(1 << 16, np.uint8)
-    monkeypatch.setattr(accelerator, "_runtime", lambda runtime=Refusing(0): runtime)
+    runtime = Refusing(0)
+    monkeypatch.setattr(accelerator, "_runtime", lambda: runtime)
     assert device.lock(memory.ctypes.data, memory.nbytes) > 0
     for _ in range(2):
         torch.ones(3, device="cuda").add_(1)  # a launch, which torch asks for the last error
