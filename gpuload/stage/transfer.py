@@ -3,10 +3,14 @@
 On the CPU nothing moves: the stage reads the ring, and the slots are free when it is done. A batch of plain arrays in
 one slot may be lent from that slot, until the user lets go of it.
 
-On CUDA the ring's slots are page-locked when they are made, and one side stream does everything: it copies the used
-bytes of each slot into one buffer on the device, runs the stage, and records two events: after the copies (then the
-slots are free again) and after the stage (the consumer's stream waits for it; the host never does). The finished
-tensors are recorded on the consumer's stream, so that their memory is not handed out again while it still reads them.
+On a GPU the ring's slots are page-locked when they are made, and one side stream of high priority does everything: it
+copies the used bytes of each slot into one buffer on the device, runs the stage, and records two events: after the
+copies (then the slots are free again) and after the stage (the consumer's stream waits for it, the host does not). The
+finished tensors are recorded on the consumer's stream, so that their memory is not handed out again while it still
+reads them.
+
+That memory comes back when the consumer is done with it, so a host that ran ahead without an end would take more with
+each batch. It waits, in `hold_back`, for what the consumer's stream had been given two batches ago.
 
 Runs in the main process, without a thread of its own.
 """

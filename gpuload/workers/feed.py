@@ -160,9 +160,9 @@ class Feed:
     def _pop(self) -> Batch | None:
         if not self._batches:
             return None
+        self._reclaim(False)  # it may raise: a batch that is popped must be given
         batch = self._batches.popleft()
         batch.come_due()
-        self._reclaim(False)
         # Workers need work while the consumer has this batch.
         self._plan()
         self._hand_out(waited_for=False)

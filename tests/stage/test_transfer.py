@@ -1,23 +1,19 @@
-"""Slots → device. The tests marked `cuda` need a GPU; the others show what a refused page-lock does, without one."""
+"""Slots → device, on one that is no GPU. What only a GPU shows is in `tests/cuda`, and what a late one does in
+`tests/simulated`."""
 
 from __future__ import annotations
 
-import contextlib
 import types
 
 import numpy as np
 import pytest
 import torch
+from devices import Device, Event
 from torch.overrides import TorchFunctionMode
 
-import gpuload as gl
-from gpuload import transforms as T
 from gpuload.ring.ring import Ring
-from gpuload.stage import accelerator
-from gpuload.stage.transfer import CpuTransfer, CudaTransfer, make_transfer
-
-RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1))
-NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+from gpuload.stage import accelerator, transfer
+from gpuload.stage.transfer import STEPS_BEHIND, CpuTransfer, CudaTransfer, make_transfer
 
 
 def test_the_device_decides_the_transfer():
@@ -28,67 +24,9 @@ def test_the_device_decides_the_transfer():
     ring.close()
 
 
-class Event:
-    """Passes when it is told to, or when it is waited for."""
-
-    def __init__(self, passed: bool = True):
-        self.passed = passed
-
-    def query(self):
-        return self.passed
-
-    def synchronize(self):
-        self.passed = True
-
-
-class Device:
-    """A device that is this CPU: what is issued on a stream is done at once. It locks `allowed` ranges and then
-    refuses; an event is made by `event`, for a stream and its number."""
-
-    def __init__(self, allowed: int = 100, event=lambda stream, number: Event()):
-        self.device = torch.device("cpu")
-        self.allowed = allowed
-        self.locked: set[int] = set()
-        self.kept: list[tuple[torch.Tensor, str]] = []
-        self.current = "consumer"
-        self.events: dict[str, list[Event]] = {"side": [], "consumer": []}
-        self._event = event
-
-    def new_stream(self, *, urgent=False):
-        assert urgent
-        return "side"
-
-    def current_stream(self):
-        return self.current
-
-    @contextlib.contextmanager
-    def on(self, stream):
-        before, self.current = self.current, stream
-        yield
-        self.current = before
-
-    def record(self, stream):
-        made = self.events.setdefault(stream, [])
-        made.append(self._event(stream, len(made)))
-        return made[-1]
-
-    def wait(self, stream, event):
-        pass
-
-    def keep(self, tensor, stream):
-        self.kept.append((tensor, stream))
-
-    def synchronize(self, stream):
-        pass
-
-    def lock(self, address, nbytes):
-        if len(self.locked) >= self.allowed:
-            return 2
-        self.locked.add(address)
-        return 0
-
-    def unlock(self, address):
-        self.locked.remove(address)
+def batch_of(ring, slot, used_bytes):
+    part = types.SimpleNamespace(slot=slot, data=ring.view(slot)[:used_bytes], used_bytes=used_bytes)
+    return types.SimpleNamespace(parts=[part], loaded=False)
 
 
 @pytest.fixture
@@ -148,10 +86,9 @@ def test_after_a_refused_lock_slots_are_copied_as_pageable_memory_and_still_give
 
     def load(slot, level):
         ring.view(slot)[:100] = level
-        part = types.SimpleNamespace(slot=slot, data=ring.view(slot)[:100], used_bytes=100)
         with Watched():
-            pixels, starts = made.load(types.SimpleNamespace(parts=[part]), lambda: ring.release(slot))
-        return pixels[: part.used_bytes].tolist(), starts
+            pixels, starts = made.load(batch_of(ring, slot, 100), lambda: ring.release(slot))
+        return pixels[:100].tolist(), starts
 
     first = ring.acquire(100_000)
     assert load(first, 3) == ([3] * 100, [0])
@@ -164,92 +101,99 @@ def test_after_a_refused_lock_slots_are_copied_as_pageable_memory_and_still_give
     assert ring.acquire(100_000) is first
 
 
-# -- on a GPU ---------------------------------------------------------------------------------------------------------
+def test_buffers_of_batches_that_differ_little_are_of_one_size(locking):
+    """So that torch's allocator has the memory of an earlier one for each."""
+    ring, made, _ = locking()
+    slot = ring.acquire(1 << 20)
+    sizes, used = set(), np.random.default_rng(0).integers(930_000, 980_000, 50).tolist()
+    for nbytes in used:
+        pixels, _ = made.load(batch_of(ring, slot, nbytes), lambda: None)
+        assert nbytes <= len(pixels) < nbytes + 64
+        sizes.add(pixels.untyped_storage().nbytes())
+    assert len(sizes) == 1
+    assert max(sizes) <= max(used) * 9 / 8
 
 
-@pytest.mark.cuda
-def test_cuda_batches_equal_cpu_batches_within_two_levels(jpeg_folder):
-    def run(device):
-        options = {"batch_size": 16, "shuffle": True, "transforms": RECIPE, "num_workers": 2, "seed": 1}
-        with gl.Loader(gl.ImageFolder(jpeg_folder), device=device, **options) as loader:
-            return [(images.cpu(), labels.cpu(), images.device.type) for images, labels in loader]
-
-    for (images, labels, device), (images_, labels_, _) in zip(run("cuda"), run("cpu"), strict=True):
-        assert device == "cuda"
-        assert torch.equal(labels, labels_)
-        assert (images.int() - images_.int()).abs().max() <= 2
+@pytest.mark.parametrize("nbytes", [0, 1, 511, 4097, 10**6, 2**20, 2**20 + 1, 3 * 10**9])
+def test_a_buffer_is_at_most_an_eighth_too_large(nbytes):
+    rounded = transfer._rounded(nbytes)
+    assert nbytes <= rounded <= max(nbytes * 9 / 8, nbytes + transfer.LEAST_GRAIN_BYTES)
 
 
-@pytest.mark.cuda
-def test_cuda_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_folder):
-    def run(workers, chunk):
-        options = {"batch_size": 20, "shuffle": True, "transforms": [*RECIPE, NORMALIZE]}
-        with gl.Loader(
-            gl.ImageFolder(jpeg_folder), num_workers=workers, chunk_size=chunk, device="cuda", **options
-        ) as loader:
-            return [images.cpu() for images, _ in loader]
-
-    expected = run(0, 16)
-    for workers, chunk in ((1, 5), (4, 1), (2, 16)):
-        assert all(torch.equal(a, b) for a, b in zip(run(workers, chunk), expected, strict=True))
+def given(made, device, name):
+    device.current = name
+    made.hold_back()
+    made.hand_over(made.finish(), [])
+    device.current = "side"
 
 
-@pytest.mark.cuda
-def test_everything_of_a_batch_is_on_the_device(jpeg_folder):
-    with gl.Loader(
-        gl.ImageFolder(jpeg_folder), 8, transforms=RECIPE, num_workers=1, device="cuda", info=True
-    ) as loader:
-        (images, labels), info = next(iter(loader))
-    assert {t.device.type for t in (images, labels, info.positions, info.indices, info.valid)} == {"cuda"}
+def test_the_host_waits_for_a_consumer_that_is_far_behind(locking):
+    waited = []
+
+    class Late(Event):
+        def synchronize(self):
+            waited.append(self)
+            self.passed = True
+
+    _, made, device = locking(event=lambda stream, number: Late(passed=stream == "side"))
+    for number in range(10):
+        given(made, device, ("consumer", "another")[number % 2])
+        issued = device.events["consumer"] + device.events.get("another", [])
+        assert sum(not event.passed for event in issued) <= STEPS_BEHIND
+    assert len(waited) == 10 - STEPS_BEHIND
+    assert waited[0] is device.events["consumer"][0]
+    assert waited[1] is device.events["another"][0]
 
 
-@pytest.mark.cuda
-def test_slots_are_page_locked(jpeg_folder):
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=RECIPE, num_workers=1, device="cuda") as loader:
-        list(loader)
-        ring = loader._session.ring
-        slot = ring.acquire(1)
-        assert torch.from_numpy(ring.view(slot)).is_pinned()
-        ring.release(slot)
+def test_the_host_does_not_wait_for_a_consumer_that_keeps_up(locking):
+    class Done(Event):
+        def synchronize(self):
+            raise AssertionError("the host waited")
+
+    _, made, device = locking(event=lambda stream, number: Done())
+    for _ in range(10):
+        given(made, device, "consumer")
 
 
-@pytest.mark.cuda
-def test_a_batch_is_safe_while_the_consumers_stream_still_reads_it(jpeg_folder):
-    """Each batch is read late, behind a long sleep on the consumer's stream, while the loader reuses memory."""
-    options = {"batch_size": 8, "transforms": [*RECIPE, NORMALIZE], "num_workers": 2, "device": "cuda"}
-    with gl.Loader(gl.ImageFolder(jpeg_folder), **options) as loader:
-        expected = [float(images.double().sum()) for images, _ in loader]
-        loader.set_epoch(0)
-        stream = torch.cuda.Stream()
-        sums = []
-        with torch.cuda.stream(stream):
-            for images, _ in loader:
-                torch.cuda._sleep(20_000_000)
-                sums.append(images.double().sum())
-                del images
-        stream.synchronize()
-    np.testing.assert_array_equal([float(value) for value in sums], expected)
+def test_what_cannot_be_page_locked_is_brought_to_the_device_all_the_same(locking, monkeypatch):
+    _, made, _ = locking()
+
+    def refused(tensor):
+        raise NotImplementedError("Could not run 'aten::_pin_memory'")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refused)
+    sparse = torch.eye(3).to_sparse()
+    assert torch.equal(made.place(sparse).to_dense(), torch.eye(3))
+    with pytest.raises(NotImplementedError):
+        made.place(torch.eye(3))
 
 
-@pytest.mark.cuda
-def test_the_next_batch_is_issued_while_the_consumer_has_the_current_one(jpeg_folder):
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cuda") as loader:
-        seen = 0
-        for _ in loader:
-            torch.cuda._sleep(20_000_000)  # a training step, during which the workers run ahead
-            torch.cuda.current_stream().synchronize()
-            seen = max(seen, len(loader._session.launched))
-        assert seen == 1
+class Broken(Event):
+    """An event of a device on which a kernel failed."""
+
+    def query(self):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    synchronize = query
 
 
-@pytest.mark.cuda
-def test_ten_broken_off_epochs_leave_no_memory_on_the_device(jpeg_folder):
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cuda") as loader:
-        used = []
-        for _ in range(10):
-            for step, _ in enumerate(loader):
-                if step == 5:
-                    break
-            torch.cuda.synchronize()
-            used.append(torch.cuda.memory_allocated())
-        assert used[-1] <= used[0] + (1 << 20)
+@pytest.mark.parametrize("wait", [False, True])
+def test_all_slots_come_back_from_a_device_that_broke(locking, wait):
+    ring, made, _ = locking(event=lambda stream, number: Broken())
+    slots = [ring.acquire(100_000) for _ in range(3)]
+    for slot in slots:
+        made.load(batch_of(ring, slot, 100), lambda slot=slot: ring.release(slot))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        made.reclaim(wait)
+    assert {ring.acquire(100_000) for _ in range(3)} == set(slots)
+    assert not made.reclaim(wait)
+
+
+def test_closing_gives_slots_back_whose_copies_were_not_asked_about(locking):
+    ring, made, device = locking(event=lambda stream, number: Broken())
+    device.synchronize = lambda stream: Broken().query()
+    back = []
+    made.load(batch_of(ring, ring.acquire(100_000), 100), lambda: back.append(True))
+    made.close()
+    assert back == [True]
+    assert device.locked == set()

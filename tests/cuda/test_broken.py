@@ -1,0 +1,144 @@
+"""When memory runs out, when a kernel fails, and in a process that was forked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gpuload as gl
+from gpuload import transforms as T
+
+pytestmark = pytest.mark.cuda
+
+TESTS = Path(__file__).parent.parent
+FOUND = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+
+
+class Large:
+    """Images whose batches have memory of their own in torch's allocator."""
+
+    def __len__(self) -> int:
+        return 10 * 64
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.full((256, 256, 3), index // 64, np.uint8)
+
+
+@pytest.fixture
+def limited():
+    """Takes all memory away from torch, until it is called again."""
+
+    def limit(fraction: float) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(fraction)
+
+    yield limit
+    limit(1.0)
+
+
+def test_no_memory_for_a_batch_is_the_error_of_that_batch(limited):
+    options = {"transforms": [T.CenterCrop(16)], "num_workers": 1, "device": "cuda"}
+    with gl.Loader(Large(), 64, **options) as loader:
+        batches, seen, errors = iter(loader), [], 0
+        seen.append(int(next(batches)[0, 0, 0, 0]))
+        limited(1e-6)
+        seen.append(int(next(batches)[0, 0, 0, 0]))
+        limited(1.0)
+        while True:
+            try:
+                seen.append(int(next(batches)[0, 0, 0, 0]))
+            except StopIteration:
+                break
+            except torch.OutOfMemoryError:
+                errors += 1
+        assert errors >= 1
+        assert len(seen) == 10 - errors
+        assert seen == sorted(seen)
+        torch.cuda.synchronize()
+        loader._session.transfer.reclaim(False)
+        assert loader._session.ring._busy == 0
+
+
+def run(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        env=FOUND,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert "closed" in done.stdout, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.processes
+def test_a_kernel_that_fails_ends_the_epoch_and_close_does_not_hang():
+    out = run(
+        """
+        import torch
+        import gpuload as gl
+        from gpuload import transforms as T
+        from labelled import Pictures
+
+        loader = gl.Loader(Pictures(400), 4, transforms=[T.RandomResizedCrop(16)], num_workers=2, device="cuda")
+        batches = iter(loader)
+        next(batches)
+        torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")]  # an assertion on the device
+        try:
+            for _ in batches:
+                pass
+        except RuntimeError as error:
+            print(type(error).__name__, flush=True)
+        transfer = loader._session.transfer
+        loader.close()
+        assert not transfer._copied and not transfer._locked
+        print("closed", flush=True)
+        """
+    )
+    assert "Error" in out
+
+
+@pytest.mark.processes
+def test_a_fork_after_cuda_has_loaders_of_its_own_on_the_cpu():
+    out = run(
+        """
+        import os
+        import gpuload as gl
+        from gpuload import transforms as T
+        from labelled import Pictures
+
+        def loader(device):
+            return gl.Loader(Pictures(40), 4, transforms=[T.RandomResizedCrop(16)], num_workers=1, device=device)
+
+        outer = loader("cuda")
+        batches = iter(outer)
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(batches)
+            except RuntimeError as error:
+                print("parent's:", error, flush=True)
+            print(len(list(loader("cpu"))), "on the CPU", flush=True)
+            try:
+                list(loader("cuda"))
+            except (RuntimeError, ValueError) as error:
+                print("on the GPU:", error, flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(batches)) == 9
+        outer.close()
+        print("closed", flush=True)
+        """
+    )
+    assert "make a new Loader in the child" in out
+    assert "10 on the CPU" in out
+    assert "forked subprocess" in out or "finds no CUDA device" in out

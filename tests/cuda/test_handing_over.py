@@ -1,0 +1,150 @@
+"""A batch is handed to the stream that is current in `next()`, in whatever thread, and is safe there."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from labelled import Pictures
+from torch import nn
+
+import gpuload as gl
+from gpuload import transforms as T
+
+pytestmark = pytest.mark.cuda
+
+RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.25,) * 3))
+LONG = 20_000_000  # cycles, some ten milliseconds
+
+
+@pytest.fixture
+def loader() -> Iterator[gl.Loader]:
+    with gl.Loader(Pictures(96), 8, transforms=RECIPE, num_workers=2, device="cuda") as made:
+        yield made
+
+
+@pytest.fixture
+def expected(loader) -> list[float]:
+    """The sum of each batch of epoch 0, one after the other."""
+    found = []
+    for images, _ in loader:
+        found.append(float(images.double().sum()))
+    loader.set_epoch(0)
+    return found
+
+
+def read_late(images: torch.Tensor) -> torch.Tensor:
+    torch.cuda._sleep(LONG)
+    return images.double().sum()
+
+
+def test_a_batch_is_safe_while_the_consumers_stream_still_reads_it(loader, expected):
+    """Each batch is read late, behind a long sleep, while the loader uses memory again."""
+    stream, sums = torch.cuda.Stream(), []
+    with torch.cuda.stream(stream):
+        for images, _ in loader:
+            sums.append(read_late(images))
+            del images
+    stream.synchronize()
+    assert [float(value) for value in sums] == expected
+
+
+def test_two_streams_that_take_turns(loader, expected):
+    streams, sums, batches = [torch.cuda.Stream(), torch.cuda.Stream()], [], iter(loader)
+    for step in range(len(loader)):
+        with torch.cuda.stream(streams[step % 2]):
+            images, _ = next(batches)
+            sums.append(read_late(images))
+            del images
+    torch.cuda.synchronize()
+    assert [float(value) for value in sums] == expected
+
+
+def test_another_thread_takes_the_batches(loader, expected):
+    sums: list[torch.Tensor] = []
+
+    def consume():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for images, _ in loader:
+                sums.append(read_late(images))
+                del images
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    thread.join(timeout=60)
+    torch.cuda.synchronize()
+    assert [float(value) for value in sums] == expected
+
+
+def test_streams_and_device_are_as_before(loader):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in loader:
+            assert torch.cuda.current_stream() == stream
+            assert torch.cuda.current_device() == stream.device_index
+
+
+def test_another_device_than_the_current_one(expected):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    assert torch.cuda.current_device() == 0
+    with gl.Loader(Pictures(96), 8, transforms=RECIPE, num_workers=2, device="cuda:1") as loader:
+        sums = []
+        for images, labels in loader:
+            assert torch.cuda.current_device() == 0
+            assert images.device == labels.device == torch.device("cuda", 1)
+            sums.append(float(images.double().sum()))
+    assert sums == pytest.approx(expected, rel=1e-6)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).cuda()
+
+
+def trained(batches, module: nn.Module, apply) -> list[float]:
+    optimizer, losses = torch.optim.SGD(module.parameters(), 0.05), []
+    for images, _ in batches:
+        optimizer.zero_grad()
+        loss = (apply(images) - 1).square().mean()
+        loss.backward()
+        torch.cuda._sleep(LONG // 4)  # the step lasts longer than the loader needs for the batches after it
+        optimizer.step()
+        losses.append(loss.detach())
+    return [float(loss) for loss in losses]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_module_is_trained_in_step(loader, autocast):
+    """As if it were called in the loop: autograd refuses weights that changed meanwhile, and stale ones differ."""
+    inside = network()
+    outside = copy.deepcopy(inside)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+        expected = trained(loader, outside, outside)
+        with gl.Loader(Pictures(96), 8, transforms=[*RECIPE, inside], num_workers=2, device="cuda") as with_module:
+            found = trained(with_module, inside, lambda images: images)
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert len(set(found)) == len(found)
+
+
+def test_a_buffer_that_is_changed_in_place(loader):
+    class Scale(nn.Module):
+        by: torch.Tensor
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("by", torch.ones((), device="cuda"))
+
+        def forward(self, images):
+            return images * self.by
+
+    scale, sums = Scale(), []
+    plain = [float(images.double().sum()) for images, _ in loader]
+    with gl.Loader(Pictures(96), 8, transforms=[*RECIPE, scale], num_workers=2, device="cuda") as scaled:
+        for images, _ in scaled:
+            sums.append(read_late(images))
+            scale.by *= 2
+    assert [float(value) for value in sums] == [value * 2**step for step, value in enumerate(plain)]

@@ -1,0 +1,97 @@
+"""Slots are page-locked when they are made; where the driver refuses, batches come all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from labelled import Pictures
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.stage import accelerator
+
+pytestmark = pytest.mark.cuda
+
+
+class Growing:
+    """Images that become larger and larger."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        side = 40 + 30 * index
+        return np.full((side, side, 3), index, np.uint8)
+
+
+def levels(dataset: Any, **options: Any) -> list[list[int]]:
+    options = {"transforms": [T.Resize((8, 8))], "num_workers": 1, "device": "cuda"} | options
+    with gl.Loader(dataset, 4, **options) as loader:
+        return [batch[:, 0, 0, 0].tolist() for batch in loader]
+
+
+IN_ORDER = [list(range(start, start + 4)) for start in range(0, 40, 4)]
+
+
+def test_slots_are_page_locked():
+    with gl.Loader(Pictures(40), 8, transforms=[T.RandomResizedCrop(16)], num_workers=1, device="cuda") as loader:
+        list(loader)
+        ring = loader._session.ring
+        slot = ring.acquire(1)
+        assert torch.from_numpy(ring.view(slot)).is_pinned()
+        ring.release(slot)
+
+
+@pytest.mark.parametrize("ring_bytes", [2 << 30, 24 << 20], ids=["roomy", "retiring"])
+def test_slots_that_grow_are_locked_anew(ring_bytes):
+    """Small ones are retired when the ring is full: their pages must be unlocked before they are given back."""
+    with gl.Loader(
+        Growing(), 4, transforms=[T.Resize((8, 8))], num_workers=1, device="cuda", ring_bytes=ring_bytes, chunk_size=2
+    ) as loader:
+        assert [batch[:, 0, 0, 0].tolist() for batch in loader] == IN_ORDER
+        loader.set_epoch(0)
+        assert [batch[:, 0, 0, 0].tolist() for batch in loader] == IN_ORDER
+        ring = loader._session.ring
+        slots = [ring.acquire(1 << 20), ring.acquire(1 << 20)]
+        assert all(torch.from_numpy(ring.view(slot)).is_pinned() for slot in slots)
+
+
+class Refusing:
+    """The real runtime, asked for more than it can lock after the first `allowed` times."""
+
+    def __init__(self, allowed: int):
+        self.allowed, self.refused = allowed, 0
+        self.real = torch.cuda.cudart()
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> Any:
+        if self.allowed:
+            self.allowed -= 1
+            return self.real.cudaHostRegister(address, nbytes, flags)
+        self.refused += 1
+        return self.real.cudaHostRegister(address, 1 << 50, flags)
+
+    def cudaHostUnregister(self, address: int) -> Any:
+        return self.real.cudaHostUnregister(address)
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_a_refused_lock_costs_time_and_nothing_else(monkeypatch, allowed):
+    runtime = Refusing(allowed)
+    monkeypatch.setattr(accelerator, "_runtime", lambda: runtime)
+    with pytest.warns(RuntimeWarning, match="refused to page-lock"):
+        assert levels(Growing()) == IN_ORDER
+    assert runtime.refused == 1
+
+
+def test_the_runtimes_last_error_is_gone_after_a_refusal(monkeypatch):
+    device = accelerator.accelerator(torch.device("cuda"))
+    memory = np.zeros(1 << 16, np.uint8)
+    runtime = Refusing(0)
+    monkeypatch.setattr(accelerator, "_runtime", lambda: runtime)
+    assert device.lock(memory.ctypes.data, memory.nbytes) > 0
+    for _ in range(2):
+        torch.ones(3, device="cuda").add_(1)  # a launch, which torch asks for the last error
+    torch.cuda.synchronize()

@@ -1,0 +1,130 @@
+"""How far loader and host run ahead of a training loop that never waits, and what memory that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from labelled import Pictures
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.stage.transfer import STEPS_BEHIND
+
+pytestmark = pytest.mark.cuda
+
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE)
+SIZE, BATCH = 128, 64
+LARGE = (T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), NORMALIZE)
+BATCH_BYTES = BATCH * 3 * SIZE * SIZE * 4
+
+
+def stacked(samples):
+    import torch
+
+    return torch.stack([torch.as_tensor(image) for image, _ in samples]), [label for _, label in samples]
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.parametrize(
+    ("transforms", "options"),
+    [
+        (RECIPE, {}),
+        (RECIPE, {"info": True}),
+        ([T.RandAugment(), T.Resize((64, 64)), NORMALIZE], {}),
+        ([T.MultiView([T.RandomResizedCrop(32), T.RandomResizedCrop(16)])], {}),
+        ([*RECIPE, T.MixUp(num_classes=7)], {}),
+        ([*RECIPE, torch.nn.BatchNorm2d(3)], {}),
+        ([T.Resize(40)], {"ragged": "list"}),
+        ([T.Resize((16, 20))], {"collate_fn": stacked}),
+    ],
+    ids=["recipe", "info", "randaugment", "views", "mixup", "module", "list", "collate_fn"],
+)
+def test_next_never_waits_for_the_device(transforms, options):
+    transforms = [one.cuda() if isinstance(one, torch.nn.Module) else one for one in transforms]
+    with gl.Loader(Pictures(160), 8, transforms=transforms, num_workers=2, device="cuda", **options) as loader:
+        for step, _ in enumerate(loader):
+            torch.cuda.set_sync_debug_mode("error" if 4 <= step < 18 else "default")  # kernels are compiled by then
+            torch.cuda._sleep(1_000_000)
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(autouse=True)
+def default_mode() -> Iterator[None]:
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_two_batches_are_issued_while_the_consumer_has_the_current_one():
+    with gl.Loader(Pictures(96), 4, transforms=RECIPE, num_workers=2, device="cuda") as loader:
+        seen = 0
+        for _ in loader:
+            torch.cuda._sleep(20_000_000)  # a training step, during which the workers run ahead
+            torch.cuda.current_stream().synchronize()
+            seen = max(seen, len(loader._session.launched))
+        assert seen == 2
+
+
+def test_the_host_is_held_back_by_a_slow_consumer():
+    ends: list[torch.cuda.Event] = []
+    with gl.Loader(Pictures(160), 4, transforms=RECIPE, num_workers=1, device="cuda") as loader:
+        most = 0
+        for _ in loader:
+            most = max(most, sum(not end.query() for end in ends))
+            torch.cuda._sleep(20_000_000)
+            ends.append(torch.cuda.Event())
+            ends[-1].record()
+    assert 1 <= most <= STEPS_BEHIND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graphs", [False, True], ids=["kernels", "graphs"])
+def test_memory_is_flat_over_a_thousand_batches_without_a_wait(graphs):
+    """Up to two batches that training is not done with, the one given, two ahead, and one that is being freed."""
+    options = {"transforms": LARGE, "num_workers": 2, "device": "cuda"}
+    with gl.Loader(Pictures(BATCH * 1000), BATCH, **options) as loader:
+        static = torch.zeros(BATCH, 3, SIZE, SIZE, device="cuda")
+        total = torch.zeros((), device="cuda", dtype=torch.float64)
+
+        def training_step() -> None:
+            total.add_(static.double().square().mean())
+
+        training_step()
+        graph = torch.cuda.CUDAGraph()
+        if graphs:
+            with torch.cuda.graph(graph):
+                training_step()
+        for step, (images, _) in enumerate(loader):
+            torch.cuda._sleep(4_000_000)
+            static.copy_(images)
+            if graphs:
+                graph.replay()
+            else:
+                training_step()
+            if step == 100:
+                held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+                torch.cuda.reset_peak_memory_stats()
+        assert step == 999
+        assert torch.cuda.max_memory_allocated() <= held + 6 * BATCH_BYTES
+        assert torch.cuda.memory_reserved() <= reserved + 2 * BATCH_BYTES
+        assert float(total) > 0
+
+
+def test_a_step_in_a_cuda_graph_sees_each_batch():
+    with gl.Loader(Pictures(96), 8, transforms=RECIPE, num_workers=2, device="cuda") as loader:
+        expected = [float((images.double() * 2).sum()) for images, _ in loader]
+        loader.set_epoch(0)
+        static = torch.zeros(8, 3, 64, 64, device="cuda")
+        (static.double() * 2).sum()
+        graph, sums = torch.cuda.CUDAGraph(), []
+        with torch.cuda.graph(graph):
+            result = (static.double() * 2).sum()
+        for images, _ in loader:
+            static.copy_(images)
+            del images
+            torch.cuda._sleep(5_000_000)
+            graph.replay()
+            sums.append(result.clone())
+    assert [float(value) for value in sums] == expected

@@ -1,0 +1,73 @@
+"""A device that is this CPU, for tests of what is asked of a device and when. What a device does late is modelled in
+`tests/simulated`."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+
+class Event:
+    """Passes when it is told to, or when it is waited for."""
+
+    def __init__(self, passed: bool = True):
+        self.passed = passed
+
+    def query(self):
+        return self.passed
+
+    def synchronize(self):
+        self.passed = True
+
+
+class Device:
+    """A device that is this CPU: what is issued on a stream is done at once. It locks `allowed` ranges and then
+    refuses; an event is made by `event`, for a stream and its number."""
+
+    def __init__(self, allowed: int = 100, event=lambda stream, number: Event()):
+        self.device = torch.device("cpu")
+        self.allowed = allowed
+        self.locked: set[int] = set()
+        self.kept: list[tuple[torch.Tensor, str]] = []
+        self.current = "consumer"
+        self.events: dict[str, list[Event]] = {"side": [], "consumer": []}
+        self._event = event
+
+    def new_stream(self, *, urgent=False):
+        assert urgent
+        return "side"
+
+    def current_stream(self):
+        return self.current
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def record(self, stream):
+        made = self.events.setdefault(stream, [])
+        made.append(self._event(stream, len(made)))
+        return made[-1]
+
+    def wait(self, stream, event):
+        pass
+
+    def keep(self, tensor, stream):
+        self.kept.append((tensor, stream))
+
+    def synchronize(self, stream):
+        pass
+
+    def lock(self, address, nbytes):
+        if len(self.locked) >= self.allowed:
+            return 2
+        self.locked.add(address)
+        return 0
+
+    def unlock(self, address):
+        self.locked.remove(address)

@@ -1,0 +1,230 @@
+"""Batches that are launched ahead, on a device that is no GPU: what is done when, and on which stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from devices import Device, Event
+from torch import nn
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.loader import session
+from gpuload.ring.ring import Ring
+from gpuload.stage import accelerator
+from gpuload.stage.transfer import CudaTransfer
+
+COUNT = 12
+
+
+class Levels:
+    """Sample i is an image of level i, and i."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return torch.full((3, 4, 4), index, dtype=torch.uint8), index
+
+
+class Shift(nn.Module):
+    """Adds a number, as a parameter or a buffer, or as neither."""
+
+    def __init__(self, held: str = "parameter"):
+        super().__init__()
+        self.calls, self.streams = 0, []
+        if held == "parameter":
+            self.by = nn.Parameter(torch.zeros(()))
+        elif held == "buffer":
+            self.register_buffer("by", torch.zeros(()))
+        else:
+            self.by = 0.0
+
+    def forward(self, images):
+        self.calls += 1
+        self.streams.append(None if self.device is None else self.device.current)
+        return images + self.by
+
+    device = None
+
+
+@pytest.fixture
+def device(monkeypatch):
+    found = Device()
+    monkeypatch.setattr(accelerator, "accelerator", lambda asked: found)
+    monkeypatch.setattr(session, "make_transfer", CudaTransfer)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(Shift, "device", found)
+    return found
+
+
+def loader_of(*transforms, **options):
+    options = {"batch_size": 2, "num_workers": 0, "device": "cpu", "chunk_size": 2, "prefetch_factor": 4} | options
+    return gl.Loader(Levels(), transforms=list(transforms), **options)
+
+
+def launched(loader):
+    return len(loader._session.launched)
+
+
+def test_two_batches_are_launched_ahead(device):
+    with loader_of(T.CenterCrop(4)) as loader:
+        ahead = [launched(loader) for _ in loader]
+    assert ahead == [2, 2, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("held", ["parameter", "buffer"])
+def test_a_batch_goes_through_the_module_as_training_has_left_it(device, held):
+    module = Shift(held)
+    with loader_of(T.ToDtype("float32"), module) as loader:
+        for step, (images, labels) in enumerate(loader):
+            assert module.calls == step + 1
+            assert images[:, 0, 0, 0].tolist() == [level + 100 * step for level in labels.tolist()]
+            assert images.requires_grad == (held == "parameter")
+            with torch.no_grad():
+                module.by += 100  # the optimizer's step
+    assert set(module.streams) == {"consumer"}
+    assert launched_ahead_once(device)
+
+
+def launched_ahead_once(device):
+    """Everything that the module was given is kept for the stream that it ran on."""
+    return any(tensor.shape == (2, 3, 4, 4) and stream == "consumer" for tensor, stream in device.kept)
+
+
+def test_a_deep_module_is_trained_by_what_follows(device):
+    """Its weights are changed in place while a later batch is launched: autograd would refuse to go back."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    losses = []
+    with loader_of(T.ToDtype("float32", scale=True), module) as loader:
+        for _ in range(3):
+            for images, _ in loader:
+                loss = (images - 1).square().mean()
+                gradients = torch.autograd.grad(loss, list(module.parameters()))
+                with torch.no_grad():
+                    for weights, gradient in zip(module.parameters(), gradients, strict=True):
+                        weights -= 0.01 * gradient
+                losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_a_module_without_state_runs_ahead(device):
+    module = Shift("neither")
+    with loader_of(T.ToDtype("float32"), module) as loader:
+        calls = [module.calls for _ in loader]
+    assert calls == [3, 4, 5, 6, 6, 6]
+    assert set(module.streams) == {"side"}
+
+
+def test_a_function_at_the_end_is_called_when_its_batch_is_handed_over(device):
+    net = Shift()
+    with loader_of(T.ToDtype("float32"), T.Lambda(lambda images: net(images))) as loader:
+        assert [net.calls for _ in loader] == [1, 2, 3, 4, 5, 6]
+
+
+def test_nothing_is_launched_ahead_if_a_module_with_state_stands_before_the_end(device):
+    module = Shift("buffer")
+    with loader_of(T.ToDtype("float32"), T.Lambda(module), T.Normalize([0.0] * 3, [1.0] * 3)) as loader:
+        for step, (images, labels) in enumerate(loader):
+            assert launched(loader) == 0
+            assert images[:, 0, 0, 0].tolist() == [level + 100 * step for level in labels.tolist()]
+            module.by += 100
+
+
+@dataclass
+class Batch:
+    images: torch.Tensor
+    total: float
+
+
+def test_a_collate_fn_gets_what_the_module_made(device):
+    module = Shift()
+
+    def collate_fn(samples):
+        images = torch.stack([image for image, _ in samples])
+        return Batch(images, images.sum().item())
+
+    with loader_of(T.ToDtype("float32"), module, collate_fn=collate_fn) as loader:
+        totals = []
+        for batch in loader:
+            totals.append(batch.total)
+            with torch.no_grad():
+                module.by += 1
+    assert totals == [48 * (2 * i + (2 * i + 1)) + 96 * i for i in range(6)]
+
+
+def test_views_and_info_are_as_without_ahead(device):
+    def run(module, **options):
+        with loader_of(T.MultiView([T.CenterCrop(4), T.CenterCrop(4)]), module, info=True, **options) as loader:
+            return [
+                ([view.tolist() for view in views], labels.tolist(), info.positions.tolist())
+                for (views, labels), info in loader
+            ]
+
+    assert run(Shift()) == run(Shift("neither"))
+
+
+def test_an_error_of_the_module_is_that_of_its_batch(device):
+    class Refuses(Shift):
+        def forward(self, images):
+            if int(images.max()) == 5:
+                raise StopIteration("five")
+            return super().forward(images)
+
+    seen = []
+    with loader_of(Refuses("buffer")) as loader:
+        batches = iter(loader)
+        seen += [next(batches)[1].tolist(), next(batches)[1].tolist()]
+        with pytest.raises(RuntimeError, match=r"making a batch raised StopIteration\('five'\)"):
+            next(batches)
+        seen += [labels.tolist() for _, labels in batches]
+    assert seen == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+
+
+def test_no_memory_for_a_batch_is_the_error_of_that_batch(device, monkeypatch):
+    """Its slots come back: the ring has room for few, and all other batches arrive."""
+    load, loads = CudaTransfer.load, []
+
+    def short(transfer, batch, release):
+        loads.append(batch)
+        with monkeypatch.context() as patches:
+            if len(loads) == 3:
+                patches.setattr(torch, "empty", no_memory)
+            return load(transfer, batch, release)
+
+    def no_memory(*shape, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(CudaTransfer, "load", short)
+    with loader_of(T.CenterCrop(4), ring_bytes=4 << 16) as loader:
+        batches, seen = iter(loader), []
+        seen += [next(batches)[1].tolist(), next(batches)[1].tolist()]
+        with pytest.raises(torch.OutOfMemoryError):
+            next(batches)
+        seen += [labels.tolist() for _, labels in batches]
+        ring: Ring = loader._session.ring
+        assert ring._busy == 0
+    assert seen == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+
+
+def test_an_error_of_the_device_ends_the_epoch_and_closing_is_quiet(device):
+    class Breaks(Event):
+        def query(self):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        synchronize = query
+
+    loader = loader_of(T.CenterCrop(4))
+    batches = iter(loader)
+    next(batches)
+    device._event = lambda stream, number: Breaks()
+    device.synchronize = lambda stream: Breaks().query()
+    copied = loader._session.transfer._copied
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        for _ in batches:
+            pass
+    loader.close()
+    assert not copied
+    assert device.locked == set()
