@@ -43,6 +43,7 @@ class OrderOptions:
     sampler: Any = None
     batch_sampler: Any = None
     drop_last: bool = False
+    in_order: bool = True
     seed: int = None  # pyright: ignore[reportAssignmentType]
     generator: Any = None
     rank: int | None = None
@@ -57,7 +58,7 @@ class OrderOptions:
     promised: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("shuffle", "drop_last", "info"):
+        for name in ("shuffle", "drop_last", "in_order", "info"):
             object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         self._check_dataset()
         size = None if self.batch_size is None else check_integer("batch_size", self.batch_size, 1)
