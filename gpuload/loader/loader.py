@@ -66,8 +66,8 @@ class Loader:
         multiprocessing_context: without effect: workers are fresh interpreters, and ``"fork"`` is warned of.
         persistent_workers: False ends the workers with each epoch, so that the next one sees changes of the dataset
             made here; default: they stay.
-        in_order: False: batches of an iterable dataset come as workers have them ready, and a slow one holds up no other;
-            a state stays exact. Those of a map dataset always come in order, and no worker waits for that.
+        in_order: False: batches of an iterable dataset come as workers have them ready, and a slow worker holds up no
+            other; a state stays exact. Those of a map dataset always come in order, and no worker waits for that.
         transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may come last and gets the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
             process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
