@@ -1,8 +1,8 @@
 """The errors that users catch: each is a `GpuloadError`, and says what came, what was expected, where, and what to do.
 
 The error of a sample travels between processes as a value (`ErrorRecord`), never as an exception. It names the classes
-of the exception behind it, and the `SampleError` that is raised is of that type too, as is a `CollateError`: so what a
-training loop catches from a DataLoader, it catches here.
+of the exception behind it, and the `SampleError` that is raised is of that type too, as are a `CollateError` and a
+`WorkerError`: so what a training loop catches from a DataLoader, it catches here.
 """
 
 from __future__ import annotations
@@ -103,8 +103,12 @@ class LimitError(GpuloadError):
     """A limit of the machine (open files, the control group's memory) would be exceeded; raised before it is."""
 
 
-class WorkerError(GpuloadError, RuntimeError):
-    """A worker process could not be started, or died more often than is allowed."""
+class WorkerError(_Kind, RuntimeError):
+    """A worker process could not be started, or died more often than is allowed. Where the user's code raised an
+    exception at its start (`worker_init_fn`, or while the dataset was unpacked), it is of that type too."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkerError, self.args
 
 
 class TooManyErrors(GpuloadError):

@@ -24,6 +24,16 @@ __all__ = ["EXTENSIONS", "ImageFiles", "ImageFolder"]
 # torchvision's, so that both number the same files alike.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
+ARGUMENTS: Final = ("root", "extensions", "follow_links", "mode")
+# What takes the place of torchvision's other arguments.
+INSTEAD: Final[dict[str, str]] = {
+    "transform": "images are transformed in batches, by gpuload.Loader(dataset, transforms=[…])",
+    "transforms": "images are transformed in batches, by gpuload.Loader(dataset, transforms=[…])",
+    "target_transform": "change its labels, an array, before the Loader has it: dataset.labels = table[dataset.labels]",
+    "loader": "the Loader decodes what its samples hold, the bytes of files; decode=gpuload.Decode(…) says how",
+    "is_valid_file": "extensions=('.jpg', …) says which files are images",
+}
+
 _SHOWN = 3  # how many class names an error lists
 
 
@@ -113,9 +123,10 @@ class ImageFolder(_Images):
         class_to_idx: the label of each class.
         paths: the full path of each image: a sequence that makes each str when it is asked for.
         labels: the label of each image, as an array of the smallest unsigned type; also `targets`.
-        samples: the path and the label of each image, in pairs.
+        samples: the path and the label of each image, in pairs; also `imgs`.
 
     Raises:
+        TypeError: an argument is not known; of torchvision's the message says what takes its place.
         FileNotFoundError: `root` is missing or has no folders in it, or a class has no images.
         NotADirectoryError: `root` is a file.
         ValueError: a link leaves the root or leads in a circle; `extensions` or `mode` is not valid.
@@ -140,7 +151,9 @@ class ImageFolder(_Images):
         extensions: str | Iterable[str] = EXTENSIONS,
         follow_links: bool = False,
         mode: Mode = "RGB",
+        **others: Any,
     ) -> None:
+        _refuse_others(type(self).__name__, others)
         self.mode = _checked_mode(mode)
         folder, endings = _existing(root), _checked_extensions(extensions)
         scanner = Scanner(folder, extensions=endings, follow_links=follow_links)
@@ -170,6 +183,11 @@ class ImageFolder(_Images):
     def samples(self) -> Sequence[tuple[str, int]]:
         """``(path, label)`` of each image: a sequence that makes each pair when it is asked for."""
         return _Samples(self.paths, self.labels)
+
+    @property
+    def imgs(self) -> Sequence[tuple[str, int]]:
+        """The samples, under torchvision's other name."""
+        return self.samples
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, int]:
         number = self._from_start(index)
@@ -218,7 +236,9 @@ class ImageFiles(_Images):
         extensions: str | Iterable[str] = EXTENSIONS,
         follow_links: bool = False,
         mode: Mode = "RGB",
+        **others: Any,
     ) -> None:
+        _refuse_others(type(self).__name__, others)
         self.mode = _checked_mode(mode)
         folder, endings = _existing(root), _checked_extensions(extensions)
         piece = Scanner(folder, extensions=endings, follow_links=follow_links).images()
@@ -263,6 +283,12 @@ def _existing(root: str | os.PathLike[str]) -> str:
     if not os.path.isdir(folder):
         raise NotADirectoryError(f"{folder!r} is a file; expected a folder of images")
     return folder
+
+
+def _refuse_others(called: str, others: dict[str, Any]) -> None:
+    for name in others:
+        instead = INSTEAD.get(name, f"its arguments are {', '.join(ARGUMENTS)}")
+        raise TypeError(f"{called} has no argument {name!r}: {instead}")
 
 
 def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ class Decode:
         max_scans: refuse a JPEG of more scans, by its markers (500 scans in 5 KB cost seconds of CPU time); None for no
             limit.
         max_scan_pixels: refuse a JPEG of several scans with more pixels in all of them together; None for no limit. The
-            default is 2³²: 24 scans of the largest image that `max_pixels` allows.
+            default is 2³¹: 12 scans of the largest image that `max_pixels` allows.
         max_bytes: refuse a larger file, and do not read it, if gpuload reads it (`read`, `ImageFolder`, …); None for no
             limit. The default is 1 GiB.
         max_memory: refuse an image whose decoder would take more bytes of memory, by an estimate: 4 for each pixel,
@@ -40,7 +40,7 @@ class Decode:
     exif: bool = False
     max_pixels: int | None = 178_956_970
     max_scans: int | None = 256
-    max_scan_pixels: int | None = 1 << 32
+    max_scan_pixels: int | None = 1 << 31
     max_bytes: int | None = MAX_BYTES
     max_memory: int | None = 2 << 30
 

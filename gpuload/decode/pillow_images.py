@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gpuload.decode.pnm import rewritten
+
 if TYPE_CHECKING:
     from PIL import Image
     from PIL.ImageFile import ImageFile
@@ -93,6 +95,8 @@ class PillowImage:
         if self._failure is not None:
             raise self._failure
         try:
+            if self.format == "PPM" and (faster := rewritten(self._image)) is not None:
+                self._image = type(self._image)(io.BytesIO(faster))
             self._image.load()
         except Exception as error:
             self._failure = error

@@ -26,7 +26,7 @@ from gpuload.loader.options import Options
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session, check_for, compile_for, resolve_device
-from gpuload.loader.state import State, first_states, for_workers, one_worker
+from gpuload.loader.state import State, begun, first_states, for_workers, one_worker
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
 from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
@@ -66,7 +66,8 @@ class Loader:
         multiprocessing_context: without effect: workers are fresh interpreters, and ``"fork"`` is warned of.
         persistent_workers: False ends the workers with each epoch, so that the next one sees changes of the dataset
             made here; default: they stay.
-        in_order: without effect: batches always come in order, and no worker waits for that.
+        in_order: False: batches of an iterable dataset come as workers have them ready, and a slow worker holds up no
+            other; a state stays exact. Those of a map dataset always come in order, and no worker waits for that.
         transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may come last and gets the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
             process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
@@ -263,15 +264,11 @@ class Loader:
         return self._state(self._with_own_state(self._cursor.place)).to_dict()
 
     def _with_own_state(self, place: Place) -> Place:
-        """Before the first sample, an iterable dataset of this process has its own state too: it may be its own
+        """Before the first `iter()`, an iterable dataset of this process has its own state too: it may be its own
         iterator, and nobody else puts it back to its beginning."""
         if not self._options.order.iterable or self.num_workers or place.iterable or not self._cursor.is_untouched:
             return place
-        if self._cursor.is_open and self._session is not None:
-            begin = self._session.where_it_begins()
-            states = None if begin is None else begin.state
-        else:
-            states = first_states(self.dataset)
+        states = first_states(self.dataset)
         return place if states is None else replace(place, iterable=one_worker(states))
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
@@ -400,6 +397,8 @@ class Loader:
             told_epoch=self._cursor.told_epoch,
         )
         self._cursor = self._cursor.begin(progress, iterator)
+        if options.order.iterable and not self.num_workers:  # as DataLoader does; in workers it is with the first batch
+            progress.place = begun(progress.place, self._session.where_it_begins())
         return iterator
 
     def close(self) -> None:

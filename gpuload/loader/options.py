@@ -55,7 +55,6 @@ class WorkerOptions:
     worker_init_fn: Callable[[int], Any] | None
     multiprocessing_context: Any
     persistent_workers: bool
-    in_order: bool
     decode: Decode
     on_error: OnError | None
     faults: Faults
@@ -81,7 +80,6 @@ class WorkerOptions:
             "prefetch_factor": DEFAULT_PREFETCH if prefetch is None else check_integer("prefetch_factor", prefetch, 1),
             "timeout": float(self.timeout),
             "persistent_workers": check_flag("persistent_workers", self.persistent_workers),
-            "in_order": check_flag("in_order", self.in_order),
             "decode": decode or Decode(),
             "faults": _faults(self.on_error, self.faults),
             "on_error": None,

@@ -139,13 +139,16 @@ class Session:
     def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
         """Start an epoch, and drop the work of an earlier one. Returns a token for `drop_epoch`.
 
-        `told_epoch` is what workers give to the dataset's own ``set_epoch()``; -1: they do not call it.
+        `told_epoch` is what workers give to the dataset's own ``set_epoch()``; -1: they do not call it. WorkerError if
+        a `worker_init_fn` raises an exception.
         """
         with self.lock, self.life.work(broken=self.engine.broken is not None):
             epoch = self.life.epoch = object()
             self.ready = None
             self.launched.clear()
             self.feed.begin(batches, told_epoch)
+            if self.options.workers.worker_init_fn is not None:
+                self.feed.await_engine()  # it may raise
         return epoch
 
     def advance(self, info: bool) -> bool:

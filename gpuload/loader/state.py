@@ -11,16 +11,16 @@ import base64
 import pickle
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final
 
 import torch
 
 from gpuload.loader.own_state import from_json, to_json
-from gpuload.order.place import Place
+from gpuload.order.place import IterablePlace, Place
 from gpuload.workers.iterable import own_state
 
-__all__ = ["State", "first_states", "for_workers", "one_worker"]
+__all__ = ["State", "begun", "first_states", "for_workers", "one_worker"]
 
 OPTIONAL: Final = frozenset({"sampler", "stream"})
 KINDS: Final[dict[str, type]] = {
@@ -142,6 +142,17 @@ def first_states(dataset: Any) -> dict[str, bytes | str] | None:
 def one_worker(states: dict[str, bytes | str]) -> dict[str, Any]:
     """The place of a single iterator that has given nothing."""
     return {"turn": 0, "step": 0, "workers": [{"samples": 0, "ended": False, "state": states}]}
+
+
+def begun(place: Place, begin: IterablePlace | None) -> Place:
+    """The place where a single iterator begins, with the own state that it and the dataset have there."""
+    if begin is None or begin.state is None:
+        return place
+    entry = place.iterable or one_worker({})
+    if entry["workers"][0]["samples"] != begin.samples:  # it has to run through the samples before
+        return place
+    workers = [{**entry["workers"][0], "state": begin.state}]
+    return replace(place, iterable={**entry, "workers": workers})
 
 
 def for_workers(stream: dict[str, Any], num_workers: int) -> dict[str, Any]:

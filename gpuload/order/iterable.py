@@ -1,8 +1,9 @@
 """The batches of an iterable dataset: each from one worker, the workers in turn.
 
 In round b each worker gives its batch number b, in the order of the workers, without those whose iterators have ended.
-So the order does not depend on how fast they are. How far each worker has come is counted in that order, when a batch
-is due; a state is made from it. Runs in the main process, in the thread that iterates.
+So the order does not depend on how fast they are; unless the user asks for ``in_order=False``, where each batch comes
+when it is done. How far each worker has come is counted when a batch is due; a state is made from it, and is exact
+either way. Runs in the main process, in the thread that iterates.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class IterableSchedule:
         rank, world_size: of this process; the dataset decides what it gives on each.
         told: what the user was warned of already.
         promised: the last entry is the dataset's length, if the user relies on it.
+        in_order: workers take turns; else a slow one holds up no other.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class IterableSchedule:
         world_size: int,
         told: set[str] | None = None,
         promised: Sequence[int] = (),
+        in_order: bool = True,
     ) -> None:
         self._batch_size = batch_size
         self._drop_last = drop_last
@@ -56,6 +59,7 @@ class IterableSchedule:
         self._pass: _Pass | None = None
         self._told = set() if told is None else told
         self._promised = promised
+        self._in_order = in_order
 
     def steps(self, place: Place) -> None:
         """Not known."""
@@ -85,6 +89,7 @@ class _Pass:
             IterablePlace(0, False) for _ in range(schedule._workers)
         ]
         self._digests: dict[int, tuple[bytes, ...]] = {}
+        self._asked = [0] * len(self._places)  # batches of each worker that are not due yet
         self._warning = ""  # for the next batch that is given
 
     def batches(self) -> Iterator[BatchSpec]:
@@ -95,7 +100,11 @@ class _Pass:
         worker = self._turn
         steps = itertools.count()  # of all batches asked for; `_due` counts those that are given
         while not all(place.ended for place in self._places):
+            if not schedule._in_order:  # the one with the least to do, else the next
+                active = (number for number, place in enumerate(self._places) if not place.ended)
+                worker = min(active, key=lambda number: (self._asked[number], (number - worker) % workers))
             if not self._places[worker].ended:
+                self._asked[worker] += 1
                 numbers = np.arange(size, dtype=np.int64) + planned[worker]
                 planned[worker] += size
                 place = self._places[worker]
@@ -103,12 +112,21 @@ class _Pass:
                     self._run, worker, place.samples, place.state, stride, worker * offset + schedule._rank
                 )
                 positions = numbers * stride + start.offset
-                yield BatchSpec(next(steps), self._epoch, positions, numbers, iterable=start, on_due=self._due)
+                yield BatchSpec(
+                    next(steps),
+                    self._epoch,
+                    positions,
+                    numbers,
+                    iterable=start,
+                    queue=0 if schedule._in_order else worker,
+                    on_due=self._due,
+                )
             worker = (worker + 1) % workers
 
     def _due(self, spec: BatchSpec, taken: int, empty: bool, found: Sequence[IterablePlace]) -> BatchSpec | None:
         assert spec.iterable is not None
         worker = spec.iterable.worker
+        self._asked[worker] -= 1
         latest = max(found, key=lambda place: place.samples, default=None)
         self._places[worker] = IterablePlace(
             self._places[worker].samples + taken,

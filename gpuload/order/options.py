@@ -43,6 +43,7 @@ class OrderOptions:
     sampler: Any = None
     batch_sampler: Any = None
     drop_last: bool = False
+    in_order: bool = True
     seed: int = None  # pyright: ignore[reportAssignmentType]
     generator: Any = None
     rank: int | None = None
@@ -57,7 +58,7 @@ class OrderOptions:
     promised: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("shuffle", "drop_last", "info"):
+        for name in ("shuffle", "drop_last", "in_order", "info"):
             object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         self._check_dataset()
         size = None if self.batch_size is None else check_integer("batch_size", self.batch_size, 1)
@@ -116,9 +117,7 @@ class OrderOptions:
 
     def _check_dataset(self) -> None:
         dataset = self.dataset
-        if isinstance(dataset, os.PathLike) or (
-            isinstance(dataset, str) and (os.sep in dataset or os.path.exists(dataset))
-        ):
+        if isinstance(dataset, os.PathLike | str):
             path = os.fspath(dataset)
             raise TypeError(
                 f"the dataset is a path, {path!r}; to read the images of a folder pass gpuload.ImageFolder({path!r}), "
@@ -129,8 +128,7 @@ class OrderOptions:
                 if not hasattr(dataset, name):
                     raise TypeError(
                         f"the dataset must have {name} (a map-style dataset) or __iter__ (an iterable one), got "
-                        f"{type(dataset).__name__}"
-                        + (f": {dataset!r}" if isinstance(dataset, str | int | None) else "")
+                        f"{type(dataset).__name__}" + (f": {dataset!r}" if isinstance(dataset, int | None) else "")
                     )
         elif hasattr(dataset, "__next__") and not hasattr(dataset, "__getitem__"):  # torch's IterableDataset has both
             raise TypeError(

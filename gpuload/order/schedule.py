@@ -78,7 +78,8 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
         return SharesSchedule(shares_of(order))
     common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **ranks_of(order)}
     if order.iterable:
-        return IterableSchedule(workers=max(1, workers), told=order.told, promised=order.promised, **common)
+        told, promised, in_order = order.told, order.promised, order.in_order
+        return IterableSchedule(workers=max(1, workers), told=told, promised=promised, in_order=in_order, **common)
     return SamplerSchedule(sampler=order.sampler, batch_sampler=order.batch_sampler, seed=order.seed, **common)
 
 

@@ -17,7 +17,7 @@ class BatchSpec:
     """The samples of one batch, and what follows it.
 
     For an iterable dataset it asks for a full batch. How many samples there are, and so `step`, `positions`, `indices`
-    and `after`, is known when the batch is due: it and all before it are done.
+    and `after`, is known when the batch is due: it and those that it waits for are done.
 
     Attributes:
         step: its number in the epoch.
@@ -28,6 +28,7 @@ class BatchSpec:
         after: the place that follows.
         may_be_dropped: it need not be given if all its samples failed: no other rank waits for it.
         iterable: the pass and worker, for an iterable dataset.
+        queue: a batch waits for those before it of its own queue; of others it may come first.
         on_due: called with this spec, how many samples came (failed ones too), whether all of them failed, and how far
             each chunk has come; returns the batch's final spec, or None if it is not to be given.
         warning: what to tell the user with it.
@@ -41,5 +42,6 @@ class BatchSpec:
     after: Place | None = None
     may_be_dropped: bool = False
     iterable: IterableStart | None = None
+    queue: int = 0
     on_due: Callable[[BatchSpec, int, bool, Sequence[IterablePlace]], BatchSpec | None] | None = None
     warning: str = ""

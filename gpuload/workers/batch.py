@@ -81,7 +81,7 @@ class Batch:
         return not any(part.content is not None and part.content.rows for part in self.parts)
 
     def come_due(self) -> None:
-        """Called once all parts are done, and the batches before it."""
+        """Called once all parts are done, and the batches that it waits for."""
         if self.spec.on_due is None:
             return
         contents = [part.content for part in self.parts if part.content is not None]

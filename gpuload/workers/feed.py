@@ -127,11 +127,12 @@ class Feed:
             WorkerError: workers died too often.
         """
         self._plan()
-        while self._batches and self._batches[0].open_parts:
-            self._check_tally()
-            self._pump(1.0, waited_for=True)
-        self._check_tally()
-        return self._pop()
+        while True:
+            if self._too_many:
+                self._tally.check()
+            if not self._batches or self._next_done() is not None:
+                return self._pop()
+            self.pump(1.0, waited_for=True)
 
     def failed(self) -> list[ErrorRecord]:
         """The samples of the batches in work that failed, each reported once."""
@@ -146,33 +147,34 @@ class Feed:
         """Whether `take` will refuse to continue. With on_error="raise" each failure is raised by itself."""
         return self.faults.on_error != "raise" and self._tally.exceeded
 
-    def _check_tally(self) -> None:
-        if self._too_many:
-            self._tally.check()
-
     def take_if_ready(self) -> Batch | None:
         """The next batch if it is complete, else None."""
         self.pump(0.0)
-        if not self._batches or self._batches[0].open_parts or self._too_many:
-            return None
-        return self._pop()
+        return None if self._too_many else self._pop()
+
+    def _next_done(self) -> Batch | None:
+        """The first batch that is done, and those that it waits for."""
+        open_queues: set[int] = set()
+        for batch in self._batches:
+            if not batch.open_parts and batch.spec.queue not in open_queues:
+                return batch
+            open_queues.add(batch.spec.queue)
+        return None
 
     def _pop(self) -> Batch | None:
-        if not self._batches:
+        batch = self._next_done()
+        if batch is None:
             return None
         self._reclaim(False)  # it may raise: a batch that is popped must be given
-        batch = self._batches.popleft()
+        self._batches.remove(batch)
         batch.come_due()
         # Workers need work while the consumer has this batch.
         self._plan()
         self._hand_out(waited_for=False)
         return batch
 
-    def pump(self, timeout_s: float) -> None:
+    def pump(self, timeout_s: float, *, waited_for: bool = False) -> None:
         """Hand out chunks, and take in what was done; wait up to `timeout_s` for a chunk in work."""
-        self._pump(timeout_s, waited_for=False)
-
-    def _pump(self, timeout_s: float, *, waited_for: bool) -> None:
         self._plan()
         self._reclaim(False)  # first the slots whose copies have ended, or the ring would grow to its limit
         self._hand_out(waited_for=waited_for)
@@ -180,6 +182,13 @@ class Feed:
         while self._events:
             self._take_in(self._events.popleft())
         self._hand_out(waited_for=waited_for)
+
+    def await_engine(self) -> None:
+        """Wait until the engine is ready, while it has its first chunks already."""
+        self._plan()
+        self._hand_out(waited_for=False)
+        while not self.engine.ready:
+            self._events.extend(self.engine.gather(1.0))
 
     def release(self, batch: Batch) -> None:
         """Give back the slots of a batch."""

@@ -23,6 +23,7 @@ class HomeEngine:
     """Takes chunks like a `WorkerPool`, and does one at each call of `gather`."""
 
     broken: WorkerError | None = None
+    ready = True
 
     def __init__(self, job: Job, ring: Ring) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)

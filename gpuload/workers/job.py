@@ -126,17 +126,17 @@ def _dump(obj: Any, first: Any) -> tuple[memoryview, list[memoryview]]:
 def _pickler_class() -> Any:
     import cloudpickle
 
-    from gpuload.workers.shared import reduce_array, reducers
+    from gpuload.workers.shared import Mappings, reduce_array, reducers
 
-    shared = reducers()
+    shared, mappings = reducers(), Mappings()
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
             reduced, torch = None, sys.modules.get("torch")
             if isinstance(obj, np.ndarray):
-                reduced = _reduce_memmap(obj) or reduce_array(obj)
+                reduced = _reduce_memmap(obj) or reduce_array(obj, mappings)
             elif torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
-                reduced = _reduce_tensor(torch, obj)
+                reduced = _reduce_tensor(torch, obj, mappings)
             elif (reducer := shared.get(type(obj))) is not None:
                 reduced = reducer(obj)
             return super().reducer_override(obj) if reduced is None else reduced
@@ -218,14 +218,17 @@ def _open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], str
     return np.ndarray(shape, kind, flat, 0, strides)
 
 
-def _reduce_tensor(torch: Any, tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+def _reduce_tensor(torch: Any, tensor: Any, mappings: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """A tensor as an array, contiguous unless it lies in shared memory."""
     if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_quantized or tensor.is_shared():
         return None
     bits, dtype = tensor, None
     if tensor.dtype == torch.bfloat16:
         bits, dtype = tensor.view(torch.int16), "bfloat16"
     with contextlib.suppress(TypeError, RuntimeError):
-        return _make_tensor, (bits.resolve_conj().resolve_neg().contiguous().numpy(), dtype)
+        bits = bits.resolve_conj().resolve_neg()
+        bits = bits if mappings.at(bits.data_ptr()) else bits.contiguous()
+        return _make_tensor, (bits.numpy(), dtype)
     return None
 
 

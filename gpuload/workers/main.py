@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.kinds import is_iterable
+from gpuload.errors import kinds_of
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
 from gpuload.workers.job import Job, receive
@@ -63,9 +64,9 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
             runner = ChunkRunner(job, guard_generators=False)
             what = "is not usable: worker_init_fn raised an exception"
             _introduce(worker, settings["workers"], runner)
-        except BaseException:
+        except BaseException as error:
             text = traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:]
-            replies.send(HELLO_FAILED + f"{what}:\n\n".encode() + text)
+            replies.send(HELLO_FAILED + f"{' '.join(kinds_of(error))}\n{what}:\n\n".encode() + text)
             return
         os.close(job_fd)
         board = Board(settings["workers"], board_fd)

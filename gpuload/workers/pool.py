@@ -140,6 +140,11 @@ class WorkerPool:
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._team.values()]
 
+    @property
+    def ready(self) -> bool:
+        """Whether each worker has said hello."""
+        return all(worker.ready for worker in self._team.values())
+
     def submit(self, request: Request) -> bool:
         """Put a chunk on its queue; False if that is full. Never blocks."""
         self._check_usable()
@@ -163,7 +168,7 @@ class WorkerPool:
         self._deaths.clear()
 
     def gather(self, timeout_s: float) -> list[Event]:
-        """The events since the last call; waits up to `timeout_s` seconds for one.
+        """The events since the last call; waits up to `timeout_s` seconds for one, or for the workers to be `ready`.
 
         Raises:
             WorkerError: a worker could not start, or workers died too often.
@@ -178,6 +183,7 @@ class WorkerPool:
     def _gather(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
+        was_ready = self.ready
         self._send_again()
         while True:
             while self._unsaid and not events:  # a warning may raise, and would lose events
@@ -199,7 +205,7 @@ class WorkerPool:
                 self._declare_lost(number, events)
             if time.monotonic() - self._watched_at > self._watch_interval_s:
                 self._watch()
-            if events or time.monotonic() >= deadline:
+            if events or self.ready != was_ready or time.monotonic() >= deadline:
                 return events
 
     def close(self) -> None:
@@ -255,8 +261,8 @@ class WorkerPool:
                 return
             if not worker.ready:
                 if message != HELLO:
-                    text = message.removeprefix(HELLO_FAILED).decode(errors="replace")
-                    raise WorkerError(f"worker {worker.number} {text}")
+                    kinds, _, text = message.removeprefix(HELLO_FAILED).decode(errors="replace").partition("\n")
+                    raise WorkerError(f"worker {worker.number} {text}", kinds.split())
                 worker.ready = True
                 continue
             reply = Reply.unpack(message)

@@ -14,7 +14,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.process import current_process
 from multiprocessing.reduction import ForkingPickler
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Inheritance", "reduce_array", "reducers", "remedy_for"]
+__all__ = ["Inheritance", "Mappings", "reduce_array", "reducers", "remedy_for"]
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -116,8 +116,31 @@ def _reduce_storage(storage: Any) -> Reduced | None:
     return known.reduce_storage(storage) if storage is untyped else known.reduce_typed_storage(storage)
 
 
-def reduce_array(array: np.ndarray) -> Reduced | None:
-    """An array over shared memory, as that memory and its place there; None for other arrays.
+class Mappings:
+    """The mappings of this process that are shared and writable, as they are when the first is asked for."""
+
+    @cached_property
+    def _shared(self) -> list[tuple[int, int, str, int]]:
+        found = []
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                span, kind, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+                if kind.startswith("rw-s"):
+                    start, end = (int(word, 16) for word in span.split("-"))
+                    found.append((start, end, path[0] if path else "", start - int(offset, 16)))
+        return found
+
+    def at(self, address: int) -> tuple[str, int] | None:
+        """The file that is mapped at an address, and the address at which it would begin."""
+        for start, end, path, begin in self._shared:
+            if start <= address < end:
+                return path, begin
+        return None
+
+
+def reduce_array(array: np.ndarray, mappings: Mappings) -> Reduced | None:
+    """An array over shared memory, as that memory and its place there; None for other arrays. One that views a tensor
+    is copied if a worker cannot map its memory: it may be a batch that was kept, which lies in a ring.
 
     Raises:
         TypeError: it lies in shared memory that a worker cannot map.
@@ -132,30 +155,36 @@ def reduce_array(array: np.ndarray) -> Reduced | None:
     owner, at = None, array.__array_interface__["data"][0]
     if hasattr(base, "_wrapper"):  # of ctypes, made by `multiprocessing`
         owner, start = base, np.frombuffer(base, np.uint8).__array_interface__["data"][0]
-    elif isinstance(base, mmap.mmap) and array.size:
-        mapping = _shared_mapping(at)
+    elif (isinstance(base, mmap.mmap) or _is_tensor(base)) and array.size:
+        mapping = mappings.at(at)
         if mapping is None:
             return None
         path, start = mapping
-        if not os.path.exists(path):
+        if os.path.exists(path):
+            owner = path
+        elif (arena := _arena_at(at)) is not None:
+            owner, start = arena
+        elif not _is_tensor(base):
             raise TypeError(
                 f"this array lies in a mapping that its forks share, {path or 'without a name'}: a worker cannot map "
                 "it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
             )
-        owner = path
     if owner is None:
         return None
     return _view, (owner, at - start, array.dtype, array.shape, array.strides)
 
 
-def _shared_mapping(address: int) -> tuple[str, int] | None:
-    """The file mapped at an address, and the address at which it would begin; None unless shared and writable."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            span, kind, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
-            start, end = (int(word, 16) for word in span.split("-"))
-            if start <= address < end:
-                return (path[0] if path else "", start - int(offset, 16)) if kind.startswith("rw-s") else None
+def _is_tensor(base: Any) -> bool:
+    return (torch := sys.modules.get("torch")) is not None and isinstance(base, torch.Tensor)
+
+
+def _arena_at(address: int) -> tuple[Any, int] | None:
+    """The memory of `multiprocessing` (of an ``Array``, say) at an address, and where it begins."""
+    heap: Any = sys.modules.get("multiprocessing.heap")
+    for arena in () if heap is None else heap.BufferWrapper._heap._arenas:
+        start = np.frombuffer(arena.buffer, np.uint8).__array_interface__["data"][0]
+        if start <= address < start + arena.size:
+            return arena, start
     return None
 
 
@@ -164,6 +193,7 @@ def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], stri
     if isinstance(owner, str):
         with open(owner, "r+b") as file:
             owner = mmap.mmap(file.fileno(), 0)
+    owner = getattr(owner, "buffer", owner)  # of an arena
     return np.ndarray(shape, dtype, owner, offset, strides)
 
 

@@ -181,6 +181,31 @@ def test_iter_of_the_dataset_is_called_once_an_epoch_and_not_by_states():
     assert Counts.calls == 3
 
 
+def test_iter_of_the_dataset_is_called_with_that_of_the_loader_as_dataloader_does():
+    """Also of an iterator that nobody keeps; the state is what it was then."""
+
+    class Opens(OwnState):
+        opened = 0
+
+        def __iter__(self):
+            self.opened += 1
+            return super().__iter__()
+
+        def state_dict(self):
+            return {**super().state_dict(), "opened": self.opened}
+
+    def opened(loader_):
+        iter(loader_)
+        return loader_.state_dict()["stream"]["workers"][0]["state"]["dataset"]["opened"]
+
+    dataset = Opens(6)
+    with loader(dataset) as first, loader(dataset) as second:
+        assert opened(first) == dataset.opened == 1
+        second.load_state_dict(first.state_dict())
+        assert opened(second) == dataset.opened == 2
+        assert epoch(second) == epoch(loader(OwnState(6)))
+
+
 def test_another_number_of_workers_is_refused():
     with loader(Counting(11), num_workers=2) as loader_:
         state = loader_.state_dict()

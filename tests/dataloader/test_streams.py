@@ -291,6 +291,37 @@ def test_a_slow_worker_does_not_change_the_order():
     assert keys(gpuload_batches(Slow(12), 2, num_workers=2)) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
 
 
+class Held:
+    """Worker w gives 100·w … 100·w + 5; worker 0 waits for a file before its second number."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __iter__(self):
+        worker, _ = share()
+        for number in range(6):
+            while worker == 0 and number == 1 and not self.file.exists():
+                time.sleep(0.01)
+            yield 100 * worker + number
+
+
+@pytest.mark.processes
+def test_out_of_order_a_slow_worker_holds_up_no_other_and_a_state_is_exact(tmp_path):
+    options = {"num_workers": 2, "device": "cpu", "in_order": False}
+    with gl.Loader(Held(tmp_path / "go"), 1, **options) as loader:
+        batches = iter(loader)
+        seen = keys(itertools.islice(batches, 5))
+        assert sorted(seen) == [[0], [100], [101], [102], [103]]
+        state = loader.state_dict()
+        (tmp_path / "go").touch()
+        assert sorted(keys(batches)) == [[1], [2], [3], [4], [5], [104], [105]]
+    with gl.Loader(Held(tmp_path / "go"), 1, **options) as loader:
+        loader.load_state_dict(state)
+        rest = keys(loader)
+    for worker in (0, 1):  # each worker's own come in order
+        assert [key for [key] in seen + rest if key // 100 == worker] == [100 * worker + number for number in range(6)]
+
+
 @pytest.mark.processes
 def test_a_stream_that_ends_early_leaves_the_others_their_turns():
     class Uneven:

@@ -13,9 +13,8 @@ import pytest
 from dataloader.suites import FOLDER, outcomes
 
 NEXT_EPOCH = "with its last batch an epoch is over, and the state names the next one"
-IN_ORDER = "in_order=False is without effect: batches come in order"
+IN_ORDER = "in_order=False is without effect for a map dataset: batches come in order"
 NO_BATCH = "in workers the dataset has a state only with the first batch"
-DROPPED = "an iterator that nobody kept calls no iter() of the dataset"
 TEXT = "warnings and errors have another text"
 WORKERS = "the iterator has no _workers, objects of multiprocessing"
 DATAPIPE = "shuffle=True is refused for a datapipe, which shuffles itself"
@@ -40,14 +39,9 @@ DIFFERENCES = {
         "TestEndOfEpochBehavior_shard0.test_end_of_epoch_behavior_1": NEXT_EPOCH,
         "TestEndOfEpochBehavior_shard0.test_end_of_epoch_behavior_2": NEXT_EPOCH,
         "TestEndOfEpochBehavior_shard0.test_end_of_epoch_behavior_3": NEXT_EPOCH,
-        "TestInitialState_shard0.test_init_error": "an error of worker_init_fn comes with the first batch",
         "TestInitialState_shard0.test_load_then_state": "persistent_workers is a tuple there, which is refused",
         "TestNumWorkersMismatch_shard3.test_num_workers_mismatch": "a map dataset goes on with any number of workers",
         "TestOutOfOrderWithCheckpointing.test_out_of_order_index_ds": IN_ORDER,
-        "TestOutOfOrderWithCheckpointing.test_out_of_order_iterable_ds_no_completed_workers": IN_ORDER,
-        "TestOutOfOrderWithCheckpointing.test_out_of_order_iterable_ds_one_completed_worker": IN_ORDER,
-        "TestSingleIterCalled_shard0.test_inline": DROPPED,
-        "TestSingleIterCalled_shard0.test_inline_iter": DROPPED,
         "TestSingleIterCalled_shard0.test_mp": NO_BATCH,
         "TestSingleIterCalled_shard0.test_mp_iter": NO_BATCH,
     },
@@ -58,7 +52,6 @@ DIFFERENCES = {
         "TestIndividualWorkerQueue.test_ind_worker_queue": WHICH,
         "TestOutOfOrderDataLoader.test_in_order_index_ds": WHICH,
         "TestOutOfOrderDataLoader.test_out_of_order_index_ds": IN_ORDER,
-        "TestOutOfOrderDataLoader.test_out_of_order_iterable_ds": IN_ORDER,
     },
 }
 

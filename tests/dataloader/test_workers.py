@@ -74,13 +74,16 @@ def test_worker_init_fn_is_not_called_without_workers():
 
 
 @pytest.mark.processes
-def test_an_error_of_worker_init_fn_ends_the_epoch_and_says_where():
+def test_an_error_of_worker_init_fn_comes_with_iter_and_is_of_its_own_type_too():
     def fails(worker):
         raise ZeroDivisionError("not on my watch")
 
     expected = r"(?s)^worker 0 is not usable: worker_init_fn raised an exception:.*ZeroDivisionError: not on my watch"
-    with pytest.raises(gl.WorkerError, match=expected):
-        gpuload_batches(Made(), num_workers=1, worker_init_fn=fails)
+    with gl.Loader(Made(), num_workers=1, worker_init_fn=fails, device="cpu") as loader:
+        for kind in (gl.WorkerError, ZeroDivisionError):
+            with pytest.raises(kind, match=expected) as caught:
+                iter(loader)  # not only with the first batch
+            assert type(pickle.loads(pickle.dumps(caught.value))) is gl.WorkerError
     with pytest.raises(TypeError, match="worker_init_fn must be callable or None, got int: 3"):
         gl.Loader(Made(), worker_init_fn=3)
 

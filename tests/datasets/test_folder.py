@@ -61,6 +61,23 @@ def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path:
     assert dataset.samples[-1] == (str(tmp_path / "bee/3.jpg"), 1)
     assert dataset.samples[1:] == list(dataset.samples)[1:]
     assert [type(label) for _, label in dataset.samples] == [int] * 3
+    assert list(dataset.imgs) == list(dataset.samples)
+
+
+@pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("transform", r"gpuload\.Loader\(dataset, transforms=\[…\]\)$"),
+        ("target_transform", r"dataset\.labels = table\[dataset\.labels\]$"),
+        ("loader", r"decode=gpuload\.Decode\(…\) says how$"),
+        ("is_valid_file", r"extensions=\('\.jpg', …\) says which"),
+        ("rot", "its arguments are root, extensions, follow_links, mode$"),
+    ],
+)
+def test_of_torchvisions_arguments_it_says_what_takes_their_place(kind, name, instead, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument '{name}': .*{instead}"):
+        kind(tmp_path, **{name: None})
 
 
 def test_datasets_are_added_one_after_the_other(tmp_path: Path) -> None:

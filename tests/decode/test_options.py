@@ -9,7 +9,7 @@ from gpuload.decode import Decode, Decoder
 
 
 def test_defaults_are_those_of_torchvision_and_pillow():
-    limits = {"max_scan_pixels": 1 << 32, "max_bytes": 1 << 30, "max_memory": 2 << 30}
+    limits = {"max_scan_pixels": 1 << 31, "max_bytes": 1 << 30, "max_memory": 2 << 30}
     assert Decode() == Decode(exif=False, max_pixels=178_956_970, max_scans=256, **limits)
     assert pickle.loads(pickle.dumps(Decode(exif=True))) == Decode(exif=True)
 

@@ -490,11 +490,12 @@ def test_flags_may_be_numbers_or_none():
         assert loader.shuffle is expected
 
 
-@pytest.mark.parametrize("path", ["photos/train", Path("photos/train")])
+@pytest.mark.parametrize("path", ["photos/train", Path("photos/train"), "photos"])
 def test_a_path_is_no_dataset(path):
+    name = str(path)
     text = (
-        "the dataset is a path, 'photos/train'; to read the images of a folder pass "
-        "gpuload.ImageFolder('photos/train'), with a folder for each class, or gpuload.ImageFiles('photos/train'), "
+        f"the dataset is a path, {name!r}; to read the images of a folder pass "
+        f"gpuload.ImageFolder({name!r}), with a folder for each class, or gpuload.ImageFiles({name!r}), "
         "without labels"
     )
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):

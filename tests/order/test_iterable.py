@@ -39,6 +39,20 @@ def test_workers_come_in_turn_and_one_that_has_ended_is_left_out():
     assert [step for step, _, _ in given] == list(range(6))
 
 
+def test_out_of_order_the_worker_with_the_least_to_do_is_asked():
+    schedule = IterableSchedule(batch_size=1, drop_last=False, workers=3, rank=0, world_size=1, in_order=False)
+    specs = schedule.batches(Place(0, 0))
+    asked = [next(specs) for _ in range(6)]
+    assert [(spec.iterable.worker, spec.queue) for spec in asked] == [(0, 0), (1, 1), (2, 2)] * 2
+    for number in range(1, 4):  # worker 1 gives a batch, and is asked for another
+        mine = next(spec for spec in asked if spec.iterable.worker == 1)
+        asked.remove(mine)
+        after = come_due(mine, 1, False, [IterablePlace(number, False)]).after
+        assert [worker["samples"] for worker in after.iterable["workers"]] == [0, number, 0]
+        asked.append(next(specs))
+        assert asked[-1].iterable.worker == 1
+
+
 def test_batches_that_are_too_small_or_empty_are_not_given_and_not_counted():
     assert [(step, positions) for step, positions, _ in run([6, 4], drop_last=True)] == [
         (0, [0, 2, 4, 6]),

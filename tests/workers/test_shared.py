@@ -114,6 +114,11 @@ OF_MULTIPROCESSING = {
     "Array": (lambda: SPAWN.Array("i", 10), first, set_first),
     "RawArray": (lambda: multiprocessing.RawArray("i", 10), first, set_first),
     "an array over an Array": (lambda: np.frombuffer(SPAWN.Array("i", 10).get_obj(), np.int32)[4:], first, set_first),
+    "a tensor over an Array": (
+        lambda: torch.from_numpy(np.frombuffer(SPAWN.Array("i", 10).get_obj(), np.int32))[1::2],
+        first,
+        set_first,
+    ),
 }
 
 
@@ -183,6 +188,7 @@ def by_name(function):
 BLOCKS = {
     "the block": (lambda memory: memory, read_block, write_block),
     "an array over it": (lambda memory: np.ndarray(16, np.uint8, memory.buf)[3:], first, set_first),
+    "a tensor over it": (lambda memory: torch.frombuffer(memory.buf, dtype=torch.uint8)[3:], first, set_first),
     "its name": (lambda memory: memory.name, by_name(read_block), by_name(write_block)),
 }
 
@@ -203,6 +209,13 @@ def test_a_mapping_without_a_name_is_refused():
     array = np.frombuffer(mmap.mmap(-1, 4096), np.int64)
     with pytest.raises(TypeError, match=r"(?s)dataset\.store \(a numpy\.ndarray\) .*a mapping that.*forks share"):
         iter(gl.Loader(Cache(array, first, set_first), num_workers=1, device="cpu"))
+
+
+def test_a_tensor_over_a_mapping_without_a_name_is_copied():
+    """It may be a batch that somebody kept."""
+    tensor = torch.from_numpy(np.frombuffer(mmap.mmap(-1, 4096), np.int64)).fill_(7)
+    with gl.Loader(Cache(tensor, lambda tensor: int(tensor.sum()), set_first), num_workers=1, device="cpu") as loader:
+        assert next(iter(loader)).item() == 7 * 512
 
 
 def test_no_descriptor_stays_and_the_tracker_says_nothing():
