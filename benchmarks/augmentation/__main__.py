@@ -31,8 +31,7 @@ from benchmarks.augmentation.measuring import CaseResult, measure
 from benchmarks.augmentation.photographs import Photographs, default_folder
 from benchmarks.augmentation.recipes import CLASSIC, headline, recipes
 from benchmarks.augmentation.tables import judge, notes, recipe_table, transform_table
-from benchmarks.augmentation.versions import cuda_device, versions
-from benchmarks.loading import cpu_model
+from benchmarks.machine import cpu_model, cuda_device, versions
 
 __all__ = ["main"]
 
