@@ -49,7 +49,8 @@ def _made_up(number: int, height: int, width: int) -> np.ndarray:
     for _ in range(3):
         waves = sum(np.sin(x * a + y * b + c) for a, b, c in rng.uniform(-0.15, 0.15, (4, 3)))
         planes.append(128 + 28 * waves)
-    edges = np.where((x // rng.integers(20, 90) + y // rng.integers(20, 90)) % 2, 25, -25)[:, :, None]
+    cells = rng.integers(max(2, height // 20), height // 4, 2)
+    edges = np.where((x // cells[0] + y // cells[1]) % 2, 35, -35)[:, :, None]
     noise = rng.normal(0, 7, (height, width, 3))
     return np.clip(np.stack(planes, -1) + edges + noise, 0, 255).astype(np.uint8)
 

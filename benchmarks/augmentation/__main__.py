@@ -154,7 +154,8 @@ def _measured(
 
 def _cases(device: str, options: argparse.Namespace) -> list[Case]:
     """What is measured first is what matters most, should the time be up."""
-    cases = [*(headline() if device == "cuda" else []), *recipes(), *transforms()]
+    first = headline() if device == "cuda" or options.only else []
+    cases = [*first, *recipes(), *transforms()]
     if options.quick:
         cases = [case for case in cases if case.name in QUICK or case.section == "kernel"]
     if options.only:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.gpu.plan import CEILINGS, FEEDS, NETWORKS, PARTS
@@ -19,14 +19,14 @@ TIMES_DALI = 2.0
 TIMES_TORCH = 4.0
 MOST_WAITING = 0.01
 STAGE_RATE = 3e6
-"""The aims: gpuload's rate over the decoder's alone, and over its peers'; ResNet-50's time without work; images a second
-of the fused kernels."""
+"""The aims: gpuload's rate over the decoder's alone, and over its peers'; ResNet-50's time without work; images a
+second of the fused kernels."""
 
 DALI, TORCH = ("dali_mixed", "dali_cpu"), ("torch_pillow", "torch_device")
 ABOUT = """\
 alone: nothing is done with the batches; ratio: gpuload's fastest rate over the row's; of the decoder: what the CPU's
-  decoder alone does on all cores; CPU ms: of the main thread for a next(), the median; MB: torch's memory on the device
-  at most, and all that the process took there
+  decoder alone does on all cores; CPU ms: of the main thread for a next(), the median; MB: of the device, networks
+  included: of torch's allocator at most, and all that is in use there by the row's end
 feeding: a training step in bfloat16; of one batch: the rate over that of the same network on one batch that stays;
   waiting: the share of the device's time between the end of a step and the beginning of the next, what peers do to
   images on the same stream included; idle: the same, ms a step; next(): ms of the host, the median"""
@@ -63,22 +63,21 @@ def judge(results: Results) -> list[Aim]:
     """Each aim, whether or not it was measured."""
     ours, decoder = _rate(results, "fused"), _median(_row(results, "decoder").get("images_per_s"))
     waiting = _median(_row(results, "fused").get("resnet50", {}).get("waiting"))
-    stage = _stage(results)
-    return [
+    aims = [
         _at_least("of the CPU's decoder alone", _over(ours, decoder), OF_DECODER, "{:.0%}"),
         _at_least("times DALI's own pipeline, the faster one", _over(ours, _fastest(results, DALI)), TIMES_DALI),
         _at_least("times DataLoader + torchvision, the faster one", _over(ours, _fastest(results, TORCH)), TIMES_TORCH),
         Aim(
-            f"ResNet-50 waits less than {MOST_WAITING:.0%}: "
-            + ("not measured" if waiting is None else f"{waiting:.2%}"),
+            f"ResNet-50 waits less than {MOST_WAITING:.0%} of the time: {_number(waiting, '{:.2%}', 'not measured')}",
             None if waiting is None else waiting < MOST_WAITING,
         ),
-        _at_least("images/s, the fused kernels alone", stage, STAGE_RATE, "{:,.0f}"),
+        _at_least("images/s, the fused kernels alone", _kernels(results), STAGE_RATE, "{:,.0f}"),
     ]
+    return [replace(aim, met=None) for aim in aims] if results["simulated"] else aims
 
 
 def _at_least(what: str, found: float | None, least: float, form: str = "{:.2f}") -> Aim:
-    text = f"at least {form.format(least)} {what}: {'not measured' if found is None else form.format(found)}"
+    text = f"at least {form.format(least)} {what}: {_number(found, form, 'not measured')}"
     return Aim(text, None if found is None else found >= least)
 
 
@@ -100,11 +99,12 @@ def _alone(results: Results) -> str:
                 _number(_over(rate, decoder), "{:.0%}"),
                 _number(row.get("first_batch_s"), "{:.2f}"),
                 _number(_median(alone.get("next_cpu_ms")), "{:.2f}"),
-                f"{row['peak_mb']:,.0f} {row['device_mb']:,.0f}" if "peak_mb" in row else "–",
+                _number(row.get("peak_mb")),
+                _number(row.get("device_mb")),
             ]
         )
-    headings = ["alone", "images/s", "least … greatest", "ratio", "of the decoder", "first batch, s", "CPU ms", "MB"]
-    return _table(headings, rows)
+    headings = ["alone", "images/s", "least … greatest", "ratio", "of the decoder", "first batch, s", "CPU ms"]
+    return _table([*headings, "torch's MB", "all MB"], rows)
 
 
 def _feeding(results: Results, network: str, label: str) -> str:
@@ -132,19 +132,20 @@ def _parts(results: Results) -> str:
     arrays = _median(_row(results, "arrays").get("images_per_s"))
     size = results["recipe"]["size"]
     sent = None if arrays is None else arrays * 3 * size * size / 1e9
+    upload = device.get("upload_gb_s")
     alone = _median(decoder.get("images_per_s"))
-    stage, copy = _stage(results, fused=False), _row(results, "stage").get("copy")
+    rates = _row(results, "stage").get("rates", {})
+    way = max(rates, key=lambda name: statistics.median(rates[name]), default=PARTS["stage"])
+    stage, copy = _median(rates.get(way)), _row(results, "stage").get("copy")
+    images, gb = "{:,.0f} images/s", "{:.2f} GB/s"
+    parts = [
+        (PARTS["workers"], workers, images, f"the decoder alone, {decoder.get('decoder', 'not measured')}", alone),
+        (PARTS["arrays"], sent, gb, "a page-locked copy", upload),
+        (way, stage, images, f"a copy on the device, {_number(device.get('copy_gb_s'))} GB/s", copy),
+    ]
     rows = [
-        [PARTS["workers"], _number(workers, "{:,.0f} images/s")]
-        + [
-            f"the decoder alone ({decoder.get('decoder', '–')})",
-            _number(alone),
-            _number(_over(workers, alone), "{:.0%}"),
-        ],
-        [PARTS["arrays"], _number(sent, "{:.2f} GB/s"), "page-locked copy"]
-        + [_number(device.get("upload_gb_s"), "{:.2f}"), _number(_over(sent, device.get("upload_gb_s")), "{:.0%}")],
-        [PARTS["stage"], _number(stage, "{:,.0f} images/s")]
-        + [f"copy at {_number(device.get('copy_gb_s'))} GB/s", _number(copy), _number(_over(stage, copy), "{:.0%}")],
+        [part, _number(reached, form), ceiling, _number(most, form), _number(_over(reached, most), "{:.0%}")]
+        for part, reached, form, ceiling, most in parts
     ]
     return _table(["parts", "reached", "ceiling", "of it", "share"], rows)
 
@@ -177,12 +178,10 @@ def _fastest(results: Results, names: Sequence[str]) -> float | None:
     return max((rate for name in names if (rate := _rate(results, name)) is not None), default=None)
 
 
-def _stage(results: Results, *, fused: bool = True) -> float | None:
-    """The fastest way of the stage, in images a second; `fused`: of the fused kernels alone."""
+def _kernels(results: Results) -> float | None:
+    """Images a second of the fused kernels alone, the fastest way of launching them."""
     rates = _row(results, "stage").get("rates", {})
-    return max(
-        (statistics.median(found) for name, found in rates.items() if not fused or "kernels" in name), default=None
-    )
+    return max((statistics.median(found) for way, found in rates.items() if "kernels" in way), default=None)
 
 
 def _median(values: Sequence[float] | None) -> float | None:
@@ -193,17 +192,15 @@ def _over(value: float | None, other: float | None) -> float | None:
     return None if value is None or not other else value / other
 
 
-def _number(value: float | None, form: str = "{:,.0f}") -> str:
-    return "–" if value is None else form.format(value)
+def _number(value: float | None, form: str = "{:,.0f}", without: str = "–") -> str:
+    return without if value is None else form.format(value)
 
 
 def _table(headings: list[str], rows: list[list[str]]) -> str:
     """Text in columns, the first to the left, all others to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = [headings, ["─" * width for width in widths], *rows]
+    padded = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
     return "\n".join(
-        "  ".join(
-            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
-        )
-        for line in lines
+        "  ".join([line[0].ljust(widths[0]), *cells[1:]]).rstrip() for line, cells in zip(lines, padded, strict=True)
     )

@@ -13,8 +13,8 @@ from benchmarks.peers.protocol import MEAN, STD, Peer, Recipe, main
 
 def build(recipe: Recipe) -> Peer:
     import timm
-    from timm.data import create_loader
     from timm.data.dataset import ImageDataset
+    from timm.data.loader import create_loader
 
     loader = create_loader(
         ImageDataset(recipe.root),

@@ -20,7 +20,10 @@ def build(recipe: Recipe) -> Peer:
         import kornia
         import kornia.augmentation as K
 
-        steps = [*([K.ColorJitter(*strengths, p=1.0)] if recipe.jitter else []), K.Normalize(MEAN, STD)]
+        steps = [
+            *([K.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []),
+            K.Normalize(MEAN, STD),
+        ]
         sequential = K.AugmentationSequential(*steps, data_keys=["input"]).to(recipe.device)
         versions["kornia"] = kornia.__version__
 
