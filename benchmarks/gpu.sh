@@ -1,52 +1,157 @@
 #!/usr/bin/env bash
-# All that waits for a GPU, in one call of less than 9 minutes: the tests marked `cuda`, those of the fused kernels, the
-# benchmark of augmenting, and, where ncu is installed, a profile of the fused kernel.
+# All that waits for a GPU, in two calls of less than nine minutes each. Each leaves one archive of what it found, which is
+# written anew after each step, so that nothing is lost where a step fails or the time is up.
 #
-#   benchmarks/gpu.sh [FOLDER]     what it finds goes to FOLDER (default: gpu-results)
+#   benchmarks/gpu.sh tests [FOLDER] [--simulate]   the tests marked `cuda` and those of the fused kernels, and both under
+#                                                   sanitizers; FOLDER/gpu-tests.tar.gz
+#   benchmarks/gpu.sh bench [FOLDER] [--simulate]   loaders end to end, then augmenting, and a profile of the fused kernel;
+#                                                   FOLDER/gpu-bench.tar.gz
 #
-#   PYTHON   the interpreter; it needs torch with CUDA, torchvision, pytest, hypothesis and rich. What else is missing is
-#            left out, and the tables say so. Default: .venv/bin/python where there is one, else python3.
-#   PHOTOS   a folder of JPEGs. Default: scikit-image's photographs, varied.
+#   FOLDER       default: gpu-results
+#   --simulate   run it through on the CPU, with small sizes: tests marked `cuda` are collected and skipped, and figures
+#                mean nothing
+#   PYTHON       the interpreter; it needs torch, numpy, Pillow, cloudpickle and, for tests, pytest. What else is missing is
+#                left out, and the results say so. Default: .venv/bin/python where there is one, else python3.
+#   WHEELS       a folder of wheels to install first, for this call alone. Default: .whl, where it is there.
+#   PHOTOS       a folder of JPEGs. Default: scikit-image's photographs, varied, or made up.
+#   BUDGET_S     all of it ends within these seconds. Default: 480.
 #
 # Exit status: 0 if all tests passed and nothing failed that should have run.
 set -uo pipefail
+usage="benchmarks/gpu.sh tests|bench [FOLDER] [--simulate]"
+part=${1:-} folder=gpu-results simulate=
+[[ $part == tests || $part == bench ]] || { echo "usage: $usage" >&2; exit 2; }
+for argument in "${@:2}"; do
+    case $argument in
+        --simulate) simulate=1 ;;
+        -*) echo "usage: $usage; got $argument" >&2; exit 2 ;;
+        *) folder=$argument ;;
+    esac
+done
+out=$(mkdir -p "$folder" && cd "$folder" && pwd) || exit 2
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-out=$(mkdir -p "${1:-gpu-results}" && cd "${1:-gpu-results}" && pwd)
-python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+python=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
+work=$(mktemp -d) budget=${BUDGET_S:-480} status=0
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 photos=(${PHOTOS:+--photos "$PHOTOS"})
-status=0
 
-nvidia-smi > "$out/device.txt" 2>&1 || echo "nvidia-smi: $(tail -1 "$out/device.txt")"
+archive() {
+    tar -C "$work" -czf "$out/gpu-$part.tar.gz.part" . && mv "$out/gpu-$part.tar.gz.part" "$out/gpu-$part.tar.gz"
+}
+trap 'archive; rm -rf "$work" "$work-site"' EXIT
+trap 'exit 143' TERM INT
 
-# Only files that have such tests: others may need packages that a machine with a GPU has not. No plugin is asked for.
-mapfile -t files < <(grep -rlE 'mark\.cuda' tests --include='test_*.py' | sort)
-GPULOAD_REQUIRE_CUDA=1 timeout -k 5 160 "$python" -m pytest -q -m cuda -o addopts=--import-mode=importlib \
-    "${files[@]}" 2>&1 | tee "$out/tests.txt" || status=1
+note() {
+    echo "$1" | tee -a "$work/steps.txt"
+}
 
-# The kernels' own tests run on a GPU where there is one, else in Triton's interpreter, so they are not marked. Most of
-# their time is the compiler's, on one core: so all files at once.
-running=()
-for file in tests/stage/fused/test_*.py; do
-    timeout -k 5 100 "$python" -m pytest -q -o addopts=--import-mode=importlib "$file" \
-        > "$out/tests-$(basename "$file" .py).txt" 2>&1 &
-    running+=($!)
-done
-for process in "${running[@]}"; do
-    wait "$process" || status=1
-done
-tail -qn 1 "$out"/tests-test_*.txt | tee "$out/tests-fused.txt"
+has() {
+    "$python" -c "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))" "$@" 2> /dev/null
+}
 
-timeout -k 5 210 "$python" -m benchmarks.augmentation --device cuda "${photos[@]}" --budget-s 185 \
-    --json "$out/augmentation-cuda.json" 2>&1 | tee "$out/augmentation-cuda.txt" || status=1
+# step NAME SECONDS COMMAND…: run it within its seconds and what is left of the budget; what it prints is in NAME.txt.
+step() {
+    local name=$1 limit=$2 began=$SECONDS left=$((budget - SECONDS)) code
+    shift 2
+    if ((left < 10)); then
+        note "$name: left out: the time was up"
+        status=1
+        return
+    fi
+    ((limit < left)) || limit=$left
+    timeout -k 5 "$limit" "$@" > "$work/$name.txt" 2>&1 < /dev/null
+    code=$?
+    case $code in
+        0) note "$name: done after $((SECONDS - began)) s" ;;
+        124 | 137) note "$name: STOPPED after $limit s"; status=1 ;;
+        *) note "$name: FAILED after $((SECONDS - began)) s (exit status $code)"; status=1 ;;
+    esac
+    archive
+}
 
-# The clocks are left as they are: they belong to the machine.
-if command -v ncu > /dev/null; then
-    timeout -k 5 70 ncu --clock-control none --set full --kernel-name regex:one_pass --launch-skip 6 --launch-count 4 \
-        "$python" -m benchmarks.augmentation.kernel "${photos[@]}" --launches 8 > "$out/ncu.txt" 2>&1 ||
-        { echo "ncu failed: $(tail -1 "$out/ncu.txt")"; status=1; }
-else
-    echo "ncu is not installed: no profile"
+if compgen -G "${WHEELS:-.whl}/*.whl" > /dev/null; then
+    site=$work-site
+    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${WHEELS:-.whl}"/*.whl \
+        && export PYTHONPATH=$site:$PYTHONPATH || { note "wheels: cannot be installed"; status=1; }
 fi
-echo "all of it is in $out"
+needed=(torch numpy PIL cloudpickle)
+[[ $part == bench ]] || needed+=(pytest)
+has "${needed[@]}" || { note "needed, and not all there for $python: ${needed[*]}"; exit 1; }
+nvidia-smi > "$work/nvidia-smi.txt" 2>&1 || note "nvidia-smi: $(tail -1 "$work/nvidia-smi.txt")"
+step machine 60 "$python" -m benchmarks.machine
+cat "$work/machine.txt"
+
+tests() {
+    # Of the options in pyproject.toml only what every pytest knows. A warning of a newer library is shown and no error;
+    # gpuload's own are RuntimeWarnings.
+    local pytest=("$python" -m pytest -q -o addopts=--import-mode=importlib -p no:cacheprovider -rfEs
+        -W default -W error::RuntimeWarning)
+    has xdist && pytest+=(-n 8 --dist worksteal)
+    has pytest_timeout && pytest+=(--timeout 120)
+    # Only files that have such tests: collecting all others takes longer than these run.
+    local files with_transfer marked="cuda or interpreter" require=1 sanitizer=(TORCH_CUDA_SANITIZER=1)
+    mapfile -t files < <(grep -rlE 'mark\.cuda' tests --include='test_*.py' | sort)
+    mapfile -t with_transfer < <(printf '%s\n' "${files[@]}" | grep -E '/test_[a-z_]*(transfer|accelerator|cuda)[a-z_]*\.py$')
+    if [[ $simulate ]]; then
+        marked=cuda require=0 sanitizer=()
+    else
+        files+=(tests/stage/fused)
+        export TRITON_INTERPRET=0
+    fi
+    step tests 240 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${pytest[@]}" --durations 15 \
+        --junitxml "$work/tests.xml" -m "$marked" "${files[@]}"
+    tail -n 40 "$work/tests.txt"
+
+    step tests-cuda-sanitizer 100 env "${sanitizer[@]}" GPULOAD_REQUIRE_CUDA=$require \
+        OMP_NUM_THREADS=1 "${pytest[@]}" -m cuda "${with_transfer[@]}"
+    tail -n 15 "$work/tests-cuda-sanitizer.txt"
+
+    # Every fused kernel, on batches of 8; all cases but those that record a graph, which needs the caching allocator.
+    # Without that, each allocation is one of the driver's, whose bounds memcheck knows.
+    local cases=Random,Color,Gaussian,Normalize,Resize,Crop,Pad,Gray,Auto,Trivial,classic,evaluation,timm,SimCLR
+    local fused=("$python" -m benchmarks.augmentation --device cuda --backends fused --peers none --only "$cases"
+        --rounds 1 --batch-size 8 --budget-s 60 "${photos[@]}")
+    for tool in memcheck racecheck; do
+        if [[ $simulate ]]; then
+            note "$tool: left out: it needs a GPU"
+        elif ! command -v compute-sanitizer > /dev/null; then
+            note "$tool: left out: compute-sanitizer is not installed"
+        else
+            step "$tool" 90 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+                compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 86 "${fused[@]}"
+            tail -n 5 "$work/$tool.txt"
+        fi
+    done
+}
+
+bench() {
+    local device=cuda
+    if [[ $simulate ]]; then
+        step gpu 440 "$python" -m benchmarks.gpu --simulate --budget-s 430 --json "$work/gpu.json"
+        device=cpu photos+=(--quick)
+    else
+        step gpu 335 "$python" -m benchmarks.gpu --budget-s 325 "${photos[@]}" --json "$work/gpu.json"
+        # The clocks are left as they are: they belong to the machine.
+        if command -v ncu > /dev/null; then
+            step ncu 45 ncu --clock-control none --set full --kernel-name regex:one_pass --launch-skip 6 --launch-count 4 \
+                "$python" -m benchmarks.augmentation.kernel "${photos[@]}" --launches 8
+        else
+            note "ncu: left out: it is not installed"
+        fi
+    fi
+    if has rich; then
+        local left=$((budget - SECONDS))
+        step augmentation "$left" "$python" -m benchmarks.augmentation --device "$device" "${photos[@]}" \
+            --budget-s $((left - 15)) --json "$work/augmentation-$device.json"
+    else
+        note "augmentation: left out: rich is not installed"
+    fi
+    [[ $simulate ]] || cat "$work/augmentation.txt" 2> /dev/null
+    cat "$work/gpu.txt"
+}
+
+"$part"
+echo
+cat "$work/steps.txt"
+echo "all of it is in $out/gpu-$part.tar.gz, after $SECONDS s"
 exit $status

@@ -20,8 +20,9 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.machine import cpu_model
 from benchmarks.peers.recipe import Recipe
-from benchmarks.photos import copy_photos, warm
+from benchmarks.photos import copy_photos, find_photos, warm
 from benchmarks.report import (
     ARRAYS,
     LOADERS,
@@ -109,13 +110,6 @@ def run_rounds(
     return results, failed
 
 
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and report. Returns the exit status: 1 where a peer could not be measured."""
     options = parse(arguments)
@@ -123,10 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = 110
     if options.photos is None:
-        from gpuload.cli.pictures import make_folder
-
-        source = make_folder(options.cache / "varied-photographs", count=200)
-        described = "scikit-image's photographs, varied (no --photos given)"
+        source, described = find_photos(options.cache)
+        described += " (no --photos given)"
     else:
         source, described = options.photos, str(options.photos)
     root = copy_photos(source, options.cache, options.files)

@@ -7,12 +7,52 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import zlib
 from pathlib import Path
 
-__all__ = ["copy_photos", "warm"]
+import numpy as np
+from PIL import Image
+
+from gpuload.cli.pictures import PhotographsMissing, make_folder
+
+__all__ = ["copy_photos", "find_photos", "make_up", "warm"]
 
 CLASSES = 10
 SUFFIXES = (".jpg", ".jpeg")
+VARIED = 200  # how many are made
+
+
+def find_photos(cache: Path) -> tuple[Path, str]:
+    """A folder of JPEGs to measure with, and what they are: scikit-image's photographs, varied, where that is
+    installed, else images that were made up. Both are made where they are not there yet."""
+    try:
+        return make_folder(cache / "varied-photographs", count=VARIED), "scikit-image's photographs, varied"
+    except PhotographsMissing:
+        return make_up(cache / "made-up-photographs", count=VARIED), "made up: waves of colour, edges and noise"
+
+
+def make_up(root: Path, *, count: int, height: int = 375, width: int = 500) -> Path:
+    """Write `count` JPEGs of about as many bytes as photographs have; a finished folder is used again."""
+    if not (root / "complete").exists():
+        root.mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            Image.fromarray(_made_up(number, height, width)).save(root / f"{number:04d}.jpg", quality=90)
+        (root / "complete").touch()
+    return root
+
+
+def _made_up(number: int, height: int, width: int) -> np.ndarray:
+    """An image that is a function of its number and size."""
+    rng = np.random.default_rng([zlib.crc32(b"made up"), number])
+    y, x = np.mgrid[0:height, 0:width].astype(np.float32)
+    planes = []
+    for _ in range(3):
+        waves = sum(np.sin(x * a + y * b + c) for a, b, c in rng.uniform(-0.15, 0.15, (4, 3)))
+        planes.append(128 + 28 * waves)
+    cells = rng.integers(max(2, height // 20), height // 4, 2)
+    edges = np.where((x // cells[0] + y // cells[1]) % 2, 35, -35)[:, :, None]
+    noise = rng.normal(0, 7, (height, width, 3))
+    return np.clip(np.stack(planes, -1) + edges + noise, 0, 255).astype(np.uint8)
 
 
 def copy_photos(source: Path, cache: Path, count: int) -> Path:

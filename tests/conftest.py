@@ -1,13 +1,15 @@
-"""What all tests share: where the real photographs are, a folder of JPEGs made on the spot, the markers, and what an
-unmarked test may take."""
+"""What all tests share: where the real photographs are, a folder of JPEGs made on the spot, the markers, what an
+unmarked test may take, and that a test is skipped where a package that it needs is absent."""
 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -15,16 +17,18 @@ from types import ModuleType
 import cloudpickle
 import pytest
 from _pytest.runner import runtestprotocol
-from hypothesis import settings
-from pictures import smooth_image
+from pictures import jpeg_bytes, smooth_image
 
 # A shell's background jobs are started with ctrl-C ignored, and hand that on; programs that tests start must hear it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in each run, and no limit of time on a busy machine.
-settings.register_profile("gpuload", deadline=None, derandomize=True)
-settings.load_profile("gpuload")
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("gpuload", deadline=None, derandomize=True)
+    settings.load_profile("gpuload")
 
 # Triton's kernels run in its interpreter where there is no GPU; it is asked for before a kernel is declared.
 if not Path("/dev/nvidiactl").exists():
@@ -41,6 +45,32 @@ FOLDERS = {
     "tests/recipes/": "slow",
     "notebooks/": "processes",
 }
+# What a machine with a GPU may lack, by what errors call it. CI has all of it.
+OPTIONAL = {
+    "accelerate": "accelerate",
+    "datasets": "datasets",
+    "DALI": "nvidia.dali",
+    "hypothesis": "hypothesis",
+    "Kornia": "kornia",
+    "kornia": "kornia",
+    "nbformat": "nbformat",
+    "nvidia": "nvidia.dali",
+    "pycocotools": "pycocotools",
+    "pytorch_lightning": "pytorch_lightning",
+    "lightning_utilities": "lightning_utilities",
+    "rich": "rich",
+    "scipy": "scipy",
+    "simplejpeg": "simplejpeg",
+    "skimage": "skimage",
+    "timm": "timm",
+    "torchdata": "torchdata",
+    "torchvision": "torchvision",
+    "triton": "triton",
+    "Triton": "triton",
+    "typer": "typer",
+}
+# Folders whose tests need one, whatever error they would fail with.
+NEEDED = {"tests/stage/dali/": "DALI", "tests/stage/kornia/": "kornia"}
 MARKERS = ("slow", "interpreter", "processes", "cuda")
 UNMARKED_S = 0.5
 CHECKED = os.environ.get("GPULOAD_CHECK_DURATIONS") == "1"
@@ -57,6 +87,61 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for folder, marker in FOLDERS.items():
             if item.nodeid.startswith(folder):
                 item.add_marker(marker)
+        for folder, name in NEEDED.items():
+            if item.nodeid.startswith(folder) and is_absent(name):
+                item.add_marker(pytest.mark.skip(f"{OPTIONAL[name]} is not installed"))
+
+
+@cache
+def is_absent(name: str) -> bool:
+    """Whether this is an optional package, and not installed."""
+    try:
+        return name in OPTIONAL and importlib.util.find_spec(OPTIONAL[name]) is None
+    except ModuleNotFoundError:  # its namespace is absent
+        return True
+
+
+def absence(error: BaseException | None) -> str | None:
+    """The optional package whose absence an error comes from, by itself or by what caused it; else None."""
+    while error is not None:
+        names: list[str] = []
+        if isinstance(error, ModuleNotFoundError):
+            names = [(error.name or "").partition(".")[0]]
+        elif type(error).__name__ == "BackendError":
+            names = [word for word in OPTIONAL if word in str(error)]
+        for name in filter(is_absent, names):
+            return OPTIONAL[name]
+        error = error.__cause__
+    return None
+
+
+class TestModule(pytest.Module):
+    """A module of tests; skipped where it imports a package that is absent."""
+
+    __test__ = False
+
+    def _getobj(self):
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            if (package := absence(error)) is not None:
+                pytest.skip(f"{package} is not installed", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return TestModule.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip a test that finds an optional package absent."""
+    try:
+        return (yield)
+    except Exception as error:
+        if (package := absence(error)) is not None:
+            pytest.skip(f"{package} is not installed")
+        raise
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -153,12 +238,10 @@ def corpus() -> Path:
 @pytest.fixture(scope="session")
 def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder root/class/*.jpg of 3 classes and 48 made images of 15 sizes."""
-    import simplejpeg
-
     root = tmp_path_factory.mktemp("jpegs")
     for number in range(48):
         folder = root / ("ant", "bee", "cat")[number % 3]
         folder.mkdir(exist_ok=True)
         image = smooth_image(90 + 17 * (number % 5), 120 + 13 * (number % 3), number)
-        (folder / f"{number:03d}.jpg").write_bytes(simplejpeg.encode_jpeg(image, quality=90, colorsubsampling="420"))
+        (folder / f"{number:03d}.jpg").write_bytes(jpeg_bytes(image))
     return root

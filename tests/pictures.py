@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import numpy as np
+from PIL import Image
 
 
 def smooth_image(height: int, width: int, seed: int) -> np.ndarray:
@@ -14,3 +18,10 @@ def smooth_image(height: int, width: int, seed: int) -> np.ndarray:
         for _ in range(3)
     ]
     return np.clip(np.stack(waves, -1) + rng.normal(0, 3, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+def jpeg_bytes(image: np.ndarray, **options: Any) -> bytes:
+    """The uint8 H×W×3 array as a JPEG, with Pillow's options: of quality 90 and 4:2:0 without them."""
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", **{"quality": 90, "subsampling": "4:2:0", **options})
+    return file.getvalue()

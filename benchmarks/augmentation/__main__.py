@@ -31,8 +31,7 @@ from benchmarks.augmentation.measuring import CaseResult, measure
 from benchmarks.augmentation.photographs import Photographs, default_folder
 from benchmarks.augmentation.recipes import CLASSIC, headline, recipes
 from benchmarks.augmentation.tables import judge, notes, recipe_table, transform_table
-from benchmarks.augmentation.versions import cuda_device, versions
-from benchmarks.loading import cpu_model
+from benchmarks.machine import cpu_model, cuda_device, versions
 
 __all__ = ["main"]
 
@@ -155,7 +154,8 @@ def _measured(
 
 def _cases(device: str, options: argparse.Namespace) -> list[Case]:
     """What is measured first is what matters most, should the time be up."""
-    cases = [*(headline() if device == "cuda" else []), *recipes(), *transforms()]
+    first = headline() if device == "cuda" or options.only else []
+    cases = [*first, *recipes(), *transforms()]
     if options.quick:
         cases = [case for case in cases if case.name in QUICK or case.section == "kernel"]
     if options.only:

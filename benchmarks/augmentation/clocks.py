@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Clock", "CpuClock", "CudaClock", "Reading", "copy_bandwidth"]
+__all__ = ["Clock", "CpuClock", "CudaClock", "Reading", "copy_bandwidth", "upload_bandwidth"]
 
 COPIED = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes: far more than any cache holds
 COPIES = {"cpu": 7, "cuda": 20}
@@ -85,3 +86,14 @@ def copy_bandwidth(device: torch.device, clock: Clock) -> float:
     target = torch.zeros_like(source)
     best_ms = min(clock(lambda turn: target.copy_(source), turn).ms for turn in range(COPIES[device.type]))
     return 2 * len(source) / (best_ms / 1000)
+
+
+def upload_bandwidth(device: torch.device, clock: Clock) -> float:
+    """Bytes a second from page-locked memory of the host to the device, the best of several; on the CPU, of a copy."""
+    source = torch.ones(COPIED[device.type] // 4, dtype=torch.uint8)
+    if device.type != "cpu":
+        source = source.pin_memory()
+    target = torch.zeros(len(source), dtype=torch.uint8, device=device)
+    upload = partial(target.copy_, source, non_blocking=True)
+    best_ms = min(clock(lambda turn: upload(), turn).ms for turn in range(COPIES[device.type]))
+    return len(source) / (best_ms / 1000)

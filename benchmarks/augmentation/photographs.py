@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from benchmarks.augmentation.cases import Start
+from benchmarks.photos import find_photos
 from gpuload.stage import RaggedImages
 
 __all__ = ["LANDSCAPE_HW", "Photographs", "default_folder"]
@@ -26,10 +27,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def default_folder() -> Path:
-    """A folder of scikit-image's photographs, varied; made where it is not there yet."""
-    from gpuload.cli.pictures import make_folder
-
-    return make_folder(REPOSITORY / ".data" / "varied-photographs", count=200)
+    """A folder of JPEGs, made where it is not there yet."""
+    return find_photos(REPOSITORY / ".data")[0]
 
 
 class Photographs:

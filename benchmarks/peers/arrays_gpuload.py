@@ -1,8 +1,6 @@
-"""gpuload over arrays in memory."""
+"""gpuload over arrays in memory, brought to the recipe's device."""
 
 from __future__ import annotations
-
-from importlib.metadata import version
 
 import torch
 
@@ -18,9 +16,9 @@ def build(recipe: Recipe) -> Peer:
         shuffle=True,
         drop_last=True,
         num_workers=recipe.workers,
-        device="cpu",
+        device=recipe.device,
     )
-    return Peer(lambda: loader, {"gpuload": version("gpuload")})
+    return Peer(lambda: loader, {"gpuload": gl.__version__})
 
 
 if __name__ == "__main__":

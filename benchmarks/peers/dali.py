@@ -1,7 +1,8 @@
-"""NVIDIA DALI on the CPU: its file reader, its decoder of random crops, resize, and crop-mirror-normalize.
+"""NVIDIA DALI: its file reader, its decoder of random crops, resize, and crop-mirror-normalize.
 
-The arrangement is that of DALI's own ImageNet training example, with every operator on the CPU. `num_threads` takes the
-place of workers. With the dynamic executor, batches are handed to torch without a copy.
+The arrangement is that of DALI's own ImageNet training example, on the recipe's device; `variant` ``"mixed"`` decodes
+on the GPU, any other on the CPU. `num_threads` takes the place of workers. With the dynamic executor, batches are
+handed to torch without a copy.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
@@ -22,21 +23,28 @@ from benchmarks.peers.protocol import MEAN, STD, Peer, Recipe, main
 
 
 @pipeline_def
-def training(root: str, size: int):
-    encoded, labels = fn.readers.file(file_root=root, random_shuffle=True, name="reader")
+def training(recipe: Recipe):
+    encoded, labels = fn.readers.file(file_root=recipe.root, random_shuffle=True, name="reader")
     images = fn.decoders.image_random_crop(
         encoded,
-        device="cpu",
+        device="mixed" if recipe.variant == "mixed" else "cpu",
         output_type=types.RGB,
         random_aspect_ratio=[3 / 4, 4 / 3],
         random_area=[0.08, 1.0],
         num_attempts=10,
     )
-    images = fn.resize(images, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=True)
+    if recipe.device != "cpu":
+        images = images.gpu()
+    images = fn.resize(images, size=[recipe.size] * 2, interp_type=types.INTERP_LINEAR, antialias=True)
+    if recipe.jitter:
+        brightness, contrast, saturation = (
+            fn.random.uniform(range=[1 - recipe.jitter, 1 + recipe.jitter]) for _ in range(3)
+        )
+        images = fn.color_twist(images, brightness=brightness, contrast=contrast, saturation=saturation)
     images = fn.crop_mirror_normalize(
         images,
-        dtype=types.FLOAT,
-        output_layout="CHW",
+        dtype={"float32": types.FLOAT, "float16": types.FLOAT16}[recipe.dtype],
+        output_layout="HWC" if recipe.channels_last else "CHW",
         mean=[255 * value for value in MEAN],
         std=[255 * value for value in STD],
         mirror=fn.random.coin_flip(),
@@ -46,11 +54,10 @@ def training(root: str, size: int):
 
 def build(recipe: Recipe) -> Peer:
     pipeline = training(
-        recipe.root,
-        recipe.size,
+        recipe,
         batch_size=recipe.batch_size,
         num_threads=recipe.workers,
-        device_id=None,
+        device_id=None if recipe.device == "cpu" else torch.device(recipe.device).index or 0,
         prefetch_queue_depth=2,
         exec_dynamic=True,
         seed=0,
@@ -66,7 +73,10 @@ def build(recipe: Recipe) -> Peer:
 
     def epoch() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for (batch,) in loader:
-            yield batch["data"], batch["label"].squeeze(-1).long()
+            images, labels = batch["data"], batch["label"].squeeze(-1).long()
+            if recipe.channels_last:
+                images = images.permute(0, 3, 1, 2)
+            yield images, labels.to(recipe.device, non_blocking=True)
 
     return Peer(epoch, {"dali": dali.__version__})
 

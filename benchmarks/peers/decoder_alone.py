@@ -2,7 +2,8 @@
 
 This is as fast as workers could be that did nothing else. The crops are drawn beforehand, the decoded pixels stay
 in the decoder's own buffer, which is used again, and nothing is sent anywhere. Measured twice: reading each file
-first, as workers must, and with the bytes already in memory.
+first, as workers must, and with the bytes already in memory. Without nvImageCodec it is the decoder that workers use in
+its place.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ import os
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpuload.cli.processes import cpu_seconds
+from gpuload.datasets.sample import Encoded
+from gpuload.decode import Decode
+from gpuload.decode.decoder import Decoder
 
 SCALE = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
+Region = tuple[int, int, int, int]  # top, left, bottom, right
 
 
-def draw_region(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
-    """A box as torchvision's RandomResizedCrop draws it: (top, left, bottom, right)."""
+def draw_region(rng: np.random.Generator, height: int, width: int) -> Region:
+    """A box as torchvision's RandomResizedCrop draws it."""
     for _ in range(10):
         area = height * width * rng.uniform(*SCALE)
         ratio = np.exp(rng.uniform(*np.log(RATIO)))
@@ -39,31 +45,14 @@ def draw_region(rng: np.random.Generator, height: int, width: int) -> tuple[int,
 
 def decode_share(root: str, share: int, shares: int) -> None:
     """A child: decode every `shares`-th file each time a line arrives on standard input, and answer with a line."""
-    codec: Any = importlib.import_module("nvidia.nvimgcodec")
     paths = sorted(Path(root).rglob("*.jpg"))
     np.random.default_rng(0).shuffle(paths)  # pyright: ignore[reportArgumentType]
     paths = [str(path) for path in paths[share::shares]]
     contents = [Path(path).read_bytes() for path in paths]
     rng = np.random.default_rng(share)
-    regions = [draw_region(rng, stream.height, stream.width) for stream in map(codec.CodeStream, contents)]
-    decoder = codec.Decoder(
-        device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
-        max_num_cpu_threads=1,
-        backends=[codec.Backend(codec.BackendKind.CPU_ONLY)],
-    )
-    params = codec.DecodeParams(
-        apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB, sample_format=codec.SampleFormat.I_RGB
-    )
-    image: Any = None
-
-    def decode(content: bytes, region: tuple[int, int, int, int]) -> None:
-        nonlocal image
-        box = codec.Region(start=region[:2], end=region[2:])
-        stream = codec.CodeStream(content).get_sub_code_stream(region=box)
-        image = decoder.decode(stream, image=image, params=params)
-        assert image is not None
-        assert (image.height, image.width) == (region[2] - region[0], region[3] - region[1])
-
+    headers = [Decoder(Decode()).header(Encoded(content)) for content in contents]
+    regions = [draw_region(rng, header.height, header.width) for header in headers]
+    decode = bare_decoder() if used_decoder() == "nvImageCodec" else own_decoder()
     decode(contents[0], regions[0])
     print("ready", flush=True)
     for line in sys.stdin:
@@ -75,6 +64,63 @@ def decode_share(root: str, share: int, shares: int) -> None:
             for content, region in zip(contents, regions, strict=True):
                 decode(content, region)
         print("done", flush=True)
+
+
+def used_decoder() -> str:
+    """The first of gpuload's decoders of JPEGs that is installed."""
+    for name, module in (("nvImageCodec", "nvidia.nvimgcodec"), ("simplejpeg", "simplejpeg")):
+        try:
+            importlib.import_module(module)
+            return name
+        except ImportError:
+            continue
+    return "Pillow"
+
+
+def own_decoder() -> Callable[[bytes, Region], None]:
+    """gpuload's decoder, as workers use it."""
+    decoder = Decoder(Decode())
+
+    def decode(content: bytes, region: Region) -> None:
+        encoded = Encoded(content)
+        top, left, bottom, right = region
+        decoder.decode(encoded, decoder.header(encoded), (top, left, bottom - top, right - left))
+
+    return decode
+
+
+def bare_decoder() -> Callable[[bytes, Region], None]:
+    """nvImageCodec's."""
+    codec: Any = importlib.import_module("nvidia.nvimgcodec")
+    decoder = codec.Decoder(
+        device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
+        max_num_cpu_threads=1,
+        backends=[codec.Backend(codec.BackendKind.CPU_ONLY)],
+    )
+    params = codec.DecodeParams(
+        apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB, sample_format=codec.SampleFormat.I_RGB
+    )
+    image: Any = None
+
+    def decode(content: bytes, region: Region) -> None:
+        nonlocal image
+        box = codec.Region(start=region[:2], end=region[2:])
+        stream = codec.CodeStream(content).get_sub_code_stream(region=box)
+        image = decoder.decode(stream, image=image, params=params)
+        assert image is not None
+        assert (image.height, image.width) == (region[2] - region[0], region[3] - region[1])
+
+    return decode
+
+
+def versions() -> dict[str, str]:
+    """nvImageCodec's, of the CUDA version that it was built for."""
+    for number in ("12", "13"):
+        try:
+            return {"nvimgcodec": version(f"nvidia-nvimgcodec-cu{number}")}
+        except PackageNotFoundError:
+            continue
+    return {}
 
 
 def main() -> None:
@@ -98,7 +144,7 @@ def main() -> None:
             if answer != word:
                 raise SystemExit(f"a decoding process said {answer!r} instead of {word!r}")
 
-    result: dict[str, Any] = {"versions": {"nvimgcodec": version("nvidia-nvimgcodec-cu12")}}
+    result: dict[str, Any] = {"decoder": used_decoder(), "versions": versions()}
     all_answer("ready")
     for key, word in (("images_per_s", "files"), ("images_per_s_from_memory", "memory")):
         rates, cpus = [], []

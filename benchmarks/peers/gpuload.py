@@ -1,8 +1,6 @@
-"""gpuload, with its own worker processes and the stage on the CPU."""
+"""gpuload, with its own worker processes and the stage on the recipe's device; `variant` is the backend."""
 
 from __future__ import annotations
-
-from importlib.metadata import version
 
 import gpuload as gl
 from benchmarks.peers.protocol import MEAN, STD, Peer, Recipe, main
@@ -10,16 +8,25 @@ from gpuload import transforms as T
 
 
 def build(recipe: Recipe) -> Peer:
+    """Raises RuntimeError where another backend would run in the place of the one that was asked for."""
+    jitter = [T.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
     loader = gl.Loader(
         gl.ImageFolder(recipe.root),
         batch_size=recipe.batch_size,
         shuffle=True,
         drop_last=True,
-        transforms=[T.RandomResizedCrop(recipe.size), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],
+        transforms=[T.RandomResizedCrop(recipe.size), T.RandomHorizontalFlip(), *jitter, T.Normalize(MEAN, STD)],
         num_workers=recipe.workers,
-        device="cpu",
+        device=recipe.device,
+        dtype=recipe.dtype,
+        memory_format="channels_last" if recipe.channels_last else "contiguous_format",
+        backend=recipe.variant,
     )
-    return Peer(lambda: loader, {"gpuload": version("gpuload")})
+    plan = loader.plan()
+    if recipe.variant not in ("auto", plan.backend):
+        raise RuntimeError(f"the backend {plan.backend!r} would run in the place of {recipe.variant!r}: {plan.note}")
+    away = [type(step.transform).__name__ for step in plan.steps if step.backend != plan.backend]
+    return Peer(lambda: loader, {"gpuload": gl.__version__}, tuple(away))
 
 
 if __name__ == "__main__":

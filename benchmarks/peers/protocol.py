@@ -23,15 +23,17 @@ import torch
 from benchmarks.peers.recipe import MEAN, STD, Recipe
 from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
 
-__all__ = ["MEAN", "STD", "Peer", "Recipe", "main"]
+__all__ = ["MEAN", "STD", "Peer", "Recipe", "looks_of", "main"]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A loader ready to run: `epoch()` starts one and yields (images, labels)."""
+    """A loader ready to run: `epoch()` starts one and yields (images, labels). `falls_back`: the transforms that
+    gpuload's reference runs in the place of the backend that was asked for."""
 
     epoch: Callable[[], Iterable[Any]]
     versions: dict[str, str]
+    falls_back: tuple[str, ...] = ()
 
 
 def main(build: Callable[[Recipe], Peer], dtype: torch.dtype = torch.float32) -> None:
@@ -48,27 +50,8 @@ def main(build: Callable[[Recipe], Peer], dtype: torch.dtype = torch.float32) ->
     batches = iter(peer.epoch())
     first = next(batches)
     first_batch_s = time.perf_counter() - started
-    images, labels = first
-    whole = isinstance(images, list)  # photographs of many sizes
-    if whole:
-        assert len(images) == recipe.batch_size, len(images)
-        images = torch.cat([image.reshape(-1) for image in images])
-    else:
-        expected = (recipe.batch_size, 3, recipe.size, recipe.size)
-        assert isinstance(images, torch.Tensor), type(images)
-        assert tuple(images.shape) == expected, images.shape
-        assert images.is_contiguous()
-    assert images.dtype == dtype, images.dtype
-    assert tuple(labels.shape) == (recipe.batch_size,), labels.shape
-    assert labels.dtype == torch.int64, labels.dtype
-    values = images.float()
-    looks = {"mean": values.mean().item(), "std": values.std().item(), "label_mean": labels.float().mean().item()}
-    low, high, least, most = (-1.5, 1.5, 0.5, 2) if dtype.is_floating_point else (120, 135, 70, 78)
-    if whole:
-        low, high, least, most = 90, 140, 40, 90
-    assert low < looks["mean"] < high, looks
-    assert least < looks["std"] < most, looks
-    del first, images, labels, values
+    looks = looks_of(first, recipe, dtype)
+    del first
     for _ in batches:
         pass
 
@@ -107,3 +90,33 @@ def main(build: Callable[[Recipe], Peer], dtype: torch.dtype = torch.float32) ->
         **memory,
     }
     print(json.dumps(result), flush=True)
+
+
+def looks_of(batch: Any, recipe: Recipe, dtype: torch.dtype) -> dict[str, float]:
+    """Check a batch: AssertionError where it is not what the recipe says. Returns what its values look like.
+
+    `dtype` is that of its images: floats are to be normalised, uint8 as they were.
+    """
+    images, labels = batch
+    whole = isinstance(images, list)  # photographs of many sizes
+    if whole:
+        assert len(images) == recipe.batch_size, len(images)
+        images = torch.cat([image.reshape(-1) for image in images])
+    else:
+        expected = (recipe.batch_size, 3, recipe.size, recipe.size)
+        assert isinstance(images, torch.Tensor), type(images)
+        assert tuple(images.shape) == expected, images.shape
+        layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        assert images.is_contiguous(memory_format=layout)
+        assert images.device.type == labels.device.type == torch.device(recipe.device).type
+    assert images.dtype == dtype, images.dtype
+    assert tuple(labels.shape) == (recipe.batch_size,), labels.shape
+    assert labels.dtype == torch.int64, labels.dtype
+    values = images.float()
+    looks = {"mean": values.mean().item(), "std": values.std().item(), "label_mean": labels.float().mean().item()}
+    low, high, least, most = (-1.5, 1.5, 0.5, 2) if dtype.is_floating_point else (120, 135, 70, 78)
+    if whole:
+        low, high, least, most = 90, 140, 40, 90
+    assert low < looks["mean"] < high, looks
+    assert least < looks["std"] < most, looks
+    return looks

@@ -13,9 +13,15 @@ STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What each peer has to do: RandomResizedCrop(`size`), flip, normalise, float32 N×C×H×W on the CPU.
+    """What each peer has to do: RandomResizedCrop(`size`), flip, ColorJitter, normalise; batches N×C×H×W.
 
     Batches are whole: the last, smaller one is dropped by all.
+
+    Attributes:
+        samples: of the array benchmark, which reads no files.
+        jitter: of brightness, contrast and saturation; 0 for no ColorJitter.
+        device, dtype, channels_last: where batches end, and what they are there.
+        variant: which of a peer's ways; for gpuload its backend.
     """
 
     root: str
@@ -23,7 +29,12 @@ class Recipe:
     workers: int = 2
     epochs: int = 3
     size: int = 224
-    samples: int = 0  # of the array benchmark, which reads no files
+    samples: int = 0
+    jitter: float = 0.0
+    device: str = "cpu"
+    dtype: str = "float32"
+    channels_last: bool = False
+    variant: str = "auto"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import torch
 
 import gpuload as gl
@@ -20,7 +18,7 @@ def build(recipe: Recipe) -> Peer:
         num_workers=recipe.workers,
         device="cpu",
     )
-    return Peer(lambda: loader, {"gpuload": version("gpuload")})
+    return Peer(lambda: loader, {"gpuload": gl.__version__})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from importlib.metadata import version
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -51,7 +50,7 @@ def main() -> None:
         rates.append(count / (time.perf_counter() - started))
         cpus.append(1000 * (cpu_seconds(os.getpid()) - cpu_before) / count)
     loader.close()
-    print(json.dumps({"images_per_s": rates, "cpu_s_per_1000": cpus, "versions": {"gpuload": version("gpuload")}}))
+    print(json.dumps({"images_per_s": rates, "cpu_s_per_1000": cpus, "versions": {"gpuload": gl.__version__}}))
 
 
 if __name__ == "__main__":

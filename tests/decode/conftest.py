@@ -35,17 +35,22 @@ def encode() -> Callable[..., bytes]:
     return encode
 
 
+def _needs(decoder: str) -> None:
+    if decoder == "nvimgcodec":
+        pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    if decoder == "simplejpeg":
+        pytest.importorskip("simplejpeg")
+
+
 @pytest.fixture(params=["nvimgcodec", "simplejpeg", "pillow"])
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     """A default decoder that prefers each of the three in turn."""
-    if request.param == "nvimgcodec":
-        pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    _needs(request.param)
     return Decoder(Decode(), prefer=request.param)
 
 
 @pytest.fixture(params=["nvimgcodec", "simplejpeg", "pillow"])
 def upright_decoder(request: pytest.FixtureRequest) -> Decoder:
     """The same with ``exif=True``."""
-    if request.param == "nvimgcodec":
-        pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    _needs(request.param)
     return Decoder(Decode(exif=True), prefer=request.param)

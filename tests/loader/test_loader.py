@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 import torch
-from pictures import smooth_image
+from pictures import jpeg_bytes, smooth_image
 from PIL import Image as PILImage
 
 import gpuload as gl
@@ -145,7 +144,7 @@ def picture(index: int) -> np.ndarray:
 
 
 def jpeg(index: int) -> gl.Encoded:
-    return gl.Encoded(simplejpeg.encode_jpeg(picture(index), quality=95, colorsubsampling="444"))
+    return gl.Encoded(jpeg_bytes(picture(index), quality=95, subsampling="4:4:4"))
 
 
 @pytest.mark.processes
@@ -626,7 +625,7 @@ def test_a_bad_file_is_a_sample_error_with_its_path(tmp_path, capfd, kind, worke
     content, cause = BAD_FILES[kind]
     folder = tmp_path / "root" / "class"
     folder.mkdir(parents=True)
-    good = simplejpeg.encode_jpeg(smooth_image(100, 100, 0), quality=90)
+    good = jpeg_bytes(smooth_image(100, 100, 0), subsampling="4:4:4")
     for name in ("a.jpg", "b.jpg", "c.jpg"):
         (folder / name).write_bytes(good)
     dataset = gl.ImageFolder(tmp_path / "root")

@@ -12,8 +12,6 @@ import torch
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 
-pytest.importorskip("nvidia.dali")
-
 
 class Comparison:
     """Results of both, and how far they are apart.

@@ -1,0 +1,226 @@
+"""Loaders end to end on a GPU: gpuload on each backend beside its peers, alone and feeding ResNets, and their ceilings.
+
+    make bench-gpu ARGS="--photos DIR --json FILE"     or   python -m benchmarks.gpu --photos DIR --json FILE
+    python -m benchmarks.gpu --simulate                every row run through on the CPU, with small sizes; no figures
+
+The recipe is RandomResizedCrop(224), flip, ColorJitter(0.4, 0.4, 0.4), Normalize; batches of 256, float16, channels
+last. Each row runs in a process of its own, with a limit of time, so that one that fails loses no other. What was found
+is written after each row. This process loads no CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.plan import CEILINGS, FEEDS, PARTS, Pace
+from benchmarks.gpu.tables import Results, judge, report
+from benchmarks.machine import absent, cpu_model, versions
+from benchmarks.peers.recipe import Recipe
+from benchmarks.photos import copy_photos, find_photos, make_up, warm
+
+__all__ = ["main", "parse"]
+
+REPOSITORY = Path(__file__).parents[2]
+ROWS = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PARTS}
+ORDER = (*CEILINGS, "fused", "dali_mixed", "dali_cpu", "torch_pillow", "torch_device", *PARTS, *FEEDS)
+ROW_LIMIT_S = 60.0
+LEAST_S = 8.0  # what is begun later than this before the end has no time to warm up
+JITTER = 0.4
+ARRAYS = 20_000
+# What an error says where a package or a driver is absent; anything else should have run.
+ABSENT = ("No module named", "not installed", "cannot be imported here")
+
+
+@dataclass(frozen=True)
+class Work:
+    """All rows' settings."""
+
+    recipe: Recipe
+    pace: Pace
+    photos: Path
+    cpus: int
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def command(self, name: str) -> list[str]:
+        """What runs a row."""
+        recipe, pace = self.recipe, self.pace.to_json()
+        if name == "decoder":
+            return _module("peers.decoder_alone", replace(recipe, workers=self.cpus).to_json())
+        if name == "device":
+            return _module("gpu.ceilings", recipe.to_json(), pace)
+        if name == "stage":
+            return _module("gpu.stage", recipe.to_json(), pace, str(self.photos))
+        if name == "workers":
+            return _module("peers.workers_only", recipe.to_json())
+        if name == "arrays":
+            return _module("peers.arrays_gpuload", replace(recipe, dtype="float32", channels_last=False).to_json())
+        feed = FEEDS[name]
+        # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
+        workers = recipe.workers if feed.own else self.cpus
+        return _module("gpu.feeding", feed.peer, replace(recipe, workers=workers, variant=feed.variant).to_json(), pace)
+
+
+def _module(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; `rows` are the names of what is to be measured, in order."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's, or made up)")
+    parser.add_argument("--files", type=int, default=25_600, help="how many files they are copied to (default 25,600)")
+    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where the copies are kept")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--device", default="cuda", help="default: cuda")
+    parser.add_argument("--budget-s", type=float, default=330, help="all of it ends within these seconds (default 330)")
+    parser.add_argument("--only", help=f"comma-separated, any of {', '.join(ROWS)}")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument("--simulate", action="store_true", help="run every row through on the CPU, with small sizes")
+    options = parser.parse_args(arguments)
+    options.rows = list(dict.fromkeys(ORDER)) if options.only is None else options.only.split(",")
+    for name in options.rows:
+        if name not in ROWS:
+            parser.error(f"--only takes any of {', '.join(ROWS)}, comma-separated; got {name!r}")
+    if options.simulate:
+        options.device, options.batch_size, options.files = "cpu", 2, 12
+    for name in ("batch_size", "files"):
+        least = 2 if name == "batch_size" else options.batch_size
+        if getattr(options, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and report. Returns the exit status: 1 where a row failed that should have run."""
+    options = parse(arguments)
+    deadline = time.monotonic() + options.budget_s
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) if options.simulate else options.cache
+        photos, described = _photos(options, cache)
+        root = copy_photos(photos, cache, options.files)
+        files, mean_kb = warm(root)
+        results: dict[str, Any] = {
+            "simulated": options.simulate,
+            "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "device": _device(options.device)},
+            "versions": versions(),
+            "absent": absent(),
+            "photos": {"source": described, "files": files, "mean_kb": mean_kb},
+            "rows": {},
+        }
+        work = _work(options, root, photos)
+        results["recipe"] = {key: value for key, value in vars(work.recipe).items() if key not in ("root", "variant")}
+
+        def run(name: str) -> None:
+            results["rows"][name] = row = _row(name, work, options, deadline)
+            print(f"{ROWS[name]}: {row.get('missing') or row.get('failed') or 'measured'}", flush=True)
+            _write(results, options.json)
+
+        # Where nothing is measured, two rows at once take less time.
+        with ThreadPoolExecutor(2 if options.simulate else 1) as rows:
+            list(rows.map(run, options.rows))
+    print(f"\n{report(results)}", flush=True)
+    _write(results, options.json)
+    return 1 if any(row.get("failed") for row in results["rows"].values()) else 0
+
+
+def _photos(options: argparse.Namespace, cache: Path) -> tuple[Path, str]:
+    """The folder of photographs, and what they are; Triton's interpreter takes a minute for a batch of whole ones."""
+    if options.simulate:
+        return make_up(cache / "small", count=options.files, height=24, width=32), "small ones, made up"
+    return (options.photos, str(options.photos)) if options.photos else find_photos(cache)
+
+
+def _work(options: argparse.Namespace, root: Path, photos: Path) -> Work:
+    cpus = len(os.sched_getaffinity(0))
+    recipe = Recipe(
+        root=str(root),
+        batch_size=options.batch_size,
+        workers=max(1, cpus - 1),
+        samples=ARRAYS,
+        jitter=JITTER,
+        device=options.device,
+        dtype="float16",
+        channels_last=True,
+    )
+    if not options.simulate:
+        return Work(recipe, Pace(), photos, cpus)
+    recipe = replace(recipe, size=16, workers=1, samples=4 * options.batch_size, epochs=2)
+    # Triton's kernels run in its interpreter, also where there is a GPU.
+    environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return Work(recipe, Pace(warm_s=0, round_s=0, rounds=1, steps=2, small=True), photos, 1, environment)
+
+
+def _row(name: str, work: Work, options: argparse.Namespace, deadline: float) -> dict[str, Any]:
+    """Run a row. Returns what it found, and why it is `missing`, or how it `failed`, or after what it was cut off."""
+    if options.simulate and name in FEEDS and FEEDS[name].needs_gpu:
+        return {"missing": "there is no such way on the CPU"}
+    left_s = deadline - time.monotonic()
+    if left_s < LEAST_S:
+        return {"missing": "the time was up"}
+    limit_s = left_s if options.simulate else min(left_s, ROW_LIMIT_S)
+    started = time.monotonic()
+    process = subprocess.Popen(
+        work.command(name),
+        cwd=REPOSITORY,
+        env=os.environ | work.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    late = False
+    try:
+        printed, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        late = True
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its workers too
+    if late:
+        printed, errors = process.communicate()
+    row: dict[str, Any] = {"took_s": time.monotonic() - started}
+    for line in printed.splitlines():
+        if line.startswith("{"):
+            row |= json.loads(line)
+    if late:
+        row["failed"] = f"not finished after {limit_s:.0f} s"
+    elif process.returncode:
+        last = (errors.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+        row["missing" if any(word in last for word in ABSENT) else "failed"] = last
+    if row.get("failed"):
+        row["stderr"] = errors[-4000:]
+    return row
+
+
+def _device(device: str) -> str:
+    """The device in words, asked for in another process: this one loads no CUDA."""
+    if device == "cpu":
+        return "the CPU"
+    program = "from benchmarks.machine import cuda_device; print(cuda_device())"
+    asked = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    return asked.stdout.strip() or f"none: {(asked.stderr.strip().splitlines() or ['no answer'])[-1]}"
+
+
+def _write(results: Results, path: Path | None) -> None:
+    if path is None:
+        return
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps({**results, "aims": [vars(aim) for aim in judge(results)]}, indent=1) + "\n")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""The networks that are fed: torchvision's ResNets in bfloat16, or a small one where the script is only tried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from gpuload.cli.training import small_network
+
+__all__ = ["training_step"]
+
+CLASSES = 1000
+
+
+def training_step(
+    name: str, device: torch.device, *, small: bool, channels_last: bool
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """A function of (images, labels) that trains the network for a step, and waits for nothing."""
+    torch.manual_seed(0)
+    if small:
+        network: nn.Module = small_network(CLASSES)
+    else:
+        from benchmarks.peers.torchvision_import import torchvision
+
+        network = torchvision.models.get_model(name, weights=None, num_classes=CLASSES)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    network = network.to(device, memory_format=layout).train()  # pyright: ignore[reportCallIssue]
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+    torch.backends.cudnn.benchmark = True
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = nn.functional.cross_entropy(network(images), labels)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
+    return step

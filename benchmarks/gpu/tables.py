@@ -1,0 +1,206 @@
+"""The report: tables for people, and the aims. Pure functions of the results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.gpu.plan import CEILINGS, FEEDS, NETWORKS, PARTS
+
+__all__ = ["Aim", "Results", "judge", "report"]
+
+Results = Mapping[str, Any]
+"""What the command writes: "machine", "rows" by name, and so on."""
+
+OF_DECODER = 0.85
+TIMES_DALI = 2.0
+TIMES_TORCH = 4.0
+MOST_WAITING = 0.01
+STAGE_RATE = 3e6
+"""The aims: gpuload's rate over the decoder's alone, and over its peers'; ResNet-50's time without work; images a
+second of the fused kernels."""
+
+DALI, TORCH = ("dali_mixed", "dali_cpu"), ("torch_pillow", "torch_device")
+ABOUT = """\
+alone: nothing is done with the batches; ratio: gpuload's fastest rate over the row's; of the decoder: what the CPU's
+  decoder alone does on all cores; CPU ms: of the main thread for a next(), the median; MB: of the device, networks
+  included: of torch's allocator at most, and all that is in use there by the row's end
+feeding: a training step in bfloat16; of one batch: the rate over that of the same network on one batch that stays;
+  waiting: the share of the device's time between the end of a step and the beginning of the next, what peers do to
+  images on the same stream included; idle: the same, ms a step; next(): ms of the host, the median"""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What is aimed at, what was measured, and whether that meets it; None where it was not measured."""
+
+    text: str
+    met: bool | None
+
+
+def report(results: Results) -> str:
+    """All tables, what was not measured and why, and the aims."""
+    recipe, photos, machine = results["recipe"], results["photos"], results["machine"]
+    lines = [
+        f"{machine['device']}; {machine['cpu']}, {machine['cpus']} CPUs",
+        f"{photos['source']}: {photos['files']:,} files of {photos['mean_kb']:.0f} KB, in the page cache",
+        f"crop to {recipe['size']}, flip, ColorJitter, normalise; batch {recipe['batch_size']}, {recipe['dtype']}"
+        f"{', channels last' if recipe['channels_last'] else ''}",
+        ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+        ABOUT,
+    ]
+    if results["simulated"]:
+        lines.append("SIMULATED on the CPU: the figures mean nothing, only whether each row ran")
+    tables = [_alone(results), *(_feeding(results, name, label) for name, label in NETWORKS.items()), _parts(results)]
+    words = {True: "met   ", False: "MISSED", None: "–     "}
+    aims = [f"{words[aim.met]} {aim.text}" for aim in judge(results)]
+    return "\n\n".join(["\n".join(lines), *tables, "\n".join(_notes(results)), "\n".join(aims)])
+
+
+def judge(results: Results) -> list[Aim]:
+    """Each aim, whether or not it was measured."""
+    ours, decoder = _rate(results, "fused"), _median(_row(results, "decoder").get("images_per_s"))
+    waiting = _median(_row(results, "fused").get("resnet50", {}).get("waiting"))
+    aims = [
+        _at_least("of the CPU's decoder alone", _over(ours, decoder), OF_DECODER, "{:.0%}"),
+        _at_least("times DALI's own pipeline, the faster one", _over(ours, _fastest(results, DALI)), TIMES_DALI),
+        _at_least("times DataLoader + torchvision, the faster one", _over(ours, _fastest(results, TORCH)), TIMES_TORCH),
+        Aim(
+            f"ResNet-50 waits less than {MOST_WAITING:.0%} of the time: {_number(waiting, '{:.2%}', 'not measured')}",
+            None if waiting is None else waiting < MOST_WAITING,
+        ),
+        _at_least("images/s, the fused kernels alone", _kernels(results), STAGE_RATE, "{:,.0f}"),
+    ]
+    return [replace(aim, met=None) for aim in aims] if results["simulated"] else aims
+
+
+def _at_least(what: str, found: float | None, least: float, form: str = "{:.2f}") -> Aim:
+    text = f"at least {form.format(least)} {what}: {_number(found, form, 'not measured')}"
+    return Aim(text, None if found is None else found >= least)
+
+
+def _alone(results: Results) -> str:
+    best = _fastest(results, [name for name, feed in FEEDS.items() if feed.own])
+    decoder = _median(_row(results, "decoder").get("images_per_s"))
+    rows = []
+    for name, feed in FEEDS.items():
+        row = _row(results, name)
+        alone = row.get("alone", {})
+        rates = alone.get("images_per_s", [])
+        rate = _median(rates)
+        rows.append(
+            [
+                feed.label + ("*" if row.get("falls_back") else ""),
+                _number(rate),
+                f"{min(rates):,.0f} … {max(rates):,.0f}" if rates else "",
+                _number(_over(best, rate), "{:.2f}"),
+                _number(_over(rate, decoder), "{:.0%}"),
+                _number(row.get("first_batch_s"), "{:.2f}"),
+                _number(_median(alone.get("next_cpu_ms")), "{:.2f}"),
+                _number(row.get("peak_mb")),
+                _number(row.get("device_mb")),
+            ]
+        )
+    headings = ["alone", "images/s", "least … greatest", "ratio", "of the decoder", "first batch, s", "CPU ms"]
+    return _table([*headings, "torch's MB", "all MB"], rows)
+
+
+def _feeding(results: Results, network: str, label: str) -> str:
+    resident = _row(results, "device").get(network, {})
+    rates = {f"{label}, one batch that stays": resident}
+    rates |= {feed.label: _row(results, name).get(network, {}) for name, feed in FEEDS.items()}
+    rows = [
+        [
+            name,
+            _number(_median(row.get("images_per_s"))),
+            _number(_over(_median(row.get("images_per_s")), _median(resident.get("images_per_s"))), "{:.1%}"),
+            _number(_median(row.get("waiting")), "{:.2%}"),
+            _number(_median(row.get("idle_ms")), "{:.3f}"),
+            _number(_median(row.get("next_ms")), "{:.2f}"),
+        ]
+        for name, row in rates.items()
+    ]
+    return _table([f"feeding {label}", "images/s", "of one batch", "waiting", "idle", "next()"], rows)
+
+
+def _parts(results: Results) -> str:
+    """gpuload's parts beside their ceilings."""
+    decoder, device = _row(results, "decoder"), _row(results, "device")
+    workers = _median(_row(results, "workers").get("images_per_s"))
+    arrays = _median(_row(results, "arrays").get("images_per_s"))
+    size = results["recipe"]["size"]
+    sent = None if arrays is None else arrays * 3 * size * size / 1e9
+    upload = device.get("upload_gb_s")
+    alone = _median(decoder.get("images_per_s"))
+    rates = _row(results, "stage").get("rates", {})
+    way = max(rates, key=lambda name: statistics.median(rates[name]), default=PARTS["stage"])
+    stage, copy = _median(rates.get(way)), _row(results, "stage").get("copy")
+    images, gb = "{:,.0f} images/s", "{:.2f} GB/s"
+    parts = [
+        (PARTS["workers"], workers, images, f"the decoder alone, {decoder.get('decoder', 'not measured')}", alone),
+        (PARTS["arrays"], sent, gb, "a page-locked copy", upload),
+        (way, stage, images, f"a copy on the device, {_number(device.get('copy_gb_s'))} GB/s", copy),
+    ]
+    rows = [
+        [part, _number(reached, form), ceiling, _number(most, form), _number(_over(reached, most), "{:.0%}")]
+        for part, reached, form, ceiling, most in parts
+    ]
+    return _table(["parts", "reached", "ceiling", "of it", "share"], rows)
+
+
+def _notes(results: Results) -> list[str]:
+    """What was not measured, what failed, what ran in whose place, and what is not installed."""
+    labels = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PARTS}
+    lines = []
+    for name, row in results["rows"].items():
+        if row.get("missing"):
+            lines.append(f"– not measured: {labels[name]}: {row['missing']}")
+        if row.get("failed"):
+            lines.append(f"– FAILED: {labels[name]}: {row['failed']}")
+        if row.get("falls_back"):
+            lines.append(f"* {labels[name]}: torch in its place: {', '.join(row['falls_back'])}")
+        lines += [f"– not measured: {way}: {why}" for way, why in row.get("ways_missing", {}).items()]
+    lines += [f"– not installed: {package}; left out: {what}" for package, what in results["absent"].items()]
+    return lines or ["all rows were measured"]
+
+
+def _row(results: Results, name: str) -> dict[str, Any]:
+    return results["rows"].get(name, {})
+
+
+def _rate(results: Results, name: str) -> float | None:
+    return _median(_row(results, name).get("alone", {}).get("images_per_s"))
+
+
+def _fastest(results: Results, names: Sequence[str]) -> float | None:
+    return max((rate for name in names if (rate := _rate(results, name)) is not None), default=None)
+
+
+def _kernels(results: Results) -> float | None:
+    """Images a second of the fused kernels alone, the fastest way of launching them."""
+    rates = _row(results, "stage").get("rates", {})
+    return max((statistics.median(found) for way, found in rates.items() if "kernels" in way), default=None)
+
+
+def _median(values: Sequence[float] | None) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _over(value: float | None, other: float | None) -> float | None:
+    return None if value is None or not other else value / other
+
+
+def _number(value: float | None, form: str = "{:,.0f}", without: str = "–") -> str:
+    return without if value is None else form.format(value)
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> str:
+    """Text in columns, the first to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    lines = [headings, ["─" * width for width in widths], *rows]
+    padded = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *cells[1:]]).rstrip() for line, cells in zip(lines, padded, strict=True)
+    )

@@ -1,0 +1,93 @@
+"""On a machine that lacks optional packages, tests that need them are skipped, and no others are lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+HERE = Path(__file__).parent
+DEPENDENCIES = ("kornia", "simplejpeg", "nvidia.dali", "nvidia.nvimgcodec")  # of gpuload and its extras
+ABSENT = (*DEPENDENCIES, "hypothesis", "rich", "scipy", "timm")
+
+
+def run_pytest(tmp_path: Path, *arguments: str, absent: tuple[str, ...] = ABSENT) -> tuple[int, str]:
+    """Run pytest where importing `absent` fails. Returns its exit status, and what it printed."""
+    (tmp_path / "without_them.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({absent!r})\n")
+    options = [
+        "-q",
+        "-p",
+        "without_them",
+        "-p",
+        "no:hypothesispytest",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(HERE.parent / "pyproject.toml"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *arguments],
+        cwd=HERE.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import kornia", "1 skipped"),
+        ("from kornia.enhance import normalize", "1 skipped"),
+        ("import no_such_package", "1 error"),
+        ("def test_it():\n    import simplejpeg", "1 skipped"),
+        ("def test_it():\n    import no_such_package", "1 failed"),
+        ("def test_it():\n    import sys\n    raise ModuleNotFoundError(name='sys')", "1 failed"),
+        (
+            "def test_it():\n"
+            "    from gpuload.stage import compile_stage\n"
+            "    from gpuload.transforms import CenterCrop, Chain\n"
+            "    compile_stage(Chain([CenterCrop(8)]), device='cpu', backend='kornia')",
+            "1 skipped",
+        ),
+    ],
+)
+def test_what_is_skipped(tmp_path: Path, text: str, told: str) -> None:
+    shutil.copy(HERE / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text(text + "\n")
+    _, printed = run_pytest(tmp_path, "--rootdir", str(tmp_path), str(tmp_path / "test_it.py"))
+    assert told in printed, printed
+
+
+def test_nothing_is_skipped_where_the_package_is_there(tmp_path: Path) -> None:
+    shutil.copy(HERE / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text("def test_it():\n    raise ModuleNotFoundError(name='kornia')\n")
+    status, printed = run_pytest(tmp_path, "--rootdir", str(tmp_path), str(tmp_path / "test_it.py"), absent=())
+    assert (status, "1 failed" in printed) == (1, True), printed
+
+
+def test_tests_of_backends_are_skipped(tmp_path: Path) -> None:
+    folders = [str(HERE / "stage" / name) for name in ("dali", "kornia")]
+    status, printed = run_pytest(tmp_path, *folders)
+    assert status in (0, 5), printed  # 5: not one was left
+    assert "failed" not in printed.splitlines()[-1], printed
+    assert "passed" not in printed.splitlines()[-1], printed
+
+
+@pytest.mark.slow
+def test_tests_for_a_gpu_are_collected(tmp_path: Path) -> None:
+    files = [str(path) for path in sorted(HERE.rglob("test_*.py")) if "mark.cuda" in path.read_text()]
+    everything = run_pytest(tmp_path, "--collect-only", "-m", "cuda", *files, absent=())
+    status, printed = run_pytest(tmp_path, "--collect-only", "-m", "cuda", *files, absent=DEPENDENCIES)
+    assert status == everything[0] == 0, printed
+    lost = {line for line in everything[1].splitlines() if "::" in line} - set(printed.splitlines())
+    needing = ("tests/stage/dali/", "tests/stage/kornia/")
+    assert [line for line in lost if not line.startswith(needing)] == []
