@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -78,6 +78,9 @@ OTHER: Final = "other"
 NAMES: Final = (*dict.fromkeys(part for _, _, part in PARTS), OTHER)
 
 
+Times = dict[str, float]
+
+
 class _NoKernel:
     """In place of a kernel: it is launched, and nothing happens."""
 
@@ -110,7 +113,7 @@ class _Clocks:
     """Divides the processor time of a thread among parts, each without what is timed within it."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self._within: list[str] = [OTHER]
         self._since = time.thread_time()
 
@@ -120,10 +123,10 @@ class _Clocks:
         self.seconds[self._within[-1]] += now - self._since
         self._since = now
 
-    def take(self) -> Counter[str]:
+    def take(self) -> dict[str, float]:
         """What each part has got since the last call."""
         self.turn()
-        seconds, self.seconds = self.seconds, Counter()
+        seconds, self.seconds = self.seconds, defaultdict(float)
         return seconds
 
     def around(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
@@ -197,9 +200,9 @@ def measure(
 
 def _batch_times(
     loader: gl.Loader, count: int, *, ahead: bool, clocks: _Clocks | None = None
-) -> list[Counter[str]]:
-    """The main thread's seconds in `next()` for so many batches, each by parts; without the first two of an epoch, which
-    hand out the work of several, and the last, after which none comes."""
+) -> list[dict[str, float]]:
+    """The main thread's seconds in `next()` for so many batches, each by parts; without the first two of an epoch,
+    which hand out the work of several, and the last, after which none comes."""
     clocks, found = clocks or _Clocks(), []
     while len(found) < count:
         batches = iter(loader)
@@ -228,7 +231,7 @@ def _wait_for_workers(own: Any) -> None:
 
 def _is_idle(engine: Any, worker: int) -> bool:
     note = engine._board.read(worker)
-    return engine._team[worker].ready and (note.chunk, note.attempt) not in engine._flying or note.chunk < 0
+    return (engine._team[worker].ready and (note.chunk, note.attempt) not in engine._flying) or note.chunk < 0
 
 
 def _workers_s(pids: Sequence[int]) -> float:
@@ -285,7 +288,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in results:
             reached = results[name]["host_ms"] <= goal
             met &= reached
-            console.print(f"{'met   ' if reached else 'missed'} {name}: at most {goal} ms: {results[name]['host_ms']:.2f}")
+            console.print(
+                f"{'met   ' if reached else 'missed'} {name}: at most {goal} ms: {results[name]['host_ms']:.2f}"
+            )
     if options.json:
         everything = {
             "batch": BATCH,

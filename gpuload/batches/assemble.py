@@ -195,8 +195,11 @@ class Assembly:
         """The programs for images, one for each view."""
         chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
         boxes = columns.boxes(images.rows.tolist()) if chain.reads_boxes else None
-        positions = columns.positions[images.rows]
-        return [chain.draw(key, positions, images.sizes_hw, boxes, view=view) for view in range(len(chain.lines))]
+        positions, sizes, regions = columns.positions[images.rows], images.sizes_hw, images.table[:, 6:]
+        return [
+            chain.draw(key, positions, sizes, boxes, view=view, regions_tlhw=regions)
+            for view in range(len(chain.lines))
+        ]
 
     def _pairing(self, batch: Batch, columns: Columns) -> Pairing | None:
         """The partners of a batch, if the transforms mix images."""
