@@ -45,6 +45,7 @@ __all__ = ["OPERATIONS", "Passes"]
 
 KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 FAR: Final = 5  # pixels further than this many sigmas from a blur's middle weigh less than a millionth of it each
+FAR_OUTSIDE: Final = 2.0**31  # pixels; more than any image has
 OPERATIONS: Final = frozenset(POINTWISE) | {OPS[number] for number in KERNELS} | {"warp"}  # that there are passes for
 WARPED: Final = code("warp")
 # What an operation needs, by its code; the last is that of no operation.
@@ -273,10 +274,11 @@ class Passes:
             for some in _of_one_size(windows[named, 2:]):
                 here = named[some]
                 size = tuple(windows[here[0], 2:].tolist())
-                places = list(scaled_pixels(coefficients[here], size, windows[here, :2]))
-                for axis, length in enumerate((R.HEIGHT, R.WIDTH)):
-                    ends = self.jobs[at[here], length, rows[here]][:, None]
-                    places[axis] = np.where(places[axis] < ends, places[axis], -1)
+                lengths = [self.jobs[at[here], length, rows[here], None] for length in (R.HEIGHT, R.WIDTH)]
+                places = _shifted(coefficients[here], size, windows[here, :2], lengths)
+                if places is None:
+                    found = scaled_pixels(coefficients[here], size, windows[here, :2])
+                    places = [np.where(own < end, own, -1) for own, end in zip(found, lengths, strict=True)]
                 self._table(rows[here], at[here], places)
         if (found := _entries(~nearest)) is not None:
             here, there = rows[found], at[found]
@@ -437,6 +439,19 @@ class Passes:
     def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
         if any(fill):
             self.floats[at, rows, R.FILL : R.FILL + 3] = np.broadcast_to(np.array(fill, np.float64), 3)
+
+
+def _shifted(
+    coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray, lengths: list[np.ndarray]
+) -> list[np.ndarray] | None:
+    """The rows (n, H') and columns (n, W') that maps show, -1 outside the image, if all only shift by whole pixels: the
+    same as `scaled_pixels`, whose sums are exact then; else None."""
+    shifts = coefficients[:, [5, 2]]
+    if (coefficients[:, [0, 4]] != 1).any() or (shifts != np.rint(shifts)).any():
+        return None
+    starts = corners + np.clip(shifts, -FAR_OUTSIDE, FAR_OUTSIDE).astype(np.int64)
+    places = [starts[:, axis, None] + np.arange(size_hw[axis]) for axis in (0, 1)]
+    return [np.where((own >= 0) & (own < end), own, -1) for own, end in zip(places, lengths, strict=True)]
 
 
 def _those(rows: np.ndarray, which: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -230,19 +231,21 @@ def _launches(
             rows = rows[np.argsort(groups[rows], kind="stable")]
             jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
         tiles = -(-jobs[R.OUT_HEIGHT] // tile.rows) * -(-jobs[R.OUT_WIDTH] // tile.columns)
-        counts = np.bincount(groups)
-        ends = np.cumsum(counts)
-        for group in np.flatnonzero(counts).tolist():
+        counted, told, factors = _statistics(jobs, codes, values)
+        ends = np.cumsum(np.bincount(groups)).tolist()
+        for group, (start, end) in enumerate(pairwise([0, *ends])):
             finished, kind = divmod(group, KINDS)
-            for some in portions(int(counts[group])):
-                start = int(ends[group] - counts[group])
-                some = slice(start + some.start, min(start + some.stop, int(ends[group])))
-                own = jobs[:, some].T
-                statistics = _statistics(own, codes, values)
-                weighed = place_tables(own, kind, tile.rows)
-                most = int(tiles[some].max())
-                launches.append(_Launch(first, len(own), most, number, kind, bool(finished), statistics, weighed))
-                first += len(own)
+            for some in portions(end - start):
+                own = slice(start + some.start, min(start + some.stop, end))
+                statistics = None
+                if len(counted):
+                    at, to = np.searchsorted(counted, (own.start, own.stop)).tolist()
+                    jobs[R.STATISTICS_AT, counted[at:to]] = np.arange(to - at)  # each is told which table is its own
+                    statistics = (told[at:to], factors[at:to]) if to > at else None
+                weighed = place_tables(jobs[:, own].T, kind, tile.rows)
+                most, count = int(tiles[own].max()), own.stop - own.start
+                launches.append(_Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
+                first += count
         ints.append(jobs.T)
         floats.append(own_floats)
     return tuple(launches), np.concatenate(ints), np.concatenate(floats)
@@ -253,14 +256,14 @@ def _rows(which: np.ndarray) -> Any:
     return slice(None) if which.all() else np.flatnonzero(which)
 
 
-def _statistics(own: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """The jobs and factors of those that need a table; each is told which table is its own."""
-    counted = np.flatnonzero(own[:, R.STATISTICS_AT])
+def _statistics(jobs: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which jobs of a pass need a table, ascending; and for each of these the job and the factor that make it."""
+    counted = np.flatnonzero(jobs[R.STATISTICS_AT])
+    told = np.empty((len(counted), 4), np.int64)
     if not len(counted):
-        return None
-    own[counted, R.STATISTICS_AT] = np.arange(len(counted))
-    places = own[counted, R.OPERATIONS_AT]  # what needs it comes first in a pass
-    jobs = np.empty((len(counted), 4), np.int64)
-    for at, numbers in enumerate((*own.T[[R.BASE, R.HEIGHT, R.WIDTH]], None)):
-        jobs[:, at] = codes[places] if numbers is None else numbers[counted]
-    return jobs, values[places, 0]
+        return counted, told, np.empty(0)
+    places = jobs[R.OPERATIONS_AT, counted]  # what needs it comes first in a pass
+    for at, column in enumerate((R.BASE, R.HEIGHT, R.WIDTH)):
+        told[:, at] = jobs[column, counted]
+    told[:, 3] = codes[places]
+    return counted, told, values[places, 0]
