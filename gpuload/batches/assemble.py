@@ -8,6 +8,7 @@ worker has run it already.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -102,19 +103,21 @@ class Assembly:
             pairing, ragged = finished.pairing, self._options.ragged
             # Labels are checked and mixed before they go to the device, to avoid waiting for it.
             first = self._placed if pairing is None else lambda tensor: tensor
-            with torch.device("cpu"):  # whatever torch's default device is
+            with _on_the_cpu():
                 value = collate(columns, outline, finished, views=chain.views, ragged=ragged, to_device=first)
                 value = value if pairing is None else self._on_device(soften(value, pairing, columns.name))
         if columns.has_targets and not (self._told or batch.warning):
             self._told, batch.warning = True, left_behind(chain, columns)
         if info:
-            with torch.device("cpu"):
+            with _on_the_cpu():
                 value = (value, self._info(batch, columns))
         return value, _tensors(value, DEPTH)
 
     def finish(self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool) -> Finished:
         """Finish the columns of a batch, and give its slots back; `by_row`: images become cells, and blocks values."""
-        finished = Finished([{} for _ in range(len(columns))], pairing=self._pairing(batch, columns))
+        one_by_one = by_row or columns.has_targets or self._options.chain.gathers  # else no row has a cell of its own
+        cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
+        finished = Finished(cells, pairing=self._pairing(batch, columns))
         if by_row or columns.has_targets:
             columns.spread_blocks()
         lends = self._lends and columns.images and not columns.has_targets
@@ -277,6 +280,11 @@ class Assembly:
             place(torch.from_numpy(np.array(columns.indices, np.int64))) if plain else list(columns.indices),
             place(torch.from_numpy(columns.valid)),
         )
+
+
+def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
+    """New tensors are the CPU's within this, whatever torch's default device is; if it is the CPU, for nothing."""
+    return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _ragged(columns: Columns, images: Images, table: np.ndarray, pixels: Any) -> RaggedImages:

@@ -8,12 +8,14 @@ tensors; masks outside such dicts become one tensor. The frames of a clip are st
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate, default_convert
@@ -233,6 +235,9 @@ def _shown(outline: Outline) -> str:
 
 
 def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
+    if set(map(type, column)) == {int}:  # labels; default_collate takes longer
+        with contextlib.suppress(OverflowError):
+            return to_device(torch.from_numpy(np.array(column, np.int64)))
     try:
         result = default_collate(column)  # pyright: ignore[reportArgumentType]  tuples work too
     except (TypeError, RuntimeError, ValueError) as error:
@@ -312,7 +317,8 @@ def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
 
 def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
     """All tensors on the device, small ones by one copy for each dtype: a batch has some hundred of them."""
-    here = [leaf for leaf in tree_leaves(ready) if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
+    leaves = ready.values() if all(type(value) is torch.Tensor for value in ready.values()) else tree_leaves(ready)
+    here = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
     if not here:
         return ready
     small: dict[torch.dtype, list[torch.Tensor]] = {}

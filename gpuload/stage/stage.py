@@ -121,12 +121,12 @@ class Stage:
         kind = self.device.type
         exact = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
         with torch.inference_mode(False), torch.no_grad(), exact, threads:
-            equal = bool((sizes == sizes[0]).all())
-            if self._ragged == "list" or (self._ragged == "views" and not equal):
+            if self._ragged == "list" or (self._ragged == "views" and (sizes != sizes[0]).any()):
                 outputs = self._empty_list(channels, sizes, dtype)
                 run(images, program, outputs, gathered=gathered)
                 return outputs
-            batch = self._empty((len(images), channels, *sizes.max(axis=0).tolist()), dtype)
+            largest = sizes.max(axis=0) if self._ragged == "pad" else sizes[0]
+            batch = self._empty((len(images), channels, *largest.tolist()), dtype)
             if self._ragged == "pad":
                 batch.zero_()
                 parts = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]

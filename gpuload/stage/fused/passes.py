@@ -134,12 +134,17 @@ class Passes:
         (n, `VALUES`), at least one of each; each job is told where its own begin."""
         if not self._operations:
             return np.zeros(1, np.int64), np.zeros((1, VALUES))
-        jobs, codes, values = (np.concatenate(parts) for parts in zip(*self._operations, strict=True))
-        order = np.argsort(jobs, kind="stable")  # those of one job stay in the order in which they came
-        counts = np.bincount(jobs, minlength=len(self.jobs) * len(self.last)).reshape(len(self.jobs), -1)
-        self.jobs[:, R.OPERATIONS] = counts
-        self.jobs[:, R.OPERATIONS_AT] = np.cumsum(counts).reshape(counts.shape) - counts
-        return codes[order], values[order]
+        jobs, codes, values = self._operations[0]
+        if len(self._operations) > 1:  # those of one record lie next to each other already
+            jobs, codes, values = (np.concatenate(parts) for parts in zip(*self._operations, strict=True))
+            order = np.argsort(jobs, kind="stable")  # those of one job stay in the order in which they came
+            jobs, codes, values = jobs[order], codes[order], values[order]
+        shape = len(self.jobs), len(self.last)
+        first = np.zeros(shape, np.int64)
+        first.reshape(-1)[jobs[::-1]] = np.arange(len(jobs) - 1, -1, -1)  # the one that is set last stays
+        self.jobs[:, R.OPERATIONS_AT] = first
+        self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first.size).reshape(shape)
+        return codes, values
 
     def packed_tables(self) -> np.ndarray:
         """All tables of rows and columns, int32."""

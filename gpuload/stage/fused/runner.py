@@ -226,7 +226,7 @@ def _launches(
         # Those of one launch are brought together: of one kind, and that end here or do not.
         groups = jobs[R.KIND] + KINDS * (passes.last == number)
         groups[jobs[R.KIND] == R.TABLE] += R.COPY - R.TABLE  # one kernel does both
-        if number or (groups != groups[0]).any():
+        if (passes.last < number).any() or (groups != groups[0]).any():
             rows = np.flatnonzero(passes.last >= number)
             rows = rows[np.argsort(groups[rows], kind="stable")]
             jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
@@ -246,9 +246,9 @@ def _launches(
                 most, count = int(tiles[own].max()), own.stop - own.start
                 launches.append(_Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
                 first += count
-        ints.append(jobs.T)
+        ints.append(jobs)
         floats.append(own_floats)
-    return tuple(launches), np.concatenate(ints), np.concatenate(floats)
+    return tuple(launches), np.concatenate(ints, axis=1).T, np.concatenate(floats)
 
 
 def _rows(which: np.ndarray) -> Any:
