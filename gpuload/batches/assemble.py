@@ -8,6 +8,7 @@ worker has run it already.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ class Assembly:
             put = partial(self._put_together, columns, outline, finished)
         if columns.has_targets and not (self._told or batch.warning):
             self._told, batch.warning = True, left_behind(chain, columns)
-        with torch.device("cpu"):
+        with _on_the_cpu():
             told = self._info(batch, columns) if info else None
         if finished is None or not later:
             value = put() if told is None else (put(), told)
@@ -138,7 +139,7 @@ class Assembly:
         pairing, options = finished.pairing, self._options
         # Labels are checked and mixed before they go to the device, to avoid waiting for it.
         first = self._placed if pairing is None else lambda tensor: tensor
-        with torch.device("cpu"):  # whatever torch's default device is
+        with _on_the_cpu():
             views, ragged = options.chain.views, options.ragged
             value = collate(columns, outline, finished, views=views, ragged=ragged, to_device=first)
             return value if pairing is None else self._on_device(soften(value, pairing, columns.name))
@@ -148,7 +149,9 @@ class Assembly:
     ) -> Finished:
         """Finish the columns of a batch, and give its slots back; `by_row`: images become cells, and blocks values;
         `last`: also do what `_end` does."""
-        finished = Finished([{} for _ in range(len(columns))], pairing=self._pairing(batch, columns))
+        one_by_one = by_row or columns.has_targets or self._options.chain.gathers  # else no row has a cell of its own
+        cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
+        finished = Finished(cells, pairing=self._pairing(batch, columns))
         if by_row or columns.has_targets:
             columns.spread_blocks()
         lends = self._lends and columns.images and not columns.has_targets
@@ -240,8 +243,11 @@ class Assembly:
         """The programs for images, one for each view."""
         chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
         boxes = columns.boxes(images.rows.tolist()) if chain.reads_boxes else None
-        positions = columns.positions[images.rows]
-        return [chain.draw(key, positions, images.sizes_hw, boxes, view=view) for view in range(len(chain.lines))]
+        positions, sizes, regions = columns.positions[images.rows], images.sizes_hw, images.table[:, 6:]
+        return [
+            chain.draw(key, positions, sizes, boxes, view=view, regions_tlhw=regions)
+            for view in range(len(chain.lines))
+        ]
 
     def _pairing(self, batch: Batch, columns: Columns) -> Pairing | None:
         """The partners of a batch, if the transforms mix images."""
@@ -317,6 +323,11 @@ class Assembly:
             place(torch.from_numpy(np.array(columns.indices, np.int64))) if plain else list(columns.indices),
             place(torch.from_numpy(columns.valid)),
         )
+
+
+def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
+    """New tensors are the CPU's within this, whatever torch's default device is; if it is the CPU, for nothing."""
+    return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _ragged(columns: Columns, images: Images, table: np.ndarray, pixels: Any) -> RaggedImages:

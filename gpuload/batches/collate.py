@@ -8,6 +8,7 @@ tensors; masks outside such dicts become one tensor. The frames of a clip are st
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.columns import Columns, Finished
@@ -63,6 +64,9 @@ def outline_of(columns: Columns) -> Outline:
     Raises:
         CollateError: samples differ in structure, or in where their images are; the message names two of them.
     """
+    if (own := _marks_of_all(columns)) is not None:
+        outline = _outline(columns.structure(0), own)
+        return Outline(outline.structure, outline.marks, [leaves * len(columns) for leaves in outline.leaves])
     marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
     for kind, found in (("image", columns.images), ("mask", columns.masks)):
         for number, images in enumerate(found):
@@ -86,6 +90,19 @@ def outline_of(columns: Columns) -> Outline:
         outlines.append(outline)
     leaves = [[leaf for own in column for leaf in own] for column in zip(*(o.leaves for o in outlines), strict=True)]
     return Outline(outlines[0].structure, outlines[0].marks, leaves)
+
+
+def _marks_of_all(columns: Columns) -> dict[int, Mark] | None:
+    """What the leaves of each sample are, if that is the same in all rows, as nearly always; else None."""
+    marks: dict[int, Mark] = {}
+    if len(columns.structures) > 1 or any(column.rows is not None for column in columns.points.values()):
+        return None
+    for kind, found in (("image", columns.images), ("mask", columns.masks)):
+        for number, images in enumerate(found):
+            if (leaf := images.leaf(len(columns))) is None:
+                return None
+            marks[leaf] = (kind, number if kind == "image" else 0)
+    return marks | dict.fromkeys(columns.points, ("points", 0))
 
 
 def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
@@ -198,8 +215,8 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
     """A leaf of all rows: finished, or its values."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
-    if column is not None and column.rows is None and not any(leaf in own for own in finished.cells):
-        return list(map(unwrapped, column.values))
+    if column is not None and column.rows is None and not any(leaf in own for own in filter(None, finished.cells)):
+        return list(map(unwrapped, column.values) if TensorBits in set(map(type, column.values)) else column.values)
     return [_cell(columns, finished, row, leaf) for row, leaf in enumerate(leaves)]
 
 
@@ -220,6 +237,9 @@ def _shown(outline: Outline) -> str:
 
 
 def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
+    if set(map(type, column)) == {int}:  # labels; default_collate takes longer
+        with contextlib.suppress(OverflowError):
+            return to_device(torch.from_numpy(np.array(column, np.int64)))
     try:
         result = default_collate(column)  # pyright: ignore[reportArgumentType]  tuples work too
     except (TypeError, RuntimeError, ValueError) as error:
@@ -299,14 +319,14 @@ def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
 
 def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
     """All tensors on the device, small ones by one copy for each dtype: a batch has some hundred of them."""
+    leaves = ready.values() if all(type(value) is torch.Tensor for value in ready.values()) else tree_leaves(ready)
+    here = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
+    if not here:
+        return ready
     small: dict[torch.dtype, list[torch.Tensor]] = {}
-
-    def note(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.nbytes <= TOGETHER_BYTES:
-            small.setdefault(value.dtype, []).append(value)
-        return value
-
-    tree_map(note, ready)
+    for tensor in here:
+        if tensor.nbytes <= TOGETHER_BYTES:
+            small.setdefault(tensor.dtype, []).append(tensor)
     probe = next((tensors[0] for tensors in small.values()), None)
     if probe is not None and to_device(probe) is probe:  # they are there already
         return ready

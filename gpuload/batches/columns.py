@@ -190,9 +190,15 @@ class Columns:
         merged = []
         for number in range(max(map(len, found), default=0)):
             having = [(at, columns[number]) for at, columns in enumerate(found) if len(columns) > number]
-            rows = np.concatenate([self._rows(at, column.rows) for at, column in having])
             lengths = [len(column.table) for _, column in having]
             parts = np.repeat([self._parts[at][0] for at, _ in having], lengths)
+            leaf = having[0][1].leaves
+            whole = self._row is None and len(having) == len(found) and len(leaf) == 1
+            if whole and all(own.rows is None and own.leaves == leaf and not own.kinds for _, own in having):
+                table = np.concatenate([column.table for _, column in having])
+                merged.append(Images(np.arange(len(table)), leaf * len(table), table, parts, []))
+                continue
+            rows = np.concatenate([self._rows(at, column.rows) for at, column in having])
             order = np.argsort(rows, kind="stable")
             leaves = [leaf for (_, column), n in zip(having, lengths, strict=True) for leaf in _each(column.leaves, n)]
             kinds: list[Any] = []

@@ -80,6 +80,7 @@ class Stage:
         # For images that only the reference takes, made when there are some: by view and dtype.
         self._by_reference = by_reference
         self._others: dict[tuple[int, str], tuple[Finish, SegmentRunner]] = {}
+        self._fitting: dict[tuple[int, int, str], int] = {}  # of images that fit: view, channels, dtype; and after it
         outlines = ([outline for one in line.transforms for outline in one.outline] for line in chain.lines)
         self._coloring = [next((o.name for o in own if issubclass(o.kind, Ops | Mixture)), None) for own in outlines]
 
@@ -119,14 +120,15 @@ class Stage:
         threads = _intra_op_threads(self._threads)
         # A batch may be made within a user's inference_mode and used outside it, and scratch memory lives on. Nor do
         # results depend on the user's autocast, which would make convolutions bfloat16.
-        exact = torch.autocast(self.device.type, enabled=False)
+        kind = self.device.type
+        exact = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
         with torch.inference_mode(False), torch.no_grad(), exact, threads:
-            equal = bool((sizes == sizes[0]).all())
-            if self._ragged == "list" or (self._ragged == "views" and not equal):
+            if self._ragged == "list" or (self._ragged == "views" and (sizes != sizes[0]).any()):
                 outputs = self._empty_list(channels, sizes, dtype)
                 run(images, program, outputs, gathered=gathered)
                 return outputs
-            batch = self._empty((len(images), channels, *sizes.max(axis=0).tolist()), dtype)
+            largest = sizes.max(axis=0) if self._ragged == "pad" else sizes[0]
+            batch = self._empty((len(images), channels, *largest.tolist()), dtype)
             if self._ragged == "pad":
                 batch.zero_()
                 parts = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]
@@ -208,7 +210,10 @@ class Stage:
                 "drop or convert channels in the dataset, or decode to mode 'RGB' or 'L'"
             )
         transforms = self._chain.lines[view].transforms
-        given, channels = channels, _channels_after(transforms, channels, images.labels[0], images.dtype)
+        given, kind = channels, (view, channels, images.dtype)
+        if kind not in self._fitting:
+            self._fitting[kind] = _channels_after(transforms, channels, images.labels[0], images.dtype)
+        channels = self._fitting[kind]
         where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
         self._finishes[view].check(channels, where)
         sizes = program.results_hw

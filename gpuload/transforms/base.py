@@ -131,6 +131,11 @@ class Transform:
 
         return transforms.apply(self, image, seed=seed)
 
+    def drawn_again(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Record | None:
+        """The same record once more, where a worker has drawn it and nothing else, and decoded these regions of the
+        images for it; None: it has to be drawn."""
+        return None
+
     @property
     def outline(self) -> tuple[Outline, ...]:
         """The records that it and its children may draw."""

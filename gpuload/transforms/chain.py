@@ -209,6 +209,7 @@ class Chain:
         boxes: Sequence[np.ndarray] | None = None,
         *,
         view: int = 0,
+        regions_tlhw: np.ndarray | None = None,
     ) -> Program:
         """Draw the records of all transforms.
 
@@ -218,11 +219,13 @@ class Chain:
             sizes_hw: int64 (B, 2), the sizes of their images.
             boxes: of each sample, float64 (n, 4) left, top, right, bottom; needed if `reads_boxes`.
             view: the number of the view.
+            regions_tlhw: what `regions` gave for these images, if known: a crop need not be drawn again.
 
         Raises:
             DrawError: a transform cannot be drawn for one image; `row` says which.
         """
-        return self.lines[view].draw(key, positions, sizes_hw, boxes)
+        regions = regions_tlhw if len(self.lines) == 1 else None
+        return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions)
 
     def regions(
         self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None

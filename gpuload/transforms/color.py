@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -62,16 +63,22 @@ class ColorJitter(Transform):
         return self.contrast is not None
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        names = self.adjustments
-        columns = [ADJUSTMENTS.index(name) for name in names]
+        columns, low, width, codes = self._constants
         numbers = uniforms(8)
-        ranges = np.array([getattr(self, name) for name in names]).reshape(-1, 2)
-        factors = ranges[:, 0] + numbers[:, columns] * (ranges[:, 1] - ranges[:, 0])
-        order = np.argsort(numbers[:, [4 + column for column in columns]], axis=1, kind="stable")
+        factors = low + numbers[:, columns] * width
+        order = np.argsort(numbers[:, columns + 4], axis=1, kind="stable")
         values = np.zeros((*order.shape, VALUES))
-        values[:, :, 0] = np.take_along_axis(factors, order, axis=1)
-        codes = np.array([code(name) for name in names], np.int64)[order]
-        return Ops(codes, values, whole=self.needs_whole)
+        values[:, :, 0] = factors[np.arange(len(order))[:, None], order]
+        return Ops(codes[order], values, whole=self.needs_whole)
+
+    @cached_property
+    def _constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of each adjustment that is made: its number, the least factor, the distance to the greatest, its code."""
+        names = self.adjustments
+        ranges = np.array([getattr(self, name) for name in names]).reshape(-1, 2)
+        columns = np.array([ADJUSTMENTS.index(name) for name in names], np.int64)
+        codes = np.array([code(name) for name in names], np.int64)
+        return columns, ranges[:, 0], ranges[:, 1] - ranges[:, 0], codes
 
 
 def _factor_range(

@@ -56,14 +56,17 @@ class Line:
         boxes: Sequence[np.ndarray] | None = None,
         *,
         lead: bool = False,
+        regions_tlhw: np.ndarray | None = None,
     ) -> Program:
-        """Draw the records of all transforms, or of the leading ones (`lead`)."""
+        """Draw the records of all transforms, or of the leading ones (`lead`); `regions_tlhw`: what the leading ones
+        gave, if known, so that they need not be drawn again."""
         end = self.lead if lead else len(self.transforms)
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
             raise ValueError(f"sizes_hw must be of shape (B, 2) beside {len(positions)} positions, got {sizes.shape}")
         uniforms = Uniforms(key, positions, 0, boxes)
-        records, results = _draw(self.transforms[:end], self.lanes[:end], uniforms, sizes)
+        regions = regions_tlhw if self.lead == 1 else None
+        records, results = _draw(self.transforms[:end], self.lanes[:end], uniforms, sizes, regions)
         return Program(tuple(records), sizes, results, self.late_from)
 
 
@@ -81,15 +84,20 @@ def draw_some(
 
 
 def _draw(
-    transforms: Sequence[Transform], lanes: Sequence[int], uniforms: Uniforms, sizes_hw: np.ndarray
+    transforms: Sequence[Transform],
+    lanes: Sequence[int],
+    uniforms: Uniforms,
+    sizes_hw: np.ndarray,
+    regions_tlhw: np.ndarray | None = None,
 ) -> tuple[list[Record], np.ndarray]:
-    """The records of consecutive transforms, and the sizes of the results."""
+    """The records of consecutive transforms, and the sizes of the results; `regions_tlhw`: what the first one gave."""
     records: list[Record] = []
     boxes = uniforms.boxes
     last = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
     for step, (lane, transform) in enumerate(zip(lanes, transforms, strict=True)):
         own = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last else None)
-        drawn = transform.drawn(own, sizes_hw)
+        drawn = None if regions_tlhw is None or step else transform.drawn_again(own, regions_tlhw)
+        drawn = drawn or transform.drawn(own, sizes_hw)
         if drawn is None:
             continue
         if isinstance(drawn, Record):

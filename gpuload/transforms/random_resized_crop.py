@@ -74,8 +74,15 @@ class RandomResizedCrop(Resampling):
         if failed.any():
             boxes_hw[failed] = self._central(sizes_hw[failed])
             starts[failed] = (sizes_hw[failed] - boxes_hw[failed]) // 2
-        size_hw = np.broadcast_to(np.array(self.size, np.int64), sizes_hw.shape)
-        return Box(np.concatenate([starts, boxes_hw], axis=1), size_hw, self.filters(numbers[:, -1]))
+        return self._box(np.concatenate([starts, boxes_hw], axis=1), numbers[:, -1])
+
+    def drawn_again(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Box:
+        # Most of the numbers are for the box, which is the region.
+        return self._box(regions_tlhw, uniforms(3 + 2 * TRIES)[:, -1] if self.interpolation == "random" else None)
+
+    def _box(self, boxes_tlhw: np.ndarray, numbers: np.ndarray | None) -> Box:
+        size_hw = np.broadcast_to(np.array(self.size, np.int64), (len(boxes_tlhw), 2))
+        return Box(boxes_tlhw, size_hw, self.filters(numbers))
 
     def _central(self, sizes_hw: np.ndarray) -> np.ndarray:
         """The sizes of the largest boxes with an allowed ratio."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,11 +22,11 @@ import torch
 from gpuload.stage.accelerator import device_of
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
-from gpuload.stage.fused import record as R
 from gpuload.stage.fused.erasing import RECORD, quantile_table, records
 from gpuload.stage.fused.grid import Tile, portions, tile_of
 from gpuload.stage.fused.kernel import one_pass
 from gpuload.stage.fused.passes import Passes
+from gpuload.stage.fused.record import PLAIN as R
 from gpuload.stage.fused.statistics import tables
 from gpuload.stage.fused.weights import Tables, make_tables, place_tables
 from gpuload.stage.ragged import RaggedImages
@@ -34,6 +35,8 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Ops
 
 __all__ = ["FusedRunner", "Prepared", "options_of"]
+
+KINDS: Final = 8  # more than there are kinds of geometry
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def options_of(geometry: int, warps: int) -> dict[str, Any]:
     """
     options = {"num_warps": warps, "enable_fp_fusion": False}
     if torch.version.hip is None:
-        options["maxnreg"] = 128 if geometry == R.WARP.value else 80
+        options["maxnreg"] = 128 if geometry == R.WARP else 80
     return options
 
 
@@ -180,30 +183,28 @@ def _place_scratch(passes: Passes) -> tuple[int, int]:
     """Set where all passes but an image's last write, and where the next ones read; the sizes of both pieces, bytes."""
     sizes = [0, 0]
     for number in range(passes.count - 1):
-        rows = np.flatnonzero(passes.last > number)
-        own = passes.ints[number]
-        widths = own[rows, R.OUT_WIDTH] * passes.channels
-        lengths = own[rows, R.OUT_HEIGHT] * widths
+        rows = _rows(passes.last > number)
+        own = passes.jobs[number]
+        widths = own[R.OUT_WIDTH, rows] * passes.channels
+        lengths = own[R.OUT_HEIGHT, rows] * widths
         ends = np.cumsum(lengths)
-        own[rows, R.OUT_AT] = ends - lengths
-        own[rows, R.OUT_CHANNEL], own[rows, R.OUT_ROW] = 1, widths
-        passes.ints[number + 1, rows, R.BASE] += ends - lengths
+        own[R.OUT_AT, rows] = ends - lengths
+        own[R.OUT_CHANNEL, rows], own[R.OUT_ROW, rows] = 1, widths
+        passes.jobs[number + 1, R.BASE, rows] += ends - lengths
         sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
     return sizes[0], sizes[1]
 
 
 def _place_outputs(passes: Passes, outputs: Outputs) -> None:
     """Set where an image's last pass writes."""
-    rows = np.arange(len(passes.last))
     if isinstance(outputs, torch.Tensor):
         step, *steps = outputs.stride()
-        starts = rows * step
+        starts = np.arange(len(passes.last)) * step
     else:
         first, size = outputs[0].data_ptr(), outputs[0].element_size()
         starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
         steps = np.array([output.stride() for output in outputs], np.int64).T
-    for column, numbers in ((R.OUT_AT, starts), (R.OUT_CHANNEL, steps[0]), (R.OUT_ROW, steps[1])):
-        passes.ints[passes.last, rows, column] = numbers
+    passes.set_last(((R.OUT_AT, starts), (R.OUT_CHANNEL, steps[0]), (R.OUT_ROW, steps[1])))
 
 
 def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.ndarray:
@@ -211,9 +212,8 @@ def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.nda
     if not late:
         return np.zeros((1, RECORD), np.int64)
     boxes = np.concatenate([records(erase, channels) for erase in late], axis=1)
-    rows = np.arange(len(boxes))
-    passes.ints[passes.last, rows, R.BOXES_AT] = rows * boxes.shape[1]
-    passes.ints[passes.last, rows, R.BOXES] = boxes.shape[1]
+    each = boxes.shape[1]
+    passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
     return boxes.reshape(-1, RECORD)
 
 
@@ -223,31 +223,48 @@ def _launches(
     """The launches, in order, and the numbers of their jobs, in the same order."""
     launches, ints, floats, first = [], [], [], 0
     for number in range(passes.count):
-        kinds = passes.ints[number, :, R.KIND]
-        kinds = np.where(kinds == R.TABLE.value, R.COPY.value, kinds)  # one kernel does both
-        for finished in (False, True):
-            reached = (passes.last == number) if finished else (passes.last > number)
-            for kind in np.unique(kinds[reached]).tolist():
-                whole = np.flatnonzero(reached & (kinds == kind))
-                for rows in map(whole.__getitem__, portions(len(whole))):
-                    own = passes.ints[number, rows]
-                    tiles = -(-own[:, R.OUT_HEIGHT] // tile.rows) * -(-own[:, R.OUT_WIDTH] // tile.columns)
-                    statistics = _statistics(own, codes, values)
-                    weighed = place_tables(own, kind, tile.rows)
-                    most = int(tiles.max())
-                    launches.append(_Launch(first, len(rows), most, number, kind, finished, statistics, weighed))
-                    ints.append(own)
-                    floats.append(passes.floats[number, rows])
-                    first += len(rows)
-    return tuple(launches), np.concatenate(ints), np.concatenate(floats)
+        jobs, own_floats = passes.jobs[number], passes.floats[number]
+        # Those of one launch are brought together: of one kind, and that end here or do not.
+        groups = jobs[R.KIND] + KINDS * (passes.last == number)
+        groups[jobs[R.KIND] == R.TABLE] += R.COPY - R.TABLE  # one kernel does both
+        if (passes.last < number).any() or (groups != groups[0]).any():
+            rows = np.flatnonzero(passes.last >= number)
+            rows = rows[np.argsort(groups[rows], kind="stable")]
+            jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
+        tiles = -(-jobs[R.OUT_HEIGHT] // tile.rows) * -(-jobs[R.OUT_WIDTH] // tile.columns)
+        counted, told, factors = _statistics(jobs, codes, values)
+        ends = np.cumsum(np.bincount(groups)).tolist()
+        for group, (start, end) in enumerate(pairwise([0, *ends])):
+            finished, kind = divmod(group, KINDS)
+            for some in portions(end - start):
+                own = slice(start + some.start, min(start + some.stop, end))
+                statistics = None
+                if len(counted):
+                    at, to = np.searchsorted(counted, (own.start, own.stop)).tolist()
+                    jobs[R.STATISTICS_AT, counted[at:to]] = np.arange(to - at)  # each is told which table is its own
+                    statistics = (told[at:to], factors[at:to]) if to > at else None
+                weighed = place_tables(jobs[:, own].T, kind, tile.rows)
+                most, count = int(tiles[own].max()), own.stop - own.start
+                launches.append(_Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
+                first += count
+        ints.append(jobs)
+        floats.append(own_floats)
+    return tuple(launches), np.concatenate(ints, axis=1).T, np.concatenate(floats)
 
 
-def _statistics(own: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """The jobs and factors of those that need a table; each is told which table is its own."""
-    counted = np.flatnonzero(own[:, R.STATISTICS_AT])
+def _rows(which: np.ndarray) -> Any:
+    """Where `which` is, as an index."""
+    return slice(None) if which.all() else np.flatnonzero(which)
+
+
+def _statistics(jobs: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which jobs of a pass need a table, ascending; and for each of these the job and the factor that make it."""
+    counted = np.flatnonzero(jobs[R.STATISTICS_AT])
+    told = np.empty((len(counted), 4), np.int64)
     if not len(counted):
-        return None
-    own[counted, R.STATISTICS_AT] = np.arange(len(counted))
-    places = own[counted, R.OPERATIONS_AT]  # what needs it comes first in a pass
-    jobs = own[np.ix_(counted, [R.BASE.value, R.HEIGHT.value, R.WIDTH.value])]
-    return np.column_stack([jobs, codes[places]]), values[places, 0].copy()
+        return counted, told, np.empty(0)
+    places = jobs[R.OPERATIONS_AT, counted]  # what needs it comes first in a pass
+    for at, column in enumerate((R.BASE, R.HEIGHT, R.WIDTH)):
+        told[:, at] = jobs[column, counted]
+    told[:, 3] = codes[places]
+    return counted, told, values[places, 0]

@@ -40,7 +40,6 @@ from gpuload.stage.fused.record import (
     LINES,
     OUT_HEIGHT,
     OUT_WIDTH,
-    RESIZE,
     SIGMA_X,
     SIGMA_Y,
     SIZE_H,
@@ -54,6 +53,7 @@ from gpuload.stage.fused.record import (
     X,
     Y,
 )
+from gpuload.stage.fused.record import PLAIN as R
 from gpuload.transforms.program.ops import FILTERS
 from gpuload.transforms.program.windows import PRECISION_BITS, SUPPORT
 
@@ -99,29 +99,29 @@ def place_tables(ints: np.ndarray, kind: int, rows: int) -> Tables | None:
         kind: of all their geometries.
         rows: of a tile, a power of two, at least 2.
     """
-    if kind not in (RESIZE.value, BLUR.value):
+    if kind not in (R.RESIZE, R.BLUR):
         return None
-    heights, widths = ints[:, HEIGHT], ints[:, WIDTH]
-    if kind == RESIZE.value:
-        supports = SUPPORTS[ints[:, FILTER]]
+    heights, widths = ints[:, R.HEIGHT], ints[:, R.WIDTH]
+    if kind == R.RESIZE:
+        supports = SUPPORTS[ints[:, R.FILTER]]
         taps_y, taps_x = (
             np.where(box == size, 1, np.ceil(2 * supports * np.maximum(box, size) / size)).astype(np.int64)
-            for box, size in ((ints[:, BOX_H], ints[:, SIZE_H]), (ints[:, BOX_W], ints[:, SIZE_W]))
+            for box, size in ((ints[:, R.BOX_H], ints[:, R.SIZE_H]), (ints[:, R.BOX_W], ints[:, R.SIZE_W]))
         )
-        lines = -(-(rows - 1) * ints[:, BOX_H] // ints[:, SIZE_H]) + taps_y + 1
+        lines = -(-(rows - 1) * ints[:, R.BOX_H] // ints[:, R.SIZE_H]) + taps_y + 1
     else:
-        taps_x = np.minimum(ints[:, KERNEL_W], widths)
-        lines = ints[:, KERNEL_H] + rows - 1
+        taps_x = np.minimum(ints[:, R.KERNEL_W], widths)
+        lines = ints[:, R.KERNEL_H] + rows - 1
     taps = -(-taps_x // TAPS_AT_ONCE.value) * TAPS_AT_ONCE.value
     lines = -(-np.minimum(lines, heights) // LINES_AT_ONCE.value) * LINES_AT_ONCE.value
     # The tables of rows begin at multiples of `rows`, so that the weights of a row are read at once.
-    tiles = -(-ints[:, OUT_HEIGHT] // rows)
-    across = -(-(1 + taps) * ints[:, OUT_WIDTH] // rows) * rows
+    tiles = -(-ints[:, R.OUT_HEIGHT] // rows)
+    across = -(-(1 + taps) * ints[:, R.OUT_WIDTH] // rows) * rows
     down = tiles * (1 + lines) * rows
     ends = np.cumsum(across + down)
-    ints[:, TAPS], ints[:, LINES] = taps, lines
-    ints[:, WEIGHTS_X], ints[:, WEIGHTS_Y] = ends - across - down, ends - down
-    return Tables(int(ends[-1]), int((tiles + -(-ints[:, OUT_WIDTH] // COLUMNS)).max()))
+    ints[:, R.TAPS], ints[:, R.LINES] = taps, lines
+    ints[:, R.WEIGHTS_X], ints[:, R.WEIGHTS_Y] = ends - across - down, ends - down
+    return Tables(int(ends[-1]), int((tiles + -(-ints[:, R.OUT_WIDTH] // COLUMNS)).max()))
 
 
 def make_tables(

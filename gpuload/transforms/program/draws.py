@@ -41,15 +41,17 @@ class Program:
     @cached_property
     def windows_tlhw(self) -> tuple[np.ndarray, ...]:
         """The part of each image that matters before each record, int64 (B, 4); last, the whole results."""
-        windows = [full_windows(self.results_hw)]
+        windows = [whole := full_windows(self.results_hw)]
         for record in reversed(self.records):
             after = windows[-1]
-            if record.rows is None:
+            if after is whole and record.after_hw is record.sizes_hw:  # what keeps sizes shows all of an image
+                windows.append(whole)
+            elif record.rows is None:
                 windows.append(record.input_windows(after))
-                continue
-            before = after.copy()
-            before[record.rows] = record.input_windows(after[record.rows])
-            windows.append(before)
+            else:
+                before = after.copy()
+                before[record.rows] = record.input_windows(after[record.rows])
+                windows.append(before)
         return tuple(reversed(windows))
 
     @property

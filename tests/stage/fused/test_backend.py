@@ -132,9 +132,9 @@ def test_an_operation_without_a_kernel_is_left_to_torch(monkeypatch):
 
 
 def test_an_operation_that_comes_all_the_same_is_refused(make_batch, make_images, monkeypatch):
-    known = passes.KNOWN.copy()
-    known[code("invert")] = False
-    monkeypatch.setattr(passes, "KNOWN", known)
+    needs = passes.NEEDS.copy()
+    needs[code("invert")] = passes.UNKNOWN
+    monkeypatch.setattr(passes, "NEEDS", needs)
     chain = T.Chain([T.RandomInvert(1.0)])
     with pytest.raises(TypeError, match="invert is no operation that the fused kernels know"):
         compile_stage(chain, device="cpu", backend="fused")(*make_batch(chain, make_images(1, 1, low=9, high=12)))

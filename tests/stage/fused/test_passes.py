@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages
-from gpuload.stage.fused import record as R
 from gpuload.stage.fused.passes import Passes
+from gpuload.stage.fused.record import PLAIN as R
 from gpuload.transforms.program.ops import code
 
 
@@ -64,10 +64,10 @@ def test_images_of_a_batch_have_as_many_as_each_needs():
 def test_operations_stand_in_the_order_in_which_they_are_done():
     made = passes([CROP, T.RandomPosterize(3, 0.5), T.RandomInvert(0.5), T.RandomSolarize(7, 0.5)], 64)
     codes, values = made.packed_operations()
-    own = made.ints[0]
-    assert len(codes) == len(values) == own[:, R.OPERATIONS].sum()
+    own = made.jobs[0]
+    assert len(codes) == len(values) == own[R.OPERATIONS].sum()
     order = {code("posterize"): 0, code("invert"): 1, code("solarize"): 2}
-    for start, count in zip(own[:, R.OPERATIONS_AT].tolist(), own[:, R.OPERATIONS].tolist(), strict=True):
+    for start, count in zip(own[R.OPERATIONS_AT].tolist(), own[R.OPERATIONS].tolist(), strict=True):
         places = [order[number] for number in codes[start : start + count].tolist()]
         assert places == sorted(places)
         assert len(set(places)) == count
@@ -75,13 +75,13 @@ def test_operations_stand_in_the_order_in_which_they_are_done():
 
 def test_a_window_of_the_image_is_all_that_is_read():
     made = passes([T.CenterCrop((10, 20))])
-    assert made.ints[0, 0, [R.HEIGHT.value, R.WIDTH.value]].tolist() == [10, 20]
-    assert made.ints[0, 0, R.BASE] == (15 * 50 + 15) * 3
+    assert made.jobs[0, [R.HEIGHT, R.WIDTH], 0].tolist() == [10, 20]
+    assert made.jobs[0, R.BASE, 0] == (15 * 50 + 15) * 3
 
 
 def test_an_image_of_one_channel_is_read_as_three_where_it_is_to_have_three():
     made = passes([T.RandomEqualize(1.0), T.Grayscale(3)], channels=3, given=1)
-    assert (made.ints[0, :, R.CHANNEL_STEP] == 0).all()
+    assert (made.jobs[0, R.CHANNEL_STEP] == 0).all()
     assert (made.last == 1).all()  # its bytes are not three of a pixel, which a statistic would count
 
 
@@ -95,7 +95,7 @@ def test_a_record_of_no_images_changes_nothing():
     images = RaggedImages.from_arrays([np.zeros((40, 40, 3), np.uint8)] * len(others))
     made, expected = Passes(images, others.windows_tlhw[0], 3), Passes(images, others.windows_tlhw[0], 3)
     made.apply(others, others.windows_tlhw)
-    np.testing.assert_array_equal(made.ints, expected.ints)
+    np.testing.assert_array_equal(made.jobs, expected.jobs)
     assert (made.last == 0).all()
 
 

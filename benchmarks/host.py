@@ -1,0 +1,308 @@
+"""What a batch costs the main thread with the fused backend: host ms per batch. No GPU is needed.
+
+    python -m benchmarks.host [--json FILE]
+
+Workers decode small JPEGs and send real descriptions. Feed, columns, draws, jobs of the fused kernels, collation and
+launches are what a `Loader` on CUDA does; only the device's own work is left out: kernels are not launched, and no
+pixel is copied. Before each batch the main thread sleeps until workers have nothing left to do, so that it finds the
+next batch complete, as behind a training step; or, starved, it waits in `next()` while chunks come one by one.
+
+Processor time of the main thread, the median over batches: other work on the machine adds little to it. The whole is
+measured by itself, without the clocks that divide it; `draws` and so on are the medians of each part, and their sum is
+a little more than the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+if "torch" not in sys.modules and not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # the fused backend is made on the CPU, though it never runs
+
+import numpy as np
+import torch
+from PIL import Image
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import gpuload as gl
+from benchmarks.augmentation.cases import MEAN, STD
+from benchmarks.augmentation.versions import versions
+from benchmarks.loading import cpu_model
+from gpuload import transforms as T
+from gpuload.batches import assemble
+from gpuload.loader import session
+from gpuload.stage import segments
+from gpuload.stage.fused import runner, weights
+from gpuload.stage.transfer import CpuTransfer
+from gpuload.workers import feed
+
+__all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
+
+_LEAD = (T.RandomResizedCrop(224), T.RandomHorizontalFlip())
+RECIPES: Final[dict[str, tuple[Any, ...]]] = {
+    "classic": (*_LEAD, T.Normalize(MEAN, STD)),
+    "classic + ColorJitter": (*_LEAD, T.ColorJitter(0.4, 0.4, 0.4), T.Normalize(MEAN, STD)),
+    "RandAugment": (*_LEAD, T.RandAugment(), T.Normalize(MEAN, STD)),
+}
+GOALS_MS: Final = {"classic + ColorJitter": 1.5, "RandAugment": 3.0}  # for 256 images, workers ahead
+BATCH: Final = 256
+SMALL_BYTES: Final = 1 << 20  # of labels; what is larger is on the device already
+# What is timed: where it is looked up, and the part that it belongs to. What one calls of another counts there.
+PARTS: Final = (
+    (feed.Feed, "take", "feed"),
+    (feed.Feed, "take_if_ready", "feed"),
+    (feed, "read_content", "descriptions"),
+    (assemble, "Columns", "columns"),
+    (T.Chain, "draw", "draws"),
+    (segments.SegmentRunner, "__call__", "jobs"),
+    (runner.FusedRunner, "launch", "launches"),
+    (assemble, "outline_of", "collation"),
+    (assemble, "collate", "collation"),
+)
+OTHER: Final = "other"
+NAMES: Final = (*dict.fromkeys(part for _, _, part in PARTS), OTHER)
+
+
+Times = dict[str, float]
+
+
+class _NoKernel:
+    """In place of a kernel: it is launched, and nothing happens."""
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *arguments, **options: None
+
+
+class _NoCopies(CpuTransfer):
+    """Batches are issued as on a device, and nothing is copied."""
+
+    asynchronous = True
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if tensor.nbytes < SMALL_BYTES else tensor
+
+
+@contextmanager
+def _no_device() -> Iterator[None]:
+    """Leave out the device's work."""
+    with ExitStack() as stack:
+        put = lambda owner, name, value: stack.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
+        put(session, "make_transfer", lambda ring, device: _NoCopies(ring))
+        put(runner, "one_pass", _NoKernel())
+        put(weights, "_weigh", _NoKernel())
+        put(runner, "tables", lambda pixels, jobs, factors, channels: torch.empty(len(jobs), 3, 256))
+        yield
+
+
+class _Clocks:
+    """Divides the processor time of a thread among parts, each without what is timed within it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._within: list[str] = [OTHER]
+        self._since = time.thread_time()
+
+    def turn(self) -> None:
+        """Credit the part that is running now."""
+        now = time.thread_time()
+        self.seconds[self._within[-1]] += now - self._since
+        self._since = now
+
+    def take(self) -> dict[str, float]:
+        """What each part has got since the last call."""
+        self.turn()
+        seconds, self.seconds = self.seconds, defaultdict(float)
+        return seconds
+
+    def around(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            self.turn()
+            self._within.append(part)
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.turn()
+                self._within.pop()
+
+        return timed
+
+
+def make_files(folder: Path, count: int) -> Path:
+    """Small JPEGs of 96×72 in ten classes, smooth, under distinct names."""
+    ys, xs = np.mgrid[0:72, 0:96]
+    made = []
+    for number in range(16):
+        levels = np.stack([(xs * (2 + channel) + ys * number) % 256 for channel in range(3)], axis=2)
+        file = io.BytesIO()
+        Image.fromarray(levels.astype(np.uint8)).save(file, "JPEG", quality=85)
+        made.append(file.getvalue())
+    for number in range(count):
+        path = folder / f"class_{number % 10}" / f"{number:05d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(made[number % len(made)])
+    return folder
+
+
+def measure(
+    transforms: Sequence[Any], root: Path, *, batches: int, batch_size: int = BATCH, workers: int = 2
+) -> dict[str, Any]:
+    """One recipe: ms per batch, ahead and starved; the parts of the former; and the workers' CPU µs per image."""
+    with _no_device():
+        loader = gl.Loader(
+            gl.ImageFolder(root),
+            batch_size=batch_size,
+            shuffle=True,
+            drop_last=True,
+            transforms=list(transforms),
+            num_workers=workers,
+            device="cpu",
+            backend="fused",
+            dtype="float16",
+            memory_format="channels_last",
+        )
+        with loader:
+            _batch_times(loader, 4, ahead=True)  # started, and everything imported
+            own: Any = loader._session
+            own.stage._cpu_threads = None  # as on a device, where nobody sets torch's threads
+            before = _workers_s(own.engine.pids)
+            images = batches * batch_size
+            ahead = _batch_times(loader, batches, ahead=True)
+            cpu_us = 1e6 * (_workers_s(own.engine.pids) - before) / images
+            starved = _batch_times(loader, batches, ahead=False)
+            clocks = _Clocks()
+            with ExitStack() as stack:
+                for owner, name, part in PARTS:
+                    stack.enter_context(mock.patch.object(owner, name, clocks.around(getattr(owner, name), part)))
+                parts = _batch_times(loader, batches, ahead=True, clocks=clocks)
+    return {
+        "host_ms": _median_ms(seconds[OTHER] for seconds in ahead),
+        "least_ms": 1000 * min(seconds[OTHER] for seconds in ahead),
+        "starved_ms": _median_ms(seconds[OTHER] for seconds in starved),
+        "parts_ms": {name: _median_ms(seconds[name] for seconds in parts) for name in NAMES},
+        "worker_us_per_image": cpu_us,
+    }
+
+
+def _batch_times(
+    loader: gl.Loader, count: int, *, ahead: bool, clocks: _Clocks | None = None
+) -> list[dict[str, float]]:
+    """The main thread's seconds in `next()` for so many batches, each by parts; without the first two of an epoch,
+    which hand out the work of several, and the last, after which none comes."""
+    clocks, found = clocks or _Clocks(), []
+    while len(found) < count:
+        batches = iter(loader)
+        own: Any = loader._session
+        for number in range(len(loader)):
+            if ahead:
+                _wait_for_workers(own)
+            clocks.take()
+            value = next(batches)
+            seconds = clocks.take()
+            if 1 < number < len(loader) - 1:
+                found.append(seconds)
+            del value
+        next(batches, None)
+    return found[:count]
+
+
+def _wait_for_workers(own: Any) -> None:
+    """Sleep until nobody has a chunk left to do."""
+    while own.feed._flying and not (
+        own.engine._queues[0].is_empty and all(_is_idle(own.engine, worker) for worker in own.engine._team)
+    ):
+        time.sleep(0.002)
+    time.sleep(0.002)
+
+
+def _is_idle(engine: Any, worker: int) -> bool:
+    note = engine._board.read(worker)
+    return (engine._team[worker].ready and (note.chunk, note.attempt) not in engine._flying) or note.chunk < 0
+
+
+def _workers_s(pids: Sequence[int]) -> float:
+    """The processor time of all threads of these processes."""
+    tasks = (task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def _median_ms(seconds: Any) -> float:
+    return 1000 * statistics.median(seconds)
+
+
+def table(results: dict[str, dict[str, Any]]) -> Table:
+    """A row for each recipe."""
+    made = Table(title=f"host ms per batch of {BATCH} (main thread, CPU)", title_justify="left", box=box.SIMPLE)
+    made.add_column("recipe", no_wrap=True)
+    for heading in ("ms", "least", "starved", *NAMES, "workers,\nµs an image"):
+        made.add_column(heading, justify="right")
+    for name, found in results.items():
+        figures = [found["host_ms"], found["least_ms"], found["starved_ms"], *found["parts_ms"].values()]
+        made.add_row(name, *(f"{figure:.2f}" for figure in figures), f"{found['worker_us_per_image']:.0f}")
+    return made
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--batches", type=int, default=60, help="measured, of each recipe (default 60)")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes (default 2)")
+    parser.add_argument("--files", type=int, default=20 * BATCH, help=f"how many JPEGs are made (default {20 * BATCH})")
+    parser.add_argument("--only", help="a part of the recipes' names")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args(arguments)
+    if options.batches < 1 or options.files < 3 * BATCH:
+        parser.error(f"--batches must be at least 1 and --files at least {3 * BATCH}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and report. Returns the exit status: 1 where a goal is missed."""
+    options = parse(arguments)
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = make_files(Path(folder), options.files)
+        for name, transforms in RECIPES.items():
+            if options.only is None or options.only in name:
+                results[name] = measure(transforms, root, batches=options.batches, workers=options.workers)
+    console = Console(highlight=False)
+    console.width = max(150, console.width if console.is_terminal else 0)
+    load = os.getloadavg()[0]
+    console.print(f"{cpu_model()}, {len(os.sched_getaffinity(0))} CPUs, load {load:.1f}; {versions()}", soft_wrap=True)
+    console.print(table(results))
+    met = True
+    for name, goal in GOALS_MS.items():
+        if name in results:
+            reached = results[name]["host_ms"] <= goal
+            met &= reached
+            console.print(
+                f"{'met   ' if reached else 'missed'} {name}: at most {goal} ms: {results[name]['host_ms']:.2f}"
+            )
+    if options.json:
+        everything = {
+            "batch": BATCH,
+            "workers": options.workers,
+            "batches": options.batches,
+            "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "load": load},
+            "versions": versions(),
+            "results": results,
+        }
+        options.json.write_text(json.dumps(everything, indent=1) + "\n")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
