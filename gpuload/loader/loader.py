@@ -61,7 +61,7 @@ class Loader:
             batch types, if there is CUDA. Memory that goes to a GPU is always page-locked.
         drop_last: leave out the last batch if it is smaller than `batch_size`.
         worker_init_fn: called in each worker, and again in one that was restarted, with its number, before its first
-            sample.
+            sample. `iter()` waits for it, and raises a `WorkerError` if it fails.
         generator: a `torch.Generator` whose initial seed is used as `seed`; nothing is drawn from it.
         multiprocessing_context: without effect: workers are fresh interpreters, and ``"fork"`` is warned of.
         persistent_workers: False ends the workers with each epoch, so that the next one sees changes of the dataset

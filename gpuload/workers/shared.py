@@ -160,7 +160,7 @@ def reduce_array(array: np.ndarray, mappings: Mappings) -> Reduced | None:
         if mapping is None:
             return None
         path, start = mapping
-        if os.path.exists(path):
+        if os.path.isfile(path):  # no device: page-locked memory may be a mapping of one
             owner = path
         elif (arena := _arena_at(at)) is not None:
             owner, start = arena

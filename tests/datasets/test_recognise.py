@@ -42,6 +42,10 @@ def images_of(sample, *, plain: bool = False) -> list[int]:
         ((gl.Mask(CLIP[..., 0]), CLIP), [1]),
         ((7, np.zeros((2, 3, 20, 30), np.uint8)), []),
         ((7, np.zeros((20, 30, 3), np.int16)), []),
+        ((7, np.zeros((20, 30, 5), np.uint8), ARRAY), [2]),
+        ((7, torch.zeros((5, 20, 30), dtype=torch.uint8), TENSOR), [2]),
+        ((7, np.zeros((20, 30, 4), np.uint8)), [1]),
+        ((7, torch.zeros((1, 20, 30), dtype=torch.uint8)), [1]),
         ((7, np.zeros((0, 30, 3), np.uint8)), []),
     ],
 )

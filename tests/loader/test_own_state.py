@@ -111,3 +111,10 @@ def test_what_is_not_kept_is_refused_by_its_place(value, where):
 def test_what_was_not_saved_is_refused_by_its_place(value):
     with pytest.raises(ValueError, match=r"it\['a'\] is not what state_dict\(\) gave: \$"):
         from_json({"a": value}, "it")
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_set_is_saved_alike_in_every_process(kind):
+    """Its own order depends on the process's hashes of text, but a state is the same on every rank."""
+    words = [f"w{number:02}" for number in range(50)]
+    assert to_json(kind(words), "x") == {f"${kind.__name__}": words}
