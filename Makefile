@@ -7,6 +7,7 @@
 #   make lint      ruff and pyright
 #   make format    ruff mends what it can, and formats
 #   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
+#   make bench-gpu loaders end to end on a GPU; ARGS="--simulate" runs it through on the CPU; benchmarks/gpu.sh does more
 #   make notebooks run the notebooks and write their outputs into them
 #   make soak      ten minutes in which a worker is killed every second and files are damaged; ARGS as for bench
 
@@ -26,7 +27,7 @@ EVERYTHING := --editable '.[cu12,dali,fused,cli,demo]'
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 TEST := GPULOAD_CHECK_DURATIONS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-.PHONY: install demo test test-fast lint format bench notebooks soak clean
+.PHONY: install demo test test-fast lint format bench bench-gpu notebooks soak clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -51,6 +52,9 @@ format: $(VENV)/.installed-lint
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.loading $(ARGS)
+
+bench-gpu: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 notebooks: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --nbmake --overwrite notebooks $(ARGS)

@@ -42,6 +42,7 @@ JITTER = 0.4
 ARRAYS = 20_000
 # What an error says where a package or a driver is absent; anything else should have run.
 ABSENT = ("No module named", "not installed", "cannot be imported here")
+RUNNING: set[int] = set()  # the process groups of rows
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Work:
         if name == "workers":
             return _module("peers.workers_only", recipe.to_json())
         if name == "arrays":
-            return _module("peers.arrays_gpuload", replace(recipe, dtype="float32", channels_last=False).to_json())
+            return _module("peers.arrays_gpuload", replace(recipe, channels_last=False).to_json())
         feed = FEEDS[name]
         # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
         workers = recipe.workers if feed.own else self.cpus
@@ -84,7 +85,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=25_600, help="how many files they are copied to (default 25,600)")
     parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where the copies are kept")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--device", default="cuda", help="default: cuda")
     parser.add_argument("--budget-s", type=float, default=330, help="all of it ends within these seconds (default 330)")
     parser.add_argument("--only", help=f"comma-separated, any of {', '.join(ROWS)}")
     parser.add_argument("--json", type=Path, help="write all results to this file")
@@ -94,6 +94,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in options.rows:
         if name not in ROWS:
             parser.error(f"--only takes any of {', '.join(ROWS)}, comma-separated; got {name!r}")
+    options.device = "cuda"
     if options.simulate:
         options.device, options.batch_size, options.files = "cpu", 2, 12
     for name in ("batch_size", "files"):
@@ -182,13 +183,14 @@ def _row(name: str, work: Work, options: argparse.Namespace, deadline: float) ->
         start_new_session=True,
     )
     late = False
+    RUNNING.add(process.pid)
     try:
         printed, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         late = True
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its workers too
+        RUNNING.discard(process.pid)
+        _end(process.pid)
     if late:
         printed, errors = process.communicate()
     row: dict[str, Any] = {"took_s": time.monotonic() - started}
@@ -203,6 +205,19 @@ def _row(name: str, work: Work, options: argparse.Namespace, deadline: float) ->
     if row.get("failed"):
         row["stderr"] = errors[-4000:]
     return row
+
+
+def _end(group: int) -> None:
+    """End a row, its workers too."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _ended(signum: int, frame: Any) -> None:
+    """What ends this process ends its rows, which are sessions of their own."""
+    for group in list(RUNNING):
+        _end(group)
+    os._exit(128 + signum)
 
 
 def _device(device: str) -> str:
@@ -223,4 +238,5 @@ def _write(results: Results, path: Path | None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _ended)
     sys.exit(main())
