@@ -178,7 +178,7 @@ def measure(
         with loader:
             _batch_times(loader, 4, ahead=True)  # started, and everything imported
             own: Any = loader._session
-            own.stage._cpu_threads = None  # as on a device, where nobody sets torch's threads
+            own.stage._cpu_threads = own.stage._pool = None  # as on a device
             before = _workers_s(own.engine.pids)
             images = batches * batch_size
             ahead = _batch_times(loader, batches, ahead=True)

@@ -268,3 +268,38 @@ def test_a_fingerprint_names_the_module():
 def test_equal_arguments_written_otherwise_have_one_fingerprint():
     assert T.Chain([T.RandomAffine(0)]).fingerprint() == T.Chain([T.RandomAffine((-0.0, 0))]).fingerprint()
     assert T.Chain([T.RandomAffine(1)]).fingerprint() != T.Chain([T.RandomAffine((0, 1))]).fingerprint()
+
+
+CROP = T.RandomResizedCrop(24)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "crops"),
+    [
+        ([CROP, T.RandomHorizontalFlip(), T.ColorJitter(0.4)], False),
+        ([T.RandomResizedCrop((20, 30), interpolation="random"), T.RandAugment()], False),
+        ([CROP], False),
+        # The region is not what the first transform drew.
+        ([CROP, T.RandomHorizontalFlip(), T.CenterCrop(10)], True),
+        ([T.RandomHorizontalFlip(), CROP], True),
+        ([T.MultiView([[CROP], [CROP, T.RandomHorizontalFlip()]])], True),
+        ([T.CenterCrop(20)], False),
+    ],
+)
+def test_what_a_worker_drew_is_drawn_again_from_its_regions(transforms, crops, monkeypatch):
+    chain, positions = T.Chain(transforms), np.arange(40) * 3
+    sizes = np.random.default_rng(0).integers(30, 90, (40, 2))
+    key = epoch_key(0, 1)
+    regions = chain.regions(key, positions, sizes)
+    expected = [chain.draw(key, positions, sizes, view=view) for view in range(len(chain.lines))]
+    drawn = []
+    once = T.RandomResizedCrop.draw
+    monkeypatch.setattr(T.RandomResizedCrop, "draw", lambda self, *given: drawn.append(self) or once(self, *given))
+    for view, program in enumerate(expected):
+        found = chain.draw(key, positions, sizes, view=view, regions_tlhw=regions)
+        assert found.results_hw.tolist() == program.results_hw.tolist()
+        for one, other in zip(found.records, program.records, strict=True):
+            assert type(one) is type(other)
+            for name, value in vars(other).items():
+                np.testing.assert_array_equal(getattr(one, name), value, err_msg=name)
+    assert bool(drawn) is crops

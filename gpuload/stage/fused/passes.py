@@ -7,20 +7,17 @@ writes, and whatever maps single pixels is done on the way. A new pass begins wh
 second resampling, a neighbourhood, and a statistic of the image. So the number of passes differs between images.
 
 All of it is arithmetic on arrays of the host, for all images of a batch at once. Nothing is kept from batch to batch.
-Most batches treat all images alike: as long as they do, a number of all jobs is read and set as a view of memory where
-it lies for image after image, which is three times as fast as by lists of passes and rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 
 from gpuload.stage.finished import boxes_within
+from gpuload.stage.fused.jobs import BOX, CORNER, OUT, SIZE, START, WHOLE, Jobs, those
 from gpuload.stage.fused.pointwise import ERASE_BOX, POINTWISE
-from gpuload.stage.fused.record import FLOATS, JOB
 from gpuload.stage.fused.record import PLAIN as R
 from gpuload.stage.fused.statistics import STATISTICS
 from gpuload.stage.ragged import RaggedImages
@@ -64,39 +61,23 @@ NEEDS: Final = np.array([*map(_need, OPS), IDLE])
 assert NEEDS[NOTHING] == IDLE
 
 
-class Passes:
+class Passes(Jobs):
     """The passes of a batch, made by going through its program.
 
     Args:
         images: as they were decoded.
         windows_tlhw: int64 (B, 4), the part of each that matters.
         channels: of all pixels between passes, 1 or 3; images of one channel are read as three where it is 3.
-
-    Attributes:
-        jobs, floats: int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
-            a pass reads and writes, except where the first one reads.
-        last: int64 (B,), the number of each image's last pass.
     """
 
     def __init__(self, images: RaggedImages, windows_tlhw: np.ndarray, channels: int) -> None:
-        n = len(images)
-        self.channels = channels
-        self.jobs = np.zeros((2, JOB, n), np.int64)
-        self.floats = np.zeros((2, n, FLOATS))
-        self.last = np.zeros(n, np.int64)
-        self._everything = np.arange(n)
-        self._level: int | None = 0  # the last pass of all images; None: they differ
-        self._open = np.ones(n, np.bool_)  # whether the last pass only chooses pixels so far
-        self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self._tables: list[np.ndarray] = []
-        self._table_length = 0
-        first = self.jobs[0]
-        heights, widths, own = images.shapes.T
-        first[R.CHANNEL_STEP] = 1 if int(own[0]) == channels else 0
-        first[R.ROW_STEP] = widths * own
-        first[R.COLUMN_STEP] = own
+        super().__init__(len(images), channels)
+        first, given = self.jobs[0], int(images.shapes[0, 2])
+        first[R.CHANNEL_STEP] = 1 if given == channels else 0
+        first[R.HEIGHT : R.WIDTH + 1] = images.shapes[:, :2].T
+        first[R.ROW_STEP] = first[R.WIDTH] * given
+        first[R.COLUMN_STEP] = given
         first[R.BASE] = images.offsets
-        first[R.HEIGHT], first[R.WIDTH] = heights, widths
         self._whole(0, slice(None))
         self._cut(self._everything, images.regions_tlhw, windows_tlhw)
 
@@ -124,38 +105,6 @@ class Passes:
                 case _ if isinstance(record, CHANGES_PIXELS):
                     raise TypeError(f"the fused kernels do not know the record {type(record).__name__}")
 
-    @property
-    def count(self) -> int:
-        """How many passes there are at most."""
-        return int(self.last.max()) + 1
-
-    def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
-        """All operations, those of a pass of an image next to each other: codes int64 (n,) and values float64
-        (n, `VALUES`), at least one of each; each job is told where its own begin."""
-        if not self._operations:
-            return np.zeros(1, np.int64), np.zeros((1, VALUES))
-        jobs, codes, values = self._operations[0]
-        if len(self._operations) > 1:  # those of one record lie next to each other already
-            jobs, codes, values = (np.concatenate(parts) for parts in zip(*self._operations, strict=True))
-            order = np.argsort(jobs, kind="stable")  # those of one job stay in the order in which they came
-            jobs, codes, values = jobs[order], codes[order], values[order]
-        shape = len(self.jobs), len(self.last)
-        first = np.zeros(shape, np.int64)
-        first.reshape(-1)[jobs[::-1]] = np.arange(len(jobs) - 1, -1, -1)  # the one that is set last stays
-        self.jobs[:, R.OPERATIONS_AT] = first
-        self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first.size).reshape(shape)
-        return codes, values
-
-    def packed_tables(self) -> np.ndarray:
-        """All tables of rows and columns, int32."""
-        return np.concatenate(self._tables) if self._tables else np.zeros(1, np.int32)
-
-    def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
-        """Set numbers of all images' last passes: which one, and int64 (B,) or one for all."""
-        at, here = self._at(self._everything)
-        for column, own in numbers:
-            self.jobs[at, column, here] = own
-
     # -- records of the program ----------------------------------------------------------------------------------------
 
     def _flip(self, rows: np.ndarray, axis: int) -> None:
@@ -163,7 +112,7 @@ class Passes:
         place, sign, size = (R.Y, R.STEP_Y, R.OUT_HEIGHT) if axis == 0 else (R.X, R.STEP_X, R.OUT_WIDTH)
         open_ = self._open[rows]
         for which, first, by, count in ((open_, R.BASE, step, length), (~open_, place, sign, size)):
-            if not len(some := _those(rows, which)):
+            if not len(some := those(rows, which)):
                 continue
             at, some = self._at(some)
             steps = self.jobs[at, by, some]
@@ -240,16 +189,14 @@ class Passes:
             before, after, boxes, sizes = (windows[filtered] for windows in (before, after, boxes, sizes))
             self.jobs[at, R.KIND, here] = R.RESIZE
             self.jobs[at, R.FILTER, here] = filters[filtered]
-            for axis, columns in enumerate(
-                (
-                    (R.BOX_H, R.SIZE_H, R.CORNER_Y, R.Y, R.OUT_HEIGHT),
-                    (R.BOX_W, R.SIZE_W, R.CORNER_X, R.X, R.OUT_WIDTH),
-                )
+            for columns, numbers in (
+                (BOX, boxes[:, 2:]),
+                (SIZE, sizes),
+                (CORNER, before[:, :2] - boxes[:, :2]),
+                (START, after[:, :2]),
+                (OUT, after[:, 2:]),
             ):
-                corners = before[:, axis] - boxes[:, axis]
-                numbers = boxes[:, axis + 2], sizes[:, axis], corners, after[:, axis], after[:, axis + 2]
-                for column, own in zip(columns, numbers, strict=True):
-                    self.jobs[at, column, here] = own
+                self._set(at, columns, here, numbers)
 
     def _warp(self, rows: np.ndarray, warp: Warp, before: np.ndarray, after: np.ndarray) -> None:
         still = ~warp.warped
@@ -291,9 +238,8 @@ class Passes:
             self.jobs[there, R.KIND, here] = R.WARP
             self.jobs[there, R.FILTER, here] = filters[found]
             self.floats[there, here, : coefficients.shape[1]] = coefficients[found]
-            for axis, (place, size) in enumerate(((R.Y, R.OUT_HEIGHT), (R.X, R.OUT_WIDTH))):
-                self.jobs[there, place, here] = windows[found, axis]
-                self.jobs[there, size, here] = windows[found, axis + 2]
+            self._set(there, START, here, windows[found, :2])
+            self._set(there, OUT, here, windows[found, 2:])
         self._fill(at, rows, fill)
 
     def _operate(self, rows: np.ndarray, ops: Ops) -> None:
@@ -311,7 +257,7 @@ class Passes:
         turns = np.cumsum(begins, axis=1)
         passes = self.last[rows][:, None] + turns
         for turn in range(int(turns[:, -1].max())):
-            self._begin(_those(rows, turns[:, -1] > turn))
+            self._begin(those(rows, turns[:, -1] > turn))
         self._open[rows[needs.max(axis=1) > IDLE]] = False
         if most >= STATISTIC:
             entries, turn = np.nonzero(needs == STATISTIC)
@@ -347,8 +293,7 @@ class Passes:
             if number == WARPED:
                 filters = filter_codes(ops.filters, ops.codes.shape)[entries, turn]
                 windows = np.zeros((len(here), 4), np.int64)
-                windows[:, 2] = self.jobs[at, R.HEIGHT, here]
-                windows[:, 3] = self.jobs[at, R.WIDTH, here]
+                windows[:, 2:] = self.jobs[at, WHOLE, here]
                 self._map(here, at, ops.fill, values, filters, windows)
                 continue
             self.jobs[at, R.KIND, here] = KERNELS[number]
@@ -377,74 +322,6 @@ class Passes:
             self._operations.append((at * len(self.last) + here, np.full(len(here), ERASE_BOX, np.int64), values))
             self._open[here] = False
 
-    # -- jobs ----------------------------------------------------------------------------------------------------------
-
-    def _at(self, rows: np.ndarray) -> tuple[Any, Any]:
-        """The last passes of some images, and these images: indices of the first and the last axis of `jobs`, each for
-        one of them, or the number of the pass of all. As a view of all images, where these are all."""
-        if self._level is None:
-            return self.last[rows], rows
-        return self._level, slice(None) if len(rows) == len(self.last) else rows
-
-    def _is_dense(self, rows: np.ndarray) -> np.ndarray:
-        """Whether the sources of images whose passes are open lie in memory without gaps, so that their pixels can be
-        counted."""
-        at, rows = self._at(rows)
-        plain = (self.jobs[at, R.CHANNEL_STEP, rows] == 1) & (self.jobs[at, R.COLUMN_STEP, rows] == self.channels)
-        return plain & (self.jobs[at, R.ROW_STEP, rows] == self.jobs[at, R.WIDTH, rows] * self.channels)
-
-    def _opened(self, rows: np.ndarray) -> np.ndarray:
-        """The numbers of passes of some images in which nothing is done yet; new ones where needed."""
-        self._begin(_those(rows, ~self._open[rows]))
-        return self.last[rows]
-
-    def _begin(self, rows: np.ndarray) -> None:
-        """Begin a new pass for some images, which reads what the last one wrote."""
-        if not len(rows):
-            return
-        at, here = self._at(rows)
-        height, width = self.jobs[at, R.OUT_HEIGHT, here], self.jobs[at, R.OUT_WIDTH, here]
-        if len(rows) < len(self.last):
-            self._level = None
-        elif self._level is not None:
-            self._level += 1
-        self.last[rows] += 1
-        if self.last[rows].max() == len(self.jobs):
-            self.jobs = np.concatenate([self.jobs, np.zeros_like(self.jobs)])
-            self.floats = np.concatenate([self.floats, np.zeros_like(self.floats)])
-        at, here = self._at(rows)
-        self.jobs[at, R.CHANNEL_STEP, here] = 1
-        self.jobs[at, R.COLUMN_STEP, here] = self.channels
-        self.jobs[at, R.ROW_STEP, here] = width * self.channels
-        self.jobs[at, R.HEIGHT, here], self.jobs[at, R.WIDTH, here] = height, width
-        self._whole(at, here)
-        self._open[rows] = True
-
-    def _whole(self, at: Any, here: Any) -> None:
-        """Write all that is read, as it is."""
-        self.jobs[at, R.OUT_HEIGHT, here] = self.jobs[at, R.HEIGHT, here]
-        self.jobs[at, R.OUT_WIDTH, here] = self.jobs[at, R.WIDTH, here]
-        self.jobs[at, R.STEP_Y, here] = self.jobs[at, R.STEP_X, here] = 1
-
-    def _table(self, rows: np.ndarray, at: np.ndarray, places: list[np.ndarray]) -> None:
-        """Let passes read the pixels of these rows and columns, (n, rows) and (n, columns)."""
-        both = np.concatenate(places, axis=1).astype(np.int32)
-        for column, numbers in (
-            (R.KIND, R.TABLE),
-            (R.TABLE_AT, self._table_length + np.arange(len(rows)) * both.shape[1]),
-            (R.TABLE_ROWS, places[0].shape[1]),
-            (R.OUT_HEIGHT, places[0].shape[1]),
-            (R.OUT_WIDTH, places[1].shape[1]),
-        ):
-            self.jobs[at, column, rows] = numbers
-        self._open[rows] = False
-        self._tables.append(both.ravel())
-        self._table_length += both.size
-
-    def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
-        if any(fill):
-            self.floats[at, rows, R.FILL : R.FILL + 3] = np.broadcast_to(np.array(fill, np.float64), 3)
-
 
 def _shifted(
     coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray, lengths: list[np.ndarray]
@@ -457,11 +334,6 @@ def _shifted(
     starts = corners + np.clip(shifts, -FAR_OUTSIDE, FAR_OUTSIDE).astype(np.int64)
     places = [starts[:, axis, None] + np.arange(size_hw[axis]) for axis in (0, 1)]
     return [np.where((own >= 0) & (own < end), own, -1) for own, end in zip(places, lengths, strict=True)]
-
-
-def _those(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """The rows where `which`; the same array, if these are all."""
-    return rows if np.count_nonzero(which) == len(which) else rows[which]
 
 
 def _entries(which: np.ndarray) -> Any:

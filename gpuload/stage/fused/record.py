@@ -14,8 +14,8 @@ import triton.language as tl
 
 from gpuload.transforms.program.ops import FILTERS
 
-INTS: Final = 24
-FLOATS: Final = 16
+INTS: Final = 18
+FLOATS: Final = 12
 
 # All kinds: the kind itself; pixel (y, x) of channel c of the source is at byte BASE + y · ROW_STEP + x · COLUMN_STEP
 # + c · CHANNEL_STEP, where the sum without BASE stays below 2³¹; the size of the source. CHANNEL_STEP is 1, or 0 for an
@@ -92,7 +92,7 @@ STATISTICS_AT: Final = tl.constexpr(INTS + 11)
 BOXES_AT: Final = tl.constexpr(INTS + 12)
 BOXES: Final = tl.constexpr(INTS + 13)
 
-JOB: Final = INTS + 16  # int64 numbers of a job
+JOB: Final = INTS + 14  # int64 numbers of a job
 
 # The same as plain numbers: as an index of an array, one of Triton's costs half a microsecond more.
 _FOUND: Final = [(name, known) for name, known in vars().items() if isinstance(known, tl.constexpr)]

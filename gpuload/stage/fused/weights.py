@@ -103,11 +103,10 @@ def place_tables(ints: np.ndarray, kind: int, rows: int) -> Tables | None:
         return None
     heights, widths = ints[:, R.HEIGHT], ints[:, R.WIDTH]
     if kind == R.RESIZE:
-        supports = SUPPORTS[ints[:, R.FILTER]]
-        taps_y, taps_x = (
-            np.where(box == size, 1, np.ceil(2 * supports * np.maximum(box, size) / size)).astype(np.int64)
-            for box, size in ((ints[:, R.BOX_H], ints[:, R.SIZE_H]), (ints[:, R.BOX_W], ints[:, R.SIZE_W]))
-        )
+        box, size = ints.T[R.BOX_H : R.BOX_W + 1], ints.T[R.SIZE_H : R.SIZE_W + 1]  # both axes
+        taken = np.ceil(2 * SUPPORTS[ints[:, R.FILTER]] * np.maximum(box, size) / size)
+        taken[box == size] = 1
+        taps_y, taps_x = taken.astype(np.int64)
         lines = -(-(rows - 1) * ints[:, R.BOX_H] // ints[:, R.SIZE_H]) + taps_y + 1
     else:
         taps_x = np.minimum(ints[:, R.KERNEL_W], widths)

@@ -73,6 +73,52 @@ def test_operations_stand_in_the_order_in_which_they_are_done():
         assert len(set(places)) == count
 
 
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [CROP, T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)],
+        [CROP, T.RandAugment(3), T.RandomVerticalFlip(), T.RandomErasing(0.5)],
+        [T.RandomEqualize(0.5), T.RandomHorizontalFlip(), T.TrivialAugmentWide(), T.CenterCrop(30)],
+        [T.RandomResizedCrop(20, interpolation="random"), T.RandomApply([T.GaussianBlur(5), T.Pad(3, fill=2)], 0.5)],
+        [
+            T.RandomOrder([T.RandomAutocontrast(), T.RandomAffine(9, (0.1, 0.1)), T.RandomPosterize(3)]),
+            T.Resize((9, 7)),
+        ],
+    ],
+)
+def test_jobs_of_an_image_are_the_same_whatever_the_others_need(transforms):
+    """All images of a batch of one are treated alike."""
+    chain, count = T.Chain(transforms), 32
+    images = RaggedImages.from_arrays([np.zeros((40, 50, 3), np.uint8)] * count)
+    program, _ = chain.draw(epoch_key(0, 0), np.arange(count), images.sizes_hw).split()
+    together = Passes(images, program.windows_tlhw[0], 3)
+    together.apply(program, program.windows_tlhw)
+    operations, tables = together.packed_operations(), together.packed_tables()
+    assert (len(set(together.last.tolist())) > 1) is ("Jitter" not in repr(chain))  # one path, and the other
+    for row in range(count):
+        image, own = images.take(np.array([row])), program.take(np.array([row]))
+        alone = Passes(image, own.windows_tlhw[0], 3)
+        alone.apply(own, own.windows_tlhw)
+        assert alone.last[0] == together.last[row]
+        alone_operations, alone_tables = alone.packed_operations(), alone.packed_tables()
+        for number in range(alone.last[0] + 1):
+            one, other = alone.jobs[number, :, 0].copy(), together.jobs[number, :, row].copy()
+            np.testing.assert_array_equal(alone.floats[number, 0], together.floats[number, row])
+            for found, expected in zip(operations, alone_operations, strict=True):
+                np.testing.assert_array_equal(_of(found, other, R.OPERATIONS_AT), _of(expected, one, R.OPERATIONS_AT))
+            if one[R.KIND] == R.TABLE:
+                length = one[R.OUT_HEIGHT] + one[R.OUT_WIDTH]
+                ends = [tables[other[R.TABLE_AT] :][:length], alone_tables[one[R.TABLE_AT] :][:length]]
+                np.testing.assert_array_equal(*ends)
+                one[R.TABLE_AT] = other[R.TABLE_AT] = 0
+            one[R.OPERATIONS_AT] = other[R.OPERATIONS_AT] = 0
+            np.testing.assert_array_equal(one, other)
+
+
+def _of(packed: np.ndarray, job: np.ndarray, at: int) -> np.ndarray:
+    return packed[job[at] :][: job[R.OPERATIONS]]
+
+
 def test_a_window_of_the_image_is_all_that_is_read():
     made = passes([T.CenterCrop((10, 20))])
     assert made.jobs[0, [R.HEIGHT, R.WIDTH], 0].tolist() == [10, 20]

@@ -1,0 +1,40 @@
+"""The benchmark of the main thread's time runs, and divides all of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("triton")
+
+from benchmarks import host
+
+
+@pytest.mark.slow
+@pytest.mark.interpreter
+def test_it_runs(tmp_path, capsys):
+    path = tmp_path / "host.json"
+    assert host.main(["--batches", "1", "--files", str(4 * host.BATCH), "--json", str(path)]) in (0, 1)
+    found = json.loads(path.read_text())["results"]
+    assert list(found) == list(host.RECIPES)
+    assert "host ms per batch" in capsys.readouterr().out
+    for result in found.values():
+        assert result["host_ms"] > 0
+        assert all(result["parts_ms"][part] > 0 for part in host.NAMES)
+        assert result["worker_us_per_image"] > 0
+
+
+def test_what_is_timed_within_counts_once():
+    clocks = host._Clocks()
+
+    def burn() -> None:
+        sum(range(200_000))
+
+    inner = clocks.around(burn, "draws")
+    outer = clocks.around(lambda: (inner(), burn()), "jobs")
+    clocks.take()
+    outer()
+    seconds = clocks.take()
+    assert 0.2 < seconds["draws"] / seconds["jobs"] < 5
+    assert seconds[host.OTHER] < seconds["draws"]
