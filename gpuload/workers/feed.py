@@ -32,12 +32,10 @@ from gpuload.workers.batch import Batch, Part
 from gpuload.workers.engine import Engine, Event, Freed, Lost
 from gpuload.workers.faults import Faults, Tally
 from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.slot_size import SlotSize
 
 __all__ = ["Feed"]
 
-FIRST_GUESS_BYTES = 320 * 1024  # for one sample, until one has come
-HEADROOM = 1.25
-FIRST_CHUNKS = 64  # they say how large a slot has to be: later growth costs a new slot for each chunk in work
 # After this many deaths of workers while it was alone in a chunk, a sample counts as bad. Deaths by SIGKILL come from
 # outside (memory ran out, somebody killed it) and may hit any sample, so more of them are allowed.
 OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
@@ -83,10 +81,7 @@ class Feed:
         self._tally = Tally(self.faults.max_error_rate)
         self._reclaim = reclaim
         self._next_chunk = 1
-        # Of typical chunks at least four must fit a small ring.
-        self._most_row_bytes = max(1, ring.ring_bytes // (4 * chunk_size))
-        self._row_bytes = min(FIRST_GUESS_BYTES, self._most_row_bytes)
-        self._learning = FIRST_CHUNKS
+        self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._coming: Iterator[BatchSpec] = iter(())
         self._batches: deque[Batch] = deque()  # in work, in order
         self._waiting: deque[Part] = deque()  # not handed out yet, in order
@@ -250,8 +245,7 @@ class Feed:
         return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=self._told_epoch)
 
     def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
-        size = max(part.need_bytes, len(part.positions) * self._row_bytes)
-        size = min(size, self.ring.ring_bytes)
+        size = max(part.need_bytes, self._slot_size.of(len(part.positions)))
         # Only for a chunk that did not fit is the size known; else it is a guess.
         while (slot := self.ring.acquire(size, least_bytes=part.need_bytes or 1)) is None:
             if self._reclaim(False):
@@ -334,22 +328,15 @@ class Feed:
         part.slot, part.data, part.used_bytes = slot, view[: reply.nbytes], reply.nbytes
         if part.content.blocks and not part.content.images and self.chunk_size < self._plain_chunk_size:
             self.chunk_size = self._plain_chunk_size
-            self._most_row_bytes = max(1, self.ring.ring_bytes // (4 * self.chunk_size))
-            self._row_bytes = min(int(reply.nbytes * HEADROOM / len(part.positions)), self._most_row_bytes)
-        if self._learning:
-            self._learning -= 1
-            self._expect(reply.nbytes, len(part.positions))
+            self._slot_size.restart(self.chunk_size, reply.nbytes, len(part.positions))
+        self._slot_size.learn(reply.nbytes, len(part.positions))
         self._settle(part, part.content)
-
-    def _expect(self, nbytes: int, rows: int) -> None:
-        """From now on, slots are large enough for chunks that take more than this one does."""
-        self._row_bytes = max(self._row_bytes, min(int(nbytes * HEADROOM / rows), self._most_row_bytes))
 
     def _enlarge(self, part: Part, need_bytes: int) -> None:
         rows = len(part.positions)
         if need_bytes <= self.ring.ring_bytes:
             part.need_bytes = need_bytes
-            self._expect(need_bytes, rows)
+            self._slot_size.expect(need_bytes, rows)
             self._requeue(part, [part])
         else:
             self._divide(part, f"its pixels take {need_bytes:,} bytes")
