@@ -1,7 +1,7 @@
 """How large a slot a chunk will need, before it is known.
 
-Guessed for the first chunks, and learned from them: a slot that is made in mid-epoch stops the loop, as its memory has to
-be page-locked. Main process only.
+Guessed for the first chunks, and learned from them: a slot that is made in mid-epoch stops the loop, since its memory
+has to be page-locked. Main process only.
 """
 
 from __future__ import annotations
