@@ -206,6 +206,18 @@ def test_iter_of_the_dataset_is_called_with_that_of_the_loader_as_dataloader_doe
         assert epoch(second) == epoch(loader(OwnState(6)))
 
 
+def test_a_stream_that_has_to_be_run_through_is_saved_as_it_was_until_then():
+    """Its own state at its beginning is not that of the place."""
+    with loader(OwnState(11)) as loader_:
+        _, state = stopped(loader_, 2)
+    state["stream"]["workers"][0]["state"] = None
+    with loader(OwnState(11)) as loader_:
+        loader_.load_state_dict(state)
+        iterator = iter(loader_)
+        assert loader_.state_dict()["stream"] == state["stream"]
+        assert [key for batch in iterator for key in batch[0].tolist()] == list(range(4, 11))
+
+
 def test_another_number_of_workers_is_refused():
     with loader(Counting(11), num_workers=2) as loader_:
         state = loader_.state_dict()

@@ -13,7 +13,7 @@ from PIL import Image
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.transforms.program.ops import Box, Erase, Flip, Warp, filter_codes
-from gpuload.transforms.program.windows import FILTERS
+from gpuload.transforms.program.windows import FILTERS, filter_weights
 
 RUNNERS = ("single", "batched")
 TOPS = {"uint8": 255, "uint16": 65535}
@@ -266,6 +266,21 @@ def test_a_nan_reaches_as_far_as_the_filter_does(make_batch):
         found = both(chain, make_batch(chain, mixed))
         assert 1 <= int(found[0].isnan().sum()) <= (2 * far) ** 2
         assert not found[1].isnan().any()
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "lanczos"])
+def test_a_nan_does_not_get_through_a_tap_of_no_weight(interpolation, make_batch):
+    side, size = 41, 13
+    firsts, weights = filter_weights(np.array([side]), np.array([size]), np.array([0]), size, interpolation)
+    reached = np.zeros((side + weights.shape[2], size), np.bool_)
+    for tap in range(weights.shape[2]):
+        reached[firsts[0] + tap, np.arange(size)] = weights[0, :, tap] != 0
+    images = [np.zeros((side, side, 1), np.float32) for _ in range(side)]
+    for at, image in enumerate(images):
+        image[at, at] = np.nan
+    chain = T.Chain([T.Resize((size, size), interpolation=interpolation)])
+    found = both(chain, make_batch(chain, images)).isnan()[:, 0].numpy()
+    assert np.array_equal(found, reached[:side, :, None] & reached[:side, None])
 
 
 @pytest.mark.parametrize(("fill", "dtype"), [(-9999, "float32"), (0.25, "float32"), (40_000, "uint16")])
