@@ -73,6 +73,7 @@ class Session:
         self._told = set() if told is None else told
         device = resolve_device(options.stage.device)
         self.stage = compile_for(options, device)
+        self.stage.prepare()
         self.launched: deque[_Launched] = deque()
         workers = options.workers
         self._ranks = ranks_of(options.order), find_group()

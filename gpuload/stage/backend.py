@@ -9,7 +9,9 @@ A backend is made once for a stage and asked for runners, one for each run of ne
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,10 +19,28 @@ import torch
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.ragged import RaggedImages
+from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Outline
 
-__all__ = ["Backend", "Late", "Levels"]
+__all__ = ["Backend", "Compiled", "Form", "Late", "Levels"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is known of the results of a run before there are any.
+
+    Attributes:
+        channels: how many pixels have at most on the way, and in the end.
+        dtype: of the results.
+        column: how far apart their columns are in memory, in numbers.
+        erases: whether boxes are erased of them as they are written; both, if that depends on what is drawn.
+    """
+
+    channels: tuple[int, int]
+    dtype: torch.dtype
+    column: int
+    erases: tuple[bool, ...] = (False,)
 
 
 class Levels(Protocol):
@@ -46,6 +66,15 @@ class Levels(Protocol):
         Returns:
             The part of `late` that is still to be done.
         """
+        ...
+
+
+@runtime_checkable
+class Compiled(Levels, Protocol):
+    """One that compiles kernels."""
+
+    def kernels(self, transforms: Sequence[Transform], form: Form) -> set[Any]:
+        """Those that it may launch for the transforms of its run, and results of this form."""
         ...
 
 
@@ -92,3 +121,10 @@ class Backend(ABC):
     @abstractmethod
     def late(self) -> Late:
         """A runner of records that work on finished images."""
+
+    def late_kernels(self, transforms: Sequence[Transform], form: Form) -> set[Any]:
+        """The kernels that a runner of these may launch on finished images."""
+        return set()
+
+    def compile(self, kernels: set[Any]) -> None:  # noqa: B027  most have nothing to compile
+        """Compile kernels, and wait until that is done."""

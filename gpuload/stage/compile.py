@@ -97,6 +97,7 @@ def compile_stage(
         runs=runs,
         by_reference=by_reference,
         plan=plan,
+        backends=backends,
         memory_format=layout,
         ragged=ragged,
         cpu_threads=cpu_threads,

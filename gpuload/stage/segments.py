@@ -13,21 +13,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from gpuload.stage.backend import Backend, Late, Levels
+from gpuload.stage.backend import Backend, Compiled, Form, Late, Levels
 from gpuload.stage.finish import UNCHANGED, Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.gathering import Gathered, gather, gather_records, groups_of
 from gpuload.stage.own import cut_at_calls, run_call
 from gpuload.stage.plan import OWN, PlanStep
 from gpuload.stage.ragged import RaggedImages
+from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.gathers import Gather
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Ops
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Erase, Ops
 
 __all__ = ["CallRunner", "SegmentRunner"]
 
@@ -70,6 +71,8 @@ class SegmentRunner:
         call: Callable[..., None] = run_call,
     ) -> None:
         backends = {**backends, OWN: backends["torch"]}
+        self._transforms = [step.transform for step in steps]
+        self._backends = backends
         at = next((number for number, step in enumerate(steps) if step.transform.late), len(steps))
         self._runs = _runs(steps[:at], 0)
         if not self._runs or self._runs[-1].gathers:  # something has to finish images
@@ -118,6 +121,43 @@ class SegmentRunner:
                     self._call(part, outputs)
                 else:
                     run_late(outputs, part, partners)
+
+    def kernels(self, channels: int, *, channels_last: bool) -> dict[str, set[Any]]:
+        """The kernels that may be launched for images of this many channels, by the names of their backends."""
+        found: dict[str, set[Any]] = {}
+        for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
+            transforms = self._transforms[run.start : run.end]
+            counts = [channels]
+            for transform in transforms:
+                counts.append(transform.output_channels(counts[-1]))
+            most, channels = max(counts), counts[-1]
+            if not isinstance(levels, Compiled):
+                continue
+            own, forms = found.setdefault(run.backend, set()), set[Form]()
+            last = number == len(self._runs) - 1
+            column = channels if channels_last else 1
+            if last:
+                forms.add(Form((most, channels), self._finish.dtype, column, self._erases(run)))
+            if not last or self._calls:
+                forms |= {Form((most, channels), self._dtype, step) for step in {channels, 1}}
+            for form in forms:
+                own |= levels.kernels(transforms, form)
+            if last and self._calls and isinstance(self._before_call, Compiled):
+                own |= self._before_call.kernels(transforms, Form((most, channels), self._dtype, 1))
+        for run in self._after:
+            form = Form((channels, channels), self._finish.dtype, channels if channels_last else 1)
+            late = self._transforms[run.start : run.end]
+            while late and run is self._after[0] and self._erases(self._runs[-1]) == (True,) and _erases(late[0]):
+                del late[0]  # as the images are written
+            found.setdefault(run.backend, set()).update(self._backends[run.backend].late_kernels(late, form))
+        return found
+
+    def _erases(self, run: _Run) -> tuple[bool, ...]:
+        """Whether a run on levels, the last one, also erases."""
+        if not self._after or self._after[0].backend != run.backend:
+            return (False,)
+        first = self._transforms[self._after[0].start]
+        return (True,) if _erases(first) else (False, True) if first.children else (False,)
 
     def _parts(self, program: Program) -> list[Program | Call]:
         return cut_at_calls(program) if self._calls else [program]
@@ -250,6 +290,11 @@ class CallRunner(SegmentRunner):
     def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
         super().__init__((), UNCHANGED, {"torch": backend}, call)
         self._runs, self._calls = [_Run("torch", 0, sys.maxsize)], True
+
+
+def _erases(transform: Transform) -> bool:
+    """Whether it is one that erases boxes of all finished images."""
+    return not transform.children and any(outline.kind is Erase for outline in transform.outline)
 
 
 def _gatherer(gathered: Gathered) -> Levels:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 
+from gpuload.stage.backend import Backend
 from gpuload.stage.finish import TOPS, Finish
 from gpuload.stage.gathering import Gathered
 from gpuload.stage.memory import OutputPool
@@ -63,6 +65,7 @@ class Stage:
         runs: Sequence[SegmentRunner],
         by_reference: Callable[[int, str], tuple[Finish, SegmentRunner]],
         plan: Plan,
+        backends: Mapping[str, Backend],
         memory_format: str,
         ragged: str,
         cpu_threads: int | None,
@@ -70,6 +73,7 @@ class Stage:
         self.device = device
         self.dtype = finishes[0].dtype
         self.plan = plan
+        self._backends = backends
         self._chain = chain
         self._finishes = finishes
         self._channels_last = memory_format == "channels_last"
@@ -83,6 +87,21 @@ class Stage:
         self._fitting: dict[tuple[int, int, str], int] = {}  # of images that fit: view, channels, dtype; and after it
         outlines = ([outline for one in line.transforms for outline in one.outline] for line in chain.lines)
         self._coloring = [next((o.name for o in own if issubclass(o.kind, Ops | Mixture)), None) for own in outlines]
+
+    def prepare(self) -> None:
+        """Compile what batches may need, so that none waits for it; for images of three channels, unless `Normalize`
+        says otherwise. Others are compiled for when they come."""
+        wanted: dict[str, set[Any]] = {}
+        for view, run in enumerate(self._runs):
+            line, finish = self._chain.lines[view].transforms, self._finishes[view]
+            for channels in (3, 1):
+                if finish.channels in (None, reduce(lambda count, one: one.output_channels(count), line, channels)):
+                    found = run.kernels(channels, channels_last=self._channels_last)
+                    for name, kernels in found.items():
+                        wanted.setdefault(name, set()).update(kernels)
+                    break
+        for name, kernels in wanted.items():
+            self._backends[name].compile(kernels)
 
     def __call__(
         self,

@@ -15,7 +15,7 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import NOTHING, OPS, Box, Mixture, Ops, Record, Warp, filter_codes
 from gpuload.transforms.program.windows import FILTERS
 
-__all__ = ["ANY", "STEPS", "bound"]
+__all__ = ["ANY", "STEPS", "bound", "on_cuda"]
 
 ANY = 255.0
 # What the sum of a filter's weights, without their signs, comes to at most, in both directions.
@@ -49,6 +49,19 @@ STEPS: dict[str, Mapping[str, float]] = {
         "blur": 1,
     },
 }
+
+# What torch's kernels for CUDA do otherwise than those for the CPU: they round a product and a sum once, so a blend that
+# is truncated may lie a level higher; and a hue, of 256, may be the next one.
+ON_CUDA = {"saturation": 1, "hue": 8}
+
+
+def on_cuda(backend: str) -> Mapping[str, float]:
+    """How far a backend on CUDA may be in one step from the reference on the CPU; its own kernels are those of `STEPS`
+    on any device."""
+    own = STEPS["batches" if backend == "torch" else backend]
+    return (
+        own if backend == "fused" else {**own, **{name: max(most, own.get(name, 0)) for name, most in ON_CUDA.items()}}
+    )
 
 
 def bound(own: Mapping[str, float], program: Program, row: int, apart: float = 0.0) -> float:

@@ -19,6 +19,7 @@ from simulated.test_modules import at_the_end, in_between, shifted
 from simulated.test_orders import CHAIN, options, samples
 
 import gpuload as gl
+from gpuload.stage import finish
 from gpuload.stage.accelerator import Accelerator
 from gpuload.stage.transfer import CudaTransfer
 from gpuload.transforms import Chain
@@ -222,6 +223,16 @@ def labels_come_from_one_buffer_that_is_used_again(patch: Patch, cuda: Simulated
 @mutant(plain)
 def numbers_of_the_stage_come_from_pageable_memory(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+
+
+@mutant(plain)
+def constants_are_brought_to_the_device_without_a_wait(patch: Patch, cuda: SimulatedCuda) -> None:
+    """They are made on the caller's stream, for which the side stream does not wait."""
+
+    def constant(numbers: Any, device: torch.device) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.float32).pin_memory().to(device, non_blocking=True)[:, None, None]
+
+    patch.setattr(finish, "_constant", constant)
 
 
 @mutant(endless)

@@ -71,8 +71,8 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "collated": lambda: options(collate_fn=stacked),
     "blocks": lambda: {"dataset": Arrays(), "transforms": []},
     "informed": lambda: options(info=True, drop_last=False, batch_size=5),
-    "lists": lambda: options(transforms=[T.RandomResize(8, 12), CHAIN[2]], ragged="list"),
-    "padded": lambda: options(transforms=[T.RandomResize(8, 12), CHAIN[2]], ragged="pad"),
+    "lists": lambda: options(dataset=samples(12), transforms=[T.RandomResize(8, 12)], ragged="list"),
+    "padded": lambda: options(dataset=samples(12), transforms=[T.RandomResize(8, 12)], ragged="pad"),
     "channels last": lambda: options(memory_format="channels_last", dtype="float16"),
 }
 
@@ -98,25 +98,18 @@ def test_one_that_lags_is_waited_for_where_that_is_meant():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", DIRECTED)
+@pytest.mark.parametrize("policy", ["lazy", "side first"])
 def test_memory_is_flat_over_200_batches_with_a_consumer_that_lags(policy):
     reserved = []
-
-    def drive(given: dict[str, Any]) -> Any:
-        with gl.Loader(**given) as loader:
-            for batch in loader:
-                yield batch
-                reserved.append(cuda.memory.reserved_bytes)
-
     with simulated(policy) as cuda:
-        given = options(dataset=samples(8) * 100, transforms=CHAIN[:1], device="cuda", **{**OPTIONS, "seed": 1})
-        iterator, seen = iter(drive(given)), 0
-        for images, _ in iterator:
-            seen += 1
-            images.sum()
-            del images, _
-    assert seen == 200
-    assert reserved[-1] == reserved[15]
+        given = options(dataset=samples(8) * 25, transforms=CHAIN[:1], batch_size=1, device="cuda")
+        with gl.Loader(**OPTIONS | given) as loader:
+            for images, _ in loader:
+                images.sum()
+                del images, _
+                reserved.append(cuda.memory.reserved_bytes)
+    assert len(reserved) == 200
+    assert reserved[-1] == reserved[9]
 
 
 # -- slots ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The same draws on CUDA and on the CPU give the same images, within a level or two."""
+"""The same draws on CUDA and on the CPU give the same images, as far as the table of parity says."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from chains.bounds import STEPS, bound, on_cuda
 
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CHAINS = [
-    ([T.RandomResizedCrop(64), T.RandomHorizontalFlip()], 1),
-    ([T.RandomResizedCrop(64, interpolation="bicubic"), T.RandomVerticalFlip()], 2),
-    ([T.Resize(80), T.CenterCrop(64)], 1),
-    ([T.RandomHorizontalFlip(), T.RandomCrop(64, 4, pad_if_needed=True, fill=(1, 2, 3))], 0),
-    ([T.RandomCrop(64, 4, pad_if_needed=True, padding_mode="reflect"), T.Resize(30, "nearest")], 0),
-    ([T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4)], 6),
-    ([T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomResizedCrop(64)], 8),
+    [T.RandomResizedCrop(64), T.RandomHorizontalFlip()],
+    [T.RandomResizedCrop(64, interpolation="bicubic"), T.RandomVerticalFlip()],
+    [T.Resize(80), T.CenterCrop(64)],
+    [T.RandomHorizontalFlip(), T.RandomCrop(64, 4, pad_if_needed=True, fill=(1, 2, 3))],
+    [T.RandomCrop(64, 4, pad_if_needed=True, padding_mode="reflect"), T.Resize(30, "nearest")],
+    [T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4)],
+    [T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomResizedCrop(64)],
 ]
 
 
@@ -28,16 +29,18 @@ def backend(request) -> str:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(("transforms", "most"), CHAINS)
+@pytest.mark.parametrize("transforms", CHAINS)
 @pytest.mark.parametrize("count", [1, 70])
-def test_the_levels_are_those_of_the_cpu(make_images, make_batch, transforms, most, count, backend):
+def test_the_levels_are_those_of_the_cpu(make_images, make_batch, transforms, count, backend):
     chain = T.Chain(transforms)
     ragged, draws = make_batch(chain, make_images(0, count))
     expected = compile_stage(chain, device="cpu")(ragged, draws)
     stage = compile_stage(chain, device="cuda", backend=backend)
     result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
     difference = (result.cpu().int() - expected.int()).abs()
-    assert difference.max() <= most
+    own = on_cuda(backend)
+    allowed = torch.tensor([bound(own, draws, row) for row in range(count)])
+    assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 0.05
 
 
@@ -66,7 +69,9 @@ def test_ragged(make_images, make_batch, ragged_option):
     result = compile_stage(chain, device="cuda", ragged=ragged_option)(on_device, draws)
     for ours, theirs in zip(result, expected, strict=True):
         assert ours.is_cuda
-        torch.testing.assert_close(ours.cpu(), theirs, atol=0.03, rtol=0)
+        # Levels of a resize, in units of the standard deviation.
+        most = STEPS["fused"]["resize bilinear"] / 255 / min(NORMALIZE.std) if ours.is_floating_point() else 0
+        torch.testing.assert_close(ours.cpu(), theirs, atol=most, rtol=0)
 
 
 @pytest.mark.cuda

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
 
 from gpuload.errors import CompilerError
-from gpuload.stage.backend import Backend, Late, Levels
+from gpuload.stage.backend import Backend, Form, Late, Levels
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
+from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Elastic, Erase, Flip, Mixture, Outline
 from gpuload.transforms.program.windows import rare_filter
@@ -77,29 +79,9 @@ class FusedBackend(Backend):
         return next((LACKING.get(name, f"the kernels do not know {name}") for name in lacking), None)
 
     def levels(self, finish: Finish) -> Levels:
-        from gpuload.stage.fused.runner import FusedRunner  # Triton is imported where it is used
-
-        others = TorchBackend(self.device).levels(finish)
         if finish.channels not in (None, *CHANNELS):
-            return others
-        runner = FusedRunner(finish, self.device)
-
-        def run(
-            images: RaggedImages,
-            program: Program,
-            windows_tlhw: tuple[np.ndarray, ...],
-            outputs: Outputs,
-            late: Program | None,
-        ) -> Program | None:
-            if int(images.shapes[0, 2]) not in CHANNELS:
-                return others(images, program, windows_tlhw, outputs, late)
-            erasing = _leading_erasing(late)
-            runner.launch(runner.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
-            if late is None or len(erasing) == len(late.records):
-                return None
-            return late.part(len(erasing), len(late.records))
-
-        return run
+            return TorchBackend(self.device).levels(finish)
+        return FusedLevels(finish, self.device)
 
     def late(self) -> Late:
         from gpuload.stage.fused.late import apply
@@ -111,6 +93,21 @@ class FusedBackend(Backend):
                 apply(outputs, late, partners)
 
         return run
+
+    def late_kernels(self, transforms: Sequence[Transform], form: Form) -> set[Any]:
+        from gpuload.stage.fused.variants import late_variants
+
+        outlines = [outline for transform in transforms for outline in transform.outline]
+        if form.channels[1] not in CHANNELS:
+            return set()
+        return late_variants(
+            outlines, channels=form.channels[1], dtype=form.dtype, channels_last=form.column == form.channels[1]
+        )
+
+    def compile(self, kernels: set[Any]) -> None:
+        from gpuload.stage.fused.variants import compile_all
+
+        compile_all(kernels, self.device)
 
     @staticmethod
     def _cannot_compile(device: torch.device) -> str | None:
@@ -128,6 +125,42 @@ class FusedBackend(Backend):
         except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation raises
             return f"Triton cannot compile a kernel for {device}: {type(error).__name__}: {error}"
         return None
+
+
+class FusedLevels:
+    """Runs the kernels, or the reference for images of other numbers of channels."""
+
+    def __init__(self, finish: Finish, device: torch.device) -> None:
+        from gpuload.stage.fused.runner import FusedRunner  # Triton is imported where it is used
+
+        self._runner = FusedRunner(finish, device)
+        self._others = TorchBackend(device).levels(finish)
+
+    def __call__(
+        self,
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None,
+    ) -> Program | None:
+        if int(images.shapes[0, 2]) not in CHANNELS:
+            return self._others(images, program, windows_tlhw, outputs, late)
+        erasing, runner = _leading_erasing(late), self._runner
+        runner.launch(runner.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
+        if late is None or len(erasing) == len(late.records):
+            return None
+        return late.part(len(erasing), len(late.records))
+
+    def kernels(self, transforms: Sequence[Transform], form: Form) -> set[Any]:
+        """As `gpuload.stage.backend.Levels` has it."""
+        from gpuload.stage.fused.variants import level_variants, operations_in
+
+        steps = [transform.outline for transform in transforms]
+        self._runner.operates = operations_in(steps)
+        if not {*form.channels} <= {*CHANNELS}:
+            return set()
+        return level_variants(steps, form=form, tile=self._runner.tile)
 
 
 def _interpreted() -> bool:

@@ -32,7 +32,7 @@ from gpuload.stage.noise import PER_BLOCK, ROTATION, quantiles
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import Erase
 
-__all__ = ["RECORD", "erase", "erase_images", "quantile_table", "records"]
+__all__ = ["COLUMNS", "OPTIONS", "RECORD", "ROWS", "erase", "erase_images", "quantile_table", "records"]
 
 # Numbers of a box: top, left, height, width, kind; then for a constant the bits of three float32, for random numbers
 # the index of the first one and the two words of the key.
@@ -42,6 +42,7 @@ KINDS: Final = ("const", "rand", "pixel")
 
 ROWS: Final = 16  # of a tile of images that are already written
 COLUMNS: Final = 64
+OPTIONS: Final = {"enable_fp_fusion": False}
 
 _RECORD: Final = tl.constexpr(RECORD)
 _CONST: Final = tl.constexpr(KINDS.index("const"))
@@ -111,7 +112,7 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
                 CHANNELS=channels,
                 ROWS=ROWS,
                 COLUMNS=COLUMNS,
-                enable_fp_fusion=False,
+                **OPTIONS,
             )
 
 

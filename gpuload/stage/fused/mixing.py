@@ -25,7 +25,7 @@ from gpuload.stage.fused.rounding import round_to
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import Mix
 
-__all__ = ["mix"]
+__all__ = ["BLOCK", "OPTIONS", "mix"]
 
 # Numbers of a pair: the two rows; then for each of them top, left, height and width of what is pasted, and the bits of
 # two float32, the shares of the image itself and of the other. Height `BLENDED`: it is blended; 0: it is left as it is.
@@ -33,10 +33,13 @@ SIDE: Final = 6
 PAIR: Final = 2 + 2 * SIDE
 BLENDED: Final = -1
 
+LANES: Final = 16  # numbers that a thread may read at once, if there is a multiple of them
+OPTIONS: Final = {"enable_fp_fusion": False}
 BLOCK: Final = 2048  # numbers of each image that a program works on
 
 _SIDE: Final = tl.constexpr(SIDE)
 _PAIR: Final = tl.constexpr(PAIR)
+_LANES: Final = tl.constexpr(LANES)
 
 
 def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
@@ -65,8 +68,9 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
                 CHANNELS=channels,
                 DENSE=last or outputs.is_contiguous(),
                 CHANNELS_LAST=last and not outputs.is_contiguous(),
+                WHOLE=count % LANES == 0,
                 BLOCK=BLOCK,
-                enable_fp_fusion=False,
+                **OPTIONS,
             )
 
 
@@ -82,7 +86,8 @@ def _pairs(mix: Mix, partners: np.ndarray) -> np.ndarray:
     return np.concatenate([first[:, None], second[:, None], sides[first], sides[second]], axis=1)
 
 
-@triton.jit
+# These depend on the size of the results, which may change from epoch to epoch; see `gpuload.stage.fused.erasing`.
+@triton.jit(do_not_specialize=["height", "width", "image_stride", "channel_stride", "row_stride", "column_stride"])
 def _mix(
     images_ptr,
     pairs_ptr,
@@ -95,14 +100,21 @@ def _mix(
     CHANNELS: tl.constexpr,
     DENSE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr,
+    WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One piece of one pair. Grid: pieces, pairs. If `DENSE`, numbers are counted in their order in memory."""
+    """One piece of one pair. Grid: pieces, pairs. If `DENSE`, numbers are counted in their order in memory; if `WHOLE`,
+    there is a multiple of `LANES` of them."""
     pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
     one_ptr = pair_ptr + 2
     two_ptr = one_ptr + _SIDE
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = places < CHANNELS * height * width
+    count = CHANNELS * height * width
+    if WHOLE:
+        count = tl.multiple_of(count, _LANES)
+        # Images begin at multiples of it, too, if they are dense: so they are read in wide loads.
+        image_stride = tl.multiple_of(image_stride, _LANES if DENSE else 1)
+    there = places < count
     if CHANNELS_LAST:
         channel = places % CHANNELS
         x = places // CHANNELS % width

@@ -86,11 +86,16 @@ class FusedRunner:
     Args:
         finish: the end of the chain, for 1 or 3 channels.
         device: where the images are.
+
+    Attributes:
+        tile: how images are divided.
+        operates: whether all kernels can do operations: so a batch for which none was drawn needs no others.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._device = device
-        self._tile = tile_of(device)
+        self.tile = tile_of(device)
+        self.operates = False
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
 
@@ -116,13 +121,13 @@ class FusedRunner:
         scratch = _place_scratch(passes)
         _place_outputs(passes, outputs)
         boxes = _place_boxes(passes, late, channels[-1])
-        launches, ints, floats = _launches(passes, codes, values, self._tile)
+        launches, ints, floats = _launches(passes, codes, values, self.tile)
         return Prepared(
             launches,
             *upload_together((ints, floats, codes, values, passes.packed_tables(), boxes), self._device),
             channels=max(channels),
             out_channels=channels[-1],
-            operates=any(isinstance(record, Ops | Erase) for record in program.records),
+            operates=self.operates or any(isinstance(record, Ops | Erase) for record in program.records),
             erases=bool(late),
             scratch_bytes=scratch,
         )
@@ -141,7 +146,7 @@ class FusedRunner:
                     statistics = tables(source, *run.statistics, prepared.channels)
                 ints, floats, weights = prepared.ints[run.first :], prepared.floats[run.first :], prepared.places
                 if run.tables is not None:
-                    weights = make_tables(ints, floats, run.count, run.tables, run.geometry, self._tile.rows)
+                    weights = make_tables(ints, floats, run.count, run.tables, run.geometry, self.tile.rows)
                 one_pass[run.grid](
                     source,
                     prepared.places,
@@ -162,9 +167,9 @@ class FusedRunner:
                     OPERATES=prepared.operates,
                     FINISHED=run.finished and target.dtype != torch.uint8,
                     ERASES=run.finished and prepared.erases,
-                    ROWS=self._tile.rows,
-                    COLUMNS=self._tile.columns,
-                    **options_of(run.geometry, self._tile.warps),
+                    ROWS=self.tile.rows,
+                    COLUMNS=self.tile.columns,
+                    **options_of(run.geometry, self.tile.warps),
                 )
 
 

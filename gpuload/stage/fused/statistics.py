@@ -24,7 +24,7 @@ from gpuload.stage.reference.color import GUARD, LUMA
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import code as code_of
 
-__all__ = ["JOB", "STATISTICS", "tables"]
+__all__ = ["BLOCK", "JOB", "OPTIONS", "STATISTICS", "tables"]
 
 STATISTICS: Final = ("contrast", "equalize", "autocontrast")  # the operations that need a table
 JOB: Final = 4  # numbers of a job: offset, height, width, code
@@ -38,6 +38,7 @@ _BLUE: Final = tl.constexpr(LUMA[2])
 _GUARD: Final = tl.constexpr(GUARD)
 
 BLOCK: Final = 2048  # pixels that a program counts at once
+OPTIONS: Final = {"num_warps": 2, "enable_fp_fusion": False}  # of the kernel that makes tables
 ROUNDS: Final = 4  # how often it does so in the largest image, before it adds its 256 sums to memory
 
 
@@ -63,9 +64,7 @@ def tables(pixels: torch.Tensor, jobs: np.ndarray, factors: np.ndarray, channels
     pieces = triton.cdiv(int((jobs[:, 1] * jobs[:, 2]).max()), BLOCK * ROUNDS)
     with device_of(pixels):
         _count[n, pieces](pixels, on_device, counts, CHANNELS=channels, BLOCK=BLOCK)
-        _tabulate[n, 3](
-            counts, on_device, factors_on_device, result, CHANNELS=channels, num_warps=2, enable_fp_fusion=False
-        )
+        _tabulate[n, 3](counts, on_device, factors_on_device, result, CHANNELS=channels, **OPTIONS)
     return result
 
 

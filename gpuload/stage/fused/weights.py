@@ -57,7 +57,7 @@ from gpuload.stage.fused.record import PLAIN as R
 from gpuload.transforms.program.ops import FILTERS
 from gpuload.transforms.program.windows import PRECISION_BITS, SUPPORT
 
-__all__ = ["GAUSSIAN", "LINES_AT_ONCE", "TAPS_AT_ONCE", "Tables", "make_tables", "place_tables"]
+__all__ = ["COLUMNS", "GAUSSIAN", "LINES_AT_ONCE", "OPTIONS", "TAPS_AT_ONCE", "Tables", "make_tables", "place_tables"]
 
 GAUSSIAN: Final = tl.constexpr(100)  # unlike any filter of resampling
 
@@ -66,6 +66,7 @@ TAPS_AT_ONCE: Final = tl.constexpr(2)
 LINES_AT_ONCE: Final = tl.constexpr(4)
 
 COLUMNS: Final = 32  # of a program
+OPTIONS: Final = {"num_warps": 1, "enable_fp_fusion": False}
 SUPPORTS: Final = np.array([SUPPORT[name] for name in FILTERS])
 _JOB: Final = tl.constexpr(JOB)
 _FLOATS: Final = tl.constexpr(FLOATS)
@@ -128,9 +129,7 @@ def make_tables(
 ) -> torch.Tensor:
     """The tables, int32, of the first `count` jobs; the rest as for `place_tables`."""
     weights = torch.empty(tables.size, dtype=torch.int32, device=ints.device)
-    _weigh[tables.programs, count](
-        ints, floats, weights, GEOMETRY=kind, ROWS=rows, COLUMNS=COLUMNS, num_warps=1, enable_fp_fusion=False
-    )
+    _weigh[tables.programs, count](ints, floats, weights, GEOMETRY=kind, ROWS=rows, COLUMNS=COLUMNS, **OPTIONS)
     return weights
 
 

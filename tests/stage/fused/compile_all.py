@@ -15,12 +15,17 @@ import re
 import subprocess
 import tempfile
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gpuload.stage.fused import erasing, kernel, mixing, record, runner, statistics, weights
+from gpuload import transforms as T
+from gpuload.stage.backend import Form
+from gpuload.stage.fused import erasing, kernel, mixing, record, runner, statistics, variants, weights
+from gpuload.stage.fused.grid import Tile
 
+TILE = Tile(8, 32, 1)
 STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
 POINTERS = {
     "pixels_ptr": "*u8",
@@ -69,10 +74,8 @@ for channels in (1, 3):
     compiled(statistics._tabulate, CHANNELS=channels)
     compiled(erasing._erase_images, CHANNELS=channels, ROWS=8, COLUMNS=16)
 for images in ("*fp32", "*fp16", "*u8"):
-    compiled(mixing._mix, images, CHANNELS=3, DENSE=True, CHANNELS_LAST=False, BLOCK=512)
-# Numbers that are 1 are constants of a kernel.
-ones = dict.fromkeys((*STRIDES[1:], "height", "width"), 1)
-compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, BLOCK=512, **ones)
+    compiled(mixing._mix, images, CHANNELS=3, DENSE=True, CHANNELS_LAST=False, WHOLE=True, BLOCK=512)
+compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, WHOLE=False, BLOCK=512)
 compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
 for kind in (record.RESIZE, record.BLUR):
     compiled(weights._weigh, GEOMETRY=kind.value, ROWS=8, COLUMNS=32, options={"num_warps": 1})
@@ -117,3 +120,39 @@ for capability, kind, all_of, column in (
     stack = int(re.search(r" STACK:(\d+) ", usage)[1])
     assert stack <= 16, usage  # 0 with Triton 3.4 to 3.7, 8 bytes of one kernel with 3.9
     assert " LOCAL:0 " in usage, usage
+
+
+# What is compiled when a session starts is what a launch asks for: Triton's own keys are the same.
+class Driver:
+    """A GPU that is not there."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+
+triton.runtime.driver.set_active(Driver())
+form = Form((3, 3), torch.float16, 3, (True,))
+outlines = [T.RandomErasing().outline[0], T.MixUp(num_classes=2).outline[0]]
+late = variants.late_variants(outlines, channels=3, dtype=torch.float16, channels_last=True)
+known = late | variants.level_variants([T.Resize(9).outline, T.ColorJitter(contrast=1).outline], form=form, tile=TILE)
+for variant in known:
+    if variant.kernel == "one_pass" and dict(variant.options)["GEOMETRY"] != record.COPY.value:
+        continue  # they take seconds, and differ in constants alone
+    function, options = variants.KERNELS[variant.kernel], dict(variant.options)
+    function.warmup(*variant.args, grid=(1, 1), **options)
+    compiled_kernels = len(function.device_caches[0][0])
+    numbers = [torch.empty(64, dtype=arg) if isinstance(arg, torch.dtype) else arg for arg in variant.args]
+    function.warmup(*numbers, grid=(1, 1), **options)
+    for height in (1, 16, 32, 224, 7):
+        function.warmup(*(height if arg == variants.NUMBER else arg for arg in numbers), grid=(1, 1), **options)
+    assert len(function.device_caches[0][0]) == compiled_kernels, f"a launch of {variant} would compile another kernel"
+print("variants", flush=True)

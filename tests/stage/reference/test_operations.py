@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from chains.bounds import bound, on_cuda
 from PIL import Image, ImageOps
 from scipy import stats
 
@@ -208,7 +209,10 @@ def test_the_levels_on_cuda_are_those_of_the_cpu(make_images, make_batch, transf
     assert isinstance(expected, torch.Tensor)
     assert isinstance(result, torch.Tensor)
     difference = (result.cpu().int() - expected.int()).abs()
-    assert difference.max() <= (8 if isinstance(transform, T.RandomPhotometricDistort) else 0)  # hue is float32
+    own = {**on_cuda("fused"), **on_cuda("torch")}  # torch runs what the kernels lack
+    own |= {name: max(most, on_cuda("fused").get(name, 0)) for name, most in own.items()}
+    allowed = torch.tensor([bound(own, draws, row) for row in range(70)])
+    assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 0.05
 
 

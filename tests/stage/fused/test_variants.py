@@ -1,0 +1,201 @@
+"""Every kernel that batches launch was known when the session started."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from bits.cases import CASES
+from bits.samples import Samples
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.stage import compile_stage
+from gpuload.stage.fused import erasing, mixing, runner, statistics, variants, weights
+from gpuload.stage.fused.grid import Tile
+
+NORMALIZE = T.Normalize((0.5,) * 3, (0.2,) * 3)
+PLACES = {
+    "one_pass": (runner, "one_pass"),
+    "weigh": (weights, "_weigh"),
+    "count": (statistics, "_count"),
+    "tabulate": (statistics, "_tabulate"),
+    "mix": (mixing, "_mix"),
+    "erase_images": (erasing, "_erase_images"),
+}
+
+
+def key(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """What Triton compiles a kernel anew for: constants and options, types of pointers and whether they are aligned,
+    and numbers that are 1 or divisible by 16."""
+    unspecialised = kernel_options(kernel)
+    found: list[Any] = []
+    for name, arg in zip(inspect.signature(kernel.fn).parameters, args, strict=False):
+        if isinstance(arg, torch.dtype):
+            found.append((name, arg, True))
+        elif isinstance(arg, torch.Tensor):
+            found.append((name, arg.dtype, arg.data_ptr() % 16 == 0))
+        else:
+            assert -(2**31) <= arg < 2**31, "it would be an int64"
+            found.append((name, None if name in unspecialised else 1 if arg == 1 else arg % 16 == 0))
+    return (kernel.fn.__name__, *found, *sorted(options.items()))
+
+
+def kernel_options(kernel: Any) -> list[str]:
+    return kernel.kwargs["do_not_specialize"] or []
+
+
+class Noted:
+    """A kernel whose launches are noted, and not run."""
+
+    def __init__(self, kernel: Any, launched: set[Any]) -> None:
+        self.kernel, self.launched = kernel, launched
+        self.fn = kernel.fn
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **options: self.launched.add(key(self.kernel, args, options))
+
+
+@pytest.fixture
+def launched(monkeypatch) -> set[Any]:
+    """The keys of all launches from here on."""
+    found: set[Any] = set()
+    for module, name in PLACES.values():
+        monkeypatch.setattr(module, name, Noted(getattr(module, name), found))
+    monkeypatch.setattr(runner, "tile_of", lambda device: Tile(8, 32, 1))
+    return found
+
+
+@pytest.fixture
+def compiled(monkeypatch) -> set[Any]:
+    """The keys of all that is compiled from here on."""
+    found: set[Any] = set()
+
+    def note(wanted: set[variants.Variant], device: torch.device) -> None:
+        found.update(key(variants.KERNELS[one.kernel], one.args, dict(one.options)) for one in wanted)
+
+    monkeypatch.setattr(variants, "compile_all", note)
+    return found
+
+
+def batches(options: dict[str, Any]) -> Iterator[Any]:
+    given = {"batch_size": 4, "device": "cpu", "backend": "fused", **options, "num_workers": 0}
+    with warnings.catch_warnings(), gl.Loader(given.pop("dataset"), **given) as loader:
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for _ in range(3):
+            yield from loader
+
+
+FUSED = [name for name, case in CASES.items() if "fused" in case.runs and case.drive is None]
+# Their images have one channel where no Normalize says so.
+GREY = ("grey", "several_images")
+
+
+@pytest.mark.parametrize("name", [name for name in FUSED if name not in GREY])
+def test_all_launches_were_foreseen(launched, compiled, name):
+    for _ in batches(CASES[name].make(Samples(small=True))):
+        pass
+    assert launched - compiled == set()
+
+
+CHAINS = {
+    "all or nothing": [
+        T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.GaussianBlur(5)], p=0.3),
+        T.Resize((16, 16)),
+    ],
+    "any order": [T.RandomOrder([T.RandomSolarize(99), T.RandomAutocontrast(), T.RandomRotation(9)]), T.CenterCrop(12)],
+    "one of them": [
+        T.RandomResizedCrop(16),
+        T.RandomChoice([T.RandAugment(2), T.TrivialAugmentWide(), T.RandomCrop(16, padding=4)]),
+    ],
+    "sharpness first": [T.RandomAdjustSharpness(2), T.RandomEqualize(), T.Resize((9, 12)), T.RandomPosterize(3)],
+    "nothing but crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
+}
+ENDS = {
+    "levels": [],
+    "floats": [NORMALIZE],
+    "erased": [NORMALIZE, T.RandomErasing(p=0.3)],
+    "perhaps erased": [NORMALIZE, T.RandomApply([T.RandomErasing(p=1)], p=0.3)],
+    "one erased": [NORMALIZE, T.RandomChoice([T.RandomErasing(p=1), T.Identity()])],
+    "mixed": [NORMALIZE, T.RandomChoice([T.MixUp(num_classes=2), T.CutMix(num_classes=2)]), T.RandomErasing(p=0.3)],
+}
+
+
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize("end", list(ENDS))
+@pytest.mark.parametrize("chain", list(CHAINS))
+def test_no_batch_launches_another_kernel(launched, compiled, make_images, make_batch, chain, end, layout):
+    """Whatever is drawn, for batches of one image and of four, of images of many sizes."""
+    made = T.Chain([*CHAINS[chain], *ENDS[end]])
+    stage = compile_stage(made, device="cpu", backend="fused", memory_format=layout, dtype="float16")
+    stage.prepare()
+    for first in range(12):
+        images = make_images(first, 1 + 3 * (first % 2), low=16, high=30)
+        stage(*make_batch(made, images, first=5 * first))
+    assert launched - compiled == set()
+
+
+def test_little_else_is_compiled(compiled):
+    jitter = [T.RandomResizedCrop(9), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)]
+    compile_stage(T.Chain([*jitter, NORMALIZE]), device="cpu", backend="fused").prepare()
+    assert sorted(one[0] for one in compiled) == ["_count", "_tabulate", "_weigh", *["one_pass"] * 4]
+    compiled.clear()
+    compile_stage(T.Chain([T.Resize(9), T.CenterCrop(8), NORMALIZE]), device="cpu", backend="fused").prepare()
+    # A crop may reach beyond the image, and then it is a pass of its own.
+    assert sorted(one[0] for one in compiled) == ["_weigh", *["one_pass"] * 4]
+
+
+def test_it_is_compiled_before_the_first_batch(compiled):
+    images = [gl.Image(torch.zeros(9, 9, 3, dtype=torch.uint8).numpy())] * 4
+    for _ in batches({"dataset": images, "transforms": [T.Resize(8)]}):
+        assert compiled
+        break
+
+
+class Terminal:
+    def __init__(self, shown: bool) -> None:
+        self.shown, self.text = shown, ""
+
+    def isatty(self) -> bool:
+        return self.shown
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("terminal", "takes_s"), [(True, 0.0), (True, 0.05), (False, 0.05)])
+def test_progress_is_told_to_a_terminal_where_it_takes_long(monkeypatch, terminal, takes_s):
+    done: list[Any] = []
+
+    class Slow:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def compile(self) -> None:
+            time.sleep(takes_s)
+            done.append(self.number)
+            if self.number == 1:
+                raise RuntimeError("what fails here fails again at its launch")
+
+    monkeypatch.setattr(variants, "INTERPRETED", SimpleNamespace(value=False))
+    monkeypatch.setattr(variants, "QUIET_S", 0.02)
+    monkeypatch.setattr(torch.accelerator, "device_index", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(sys, "stderr", Terminal(terminal))
+    variants.compile_all([Slow(number) for number in range(3)], torch.device("cuda:0"))  # pyright: ignore
+    assert sorted(done) == [0, 1, 2]
+    told = sys.stderr.text  # pyright: ignore[reportAttributeAccessIssue]
+    assert ("compiling kernels, 3 of 3" in told) == (terminal and takes_s > 0)
