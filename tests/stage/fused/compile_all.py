@@ -153,6 +153,6 @@ for variant in {*known} - {*passes} | {plain_pass}:
     numbers = [torch.empty(64, dtype=arg) if isinstance(arg, torch.dtype) else arg for arg in variant.args]
     function.warmup(*numbers, grid=(1, 1), **options)
     for height in (1, 16, 32, 224, 7):
-        function.warmup(*(height if arg == variants.NUMBER else arg for arg in numbers), grid=(1, 1), **options)
+        function.warmup(*(height if arg is variants.NUMBER else arg for arg in numbers), grid=(1, 1), **options)
     assert len(function.device_caches[0][0]) == compiled_kernels, f"a launch of {variant} would compile another kernel"
 print("variants", flush=True)
