@@ -23,7 +23,7 @@ REACH = {"nearest": 1.0, "bilinear": 1.0, "bicubic": 2.0}
 
 # How far a backend may be from the reference's runner of single images in one step, in levels; none: equal to the last
 # bit. The reason of each stands in the table of parity.
-STEPS: dict[str, Mapping[str, float]] = {
+STEPS: dict[str, dict[str, float]] = {
     "torch": {},
     "batches": {"resize bilinear": 2, "resize bicubic": 3},
     "kornia": {
@@ -50,8 +50,8 @@ STEPS: dict[str, Mapping[str, float]] = {
     },
 }
 
-# What torch's kernels for CUDA do otherwise than those for the CPU: they round a product and a sum once, so a blend that
-# is truncated may lie a level higher; and a hue, of 256, may be the next one.
+# What torch's kernels for CUDA do otherwise than those for the CPU: they round a product and a sum once, so a blend
+# that is truncated may lie a level higher; and a hue, of 256, may be the next one.
 ON_CUDA = {"saturation": 1, "hue": 8}
 
 
@@ -59,9 +59,7 @@ def on_cuda(backend: str) -> Mapping[str, float]:
     """How far a backend on CUDA may be in one step from the reference on the CPU; its own kernels are those of `STEPS`
     on any device."""
     own = STEPS["batches" if backend == "torch" else backend]
-    return (
-        own if backend == "fused" else {**own, **{name: max(most, own.get(name, 0)) for name, most in ON_CUDA.items()}}
-    )
+    return own if backend == "fused" else own | {name: max(most, own.get(name, 0)) for name, most in ON_CUDA.items()}
 
 
 def bound(own: Mapping[str, float], program: Program, row: int, apart: float = 0.0) -> float:

@@ -1,0 +1,165 @@
+"""On a GPU: what a Loader gives is what the CPU gives, for each kind of batch, and without a wait of the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chains.bounds import STEPS
+from torch.utils._pytree import tree_leaves
+
+import gpuload as gl
+from gpuload import transforms as T
+
+pytestmark = pytest.mark.cuda
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMALIZE = T.Normalize(MEAN, STD)
+CROP = T.RandomResizedCrop(48)
+LEVEL = 1 / 255 / min(STD)  # in finished numbers
+
+
+def picture(number: int) -> np.ndarray:
+    height, width = 60 + 7 * (number % 9), 80 + 5 * (number % 11)
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x * 3, y * 2, x + y + number], -1).astype(np.uint8)
+
+
+def labelled(number: int) -> Any:
+    return gl.Image(picture(number)), number % 7
+
+
+def detected(number: int) -> Any:
+    image = picture(number)
+    boxes = np.array([[5.0, 6, 40, 30], [20, 10, 60, 50]])
+    masks = np.stack([np.full(image.shape[:2], kind, np.uint8) for kind in (1, 2)])
+    return gl.Image(image), {"boxes": gl.Boxes(boxes, "xyxy"), "labels": np.array([1, 2]), "masks": gl.Mask(masks)}
+
+
+def segmented(number: int) -> Any:
+    image = picture(number)
+    return gl.Image(image), gl.Mask((image[:, :, 0] // 32).astype(np.int64))
+
+
+def block(number: int) -> Any:
+    return {"x": np.full((30, 20), number, np.float32), "y": number}
+
+
+def stacked(samples: list[Any]) -> Any:
+    images, labels = zip(*samples, strict=True)
+    return {"images": torch.stack(images), "labels": torch.tensor(labels)}
+
+
+HALF = {"dtype": "float16", "memory_format": "channels_last"}
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "float16, channels_last": (labelled, {"transforms": [CROP, T.RandomHorizontalFlip(), NORMALIZE], **HALF}),
+    "views": (labelled, {"transforms": [T.MultiView([[CROP], [T.Resize((32, 32))]]), NORMALIZE]}),
+    "mixed": (labelled, {"transforms": [CROP, NORMALIZE, T.MixUp(num_classes=7)]}),
+    "cut and mixed": (labelled, {"transforms": [CROP, NORMALIZE, T.CutMix(num_classes=7)]}),
+    "detection": (detected, {"transforms": [T.RandomIoUCrop(), T.RandomHorizontalFlip()], "ragged": "list"}),
+    "detection, padded": (detected, {"transforms": [T.RandomIoUCrop(), T.SanitizeBoundingBoxes()], "ragged": "pad"}),
+    "segmentation": (segmented, {"transforms": [T.RandomCrop(40), T.RandomRotation(10), NORMALIZE]}),
+    "segmentation, padded": (segmented, {"transforms": [T.RandomHorizontalFlip()], "ragged": "pad"}),
+    "blocks": (block, {}),
+    "collate_fn": (labelled, {"transforms": [CROP], "collate_fn": stacked}),
+    "augmix": (labelled, {"transforms": [CROP, T.AugMix()], "backend": "torch"}),
+    "erased": (labelled, {"transforms": [CROP, NORMALIZE, T.RandomErasing(0.8, value="random")]}),
+    "blur": (labelled, {"transforms": [CROP, T.GaussianBlur(5)], "backend": "kornia"}),
+    "maps": (labelled, {"transforms": [CROP, T.RandomAffine(10, (0.1, 0.1))], "backend": "kornia"}),
+}
+# CopyPaste and what a user's code does may wait; and an operation through which differences grow is not compared.
+JUMPS = ("augmix",)
+
+
+def loader(kind: str, device: str, **options: Any) -> gl.Loader:
+    make, own = KINDS[kind]
+    if own.get("backend") == "kornia":
+        pytest.importorskip("kornia")
+    given = {"num_workers": 0, "seed": 3, "shuffle": True, **own, **options}
+    if device == "cpu":
+        given["backend"] = "torch"
+    return gl.Loader([make(number) for number in range(64)], 8, device=device, **given)
+
+
+def leaves(batches: Iterator[Any]) -> list[Any]:
+    found = []
+    for batch in batches:
+        found += [leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(batch)]
+    return found
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in JUMPS])
+def test_a_batch_is_that_of_the_cpu(kind):
+    # The resize, and what is rounded after it.
+    most = (STEPS["fused"]["resize bilinear"] + 2) * LEVEL
+    with loader(kind, "cuda") as ours, loader(kind, "cpu") as theirs:
+        for found, expected in zip(leaves(iter(ours)), leaves(iter(theirs)), strict=True):
+            if not isinstance(expected, torch.Tensor):
+                assert found == expected
+            elif expected.is_floating_point():
+                assert found.dtype == expected.dtype
+                torch.testing.assert_close(found, expected, atol=most, rtol=2**-9)
+            elif expected.dtype == torch.uint8 and expected.dim() == 4:
+                assert (found.int() - expected.int()).abs().max() <= 4
+            else:
+                assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_no_batch_waits(kind):
+    with loader(kind, "cuda") as ours:
+        batches = iter(ours)
+        for _ in range(3):  # what is made once
+            next(batches)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(4):
+                next(batches)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_autocast_changes_nothing():
+    with loader("float16, channels_last", "cuda") as ours:
+        expected = leaves(iter(ours))
+        ours.set_epoch(0)
+        with torch.autocast("cuda", torch.bfloat16):
+            found = leaves(iter(ours))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_two_ranks_share_the_batches_of_one():
+    options = {"transforms": [CROP, NORMALIZE], "num_workers": 0, "seed": 3, "shuffle": True, "device": "cuda"}
+    data = [labelled(number) for number in range(64)]
+    with gl.Loader(data, 8, info=True, **options) as whole:
+        expected = {int(index): image.cpu() for (images, _), info in whole for image, index in _rows(images, info)}
+    for rank in range(2):
+        with gl.Loader(data, 4, rank=rank, world_size=2, info=True, **options) as part:
+            for (images, _), info in part:
+                for image, index in _rows(images, info):
+                    assert torch.equal(image.cpu(), expected.pop(int(index)))
+    assert not expected
+
+
+def _rows(images: torch.Tensor, info: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return zip(images, info.indices, strict=True)
+
+
+@pytest.mark.skipif(find_spec("nvidia.nvimgcodec") is None if find_spec("nvidia") else True, reason="no nvImageCodec")
+def test_files_are_decoded_in_the_process_that_has_cuda(jpeg_folder):
+    """nvImageCodec decodes on the CPU here, beside a context on the GPU."""
+    torch.zeros(1, device="cuda")
+    options = {"transforms": [CROP], "seed": 1, "device": "cuda"}
+    with (
+        gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=0, **options) as here,
+        gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=min(2, os.cpu_count() or 1), **options) as elsewhere,
+    ):
+        for (images, labels), (others, their_labels) in zip(here, elsewhere, strict=True):
+            assert torch.equal(images, others)
+            assert torch.equal(labels, their_labels)
