@@ -58,7 +58,7 @@ step() {
         status=1
         return
     fi
-    ((limit < left)) || limit=$left
+    [[ -z $simulate ]] && ((limit < left)) || limit=$left
     timeout -k 5 "$limit" "$@" > "$work/$name.txt" 2>&1 < /dev/null
     code=$?
     case $code in
@@ -86,12 +86,14 @@ tests() {
     # gpuload's own are RuntimeWarnings.
     local pytest=("$python" -m pytest -q -o addopts=--import-mode=importlib -p no:cacheprovider -rfEs
         -W default -W error::RuntimeWarning)
-    has xdist && pytest+=(-n 8 --dist worksteal)
+    local cores
+    cores=$(nproc)
+    has xdist && pytest+=(-n $((cores < 8 ? cores : 8)) --dist worksteal)
     has pytest_timeout && pytest+=(--timeout 120)
     # Only files that have such tests: collecting all others takes longer than these run.
     local files with_transfer marked="cuda or interpreter" require=1 sanitizer=(TORCH_CUDA_SANITIZER=1)
     mapfile -t files < <(grep -rlE 'mark\.cuda' tests --include='test_*.py' | sort)
-    mapfile -t with_transfer < <(printf '%s\n' "${files[@]}" | grep -E '/test_[a-z_]*(transfer|accelerator|cuda)[a-z_]*\.py$')
+    mapfile -t with_transfer < <(printf '%s\n' "${files[@]}" | grep -E 'tests/cuda/|test_(transfer|cuda)\.py$')
     if [[ $simulate ]]; then
         marked=cuda require=0 sanitizer=()
     else
