@@ -68,8 +68,8 @@ class Pace:
         small: a small network in the place of the ResNets.
     """
 
-    warm_s: float = 1.5
-    round_s: float = 1.2
+    warm_s: float = 1.0
+    round_s: float = 1.0
     rounds: int = 3
     steps: int = 3
     small: bool = False

@@ -263,6 +263,24 @@ def test_there_is_an_archive_whatever_happens(tmp_path, environment, told):
     assert told in (tmp_path / "found" / "steps.txt").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(("category", "expected"), [("DeprecationWarning", 0), ("RuntimeWarning", 1)])
+def test_a_newer_librarys_warning_is_no_error(tmp_path, category, expected):
+    """gpuload's own warnings are RuntimeWarnings."""
+    (tmp_path / "tests").mkdir()
+    path = tmp_path / "tests" / "test_it.py"
+    program = (
+        "import pytest\nimport warnings\nwarnings.warn('old', {})\n\n@pytest.mark.cuda\ndef test_it():\n    pass\n"
+    )
+    path.write_text(program.format(category))
+    folder = tmp_path / "found"
+    folder.mkdir()
+    status, printed = run_script("tests", folder, TESTS=str(path))
+    assert status == expected, printed
+    assert ("1 passed, 1 warning" in printed) == (expected == 0), printed
+
+
 @pytest.mark.processes
 def test_usage(tmp_path):
     for wrong in ([], ["all"], ["tests", "--quick"]):
