@@ -19,7 +19,6 @@ import torch
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.ragged import RaggedImages
-from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Outline
 
@@ -73,8 +72,8 @@ class Levels(Protocol):
 class Compiled(Levels, Protocol):
     """One that compiles kernels."""
 
-    def kernels(self, transforms: Sequence[Transform], form: Form) -> set[Any]:
-        """Those that it may launch for the transforms of its run, and results of this form."""
+    def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
+        """Those that it may launch, from the outlines of each transform of its run, for results of this form."""
         ...
 
 
@@ -122,7 +121,7 @@ class Backend(ABC):
     def late(self) -> Late:
         """A runner of records that work on finished images."""
 
-    def late_kernels(self, transforms: Sequence[Transform], form: Form) -> set[Any]:
+    def late_kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """The kernels that a runner of these may launch on finished images."""
         return set()
 

@@ -134,6 +134,7 @@ class SegmentRunner:
             if not isinstance(levels, Compiled):
                 continue
             own, forms = found.setdefault(run.backend, set()), set[Form]()
+            steps = [transform.outline for transform in transforms]
             last = number == len(self._runs) - 1
             column = channels if channels_last else 1
             if last:
@@ -141,15 +142,17 @@ class SegmentRunner:
             if not last or self._calls:
                 forms |= {Form((most, channels), self._dtype, step) for step in {channels, 1}}
             for form in forms:
-                own |= levels.kernels(transforms, form)
+                own |= levels.kernels(steps, form)
             if last and self._calls and isinstance(self._before_call, Compiled):
-                own |= self._before_call.kernels(transforms, Form((most, channels), self._dtype, 1))
+                own |= self._before_call.kernels(steps, Form((most, channels), self._dtype, 1))
         for run in self._after:
             form = Form((channels, channels), self._finish.dtype, channels if channels_last else 1)
             late = self._transforms[run.start : run.end]
             while late and run is self._after[0] and self._erases(self._runs[-1]) == (True,) and _erases(late[0]):
                 del late[0]  # as the images are written
-            found.setdefault(run.backend, set()).update(self._backends[run.backend].late_kernels(late, form))
+            found.setdefault(run.backend, set()).update(
+                self._backends[run.backend].late_kernels([one.outline for one in late], form)
+            )
         return found
 
     def _erases(self, run: _Run) -> tuple[bool, ...]:

@@ -21,7 +21,6 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
-from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Elastic, Erase, Flip, Mixture, Outline
 from gpuload.transforms.program.windows import rare_filter
@@ -94,10 +93,10 @@ class FusedBackend(Backend):
 
         return run
 
-    def late_kernels(self, transforms: Sequence[Transform], form: Form) -> set[Any]:
+    def late_kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         from gpuload.stage.fused.variants import late_variants
 
-        outlines = [outline for transform in transforms for outline in transform.outline]
+        outlines = [outline for own in steps for outline in own]
         if form.channels[1] not in CHANNELS:
             return set()
         return late_variants(
@@ -152,11 +151,10 @@ class FusedLevels:
             return None
         return late.part(len(erasing), len(late.records))
 
-    def kernels(self, transforms: Sequence[Transform], form: Form) -> set[Any]:
+    def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """As `gpuload.stage.backend.Levels` has it."""
         from gpuload.stage.fused.variants import level_variants, operations_in
 
-        steps = [transform.outline for transform in transforms]
         self._runner.operates = operations_in(steps)
         if not {*form.channels} <= {*CHANNELS}:
             return set()
