@@ -101,7 +101,8 @@ class Stage:
                         wanted.setdefault(name, set()).update(kernels)
                     break
         for name, kernels in wanted.items():
-            self._backends[name].compile(kernels)
+            if kernels:
+                self._backends[name].compile(kernels)
 
     def __call__(
         self,
