@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import doctest
 import math
+import sys
 from pathlib import Path
 
 import pytest
+from pictures import jpeg_bytes, smooth_image
+from PIL import Image
 
-from benchmarks import report
+from benchmarks import photos, report
 from benchmarks.loading import parse
-from benchmarks.peers.decoder_alone import draw_region
-from benchmarks.photos import copy_photos, warm
+from benchmarks.peers.decoder_alone import draw_region, own_decoder, used_decoder
+from benchmarks.photos import copy_photos, find_photos, warm
 from benchmarks.report import judge, median_of, ratio
 
 
@@ -68,6 +71,28 @@ def test_photos_are_real_copies(jpeg_folder: Path, tmp_path: Path) -> None:
 def test_no_photos(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no JPEGs"):
         copy_photos(tmp_path, tmp_path / "cache", 10)
+
+
+def test_photos_are_made_up_where_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*arguments, **options):
+        raise photos.PhotographsMissing
+
+    monkeypatch.setattr(photos, "make_folder", missing)
+    monkeypatch.setattr(photos, "VARIED", 1)
+    root, described = find_photos(tmp_path)
+    files = sorted(root.glob("*.jpg"))
+    assert described.startswith("made up")
+    with Image.open(files[0]) as image:
+        assert image.size == (500, 375)
+    assert [40_000 < file.stat().st_size < 160_000 for file in files] == [True]
+    assert find_photos(tmp_path) == (root, described)
+
+
+def test_the_decoder_that_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    for absent, used in (("nvidia.nvimgcodec", "simplejpeg"), ("simplejpeg", "Pillow")):
+        monkeypatch.setitem(sys.modules, absent, None)
+        assert used_decoder() == used
+    own_decoder()(jpeg_bytes(smooth_image(40, 50, 0)), (3, 4, 30, 40))
 
 
 def test_options(capsys: pytest.CaptureFixture[str]) -> None:
