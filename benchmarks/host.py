@@ -41,8 +41,7 @@ from rich.table import Table
 
 import gpuload as gl
 from benchmarks.augmentation.cases import MEAN, STD
-from benchmarks.augmentation.versions import versions
-from benchmarks.loading import cpu_model
+from benchmarks.machine import cpu_model, versions
 from gpuload import transforms as T
 from gpuload.batches import assemble
 from gpuload.loader import session
