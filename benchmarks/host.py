@@ -201,7 +201,7 @@ def _batch_times(
     loader: gl.Loader, count: int, *, ahead: bool, clocks: _Clocks | None = None
 ) -> list[dict[str, float]]:
     """The main thread's seconds in `next()` for so many batches, each by parts; without the first two of an epoch,
-    which hand out the work of several, and the last, after which none comes."""
+    which hand out the work of several, and the last, which were made ahead."""
     clocks, found = clocks or _Clocks(), []
     while len(found) < count:
         batches = iter(loader)
@@ -212,7 +212,7 @@ def _batch_times(
             clocks.take()
             value = next(batches)
             seconds = clocks.take()
-            if 1 < number < len(loader) - 1:
+            if 1 < number < len(loader) - 1 - session.LAUNCHED_AHEAD:
                 found.append(seconds)
             del value
         next(batches, None)
