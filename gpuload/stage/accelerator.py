@@ -80,11 +80,10 @@ class Accelerator:
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Do not use a tensor's memory again before what the stream has been given by the tensor's end is done. Of
-        any layout; a tensor that is elsewhere is left alone."""
-        if tensor.device.type != self.device.type:
-            return
+        any layout; what is elsewhere is left alone (a jagged tensor keeps its longest and shortest row on the CPU)."""
         for part in _parts(tensor):
-            part.record_stream(stream)
+            if part.device.type == self.device.type:
+                part.record_stream(stream)
 
     def synchronize(self, stream: Any) -> None:
         """The host waits for all that was issued on a stream."""
@@ -107,7 +106,8 @@ class Accelerator:
     def unlock(self, address: int) -> None:
         """Undo `lock`; nothing may be reading the memory."""
         with torch.accelerator.device_index(self.device.index):
-            _runtime().cudaHostUnregister(address)
+            if int(_runtime().cudaHostUnregister(address)):
+                self._drop_last_error()
 
     def _drop_last_error(self) -> None:
         """Let torch find the runtime's last error now, and not after its next launch, where it would be taken for that

@@ -117,8 +117,8 @@ def test_no_batch_waits(kind):
         for _ in range(3):  # what is made once
             next(batches)
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             for _ in range(4):
                 next(batches)
         finally:

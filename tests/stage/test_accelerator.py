@@ -56,6 +56,18 @@ def test_the_memory_of_a_jagged_tensor_is_kept(kept):
     assert {part.data_ptr() for part in kept(tensor)} >= {tensor.values().data_ptr(), tensor.offsets().data_ptr()}
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
+def test_what_a_jagged_tensor_has_elsewhere_is_left_alone(monkeypatch):
+    tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    tensor.unbind()  # it notes its longest and shortest row, which stay where they are
+    found = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, stream: found.append(part.device.type))
+    device = Accelerator(torch.device("cpu"))
+    device.device = torch.device("meta")
+    device.keep(tensor.to("meta"), object())
+    assert set(found) == {"meta"}
+
+
 def test_a_tensor_elsewhere_is_left_alone(kept):
     assert kept(EYE.to("meta")) == []
 

@@ -63,7 +63,11 @@ class Variant:
     def compile(self) -> None:
         """Compile it for the current device, and load it there."""
         made: Any = KERNELS[self.kernel].warmup(*self.args, grid=(1, 1), **dict(self.options))
-        made.run  # noqa: B018  it loads the kernel
+        try:
+            made.run  # noqa: B018  it loads the kernel
+        except BaseException:
+            made._run = None  # else Triton would take it for loaded
+            raise
 
 
 def level_variants(
@@ -133,9 +137,12 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
     if INTERPRETED.value or not wanted:
         return
     begun, told = time.monotonic(), False
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    for name in {variant.kernel for variant in wanted}:
+        KERNELS[name].device_caches[index]  # made here: of two that threads make at once, Triton would lose one
 
     def compiled(variant: Variant) -> None:
-        with torch.accelerator.device_index(device.index):
+        with torch.accelerator.device_index(index):
             variant.compile()
 
     with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1), "gpuload-compile") as pool:
