@@ -122,8 +122,8 @@ def quantile_table(device: torch.device) -> torch.Tensor:
     return torch.from_numpy(quantiles()).to(device)
 
 
-# These depend on draws and sizes: where one is 1 or divisible by 16, or an image begins at such an address, Triton would
-# compile another kernel, in the middle of an epoch, and gain nothing.
+# These depend on draws and sizes: where one is 1 or divisible by 16, or an image begins at such an address, Triton
+# would compile another kernel, in the middle of an epoch, and gain nothing.
 @triton.jit(
     do_not_specialize=["count", "across", "image_stride", "channel_stride", "row_stride"],
     do_not_specialize_on_alignment=["images_ptr"],

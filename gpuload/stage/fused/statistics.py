@@ -95,7 +95,7 @@ def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.c
         tl.atomic_add(sums_ptr + 512, blues, blues > 0, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["factors_ptr"])  # on the CPU they are where they were made
 def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.constexpr):
     """Make one row of a table. Grid: jobs, 3."""
     job = tl.program_id(0)

@@ -39,13 +39,13 @@ PLACES = {
 def key(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """What Triton compiles a kernel anew for: constants and options, types of pointers and whether they are aligned,
     and numbers that are 1 or divisible by 16."""
-    unspecialised = kernel_options(kernel)
+    unspecialised, unaligned = kernel_options(kernel), kernel.kwargs["do_not_specialize_on_alignment"] or []
     found: list[Any] = []
     for name, arg in zip(inspect.signature(kernel.fn).parameters, args, strict=False):
         if isinstance(arg, torch.dtype):
             found.append((name, arg, True))
         elif isinstance(arg, torch.Tensor):
-            found.append((name, arg.dtype, arg.data_ptr() % 16 == 0))
+            found.append((name, arg.dtype, name in unaligned or arg.data_ptr() % 16 == 0))
         else:
             assert -(2**31) <= arg < 2**31, "it would be an int64"
             found.append((name, None if name in unspecialised else 1 if arg == 1 else arg % 16 == 0))
