@@ -7,6 +7,7 @@ import inspect
 import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -181,11 +182,16 @@ class Terminal:
 def test_progress_is_told_to_a_terminal_where_it_takes_long(monkeypatch, terminal, takes_s):
     done: list[Any] = []
 
+    kernel_of_all = SimpleNamespace(device_caches=defaultdict(tuple))
+
     class Slow:
+        kernel = "slow"
+
         def __init__(self, number: int) -> None:
             self.number = number
 
         def compile(self) -> None:
+            assert set(kernel_of_all.device_caches) == {0}, "threads would make it, and one of two would be lost"
             time.sleep(takes_s)
             done.append(self.number)
             if self.number == 1:
@@ -193,6 +199,7 @@ def test_progress_is_told_to_a_terminal_where_it_takes_long(monkeypatch, termina
 
     monkeypatch.setattr(variants, "INTERPRETED", SimpleNamespace(value=False))
     monkeypatch.setattr(variants, "QUIET_S", 0.02)
+    monkeypatch.setitem(variants.KERNELS, "slow", kernel_of_all)
     monkeypatch.setattr(torch.accelerator, "device_index", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(sys, "stderr", Terminal(terminal))
     variants.compile_all([Slow(number) for number in range(3)], torch.device("cuda:0"))  # pyright: ignore
