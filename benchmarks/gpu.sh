@@ -30,6 +30,10 @@ for argument in "${@:2}"; do
     esac
 done
 out=$(mkdir -p "$folder" && cd "$folder" && pwd) || exit 2
+# Paths are the caller's; an interpreter without a slash is looked for in PATH.
+for path in PHOTOS WHEELS TESTS PYTHON; do
+    [[ ${!path:-} == /* || ! -e ${!path:-} ]] || printf -v "$path" '%s/%s' "$PWD" "${!path}"
+done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 work=$(mktemp -d) budget=${BUDGET_S:-480} status=0
@@ -39,7 +43,10 @@ photos=(${PHOTOS:+--photos "$PHOTOS"})
 archive() {
     tar -C "$work" -czf "$out/gpu-$part.tar.gz.part" . && mv "$out/gpu-$part.tar.gz.part" "$out/gpu-$part.tar.gz"
 }
-trap 'archive; rm -rf "$work" "$work-site"' EXIT
+# A signal is only heard when the step has ended, and some end a script by signals that nothing hears.
+(while sleep 20; do archive; done) &
+keeping=$!
+trap 'kill $keeping; wait $keeping; archive; rm -rf "$work" "$work-site"' EXIT
 trap 'exit 143' TERM INT
 
 note() {
@@ -51,6 +58,7 @@ has() {
 }
 
 # step NAME SECONDS COMMAND…: run it within its seconds and what is left of the budget; what it prints is in NAME.txt.
+# It is first interrupted, which lets pytest tell what failed until then, and 20 s later killed.
 step() {
     local name=$1 limit=$2 began=$SECONDS left=$((budget - SECONDS)) code
     shift 2
@@ -60,7 +68,7 @@ step() {
         return
     fi
     [[ -z $simulate ]] && ((limit < left)) || limit=$left
-    timeout -k 5 "$limit" "$@" > "$work/$name.txt" 2>&1 < /dev/null
+    timeout -s INT -k 20 $((limit > 40 ? limit - 20 : limit)) "$@" > "$work/$name.txt" 2>&1 < /dev/null
     code=$?
     case $code in
         0) note "$name: done after $((SECONDS - began)) s" ;;
