@@ -1,9 +1,9 @@
 """The region decoder alone: as many processes as the others have workers, each decoding crops with bare nvImageCodec.
 
 This is as fast as workers could be that did nothing else. The crops are drawn beforehand, the decoded pixels stay
-in the decoder's own buffer, which is used again, and nothing is sent anywhere. Each file is read first, as workers must;
-beside loaders on the CPU it is measured with the bytes already in memory as well. Without nvImageCodec it is the decoder
-that workers use in its place.
+in the decoder's own buffer, which is used again, and nothing is sent anywhere. Each file is read first, as workers
+must; beside loaders on the CPU it is measured with the bytes already in memory as well. Without nvImageCodec it is the
+decoder that workers use in its place.
 """
 
 from __future__ import annotations
