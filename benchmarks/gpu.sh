@@ -30,6 +30,15 @@ for argument in "${@:2}"; do
     esac
 done
 out=$(mkdir -p "$folder" && cd "$folder" && pwd) || exit 2
+# Relative paths are those of the caller, where there is such a file; else of the repository.
+for name in PHOTOS WHEELS TESTS PYTHON; do
+    found=
+    for path in ${!name:-}; do
+        [[ $path == /* || ! -e $path ]] || path=$PWD/$path
+        found+=${found:+ }$path
+    done
+    printf -v "$name" %s "$found"
+done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 work=$(mktemp -d) budget=${BUDGET_S:-480} status=0
@@ -37,9 +46,16 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 photos=(${PHOTOS:+--photos "$PHOTOS"})
 
 archive() {
-    tar -C "$work" -czf "$out/gpu-$part.tar.gz.part" . && mv "$out/gpu-$part.tar.gz.part" "$out/gpu-$part.tar.gz"
+    local path=$out/gpu-$part.tar.gz
+    tar -C "$work" -czf "$path.$BASHPID" . || (($? == 1)) && mv "$path.$BASHPID" "$path" # 1: a file grew meanwhile
 }
-trap 'archive; rm -rf "$work" "$work-site"' EXIT
+# A signal is only heard when the step has ended, and some cannot be heard.
+(
+    trap 'kill $!; exit' TERM
+    while sleep 20 & wait $! && kill -0 $$; do archive; done
+) > /dev/null 2>&1 < /dev/null &
+keeping=$!
+trap 'kill $keeping; wait $keeping; archive; rm -rf "$work" "$work-site"' EXIT
 trap 'exit 143' TERM INT
 
 note() {
@@ -51,34 +67,43 @@ has() {
 }
 
 # step NAME SECONDS COMMAND…: run it within its seconds and what is left of the budget; what it prints is in NAME.txt.
+# pytest is interrupted 20 s before, which lets it tell what failed until then.
 step() {
-    local name=$1 limit=$2 began=$SECONDS left=$((budget - SECONDS)) code
+    local name=$1 limit=$2 began=$SECONDS left=$((budget - SECONDS)) code ends=TERM grace=0
     shift 2
+    [[ " $* " != *" -m pytest "* ]] || ends=INT grace=20
     if ((left < 10)); then
         note "$name: left out: the time was up"
         status=1
         return
     fi
     [[ -z $simulate ]] && ((limit < left)) || limit=$left
-    timeout -k 5 "$limit" "$@" > "$work/$name.txt" 2>&1 < /dev/null
+    ((limit > 2 * grace)) || grace=0
+    timeout -s $ends -k $((grace + 5)) $((limit - grace)) "$@" > "$work/$name.txt" 2>&1 < /dev/null
     code=$?
     case $code in
         0) note "$name: done after $((SECONDS - began)) s" ;;
         124 | 137) note "$name: STOPPED after $limit s"; status=1 ;;
-        *) note "$name: FAILED after $((SECONDS - began)) s (exit status $code)"; status=1 ;;
+        *) note "$name: FAILED after $((SECONDS - began)) s (exit status $code): $(grep . "$work/$name.txt" | tail -1)"; status=1 ;;
     esac
     archive
 }
 
 if compgen -G "${WHEELS:-.whl}/*.whl" > /dev/null; then
     site=$work-site
-    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${WHEELS:-.whl}"/*.whl \
-        && export PYTHONPATH=$site:$PYTHONPATH || { note "wheels: cannot be installed"; status=1; }
+    if timeout 120 "$python" -m pip install --no-index --no-deps --no-compile --no-cache-dir --target "$site" \
+        "${WHEELS:-.whl}"/*.whl > "$work/wheels.txt" 2>&1; then
+        export PYTHONPATH=$site:$PYTHONPATH
+    else
+        note "wheels: cannot be installed: $(grep . "$work/wheels.txt" | tail -1)"
+        status=1
+        [[ $part == tests ]] || exit 1 # other decoders would be measured in their place
+    fi
 fi
 needed=(torch numpy PIL cloudpickle)
 [[ $part == bench ]] || needed+=(pytest)
 has "${needed[@]}" || { note "needed, and not all there for $python: ${needed[*]}"; exit 1; }
-nvidia-smi > "$work/nvidia-smi.txt" 2>&1 || note "nvidia-smi: $(tail -1 "$work/nvidia-smi.txt")"
+timeout 20 nvidia-smi > "$work/nvidia-smi.txt" 2>&1 || note "nvidia-smi: $(tail -1 "$work/nvidia-smi.txt")"
 step machine 60 "$python" -m benchmarks.machine
 cat "$work/machine.txt"
 
@@ -90,7 +115,10 @@ tests() {
     local cores
     cores=$(nproc)
     has xdist && pytest+=(-n $((cores < 8 ? cores : 8)) --dist worksteal)
-    has pytest_timeout && pytest+=(--timeout 120)
+    # Where a worker runs a test, a hung call of the driver ends the worker; another takes its place.
+    local method=signal
+    has xdist && method=thread
+    has pytest_timeout && pytest+=(--timeout 60 --timeout-method "$method")
     # Only files that have such tests: collecting all others takes longer than these run.
     local files with_transfer marked="cuda or interpreter" require=1 sanitizer=(TORCH_CUDA_SANITIZER=1)
     mapfile -t files < <(grep -rlE 'mark\.cuda' ${TESTS:-tests} --include='test_*.py' | sort)
@@ -101,28 +129,38 @@ tests() {
         [[ ${TESTS:-} ]] || files+=(tests/stage/fused)
         export TRITON_INTERPRET=0
     fi
-    step tests 240 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${pytest[@]}" --durations 15 \
+    step tests 230 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${pytest[@]}" --durations 15 \
         --junitxml "$work/tests.xml" -m "$marked" "${files[@]}"
     tail -n 40 "$work/tests.txt"
 
-    ((${#with_transfer[@]})) && step tests-cuda-sanitizer 100 env "${sanitizer[@]}" GPULOAD_REQUIRE_CUDA=$require \
-        OMP_NUM_THREADS=1 "${pytest[@]}" -m cuda "${with_transfer[@]}"
+    has pytest_timeout && pytest+=(--timeout 30)
+    ((${#with_transfer[@]})) && step tests-cuda-sanitizer 70 env "${sanitizer[@]}" GPULOAD_REQUIRE_CUDA=$require \
+        OMP_NUM_THREADS=1 "${pytest[@]}" -m "cuda and not slow" "${with_transfer[@]}"
     tail -n 15 "$work/tests-cuda-sanitizer.txt" 2> /dev/null
 
     # Every fused kernel, on batches of 8; all cases but those that record a graph, which needs the caching allocator.
     # Without that, each allocation is one of the driver's, whose bounds memcheck knows.
     local cases=Random,Color,Gaussian,Normalize,Resize,Crop,Pad,Gray,Auto,Trivial,classic,evaluation,timm,SimCLR
     local fused=("$python" -m benchmarks.augmentation --device cuda --backends fused --peers none --only "$cases"
-        --rounds 1 --batch-size 8 --budget-s 60 "${photos[@]}")
+        --rounds 1 --batch-size 8 --budget-s 40 "${photos[@]}")
+    [[ $simulate || ${PHOTOS:-} ]] || ! command -v compute-sanitizer > /dev/null \
+        || step photographs 30 "$python" -c \
+            "from benchmarks.augmentation.photographs import default_folder; print(default_folder())"
+    local ran="import json, sys
+cases = json.load(open(sys.argv[1]))['devices']['cuda']['cases']
+rows = [row for case in cases for row in case['rows'].values() if row['missing'] in (None, 'the time was up')]
+print(sum(bool(row['readings']) for row in rows), 'of', len(rows), 'ran')"
     for tool in memcheck racecheck; do
         if [[ $simulate ]]; then
             note "$tool: left out: it needs a GPU"
         elif ! command -v compute-sanitizer > /dev/null; then
             note "$tool: left out: compute-sanitizer is not installed"
         else
-            step "$tool" 90 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-                compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 86 "${fused[@]}"
+            step "$tool" 85 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+                compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 86 "${fused[@]}" \
+                --json "$work/$tool.json"
             tail -n 5 "$work/$tool.txt"
+            note "$tool: $("$python" -c "$ran" "$work/$tool.json" 2>&1 | tail -1)"
         fi
     done
 }
@@ -135,8 +173,9 @@ bench() {
     else
         step gpu 350 "$python" -m benchmarks.gpu --budget-s 340 "${photos[@]}" --json "$work/gpu.json"
         # The clocks are left as they are: they belong to the machine.
+        local sections=(SpeedOfLight ComputeWorkloadAnalysis MemoryWorkloadAnalysis WarpStateStats LaunchStats Occupancy)
         if command -v ncu > /dev/null; then
-            step ncu 45 ncu --clock-control none --set full --kernel-name regex:one_pass --launch-skip 6 --launch-count 4 \
+            step ncu 60 ncu --clock-control none "${sections[@]/#/--section=}" --kernel-name regex:one_pass --launch-skip 6 --launch-count 4 \
                 "$python" -m benchmarks.augmentation.kernel "${photos[@]}" --launches 8
         else
             note "ncu: left out: it is not installed"

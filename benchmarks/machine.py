@@ -6,7 +6,11 @@ python -m benchmarks.machine     prints it
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
+import resource
+import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +18,7 @@ __all__ = ["absent", "cpu_model", "cuda_device", "versions"]
 
 PACKAGES = ("gpuload", "torch", "triton", "torchvision", "timm", "kornia", "simplejpeg", "numpy", "Pillow")
 NVIDIA = ("nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
+DECODERS = ("simplejpeg", "nvidia.nvimgcodec", "nvidia.dali")
 # What is left out of tests and measurements where a package is absent.
 LEFT_OUT = {
     "hypothesis": "tests with made-up examples",
@@ -77,12 +82,24 @@ def cuda_device() -> str:
     return f"{properties.name}, {properties.total_memory / 1e9:.0f} GB, {properties.multi_processor_count} SMs"
 
 
-def main() -> None:
-    print(f"processor: {cpu_model()}")
+def main() -> int:
+    """Print all of it. Returns 1 where a decoder is installed and cannot be imported."""
+    print(f"processor: {cpu_model()}, {len(os.sched_getaffinity(0))} CPUs; kernel {platform.release()}")
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    print(f"/dev/shm: {shutil.disk_usage('/dev/shm').total / 1e9:.1f} GB; open files: {files} at most")
     print("versions: " + ", ".join(f"{name} {number}" for name, number in versions().items()))
     for package, left_out in absent().items():
         print(f"{package} is not installed; left out: {left_out}")
+    broken = 0
+    for module in filter(_is_there, DECODERS):
+        try:
+            importlib.import_module(module)
+            print(f"{module}: imported")
+        except Exception as error:
+            broken = 1
+            print(f"{module}: installed, and cannot be imported: {type(error).__name__}: {error}")
+    return broken
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -53,6 +53,7 @@ OPTIONAL = {
     "hypothesis": "hypothesis",
     "Kornia": "kornia",
     "kornia": "kornia",
+    "kornia_rs": "kornia_rs",
     "nbformat": "nbformat",
     "nvidia": "nvidia.dali",
     "pycocotools": "pycocotools",
@@ -215,6 +216,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("GPULOAD_REQUIRE_CUDA") == "1":
             pytest.fail(f"GPULOAD_REQUIRE_CUDA=1, but {reason}", pytrace=False)
         pytest.skip(f"needs a CUDA device: {reason}")
+
+
+FAILED: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        FAILED.add(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)  # when its reports are on their way
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """End a process of xdist whose CUDA context a test has broken: later ones would fail too. xdist starts another."""
+    torch = sys.modules.get("torch")
+    if nodeid in FAILED and "PYTEST_XDIST_WORKER" in os.environ and torch is not None and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(3)
 
 
 @pytest.fixture(scope="session")

@@ -41,3 +41,20 @@ def test_cuda_marker_without_a_device(tmp_path: Path, require: str, exit_status:
     )
     assert result.returncode == exit_status, result.stdout + result.stderr
     assert told in result.stdout
+
+
+def test_a_broken_context_breaks_no_later_test(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    shutil.copy(HERE / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text(
+        "import torch\n\nBROKEN = []\ntorch.cuda.is_initialized = lambda: True\n\n"
+        "def synchronize():\n    if BROKEN:\n        raise RuntimeError('illegal access')\n\n"
+        "torch.cuda.synchronize = synchronize\n\n"
+        "def test_first():\n    BROKEN.append(1)\n    raise AssertionError('told')\n\n"
+        "def test_second():\n    torch.cuda.synchronize()\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "1"]
+    options = ["-c", str(HERE.parent / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path / "test_it.py")]
+    result = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "AssertionError: told" in result.stdout, result.stdout + result.stderr
+    assert "1 passed" in result.stdout

@@ -14,10 +14,12 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,13 +37,17 @@ __all__ = ["main", "parse"]
 
 REPOSITORY = Path(__file__).parents[2]
 ROWS = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PARTS}
-ORDER = (*CEILINGS, "fused", "dali_mixed", "dali_cpu", "torch_pillow", "torch_device", *PARTS, *FEEDS)
-ROW_LIMIT_S = 60.0
+ORDER = (*CEILINGS, "fused", "dali_mixed", "dali_cpu", "torch_pillow", "torch_device", *PARTS, "timm", *FEEDS)
+ROW_LIMIT_S = 75.0
 LEAST_S = 8.0  # what is begun later than this before the end has no time to warm up
 JITTER = 0.4
 ARRAYS = 20_000
 # What an error says where a package or a driver is absent; anything else should have run.
 ABSENT = ("No module named", "not installed", "cannot be imported here")
+ENDING = threading.Event()  # no row is begun any more
+# The line of a traceback that names the error; others may follow it, such as those of threads.
+ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exit|Exception)\b")
+OWN = ("'gpuload", "'benchmarks")  # these are there
 RUNNING: set[int] = set()  # the process groups of rows
 
 
@@ -122,12 +128,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "rows": {},
         }
         work = _work(options, root, photos)
+        found_out = threading.Lock()
         results["recipe"] = {key: value for key, value in vars(work.recipe).items() if key not in ("root", "variant")}
 
         def run(name: str) -> None:
-            results["rows"][name] = row = _row(name, work, options, deadline)
-            print(f"{ROWS[name]}: {row.get('missing') or row.get('failed') or 'measured'}", flush=True)
-            _write(results, options.json)
+            row = _row(name, work, options, deadline)
+            with found_out:
+                results["rows"][name] = row
+                print(f"{ROWS[name]}: {row.get('missing') or row.get('failed') or 'measured'}", flush=True)
+                _write(results, options.json)
 
         # Where nothing is measured, two rows at once take less time.
         with ThreadPoolExecutor(2 if options.simulate else 1) as rows:
@@ -169,7 +178,7 @@ def _row(name: str, work: Work, options: argparse.Namespace, deadline: float) ->
     if options.simulate and name in FEEDS and FEEDS[name].needs_gpu:
         return {"missing": "there is no such way on the CPU"}
     left_s = deadline - time.monotonic()
-    if left_s < LEAST_S:
+    if left_s < LEAST_S or ENDING.is_set():
         return {"missing": "the time was up"}
     limit_s = left_s if options.simulate else min(left_s, ROW_LIMIT_S)
     started = time.monotonic()
@@ -180,10 +189,13 @@ def _row(name: str, work: Work, options: argparse.Namespace, deadline: float) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         start_new_session=True,
     )
     late = False
     RUNNING.add(process.pid)
+    if ENDING.is_set():
+        _end(process.pid)
     try:
         printed, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -195,13 +207,16 @@ def _row(name: str, work: Work, options: argparse.Namespace, deadline: float) ->
         printed, errors = process.communicate()
     row: dict[str, Any] = {"took_s": time.monotonic() - started}
     for line in printed.splitlines():
-        if line.startswith("{"):
-            row |= json.loads(line)
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                row |= found
     if late:
         row["failed"] = f"not finished after {limit_s:.0f} s"
     elif process.returncode:
-        last = (errors.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
-        row["missing" if any(word in last for word in ABSENT) else "failed"] = last
+        lines = errors.strip().splitlines() or [f"exit status {process.returncode}"]
+        last = next(filter(ERROR.match, reversed(lines)), lines[-1])
+        missing = any(word in last for word in ABSENT) and not any(word in last for word in OWN)
+        row["missing" if missing else "failed"] = last
     if row.get("failed"):
         row["stderr"] = errors[-4000:]
     return row
@@ -214,10 +229,10 @@ def _end(group: int) -> None:
 
 
 def _ended(signum: int, frame: Any) -> None:
-    """What ends this process ends its rows, which are sessions of their own."""
+    """End the rows, which are sessions of their own, and begin no other; the report of what there is comes next."""
+    ENDING.set()
     for group in list(RUNNING):
         _end(group)
-    os._exit(128 + signum)
 
 
 def _device(device: str) -> str:
@@ -225,7 +240,11 @@ def _device(device: str) -> str:
     if device == "cpu":
         return "the CPU"
     program = "from benchmarks.machine import cuda_device; print(cuda_device())"
-    asked = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    command = [sys.executable, "-c", program]
+    try:
+        asked = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, errors="replace", timeout=60)
+    except subprocess.TimeoutExpired:
+        return "none: no answer within 60 s"
     return asked.stdout.strip() or f"none: {(asked.stderr.strip().splitlines() or ['no answer'])[-1]}"
 
 

@@ -34,7 +34,7 @@ def training(recipe: Recipe):
         num_attempts=10,
     )
     if recipe.device != "cpu":
-        images = images.gpu()
+        images, labels = images.gpu(), labels.gpu()
     images = fn.resize(images, size=[recipe.size] * 2, interp_type=types.INTERP_LINEAR, antialias=True)
     if recipe.jitter:
         brightness, contrast, saturation = (
@@ -76,7 +76,7 @@ def build(recipe: Recipe) -> Peer:
             images, labels = batch["data"], batch["label"].squeeze(-1).long()
             if recipe.channels_last:
                 images = images.permute(0, 3, 1, 2)
-            yield images, labels.to(recipe.device, non_blocking=True)
+            yield images, labels
 
     return Peer(epoch, {"dali": dali.__version__})
 

@@ -59,12 +59,12 @@ def test_the_time_between_steps_is_what_the_network_waits():
     device, seen = Ticking(), []
     batches = iter([(torch.zeros(5), torch.tensor(number)) for number in range(100)])
     pace = Pace(warm_s=0, round_s=0, rounds=2, steps=3)
-    found = measured(batches, lambda images, labels: seen.append(int(labels)), device, pace)  # pyright: ignore
-    assert seen == [0, 1, 2, 3, 4, 5]
+    found = measured(batches, lambda images, labels: seen.append(int(labels)), device, pace, 2)  # pyright: ignore
+    assert seen == [0, 0, 0, 3, 4, 5, 6, 7, 8]  # cuDNN searches on the first one; what lay ready is not measured
     assert found["idle_ms"] == [3, 3]
     assert found["waiting"] == [6 / 12, 6 / 12]
     assert all(rate > 0 for rate in found["images_per_s"])
-    assert device.waits == 4  # around each round
+    assert device.waits == 5  # behind the first batch, and around each round
 
 
 def test_epochs_follow_each_other():
@@ -119,6 +119,12 @@ def test_the_fastest_of_each_kind_of_peer_counts():
     assert texts[2].endswith(": 4.00")
 
 
+def test_what_a_step_waits_for_within_itself_counts():
+    found = rows(870, 0.001, 3e6) | {"device": fed(900)}
+    text, met = vars(judge(results(**found))[3]).values()
+    assert (text.endswith(": 3.33%"), met) == (True, False)
+
+
 def test_the_report_says_what_was_not_measured_and_what_failed():
     found = rows(870, 0, 3e6) | {
         "timm": {"missing": "No module named 'timm'"},
@@ -153,9 +159,11 @@ def test_options(capsys):
 def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
     alone = json.dumps({"alone": fed(5)["alone"]})
     programs = {
-        "decoder": "print('words'); print('{\"images_per_s\": [7]}')",
+        "decoder": "import os; os.write(1, b'{\\xff\\n7\\n'); print('{\"images_per_s\": [7]}')",
         "fused": f"print({alone!r}); raise MemoryError('no memory')",
-        "timm": "import no_such_package",
+        "timm": "import sys; sys.stderr.write('a.Error: x\\n'); import no_such_package",
+        "torch_device": "import gpuload.no_such_module",
+        "kornia": "import sys; sys.exit('[c] ValueError: not installed\\nValueError: no\\nleft by a thread')",
         "torch": f"import time; print({alone!r}, flush=True); time.sleep(99)",
         "dali_cpu": "import os; os.abort()",
     }
@@ -173,10 +181,35 @@ def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
     assert found["decoder"]["images_per_s"] == [7]
     assert found["fused"]["failed"] == "MemoryError: no memory"
     assert found["timm"]["missing"] == "ModuleNotFoundError: No module named 'no_such_package'"
+    assert found["torch_device"]["failed"] == "ModuleNotFoundError: No module named 'gpuload.no_such_module'"
+    assert found["kornia"]["failed"] == "ValueError: no"
     assert found["torch"]["failed"] == "not finished after 1 s"
     assert found["dali_cpu"]["failed"] == "exit status -6"
     assert found["fused"]["alone"]["images_per_s"] == found["torch"]["alone"]["images_per_s"] == [5]
     assert "gpuload, torch: not finished after 1 s" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_what_ends_it_leaves_a_report(tmp_path):
+    folder = command.make_up(tmp_path / "p", count=2, height=24, width=32)
+    path = tmp_path / "gpu.json"
+    program = (
+        "import signal, sys\nfrom benchmarks.gpu import __main__ as command\n"
+        "signal.signal(signal.SIGTERM, command._ended)\ncommand._device = lambda device: 'none'\n"
+        "row = 'import os, time; print(\\'{\"a\": 1}\\', flush=True); os.kill(%d, 15); time.sleep(99)'\n"
+        "command.Work.command = lambda self, name: [sys.executable, '-c', row % command.os.getpid()]\n"
+        "sys.exit(command.main(sys.argv[1:]))"
+    )
+    arguments = ["--only", "fused,torch", "--files", "2", "--batch-size", "2", "--cache", str(tmp_path)]
+    arguments += ["--photos", str(folder), "--json", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    rows = json.loads(path.read_text())["rows"]
+    assert (rows["fused"]["a"], rows["fused"]["failed"]) == (1, "exit status -9")
+    assert rows["torch"] == {"missing": "the time was up"}
+    assert "– FAILED: gpuload, fused: exit status -9" in done.stdout
 
 
 def test_what_is_begun_too_late_is_not_begun(tmp_path, monkeypatch):

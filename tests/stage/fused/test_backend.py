@@ -17,11 +17,13 @@ from gpuload.stage import compile_stage
 from gpuload.stage.compile import _chosen
 from gpuload.stage.fused import passes
 from gpuload.stage.fused.backend import FusedBackend
+from gpuload.stage.fused.rounding import INTERPRETED
 from gpuload.stage.plan import make_plan
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.ops import code
 
 CPU = torch.device("cpu")
+on_the_cpu = pytest.mark.skipif(not INTERPRETED.value, reason="kernels for the CPU need Triton's interpreter")
 
 
 def reasons(*transforms):
@@ -48,6 +50,7 @@ def test_what_it_lacks():
     }
 
 
+@on_the_cpu
 def test_images_of_four_channels_are_left_to_torch():
     chain = T.Chain([T.Resize(9), T.Normalize([0.5] * 4, [0.5] * 4), T.RandomHorizontalFlip()])
     plan = compile_stage(chain, device="cpu", backend="fused").plan
@@ -125,12 +128,14 @@ def test_with_a_triton_that_is_broken(monkeypatch):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
 
+@on_the_cpu
 def test_an_operation_without_a_kernel_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(passes, "OPERATIONS", passes.OPERATIONS - {"solarize_add"})
     plan = compile_stage(T.Chain([T.TimmRandAugment("rand-m9")]), device="cpu", backend="fused").plan
     assert [(step.backend, step.reason) for step in plan.steps] == [("torch", "the kernels do not know solarize_add")]
 
 
+@on_the_cpu
 def test_an_operation_that_comes_all_the_same_is_refused(make_batch, make_images, monkeypatch):
     needs = passes.NEEDS.copy()
     needs[code("invert")] = passes.UNKNOWN
