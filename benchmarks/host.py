@@ -60,6 +60,7 @@ RECIPES: Final[dict[str, tuple[Any, ...]]] = {
 }
 GOALS_MS: Final = {"classic + ColorJitter": 1.5, "RandAugment": 3.0}  # for 256 images, workers ahead
 BATCH: Final = 256
+LEAST: Final = 4 + session.LAUNCHED_AHEAD  # batches of an epoch, of which one is measured
 SMALL_BYTES: Final = 1 << 20  # of labels; what is larger is on the device already
 # What is timed: where it is looked up, and the part that it belongs to. What one calls of another counts there.
 PARTS: Final = (
@@ -263,8 +264,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", help="a part of the recipes' names")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args(arguments)
-    if options.batches < 1 or options.files < 3 * BATCH:
-        parser.error(f"--batches must be at least 1 and --files at least {3 * BATCH}")
+    if options.batches < 1 or options.files < LEAST * BATCH:
+        parser.error(f"--batches must be at least 1 and --files at least {LEAST * BATCH}")
     return options
 
 

@@ -117,7 +117,9 @@ class OrderOptions:
 
     def _check_dataset(self) -> None:
         dataset = self.dataset
-        if isinstance(dataset, os.PathLike | str):
+        if isinstance(dataset, os.PathLike) or (
+            isinstance(dataset, str) and (os.sep in dataset or os.path.exists(dataset))
+        ):
             path = os.fspath(dataset)
             raise TypeError(
                 f"the dataset is a path, {path!r}; to read the images of a folder pass gpuload.ImageFolder({path!r}), "
@@ -128,7 +130,8 @@ class OrderOptions:
                 if not hasattr(dataset, name):
                     raise TypeError(
                         f"the dataset must have {name} (a map-style dataset) or __iter__ (an iterable one), got "
-                        f"{type(dataset).__name__}" + (f": {dataset!r}" if isinstance(dataset, int | None) else "")
+                        f"{type(dataset).__name__}"
+                        + (f": {dataset!r}" if isinstance(dataset, str | int | None) else "")
                     )
         elif hasattr(dataset, "__next__") and not hasattr(dataset, "__getitem__"):  # torch's IterableDataset has both
             raise TypeError(

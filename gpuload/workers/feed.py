@@ -36,6 +36,7 @@ from gpuload.workers.slot_size import SlotSize
 
 __all__ = ["Feed"]
 
+READY_S = 0.01  # between two looks at whether workers have started
 # After this many deaths of workers while it was alone in a chunk, a sample counts as bad. Deaths by SIGKILL come from
 # outside (memory ran out, somebody killed it) and may hit any sample, so more of them are allowed.
 OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
@@ -183,7 +184,7 @@ class Feed:
         self._plan()
         self._hand_out(waited_for=False)
         while not self.engine.ready:
-            self._events.extend(self.engine.gather(1.0))
+            self._events.extend(self.engine.gather(READY_S))
 
     def release(self, batch: Batch) -> None:
         """Give back the slots of a batch."""

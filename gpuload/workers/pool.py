@@ -168,7 +168,7 @@ class WorkerPool:
         self._deaths.clear()
 
     def gather(self, timeout_s: float) -> list[Event]:
-        """The events since the last call; waits up to `timeout_s` seconds for one, or for the workers to be `ready`.
+        """The events since the last call; waits up to `timeout_s` seconds for one.
 
         Raises:
             WorkerError: a worker could not start, or workers died too often.
@@ -183,7 +183,6 @@ class WorkerPool:
     def _gather(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
-        was_ready = self.ready
         self._send_again()
         while True:
             while self._unsaid and not events:  # a warning may raise, and would lose events
@@ -205,7 +204,7 @@ class WorkerPool:
                 self._declare_lost(number, events)
             if time.monotonic() - self._watched_at > self._watch_interval_s:
                 self._watch()
-            if events or self.ready != was_ready or time.monotonic() >= deadline:
+            if events or time.monotonic() >= deadline:
                 return events
 
     def close(self) -> None:

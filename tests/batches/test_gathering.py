@@ -353,6 +353,7 @@ def test_workers_and_batches_make_no_difference():
         equal(first, rows_of(loader(CHAIN, batch_size=size, num_workers=workers, chunk_size=3, **options)))
 
 
+@pytest.mark.slow
 def test_an_epoch_goes_on_where_it_was_left():
     options = {"dataset": Scenes(26), "batch_size": 8, "shuffle": True, "ragged": "error"}
     whole = rows_of(loader(CHAIN, **options))

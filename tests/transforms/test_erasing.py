@@ -118,6 +118,7 @@ def simulate(height, width, p, scale, ratio, counts, rng):
 N = 8000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "p", "scale", "ratio", "counts"),
     [

@@ -34,6 +34,7 @@ def values(name: str, count: int = 2) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_are_those_of_the_definition(name):
     function = getattr(functions, name)

@@ -36,6 +36,7 @@ def simulate_random_resized_crop(height, width, scale, ratio, rng):
     return (height - h) // 2, (width - w) // 2, h, w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("height", "width", "scale", "ratio"),
     [
