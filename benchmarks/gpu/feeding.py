@@ -119,7 +119,9 @@ def main() -> None:
     cycles = replace(pace, steps=max(pace.steps, 0 if pace.small else recipe.workers))
     tell({"alone": measured(batches, None, runtime, cycles), **runtime.memory()})
     for network in NETWORKS:
-        step = training_step(network, runtime.device, small=pace.small, channels_last=recipe.channels_last)
+        step = training_step(
+            network, runtime.device, small=pace.small, channels_last=recipe.channels_last, light=pace.small
+        )
         tell({network: measured(batches, step, runtime, cycles, ahead), **runtime.memory()})
 
 

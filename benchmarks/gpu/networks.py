@@ -15,9 +15,10 @@ CLASSES = 1000
 
 
 def training_step(
-    name: str, device: torch.device, *, small: bool, channels_last: bool
+    name: str, device: torch.device, *, small: bool, channels_last: bool, light: bool = False
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """A function of (images, labels) that trains the network for a step, and waits for nothing."""
+    """A function of (images, labels) that trains the network for a step, and waits for nothing. `light`: without
+    torch's optimiser, whose import takes as long as all else of a row that is only tried out."""
     torch.manual_seed(0)
     if small:
         network: nn.Module = small_network(CLASSES)
@@ -27,14 +28,15 @@ def training_step(
         network = torchvision.models.get_model(name, weights=None, num_classes=CLASSES)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     network = network.to(device, memory_format=layout).train()  # pyright: ignore[reportCallIssue]
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+    optimiser = None if light else torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     torch.backends.cudnn.benchmark = True
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> None:
         with torch.autocast(device.type, torch.bfloat16):
             loss = nn.functional.cross_entropy(network(images), labels)
-        optimiser.zero_grad(set_to_none=True)
+        network.zero_grad(set_to_none=True)
         loss.backward()
-        optimiser.step()
+        if optimiser is not None:
+            optimiser.step()
 
     return step

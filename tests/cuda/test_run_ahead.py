@@ -80,6 +80,7 @@ def test_the_host_is_held_back_by_a_slow_consumer():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("graphs", [False, True], ids=["kernels", "graphs"])
 def test_memory_is_flat_over_a_thousand_batches_without_a_wait(graphs):
     """Up to two batches that training is not done with, the one given, two ahead, and one that is being freed."""
