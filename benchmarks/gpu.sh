@@ -83,7 +83,7 @@ step() {
     code=$?
     case $code in
         0) note "$name: done after $((SECONDS - began)) s" ;;
-        124 | 137) note "$name: STOPPED after $limit s"; status=1 ;;
+        124 | 137) note "$name: STOPPED after $((SECONDS - began)) s"; status=1 ;;
         *) note "$name: FAILED after $((SECONDS - began)) s (exit status $code): $(grep . "$work/$name.txt" | tail -1)"; status=1 ;;
     esac
     archive
