@@ -129,9 +129,10 @@ class HostMemory:
         self.locked[address] = nbytes
         return 0
 
-    def unlock(self, address: int) -> None:
+    def unlock(self, address: int) -> int:
         assert address in self.locked, "memory that is not locked was unlocked"
         del self.locked[address]
+        return 0
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Page-locked bytes, uint8 (n,), free again when nothing of the host views them and the copies have ended."""
