@@ -171,6 +171,7 @@ def test_backends_do_not_know_each_other():
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_workers_need_no_torch():
     modules = [name for name in SOURCES if name == "gpuload" or any(is_in(name, f"gpuload.{x}") for x in WITHOUT_TORCH)]
     modules.remove("gpuload.workers.bootstrap")  # a script, which imports `workers.main`
