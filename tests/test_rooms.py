@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 import gpuload
 
 PACKAGE = Path(gpuload.__file__).parent
