@@ -126,6 +126,7 @@ def test_every_index_is_equally_likely_at_every_position_of_a_small_order(n: int
     assert by_row.max() < (n - 1) + 8 * (2 * (n - 1)) ** 0.5 + 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 5])
 def test_every_permutation_of_a_tiny_order_is_equally_likely(n: int) -> None:
     count = 120 * 20
