@@ -73,7 +73,7 @@ OPTIONAL = {
 # Folders whose tests need one, whatever error they would fail with.
 NEEDED = {"tests/stage/dali/": "DALI", "tests/stage/kornia/": "kornia"}
 MARKERS = ("slow", "interpreter", "processes", "cuda")
-UNMARKED_S = 1.0  # twice what asks for a mark: a shared machine is half as fast at times
+UNMARKED_S = 0.5
 CHECKED = os.environ.get("GPULOAD_CHECK_DURATIONS") == "1"
 
 
