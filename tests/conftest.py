@@ -16,7 +16,6 @@ from types import ModuleType
 
 import cloudpickle
 import pytest
-from _pytest.runner import runtestprotocol
 from pictures import jpeg_bytes, smooth_image
 
 # A shell's background jobs are started with ctrl-C ignored, and hand that on; programs that tests start must hear it.
@@ -72,9 +71,6 @@ OPTIONAL = {
 }
 # Folders whose tests need one, whatever error they would fail with.
 NEEDED = {"tests/stage/dali/": "DALI", "tests/stage/kornia/": "kornia"}
-MARKERS = ("slow", "interpreter", "processes", "cuda")
-UNMARKED_S = 0.5
-CHECKED = os.environ.get("GPULOAD_CHECK_DURATIONS") == "1"
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
@@ -143,40 +139,6 @@ def pytest_runtest_call() -> Iterator[None]:
         if (package := absence(error)) is not None:
             pytest.skip(f"{package} is not installed")
         raise
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """With GPULOAD_CHECK_DURATIONS=1 fail a test without a marker that takes more than UNMARKED_S.
-
-    It is the processor's time that counts, of this process and its children. One that took too long is run once more,
-    without what it was the first to import. Where many more processes want to run than can, even the processor's time
-    doubles, and none fails.
-    """
-    if not CHECKED or any(map(item.get_closest_marker, MARKERS)):
-        return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    spent, reports = _timed(item, nextitem)
-    if spent > UNMARKED_S and all(report.passed for report in reports):
-        item._initrequest()  # pyright: ignore[reportAttributeAccessIssue]  # fixtures are made anew
-        spent, reports = _timed(item, nextitem)
-        busy = os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
-        if spent > UNMARKED_S and not busy and all(report.passed for report in reports):
-            reports[1].outcome = "failed"
-            reports[1].longrepr = (
-                f"{item.nodeid} took {spent:.2f} CPU seconds; a test that takes more than {UNMARKED_S} is marked slow, "
-                "interpreter or processes, so that `make test-fast` leaves it out"
-            )
-    for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
-
-
-def _timed(item: pytest.Item, nextitem: pytest.Item | None) -> tuple[float, list[pytest.TestReport]]:
-    before = sum(os.times()[:4])
-    reports = runtestprotocol(item, log=False, nextitem=nextitem)
-    return sum(os.times()[:4]) - before, reports
 
 
 def pytest_collection_finish() -> None:
