@@ -37,8 +37,8 @@ def backend(request) -> str:
 
 @pytest.fixture(scope="session")
 def few(images) -> list[Image.Image]:
-    """A few of them, made small."""
-    return [image.resize((56, 42)) for image in images[:4]]
+    """Two of them, made small."""
+    return [image.resize((56, 42)) for image in images[:2]]
 
 
 @pytest.fixture
