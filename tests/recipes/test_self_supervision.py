@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import originals
-import pytest
 import torch
 from recipes.common import (
     IMAGENET_MEAN,
