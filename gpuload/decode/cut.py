@@ -27,14 +27,14 @@ from gpuload.decode.jpeg_header import JpegHeader
 __all__ = ["Cut", "Grid", "cut", "find_intervals", "grid_of"]
 
 Region = tuple[int, int, int, int]
-RST0, END = 0xD0, 0xD9
+RESTARTS, END = bytes(range(0xD0, 0xD8)), b"\xd9"
 BLOCK = 8  # pixels of a side
 # libjpeg interpolates no chroma of one or two samples in a row; a picture has at most twice as many pixels.
 NARROW: Final = 4
 
-# What decoding takes, in ns, by which a cut pays or not: a byte of entropy-coded data; a pixel; a byte that is searched
-# for markers; the cut itself.
-BYTE_NS, PIXEL_NS, SEARCH_NS, CUT_NS = 7.8, 2.4, 0.3, 30_000
+# By which a cut pays or not, in ns, measured: decoding a byte of entropy-coded data; a pixel of a region by
+# nvImageCodec, and of a whole picture by simplejpeg; a byte that is searched for markers; the cut itself.
+BYTE_NS, REGION_PIXEL_NS, PIXEL_NS, SEARCH_NS, CUT_NS = 8.0, 2.1, 0.7, 0.4, 30_000
 
 
 class Grid(NamedTuple):
@@ -93,13 +93,13 @@ def find_intervals(data: bytes, header: JpegHeader) -> np.ndarray | None:
     scan = np.frombuffer(data, np.uint8, offset=start)
     offsets = np.flatnonzero(scan[:-1] == 0xFF)
     codes = scan[offsets + 1]
-    marked = np.flatnonzero(codes)  # the others are bytes of 0xFF
+    marked = codes != 0  # the others are bytes of 0xFF
     count = grid.rows * grid.columns
-    if not np.array_equal(codes[marked[:count]], _codes(np.arange(count), count)):
+    if codes[marked][:count].tobytes() != _codes(count):
         return None
     table = np.empty(count + 1, np.int64)
     table[0] = start
-    table[1:] = offsets[marked[:count]] + (start + 2)
+    np.add(offsets[marked][:count], start + 2, out=table[1:])
     return table
 
 
@@ -119,27 +119,24 @@ def cut(data: bytes, header: JpegHeader, region_tlhw: Region, intervals: np.ndar
     x0, x1, y0, y1 = _touched(grid, header, region_tlhw, mcu_size(data, header))
     if not _pays(grid, header, region_tlhw, (x0, x1, y0, y1), len(data) - header.first_scan, intervals is None):
         return None
-    count = grid.rows * grid.columns
-    numbers = (np.arange(y0, y1) * grid.columns + x0)[:, None] + np.arange(x1 - x0 + 1)
     table = intervals
-    if table is None or not _fits(table, data, header, numbers, count):
+    if table is None or not _fits(table, data, header, grid):
         table = find_intervals(data, header)
     if table is None:
         return None
 
-    width, height = (min(size, stop * step) - begin * step for size, begin, stop, step in (
-        (header.width, x0, x1, grid.width), (header.height, y0, y1, grid.height),
-    ))  # fmt: skip
+    width = min(header.width, x1 * grid.width) - x0 * grid.width
+    height = min(header.height, y1 * grid.height) - y0 * grid.height
     head = bytearray(data[: _scan_start(data, header)])
     struct.pack_into(">HH", head, header.frame_at + 5, height, width)
-    offsets = table[numbers].astype(np.int64)
+    starts, stops = (ends.reshape(grid.rows, grid.columns)[y0:y1, x0:x1] for ends in (table[:-1], table[1:]))
     view = memoryview(data)
-    rows = [view[start:stop] for start, stop in offsets[:, [0, -1]].tolist()]
-    made = bytearray().join([head, *rows])
-    sizes = np.diff(offsets, axis=1).ravel()
-    np.frombuffer(made, np.uint8)[len(head) - 1 + np.cumsum(sizes)] = _codes(np.arange(len(sizes)), len(sizes))
+    rows = map(slice, starts[:, 0].tolist(), stops[:, -1].tolist())
+    made = bytearray().join([head, *(view[row] for row in rows)])
+    ends = np.cumsum(stops - starts, dtype=np.int64)
+    np.frombuffer(made, np.uint8)[ends + (len(head) - 1)] = np.frombuffer(_codes(len(ends)), np.uint8)
     top, left, *size = region_tlhw
-    within = (top - y0 * grid.height, left - x0 * grid.width, *size)
+    within = (top - y0 * grid.height, left - x0 * grid.width, size[0], size[1])
     return Cut(bytes(made), header._replace(height=height, width=width, exif=b"", xmp=b""), within)
 
 
@@ -148,9 +145,9 @@ def _scan_start(data: bytes, header: JpegHeader) -> int:
     return at + int.from_bytes(data[at : at + 2], "big")
 
 
-def _codes(numbers: np.ndarray, count: int) -> np.ndarray:
-    """The second bytes of the markers behind intervals, of which there are `count` in all."""
-    return np.where(numbers == count - 1, END, RST0 + (numbers & 7)).astype(np.uint8)
+def _codes(count: int) -> bytes:
+    """The second bytes of the markers behind so many intervals."""
+    return (RESTARTS * (count // 8 + 1))[: count - 1] + END
 
 
 def _touched(grid: Grid, header: JpegHeader, region_tlhw: Region, mcu: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -169,22 +166,21 @@ def _touched(grid: Grid, header: JpegHeader, region_tlhw: Region, mcu: tuple[int
 def _pays(
     grid: Grid, header: JpegHeader, region_tlhw: Region, touched: tuple[int, int, int, int], size: int, search: bool
 ) -> bool:
-    """Whether cutting costs less than it saves: the bytes beside and above the region, by their number on average."""
+    """Whether cutting costs less than it saves: bytes beside and above the region, of which each interval has as many,
+    and the time that a decoder of regions takes for a pixel."""
     x0, x1, y0, y1 = touched
     _, _, height, width = region_tlhw
-    part = (y1 * grid.columns - (y1 - y0) * (x1 - x0)) / (grid.rows * grid.columns)
-    more = (x1 - x0) * grid.width * (y1 - y0) * grid.height - height * width
-    return part * size * BYTE_NS > more * PIXEL_NS + CUT_NS + search * size * SEARCH_NS
+    count, needed = grid.rows * grid.columns, (y1 - y0) * (x1 - x0)
+    saved = (y1 * grid.columns - needed) / count * size
+    decoded = (x1 - x0) * grid.width * (y1 - y0) * grid.height
+    gain = saved * BYTE_NS + height * width * REGION_PIXEL_NS - decoded * PIXEL_NS
+    return needed < count and gain > CUT_NS + search * size * SEARCH_NS
 
 
-def _fits(table: np.ndarray, data: bytes, header: JpegHeader, numbers: np.ndarray, count: int) -> bool:
-    """Whether those intervals of a table that are wanted begin and end where the file has the right markers."""
-    if len(table) != count + 1:
+def _fits(table: np.ndarray, data: bytes, header: JpegHeader, grid: Grid) -> bool:
+    """Whether the intervals of a table begin and end where the file has the right markers."""
+    count, start = grid.rows * grid.columns, _scan_start(data, header)
+    if len(table) != count + 1 or table[0] != start or table[-1] > len(data) or (table[1:] <= table[:-1]).any():
         return False
-    offsets = table[numbers].astype(np.int64)
-    start = _scan_start(data, header)
-    if offsets.min() < start or offsets.max() > len(data) or (np.diff(offsets, axis=1) < 2).any():
-        return False
-    raw = np.frombuffer(data, np.uint8)
-    right = (raw[offsets - 2] == 0xFF) & (raw[offsets - 1] == _codes(numbers - 1, count))
-    return bool((right | ((numbers == 0) & (offsets == start))).all())
+    raw, ends = np.frombuffer(data, np.uint8), table[1:]
+    return raw[ends - 1].tobytes() == _codes(count) and bool((raw[ends - 2] == 0xFF).all())
