@@ -19,6 +19,7 @@ SAMPLINGS = {
     "4:4:0": (1, (16, 8), 0x12, (8, 16)),
     "4:1:1": (2, (16, 16), 0x41, (32, 8)),
     "grey": (0, (8, 8), 0x11, (8, 8)),
+    "grey 2×2": (0, (8, 8), 0x22, (8, 8)),  # which says nothing: a scan of one component is not interleaved
 }
 
 
@@ -36,7 +37,7 @@ def restarted(
     noise = np.random.default_rng(seed).integers(0, 256, (mcus[1] * height, mcus[0] * width, 3), np.uint8)
     image = Image.fromarray(noise)
     file = io.BytesIO()
-    if sampling == "grey":
+    if sampling.startswith("grey"):
         image.convert("L").save(file, "JPEG", quality=60, restart_marker_blocks=interval)
     else:
         image.save(file, "JPEG", quality=60, subsampling=known, restart_marker_blocks=interval)

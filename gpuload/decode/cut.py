@@ -65,7 +65,7 @@ def mcu_size(data: bytes, header: JpegHeader) -> tuple[int, int]:
 def grid_of(data: bytes, header: JpegHeader) -> Grid | None:
     """How the intervals of a sequential JPEG of one scan lie; None if it is none, or if they are no grid."""
     interval = header.restart_interval
-    if not interval or header.frame > 0xFFC1 or not header.plain or not header.single_scan:
+    if not interval or not header.plain or not header.single_scan:
         return None
     width, height = mcu_size(data, header)
     if not width or not height:

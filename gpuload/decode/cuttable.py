@@ -18,7 +18,7 @@ from gpuload.errors import DecodeError, GpuloadError
 __all__ = ["choose_interval", "make_cuttable"]
 
 SHORTEST, LONGEST = 2, 12  # MCUs of an interval
-MARKER_BYTES: Final = 5  # what an interval adds to a file: a marker, the bits that fill a byte, DC coefficients in full
+MARKER_BYTES: Final = 4  # what an interval adds to a file: a marker, the bits that fill a byte, DC coefficients in full
 CROP: Final = 0.6  # the usual width of a crop, of the picture's
 
 

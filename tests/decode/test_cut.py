@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from restarts import SAMPLINGS, header_of, restarted
 
@@ -62,22 +62,42 @@ def cases(draw: st.DrawFn) -> tuple[bytes, Region, str]:
     return jpeg, (top, left, height, width), sampling
 
 
+@pytest.mark.slow
+@settings(max_examples=300)
 @given(cases())
 def test_a_cut_has_the_pixels_of_the_whole_to_the_last_bit(case):
     jpeg, region, sampling = case
-    header, grey = header_of(jpeg), sampling == "grey"
-    top, left, height, width = region
-    simple = SimpleJpeg()
-    whole, said = simple.decode(jpeg, header, grey, (0, 0, header.height, header.width))
-    assert not said
-    with always:
-        made = cut(jpeg, header, region)
-    assert made is not None
-    assert made.header[:5] == header_of(made.data)[:5]
-    for decoder in jpeg_decoders():
-        pixels, said = decoder.decode(made.data, made.header, grey, made.region_tlhw)
-        assert not said
-        np.testing.assert_array_equal(pixels, whole[top : top + height, left : left + width])
+    check_pixels(jpeg, sampling, [region], jpeg_decoders())
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_crop_that_ends_where_intervals_do_has_the_chroma_of_its_neighbours(sampling):
+    width, height = SAMPLINGS[sampling][3]
+    jpeg = restarted(sampling, (6, 4), 2, (1, 1))
+    edges = [
+        (top, left, bottom - top, right - left)
+        for top in (height - 1, height, height + 1)
+        for left in (2 * width - 1, 2 * width, 2 * width + 1)
+        for bottom in (2 * height - 1, 2 * height, 2 * height + 1)
+        for right in (4 * width - 1, 4 * width, 4 * width + 1)
+    ]
+    check_pixels(jpeg, sampling, edges, [SimpleJpeg()])
+
+
+def check_pixels(jpeg: bytes, sampling: str, regions: list[Region], decoders: list[JpegDecoder]) -> None:
+    """Cuts are slices of the whole, on each decoder."""
+    header, grey = header_of(jpeg), sampling.startswith("grey")
+    whole, said = SimpleJpeg().decode(jpeg, header, grey, (0, 0, header.height, header.width))
+    assert whole is not None, said
+    for region in regions:
+        with always:
+            made = cut(jpeg, header, region)
+        assert made.header[:5] == header_of(made.data)[:5]
+        top, left, height, width = region
+        for decoder in decoders:
+            pixels, said = decoder.decode(made.data, made.header, grey, made.region_tlhw)
+            assert not said
+            np.testing.assert_array_equal(pixels, whole[top : top + height, left : left + width])
 
 
 @pytest.mark.parametrize("sampling", ["4:2:2", "4:2:0"])
@@ -127,6 +147,7 @@ def test_intervals_that_are_no_grid_are_decoded_as_before(interval):
     jpeg = restarted("4:4:4", (12, 9), interval)
     header = header_of(jpeg)
     assert header.restart_interval == interval
+    assert grid_of(jpeg, header) is None
     with always:
         assert cut(jpeg, header, (0, 0, 8, 8)) is None
         decoder = Decoder(Decode())
@@ -180,6 +201,13 @@ def test_the_decoder_cuts_by_itself(large, monkeypatch, prefer, mode):
     assert seen[0] < len(large) / 4
 
 
+def test_pillow_alone_cuts_nothing(large):
+    decoder, region = Decoder(Decode(), prefer="pillow"), (100, 130, 90, 110)
+    np.testing.assert_array_equal(
+        with_cutting(decoder, large, region), without_cutting(Decoder(Decode()), large, region)
+    )
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_cut_is_turned_upright_as_the_whole_is(orientation, encode):
     rng = np.random.default_rng(orientation)
@@ -230,7 +258,8 @@ def test_a_file_whose_markers_are_not_all_there_in_order_is_decoded_as_before(la
 
 
 def test_a_file_of_which_only_the_end_is_missing_is_decoded_as_before(large):
-    for cut_off in (large[:-2], large[:-1], large[: header_of(large).first_scan + 5], large[:-40]):
+    another = large[:-2] + b"\xff\xe1\x00\x02\xff\xd9"
+    for cut_off in (large[:-2], large[:-1], large[: header_of(large).first_scan + 5], large[:-40], another):
         assert find_intervals(cut_off, header_of(cut_off)) is None
     assert find_intervals(large + b"more than the picture", header_of(large)) is not None
 
@@ -298,9 +327,35 @@ def test_a_table_from_elsewhere_saves_the_search(large, monkeypatch):
         lambda table: table * 1000,
         lambda table: np.full_like(table, table[8]),
         lambda table: np.roll(table, 1),
+        lambda table: np.append(table[0] + 1, table[1:]),
+        lambda table: np.append(table[:-1], 10**9),
+        lambda table: swapped(table, 76, 84),  # of one number
     ],
 )
 def test_a_table_that_does_not_fit_the_file_is_not_used(large, wrong):
     header, region = header_of(large), (150, 200, 80, 90)
     table = find_intervals(large, header)
     assert cut(large, header, region, wrong(table)) == cut(large, header, region)
+
+
+def swapped(table: np.ndarray, one: int, other: int) -> np.ndarray:
+    table = table.copy()
+    table[[one, other]] = table[[other, one]]
+    return table
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_table_is_not_used_where_half_a_marker_fits(large, which):
+    """The first byte of a marker, or the second, is found elsewhere in the data before it."""
+    header, region = header_of(large), (150, 200, 80, 90)
+    table = find_intervals(large, header)
+    entry = next(
+        number
+        for number in range(75, 110)
+        if number % 8 in (4, 5)
+        and large.find(large[table[number] - 2 + which :][:1], table[number - 1] + 2, table[number] - 4) > 0
+    )
+    at = large.find(large[table[entry] - 2 + which :][:1], table[entry - 1] + 2, table[entry] - 4)
+    right = cut(large, header, region)
+    table[entry] = at + 2 - which
+    assert cut(large, header, region, table) == right

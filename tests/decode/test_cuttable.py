@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from restarts import header_of, restarted
+from restarts import header_of
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
@@ -56,6 +56,7 @@ def test_a_larger_picture_has_longer_intervals(encode):
     assert found[0] < found[-1]
 
 
+@pytest.mark.processes
 @needs_jpegtran
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2}, {"progressive": True}, {"mode": "L"}])
 def test_pixels_and_metadata_stay_as_they_are(encode, options):
@@ -75,6 +76,7 @@ def test_pixels_and_metadata_stay_as_they_are(encode, options):
     assert make_cuttable(made) == made
 
 
+@pytest.mark.processes
 @needs_jpegtran
 def test_crops_of_photographs_made_cuttable_are_those_of_the_originals(photos):
     rng, decoder, were_cut = np.random.default_rng(1), Decoder(Decode()), 0
@@ -93,8 +95,10 @@ def test_crops_of_photographs_made_cuttable_are_those_of_the_originals(photos):
     assert were_cut > 8
 
 
+@pytest.mark.processes
 def test_what_cannot_be_made_cuttable_is_kept(tmp_path, picture, encode, monkeypatch):
-    stand_in(tmp_path, monkeypatch, "echo it should not have run; exit 0")
+    (tmp_path / "cuttable").write_bytes(encode(picture, "JPEG", restart_marker_blocks=4))
+    stand_in(tmp_path, monkeypatch, f"exec /bin/cat {tmp_path / 'cuttable'}")
     noise = np.random.default_rng(0).integers(0, 256, (64, 47 * 8, 3), np.uint8)
     progressive = encode(picture, "JPEG", progressive=True)
     files = {
@@ -105,23 +109,33 @@ def test_what_cannot_be_made_cuttable_is_kept(tmp_path, picture, encode, monkeyp
         "47 MCUs in a row": encode(noise, "JPEG", subsampling=0),
         "its header alone": encode(picture, "JPEG")[:200],
         "incomplete progressive": progressive[: progressive.rindex(b"\xff\xda")] + b"\xff\xd9",
-        "cuttable": restarted("4:2:0", (12, 9), 3),
+        "cuttable": encode(picture, "JPEG", restart_marker_blocks=2),
     }
     for name, data in files.items():
         assert make_cuttable(data) == data, name
+    assert make_cuttable(encode(picture, "JPEG")) == (tmp_path / "cuttable").read_bytes()
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "script",
-    ["exec /bin/cat; exit 2", "/bin/cat; echo Premature end >&2", "/bin/cat", "echo something else", "exit 1"],
+    [
+        "/bin/cat cuttable; exit 2",
+        "/bin/cat cuttable; echo Premature end >&2",
+        "/bin/cat",
+        "echo else",
+        "/bin/cat other",
+    ],
 )
-def test_what_jpegtran_complains_about_is_kept(tmp_path, encode, monkeypatch, script):
-    jpeg = encode(np.zeros((64, 96, 3), np.uint8), "JPEG")
-    stand_in(tmp_path, monkeypatch, script)
+def test_what_jpegtran_complains_about_is_kept(tmp_path, picture, encode, monkeypatch, script):
+    jpeg = encode(picture, "JPEG")
+    (tmp_path / "cuttable").write_bytes(encode(picture, "JPEG", restart_marker_blocks=4))
+    (tmp_path / "other").write_bytes(encode(picture[1:], "JPEG", restart_marker_blocks=4))
+    stand_in(tmp_path, monkeypatch, f"cd {tmp_path}\n{script}")
     assert make_cuttable(jpeg) == jpeg
 
 
+@pytest.mark.processes
 @needs_jpegtran
 def test_a_damaged_jpeg_is_kept(picture, encode):
     jpeg = encode(picture, "JPEG")
