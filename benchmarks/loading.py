@@ -22,9 +22,10 @@ from rich.console import Console
 
 from benchmarks.machine import cpu_model
 from benchmarks.peers.recipe import Recipe
-from benchmarks.photos import copy_photos, find_photos, warm
+from benchmarks.photos import copy_photos, cuttable_copy, find_photos, warm
 from benchmarks.report import (
     ARRAYS,
+    CUTTABLE,
     LOADERS,
     NAMES,
     WHOLE,
@@ -57,6 +58,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", help=f"comma-separated: loaders, workers, arrays, whole, or any of {', '.join(NAMES)}"
     )
+    parser.add_argument(
+        "--cuttable",
+        action="store_true",
+        help="gpuload over the same files made cuttable, too (needs jpegtran)",
+    )
     parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
     for name, least in (("rounds", 1), ("epochs", 2), ("workers", 1), ("batch_size", 1), ("files", options.batch_size)):
@@ -68,7 +74,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         if word not in NAMES and word not in groups:
             parser.error(f"--only takes loaders, workers, arrays, whole, or any of {', '.join(NAMES)}; got {word!r}")
         chosen += groups.get(word, [word])
-    options.peers = list(dict.fromkeys(chosen))
+    options.peers = [name for name in dict.fromkeys(chosen) if name != CUTTABLE or options.cuttable]
+    if not options.peers:
+        parser.error(f"--only {CUTTABLE} needs --cuttable too")
     return options
 
 
@@ -123,8 +131,14 @@ def main(arguments: list[str] | None = None) -> int:
         source, described = options.photos, str(options.photos)
     root = copy_photos(source, options.cache, options.files)
     count, mean_kb = warm(root)
+    cuttable = ""
+    if options.cuttable:
+        folder = cuttable_copy(root)
+        described += f"; made cuttable {warm(folder)[1]:.0f} KB"
+        cuttable = str(folder)
     recipe = Recipe(
         root=str(root),
+        cuttable=cuttable,
         batch_size=options.batch_size,
         workers=options.workers,
         epochs=options.epochs,
@@ -162,7 +176,9 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"{'[green]met   [/]' if verdict.met else '[red]missed[/]'} {verdict.text}", soft_wrap=True)
     if options.json:
         everything = {
-            "recipe": {key: value for key, value in json.loads(recipe.to_json()).items() if key != "root"},
+            "recipe": {
+                key: value for key, value in json.loads(recipe.to_json()).items() if key not in ("root", "cuttable")
+            },
             "photos": {"source": described, "files": count, "mean_kb": mean_kb},
             "machine": {"cpu": cpu_model(), "cpus": cpus},
             "versions": versions,

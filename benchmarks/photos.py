@@ -14,8 +14,9 @@ import numpy as np
 from PIL import Image
 
 from gpuload.cli.pictures import PhotographsMissing, make_folder
+from gpuload.decode.cuttable import make_cuttable
 
-__all__ = ["copy_photos", "find_photos", "make_up", "warm"]
+__all__ = ["copy_photos", "cuttable_copy", "find_photos", "make_up", "warm"]
 
 CLASSES = 10
 SUFFIXES = (".jpg", ".jpeg")
@@ -74,6 +75,24 @@ def copy_photos(source: Path, cache: Path, count: int) -> Path:
         shutil.copyfile(files[number % len(files)], folder / f"{number:05d}.jpg")
     (root / "complete").touch()
     return root / "train"
+
+
+def cuttable_copy(root: Path) -> Path:
+    """Copy the tree `root` to a folder beside it, its JPEGs made cuttable; a finished folder is used again."""
+    target = root.parent / f"{root.name}-cuttable"
+    if not (target / "complete").exists():
+        shutil.rmtree(target, ignore_errors=True)
+        made: dict[bytes, bytes] = {}  # the same photographs come again and again
+        for path in sorted(root.rglob("*.jpg")):
+            data = path.read_bytes()
+            key = hashlib.sha256(data).digest()
+            if key not in made:
+                made[key] = make_cuttable(data)
+            copy = target / path.relative_to(root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(made[key])
+        (target / "complete").touch()
+    return target
 
 
 def warm(root: Path) -> tuple[int, float]:

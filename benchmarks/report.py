@@ -12,6 +12,7 @@ from rich.table import Table
 
 __all__ = [
     "ARRAYS",
+    "CUTTABLE",
     "LOADERS",
     "NAMES",
     "WHOLE",
@@ -26,8 +27,10 @@ __all__ = [
     "workers_table",
 ]
 
+CUTTABLE = "gpuload_cuttable"
 LOADERS = {
     "gpuload": "gpuload",
+    CUTTABLE: "gpuload, cuttable",
     "torch_pillow": "DataLoader, Pillow",
     "torch_simplejpeg": "DataLoader, simplejpeg",
     "dali": "DALI (CPU)",
@@ -54,6 +57,7 @@ NAMES = {
 
 # Of gpuload's rate over the peer's: at least, and what is aimed at.
 RATE_GOALS = {"torch_simplejpeg": (1.8, 2.0), "dali": (1.5, 1.7)}
+CUTTABLE_GOALS = {"torch_simplejpeg": 2.2, "dali": 1.9}  # the same over cuttable files, the peers over the originals
 ARRAYS_GOAL = 3.0  # of gpuload's rate over DataLoader's
 WHOLE_GOAL = 1.0  # of gpuload's rate over DALI's
 WORKERS_RATIO = 0.95
@@ -167,6 +171,11 @@ def judge(results: Results) -> list[Verdict]:
         share_mb = median_of(results["gpuload"], "worker_share_mb")
         text = f"a worker under {WORKER_MB:.0f} MB: {worker_mb:.0f} MB (and {share_mb:.0f} MB as its share of the ring)"
         verdicts.append(Verdict(text, worker_mb < WORKER_MB))
+    for peer, least in CUTTABLE_GOALS.items():
+        if {CUTTABLE, peer} <= results.keys():
+            times = ratio(results, CUTTABLE, peer)[0]
+            text = f"over cuttable files at least {least} times {NAMES[peer]}: {times:.2f}"
+            verdicts.append(Verdict(text, times >= least))
     if {"arrays_gpuload", "arrays_torch"} <= results.keys():
         times = ratio(results, "arrays_gpuload", "arrays_torch")[0]
         text = f"arrays in memory: at least {ARRAYS_GOAL:.0f} times DataLoader: {times:.2f}"

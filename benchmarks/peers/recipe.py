@@ -21,10 +21,12 @@ class Recipe:
         samples: of the array benchmark, which reads no files.
         jitter: of brightness, contrast and saturation; 0 for no ColorJitter.
         device, dtype, channels_last: where batches end, and what they are there.
+        cuttable: the same photographs as in `root`, made cuttable; "" where they are not.
         variant: which of a peer's ways; for gpuload its backend.
     """
 
     root: str
+    cuttable: str = ""
     batch_size: int = 64
     workers: int = 2
     epochs: int = 3

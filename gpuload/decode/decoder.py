@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuload.datasets.bit_depth import too_deep
 from gpuload.datasets.sample import Encoded, Mode
+from gpuload.decode.cut import cut
 from gpuload.decode.header import Header, read_header
 from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, Region, SimpleJpeg
 from gpuload.decode.jpeg_header import JpegHeader, end_of_scan, has_end
@@ -172,7 +173,13 @@ class Decoder:
             grey = jpeg.components == 1 and mode in ("L", "unchanged")
             as_it_is = grey or mode in ("RGB", "unchanged")
             decoders, missing = self._jpeg_decoders or self._find_jpeg_decoders()
-            turned = self._by_size and region_tlhw[2:] == (jpeg.height, jpeg.width)
+            whole = region_tlhw[2:] == (jpeg.height, jpeg.width)
+            if not whole and decoders and (part := cut(data, jpeg, region_tlhw)) is not None:
+                decoder = decoders[-1 if self._by_size else 0]
+                pixels, _ = decoder.decode(part.data, part.header, grey, part.region_tlhw)
+                if pixels is not None:
+                    return pixels if as_it_is else _convert(pixels, mode)
+            turned = self._by_size and whole
             for decoder in reversed(decoders) if turned else decoders:
                 pixels, complaint = decoder.decode(data, jpeg, grey, region_tlhw, out if as_it_is else None)
                 if pixels is not None:

@@ -17,12 +17,13 @@ EOI = b"\xff\xd9"
 SOS = b"\xff\xda"
 EXIF = b"Exif\0\0"
 XMP = b"http://ns.adobe.com/xap/1.0/\0"
-DHT, JPG, DAC = 0xFFC4, 0xFFC8, 0xFFCC
+DHT, JPG, DAC, DRI = 0xFFC4, 0xFFC8, 0xFFCC, 0xFFDD
 FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {DHT, JPG, DAC}
 PROGRESSIVE = frozenset({0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE})
-PASSED_OVER = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {0xFFE1}
+PASSED_OVER = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {DRI, 0xFFE1}
 segment_at = struct.Struct(">HH").unpack_from
 frame_at = struct.Struct(">BHHB").unpack_from
+number_at = struct.Struct(">H").unpack_from
 TEM = 0x01  # the one marker without a length that may stand between segments
 NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
@@ -32,7 +33,8 @@ class JpegHeader(NamedTuple):
 
     `frame` is its SOF marker (0xFFC0 baseline, 0xFFC1 extended, 0xFFC2 progressive …), `first_scan` the offset of its
     first SOS marker, `single_scan` whether libjpeg takes only one scan, `exif` its EXIF block (TIFF header first) or
-    b"", `xmp` likewise, `complete` what `read_scans` says.
+    b"", `xmp` likewise, `complete` what `read_scans` says, `frame_at` the offset of the SOF marker, `restart_interval`
+    how many MCUs stand between two restart markers, 0 for none.
     """
 
     frame: int
@@ -45,6 +47,8 @@ class JpegHeader(NamedTuple):
     exif: bytes
     xmp: bytes
     complete: bool = True
+    frame_at: int = 0
+    restart_interval: int = 0
 
     @property
     def plain(self) -> bool:
@@ -55,7 +59,7 @@ class JpegHeader(NamedTuple):
 def scan_markers(data: bytes) -> JpegHeader | None:
     """Walk from SOI to the first SOS; None if anything but well-formed segments comes."""
     at, frame, exif, xmp = 2, 0, b"", b""
-    bits = height = width = components = 0
+    bits = height = width = components = start = interval = 0
     try:
         while True:
             marker, length = segment_at(data, at)
@@ -64,19 +68,24 @@ def scan_markers(data: bytes) -> JpegHeader | None:
             elif marker in FRAMES:
                 if frame:
                     return None
-                frame = marker
+                frame, start = marker, at
                 bits, height, width, components = frame_at(data, at + 4)
                 at += 2 + length
             elif marker == 0xFFDA:
                 if not frame or not height or not width:
                     return None
                 single_scan = frame not in PROGRESSIVE and data[at + 4] == components
-                return JpegHeader(frame, bits, height, width, components, at, single_scan, exif, xmp)
+                return JpegHeader(
+                    frame, bits, height, width, components, at, single_scan, exif, xmp, True, start, interval
+                )
             elif marker == 0xFFE1:
                 if data.startswith(EXIF, at + 4):
                     exif += data[at + 10 : at + 2 + length]
                 elif data.startswith(XMP, at + 4):
                     xmp = data[at + 4 + len(XMP) : at + 2 + length]
+                at += 2 + length
+            elif marker == DRI:
+                (interval,) = number_at(data, at + 4)
                 at += 2 + length
             elif marker == 0xFFFF:  # a fill byte
                 at += 1

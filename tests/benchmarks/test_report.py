@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks import photos, report
 from benchmarks.loading import parse
 from benchmarks.peers.decoder_alone import draw_region, own_decoder, used_decoder
-from benchmarks.photos import copy_photos, find_photos, warm
+from benchmarks.photos import copy_photos, cuttable_copy, find_photos, warm
 from benchmarks.report import judge, median_of, ratio
 
 
@@ -50,6 +50,16 @@ def test_rate_goal(own_rate: float, met: bool) -> None:
     }
 
 
+@pytest.mark.parametrize(("own_rate", "met"), [(219, False), (220, True)])
+def test_cuttable_goal(own_rate: float, met: bool) -> None:
+    results = {"gpuload_cuttable": rounds(own_rate), "torch_simplejpeg": rounds(100), "dali": rounds(100)}
+    verdicts = {verdict.text: verdict.met for verdict in judge(results)}
+    assert verdicts == {
+        f"over cuttable files at least 2.2 times DataLoader, simplejpeg: {own_rate / 100:.2f}": met,
+        f"over cuttable files at least 1.9 times DALI (CPU): {own_rate / 100:.2f}": True,
+    }
+
+
 @pytest.mark.parametrize(("share", "met"), [(0.94, False), (0.96, True)])
 def test_workers_goal(share: float, met: bool) -> None:
     (verdict,) = judge({"workers_only": rounds(1000 * share), "decoder_alone": rounds(1000)})
@@ -66,6 +76,20 @@ def test_photos_are_real_copies(jpeg_folder: Path, tmp_path: Path) -> None:
     made = {file: file.stat().st_mtime_ns for file in files}
     assert copy_photos(jpeg_folder, tmp_path, 60) == root
     assert {file: file.stat().st_mtime_ns for file in root.glob("*/*.jpg")} == made
+
+
+def test_each_photo_is_made_cuttable_once(jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(photos, "make_cuttable", lambda data: made.append(data) or b"cuttable" + data)
+    root = copy_photos(jpeg_folder, tmp_path, 100)
+    for _ in range(2):
+        folder = cuttable_copy(root)
+        files = sorted(root.glob("*/*.jpg"))
+        assert [path.relative_to(folder) for path in sorted(folder.glob("*/*.jpg"))] == [
+            path.relative_to(root) for path in files
+        ]
+        assert all((folder / path.relative_to(root)).read_bytes() == b"cuttable" + path.read_bytes() for path in files)
+        assert len(made) == 48
 
 
 def test_no_photos(tmp_path: Path) -> None:
@@ -97,6 +121,11 @@ def test_the_decoder_that_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(["--only", "workers,dali"]).peers == ["workers_only", "decoder_alone", "dali"]
+    assert "gpuload_cuttable" not in parse([]).peers
+    assert "gpuload_cuttable" in parse(["--cuttable"]).peers
+    with pytest.raises(SystemExit):
+        parse(["--only", "gpuload_cuttable"])
+    assert "--only gpuload_cuttable needs --cuttable too" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parse(["--only", "ffcv"])
     assert "got 'ffcv'" in capsys.readouterr().err

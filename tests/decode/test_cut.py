@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import contextlib
+import re
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from restarts import SAMPLINGS, header_of, restarted
+
+from gpuload.datasets.sample import Encoded
+from gpuload.decode import Decode, Decoder
+from gpuload.decode.cut import Grid, cut, find_intervals, grid_of
+from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
+from gpuload.errors import DecodeError
+
+Region = tuple[int, int, int, int]
+always = mock.patch("gpuload.decode.cut._pays", return_value=True)
+
+
+def jpeg_decoders() -> list[JpegDecoder]:
+    made: list[JpegDecoder] = [SimpleJpeg()]
+    with contextlib.suppress(ImportError):
+        made.append(NvImageCodec())
+    return made
+
+
+def without_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB") -> np.ndarray | None:
+    """What the decoder gives where it sees no restart interval; None for an error."""
+    encoded = Encoded(jpeg, mode)
+    header = decoder.header(encoded)
+    assert header.jpeg is not None
+    header = header._replace(jpeg=header.jpeg._replace(restart_interval=0))
+    try:
+        return decoder.decode(encoded, header, region)
+    except DecodeError:
+        return None
+
+
+def with_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB") -> np.ndarray | None:
+    encoded = Encoded(jpeg, mode)
+    try:
+        return decoder.decode(encoded, decoder.header(encoded), region)
+    except DecodeError:
+        return None
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[bytes, Region, str]:
+    sampling = draw(st.sampled_from(list(SAMPLINGS)))
+    mcus = draw(st.integers(1, 8)), draw(st.integers(1, 7))
+    in_row = mcus[0]
+    interval = draw(st.sampled_from([n for n in range(1, 25) if in_row % n == 0 or n % in_row == 0]))
+    size = SAMPLINGS[sampling][3]
+    short = draw(st.integers(0, size[0] - 1)), draw(st.integers(0, size[1] - 1))
+    jpeg = restarted(sampling, mcus, interval, short, seed=draw(st.integers(0, 3)))
+    full_height, full_width = header_of(jpeg)[2:4]
+    top, left = draw(st.integers(0, full_height - 1)), draw(st.integers(0, full_width - 1))
+    height, width = draw(st.integers(1, full_height - top)), draw(st.integers(1, full_width - left))
+    return jpeg, (top, left, height, width), sampling
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(cases())
+def test_a_cut_has_the_pixels_of_the_whole_to_the_last_bit(case):
+    jpeg, region, sampling = case
+    check_pixels(jpeg, sampling, [region], jpeg_decoders())
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_crop_that_ends_where_intervals_do_has_the_chroma_of_its_neighbours(sampling):
+    width, height = SAMPLINGS[sampling][3]
+    jpeg = restarted(sampling, (6, 4), 2, (1, 1))
+    edges = [
+        (top, left, bottom - top, right - left)
+        for top in (height - 1, height, height + 1)
+        for left in (2 * width - 1, 2 * width, 2 * width + 1)
+        for bottom in (2 * height - 1, 2 * height, 2 * height + 1)
+        for right in (4 * width - 1, 4 * width, 4 * width + 1)
+    ]
+    check_pixels(jpeg, sampling, edges, [SimpleJpeg()])
+
+
+def check_pixels(jpeg: bytes, sampling: str, regions: list[Region], decoders: list[JpegDecoder]) -> None:
+    """Cuts are slices of the whole, on each decoder."""
+    header, grey = header_of(jpeg), sampling.startswith("grey")
+    whole, said = SimpleJpeg().decode(jpeg, header, grey, (0, 0, header.height, header.width))
+    assert whole is not None, said
+    for region in regions:
+        with always:
+            made = cut(jpeg, header, region)
+        assert made.header[:5] == header_of(made.data)[:5]
+        top, left, height, width = region
+        for decoder in decoders:
+            pixels, said = decoder.decode(made.data, made.header, grey, made.region_tlhw)
+            assert not said
+            np.testing.assert_array_equal(pixels, whole[top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize("sampling", ["4:2:2", "4:2:0"])
+@pytest.mark.parametrize("short", range(9, 15))
+def test_a_last_column_too_narrow_for_libjpeg_to_interpolate_is_cut_with_the_one_before(sampling, short):
+    jpeg = restarted(sampling, (4, 3), 1, (short, 0))
+    header = header_of(jpeg)
+    region = (0, 49, header.height, header.width - 49)
+    whole, _ = SimpleJpeg().decode(jpeg, header, False, (0, 0, header.height, header.width))
+    with always:
+        made = cut(jpeg, header, region)
+    pixels, _ = SimpleJpeg().decode(made.data, made.header, False, made.region_tlhw)
+    np.testing.assert_array_equal(pixels, whole[:, 49:])
+    assert (made.header.width > 16) == (header.width - 48 <= 4)
+
+
+def test_a_cut_is_a_jpeg_of_the_intervals_that_a_region_touches():
+    jpeg = restarted("4:2:0", (12, 9), 3)
+    header = header_of(jpeg)
+    assert grid_of(jpeg, header) == Grid(columns=4, rows=9, width=48, height=16)
+    with always:
+        made = cut(jpeg, header, (33, 50, 14, 45))
+        wider = cut(jpeg, header, (32, 48, 16, 48))
+    assert (made.header.height, made.header.width, made.region_tlhw) == (16, 48, (1, 2, 14, 45))
+    assert len(made.data) < len(jpeg) / 12
+    assert (wider.header.height, wider.header.width, wider.region_tlhw) == (48, 144, (16, 48, 16, 48))
+    markers = re.findall(rb"\xff([\xd0-\xd9])", wider.data[wider.header.first_scan :])
+    assert b"".join(markers) == b"\xd0\xd1\xd2\xd3\xd4\xd5\xd6\xd7\xd9"
+
+
+def test_no_margin_is_taken_where_chroma_is_not_interpolated():
+    for sampling in ("4:4:4", "grey"):
+        jpeg = restarted(sampling, (8, 8), 2)
+        with always:
+            made = cut(jpeg, header_of(jpeg), (16, 16, 8, 16))
+        assert (made.header.height, made.header.width, made.region_tlhw) == (8, 16, (0, 0, 8, 16))
+
+
+@pytest.mark.parametrize(("interval", "grid"), [(12, (1, 9)), (24, (1, 5)), (6, (2, 9)), (1, (12, 9))])
+def test_intervals_of_rows_are_a_grid_too(interval, grid):
+    jpeg = restarted("4:4:4", (12, 9), interval)
+    assert grid_of(jpeg, header_of(jpeg))[:2] == grid
+
+
+@pytest.mark.parametrize("interval", [5, 7, 18, 13])
+def test_intervals_that_are_no_grid_are_decoded_as_before(interval):
+    jpeg = restarted("4:4:4", (12, 9), interval)
+    header = header_of(jpeg)
+    assert header.restart_interval == interval
+    assert grid_of(jpeg, header) is None
+    with always:
+        assert cut(jpeg, header, (0, 0, 8, 8)) is None
+        decoder = Decoder(Decode())
+        region = (16, 24, 30, 40)
+        np.testing.assert_array_equal(with_cutting(decoder, jpeg, region), without_cutting(decoder, jpeg, region))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True, "restart_marker_blocks": 4}, {"mode": "CMYK", "restart_marker_blocks": 4}]
+)
+def test_other_jpegs_are_not_cut(picture, encode, options):
+    jpeg = encode(picture, "JPEG", **options)
+    with always:
+        assert cut(jpeg, header_of(jpeg), (0, 0, 8, 8)) is None
+
+
+@pytest.fixture(scope="module")
+def large() -> bytes:
+    """512×384, 4:2:0, 32×24 MCUs in intervals of 4."""
+    return restarted("4:2:0", (32, 24), 4)
+
+
+def test_a_crop_is_cut_where_that_pays(large):
+    header = header_of(large)
+    for region in ((180, 250, 60, 100), (0, 0, 384, 128), (300, 0, 84, 512), (64, 64, 256, 256), (2, 66, 380, 440)):
+        assert cut(large, header, region) is not None, region
+    for region in ((0, 0, 384, 512), (2, 2, 380, 508), (0, 0, 8, 512), (0, 40, 3, 3)):
+        assert cut(large, header, region) is None, region
+    small = restarted("4:2:0", (6, 6), 2)
+    assert cut(small, header_of(small), (40, 40, 30, 30)) is None
+
+
+@pytest.mark.parametrize("prefer", [None, "nvimgcodec", "simplejpeg"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
+def test_the_decoder_cuts_by_itself(large, monkeypatch, prefer, mode):
+    if prefer == "nvimgcodec":
+        pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    decoder, region = Decoder(Decode(), prefer=prefer), (100, 130, 90, 110)
+    expected = without_cutting(decoder, large, region, mode)
+    seen = []
+    for kind in (NvImageCodec, SimpleJpeg):
+        decode = kind.decode
+
+        def spy(self, data, *rest, decode=decode):
+            seen.append(len(data))
+            return decode(self, data, *rest)
+
+        monkeypatch.setattr(kind, "decode", spy)
+    np.testing.assert_array_equal(with_cutting(decoder, large, region, mode), expected)
+    assert len(seen) == 1
+    assert seen[0] < len(large) / 4
+
+
+def test_pillow_alone_cuts_nothing(large):
+    decoder, region = Decoder(Decode(), prefer="pillow"), (100, 130, 90, 110)
+    np.testing.assert_array_equal(
+        with_cutting(decoder, large, region), without_cutting(Decoder(Decode()), large, region)
+    )
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_cut_is_turned_upright_as_the_whole_is(orientation, encode):
+    rng = np.random.default_rng(orientation)
+    noise = rng.integers(0, 256, (384, 512, 3), np.uint8)
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0" + bytes((orientation, 0, 0, 0, 0, 0, 0, 0))
+    jpeg = encode(noise, "JPEG", quality=60, restart_marker_blocks=4, exif=exif)
+    decoder, region = Decoder(Decode(exif=True)), (60, 70, 90, 110)
+    header = decoder.header(Encoded(jpeg))
+    assert header.orientation == orientation
+    whole = decoder.decode(Encoded(jpeg), header)
+    with mock.patch("gpuload.decode.decoder.cut", wraps=cut) as spied:
+        pixels = with_cutting(decoder, jpeg, region)
+    assert spied.call_count == 1
+    np.testing.assert_array_equal(pixels, whole[60:150, 70:180])
+
+
+def without_marker(jpeg: bytes, at: int) -> bytes:
+    return jpeg[: at - 2] + jpeg[at:]
+
+
+DAMAGES = {
+    "missing": without_marker,
+    "twice": lambda jpeg, at: jpeg[:at] + jpeg[at - 2 : at] + jpeg[at:],
+    "misnumbered": lambda jpeg, at: jpeg[: at - 1] + bytes((0xD0 + (jpeg[at - 1] + 3) % 8,)) + jpeg[at:],
+    "another marker": lambda jpeg, at: jpeg[:at] + b"\xff\xe5\x00\x04ab" + jpeg[at:],
+    "an end": lambda jpeg, at: jpeg[: at - 1] + b"\xd9" + jpeg[at:],
+    "fill bytes": lambda jpeg, at: jpeg[: at - 2] + b"\xff" + jpeg[at - 2 :],
+    "cut off": lambda jpeg, at: jpeg[:at],
+    "cut off, with an end": lambda jpeg, at: jpeg[:at] + b"\xff\xd9",
+    "zeros": lambda jpeg, at: jpeg[:at] + bytes(len(jpeg) - at),
+}
+
+
+@pytest.mark.parametrize("where", [5, 90, 150])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_whose_markers_are_not_all_there_in_order_is_decoded_as_before(large, damage, where):
+    """Above, within and below the region."""
+    table = find_intervals(large, header_of(large))
+    damaged = DAMAGES[damage](large, int(table[where]))
+    region = (150, 200, 80, 90)
+    assert cut(large, header_of(large), region) is not None
+    assert cut(damaged, header_of(damaged), region) is None
+    decoder = Decoder(Decode())
+    expected, found = without_cutting(decoder, damaged, region), with_cutting(decoder, damaged, region)
+    assert (found is None) == (expected is None)
+    if expected is not None:
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_file_of_which_only_the_end_is_missing_is_decoded_as_before(large):
+    another = large[:-2] + b"\xff\xe1\x00\x02\xff\xd9"
+    for cut_off in (large[:-2], large[:-1], large[: header_of(large).first_scan + 5], large[:-40], another):
+        assert find_intervals(cut_off, header_of(cut_off)) is None
+    assert find_intervals(large + b"more than the picture", header_of(large)) is not None
+
+
+def test_wrong_data_between_markers_gives_the_pixels_of_before(large):
+    """Damage stays within an interval, so a cut that does not touch it has right pixels, as the whole has there."""
+    rng = np.random.default_rng(3)
+    scan, decoder, region = header_of(large).first_scan + 14, Decoder(Decode()), (150, 200, 80, 90)
+    outcomes = {"as it was": 0, "other pixels": 0, "no cut": 0}
+    right = with_cutting(decoder, large, region)
+    inside = slice(*(int(offset) for offset in find_intervals(large, header_of(large))[[75, 77]]))
+    for number in range(40):
+        damaged = bytearray(large)
+        low, high = (scan, len(large) - 2) if number % 2 else (inside.start, inside.stop - 2)
+        for at in rng.integers(low, high, 3):
+            damaged[at] ^= 1 << int(rng.integers(8))
+        jpeg = bytes(damaged)
+        expected, found = without_cutting(decoder, jpeg, region), with_cutting(decoder, jpeg, region)
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            np.testing.assert_array_equal(found, expected)
+        if cut(jpeg, header_of(jpeg), region) is None:
+            outcomes["no cut"] += 1
+        else:
+            outcomes["as it was" if np.array_equal(found, right) else "other pixels"] += 1
+    assert min(outcomes.values()) > 0, outcomes
+
+
+def test_a_complaint_about_a_cut_is_none_about_the_file(large, monkeypatch):
+    """The whole file is decoded then, by one decoder after the other."""
+    decoder, region = Decoder(Decode()), (150, 200, 80, 90)
+    expected = without_cutting(decoder, large, region)
+    seen = []
+    for kind in (NvImageCodec, SimpleJpeg):
+
+        def refuse(self, data, header, grey, region_tlhw, out=None):
+            seen.append(data)
+            return None, "no"
+
+        monkeypatch.setattr(kind, "decode", refuse)
+    np.testing.assert_array_equal(with_cutting(decoder, large, region), expected)
+    assert seen[0] != large
+    assert all(data == large for data in seen[1:])
+
+
+def test_a_table_from_elsewhere_saves_the_search(large, monkeypatch):
+    header, region = header_of(large), (150, 200, 80, 90)
+    table = find_intervals(large, header)
+    expected = cut(large, header, region)
+    monkeypatch.setattr("gpuload.decode.cut.find_intervals", lambda *_: pytest.fail("searched"))
+    for kind in (np.uint32, np.int64):
+        assert cut(large, header, region, table.astype(kind)) == expected
+    corner = (0, 0, 40, 40), (300, 450, 84, 62)
+    for region in corner:
+        assert cut(large, header, region, table) is not None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda table: table[:-1],
+        lambda table: table + 1,
+        lambda table: np.zeros_like(table),
+        lambda table: table[::-1],
+        lambda table: table * 1000,
+        lambda table: np.full_like(table, table[8]),
+        lambda table: np.roll(table, 1),
+        lambda table: np.append(table[0] + 1, table[1:]),
+        lambda table: np.append(table[:-1], 10**9),
+        lambda table: swapped(table, 76, 84),  # of one number
+    ],
+)
+def test_a_table_that_does_not_fit_the_file_is_not_used(large, wrong):
+    header = header_of(large)
+    table = find_intervals(large, header)
+    for region in ((150, 200, 80, 90), (0, 0, 100, 100)):
+        assert cut(large, header, region, wrong(table)) == cut(large, header, region) is not None
+
+
+def swapped(table: np.ndarray, one: int, other: int) -> np.ndarray:
+    table = table.copy()
+    table[[one, other]] = table[[other, one]]
+    return table
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_table_is_not_used_where_half_a_marker_fits(large, which):
+    """The first byte of a marker, or the second, is found elsewhere in the data before it."""
+    header, region = header_of(large), (150, 200, 80, 90)
+    table = find_intervals(large, header)
+    entry = next(
+        number
+        for number in range(75, 110)
+        if number % 8 in (4, 5)
+        and large.find(large[table[number] - 2 + which :][:1], table[number - 1] + 2, table[number] - 4) > 0
+    )
+    at = large.find(large[table[entry] - 2 + which :][:1], table[entry - 1] + 2, table[entry] - 4)
+    right = cut(large, header, region)
+    table[entry] = at + 2 - which
+    assert cut(large, header, region, table) == right
