@@ -25,6 +25,7 @@ __all__ = ["SUFFIX", "make_here", "open_shards"]
 
 SUFFIX: Final = ".gpuload-index"
 THREADS: Final = 8  # of each process: what they wait for is the medium
+PIECE: Final = 32  # shards whose index files are read by one call of a thread
 MOST_PROCESSES: Final = 16
 FEW_BYTES: Final = 256 << 20  # of archives, for each process: fewer are indexed here while one would start
 SHOWN: Final = 3
@@ -63,12 +64,14 @@ def open_shards(
     """
     unique = list(dict.fromkeys(paths))
     shards: dict[str, Shard] = {}
+    pieces = [unique[start : start + PIECE] for start in range(0, len(unique), PIECE)]
     with ThreadPoolExecutor(THREADS) as pool:
-        for path, (shard, remarks) in zip(unique, pool.map(_kept, unique), strict=True):
-            _warn(remarks)
-            if shard is not None and not again:
-                shards[path] = shard
-                progress(path, False)
+        for piece, kept in zip(pieces, pool.map(lambda piece: list(map(_kept, piece)), pieces), strict=True):
+            for path, (shard, remarks) in zip(piece, kept, strict=True):
+                _warn(remarks)
+                if shard is not None and not again:
+                    shards[path] = shard
+                    progress(path, False)
     missing = [path for path in unique if path not in shards]
     errors: dict[str, Exception] = {}
     for path, made, remarks in _made(missing, workers):
