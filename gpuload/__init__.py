@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gpuload.batches.pad import Padded, pad, pad_collate
     from gpuload.datasets import ImageFiles, ImageFolder
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
+    from gpuload.datasets.stores.tar.dataset import TarShards
+    from gpuload.datasets.worker import get_worker_info
     from gpuload.datasets.wrap import wrap
     from gpuload.decode import Decode
     from gpuload.errors import (
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from gpuload.loader.loader import Loader
     from gpuload.rng.generators import sample_rng
     from gpuload.workers.faults import Faults
-    from gpuload.workers.workerinfo import get_worker_info
 
 __version__ = "0.1.0"
 
@@ -57,9 +58,10 @@ _HOMES = {
     "Mask": "gpuload.datasets.sample",
     "Padded": "gpuload.batches.pad",
     "SampleError": "gpuload.errors",
+    "TarShards": "gpuload.datasets.stores.tar.dataset",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
-    "get_worker_info": "gpuload.workers.workerinfo",
+    "get_worker_info": "gpuload.datasets.worker",
     "pad": "gpuload.batches.pad",
     "pad_collate": "gpuload.batches.pad",
     "read": "gpuload.datasets.sample",
@@ -88,6 +90,7 @@ __all__ = [
     "Mask",
     "Padded",
     "SampleError",
+    "TarShards",
     "TooManyErrors",
     "WorkerError",
     "__version__",

@@ -68,6 +68,7 @@ OPTIONAL = {
     "triton": "triton",
     "Triton": "triton",
     "typer": "typer",
+    "zstandard": "zstandard",
 }
 # Folders whose tests need one, whatever error they would fail with.
 NEEDED = {"tests/stage/dali/": "DALI", "tests/stage/kornia/": "kornia"}

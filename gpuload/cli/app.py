@@ -55,3 +55,20 @@ def demo(
         data=data, out=out, workers=workers, batch_size=batch_size, epochs=epochs, device=device, images=images
     )
     raise typer.Exit(run(settings))
+
+
+@app.command()
+def index(
+    shards: Annotated[
+        list[str], typer.Argument(help="Tar archives; 'train-{000..099}.tar' and 'train-*.tar' stand for several.")
+    ],
+    workers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Processes. Default: one for each CPU of this process, up to 16."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Make fresh indexes again, too.")] = False,
+) -> None:
+    """Make the indexes that gpuload.TarShards reads, so that no training has to wait for them."""
+    from gpuload.cli.index import run
+
+    raise typer.Exit(run(shards, workers=workers, again=again))

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpuload.errors import DecodeError
 
-__all__ = ["MAX_BYTES", "limited", "no_image", "read_file", "sniff", "too_large"]
+__all__ = ["MAX_BYTES", "check_size", "limited", "no_image", "read_file", "sniff", "too_large"]
 
 MAX_BYTES: Final = 1 << 30
 LARGE_BYTES = 16 << 20  # larger files are looked at before they are read
@@ -93,6 +93,17 @@ def _check_large(descriptor: int, size: int, path: str) -> None:
     start = os.pread(descriptor, 32, 0)
     if sniff(start) is None:
         raise _refused(no_image(start, size), path)
+
+
+def check_size(nbytes: int, source: str) -> None:
+    """Refuse what would be read from a part of a file, as `read_file` refuses whole ones.
+
+    Raises:
+        DecodeError: it is larger than is allowed.
+    """
+    limit = _max_bytes.get()
+    if limit is not None and nbytes > limit:
+        raise _refused(too_large(nbytes, limit), source)
 
 
 def _refused(complaint: str, path: str) -> DecodeError:

@@ -17,7 +17,17 @@ import numpy as np
 from gpuload.rng.philox import epoch_key, uniforms
 from gpuload.rng.streams import GENERATORS, SAMPLE_RNG
 
-__all__ = ["GeneratorStates", "kept", "put_back", "sample_rng", "seed_generators", "seeds_of", "set_states", "states"]
+__all__ = [
+    "GeneratorStates",
+    "kept",
+    "put_back",
+    "sample_being_made",
+    "sample_rng",
+    "seed_generators",
+    "seeds_of",
+    "set_states",
+    "states",
+]
 
 GeneratorStates = tuple[Any, Any, Any]
 
@@ -78,6 +88,12 @@ def kept() -> Iterator[None]:
         yield
     finally:
         put_back(saved)
+
+
+def sample_being_made() -> tuple[int, int, int] | None:
+    """Seed, epoch and position of the sample that is being made here, or of the first one of a pass; None: no `Loader`
+    is making any."""
+    return _current
 
 
 def sample_rng() -> np.random.Generator:

@@ -16,6 +16,8 @@ __all__ = [
     "SAMPLER_POSITION",
     "SAMPLE_POSITIONS",
     "SAMPLE_RNG",
+    "SHARDS",
+    "SHUFFLE_BUFFER",
     "SUBSTITUTES",
     "TRANSFORMS",
     "WORKER_INIT_POSITIONS",
@@ -26,6 +28,8 @@ TRANSFORMS: Final = range(2**31)  # a chain's transforms, counted from 0 in the 
 GENERATORS: Final = 2**31  # seeds of the global generators, for each sample
 SUBSTITUTES: Final = 2**31 + 1  # which samples are tried instead of one that failed
 SAMPLE_RNG: Final = 2**31 + 2  # `gpuload.sample_rng()`
+SHARDS: Final = 2**31 + 3  # in which order the shards of a stream are read
+SHUFFLE_BUFFER: Final = 2**31 + 4  # which sample of a stream's buffer comes next
 MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of a trailing module, for each view of the images
 ORDER: Final = 2**32 - 1  # the epoch's permutation, or its draws with replacement
 

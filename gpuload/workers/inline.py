@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
+from gpuload.datasets.worker import WorkerInfo, swap
 from gpuload.errors import WorkerError
 from gpuload.order.place import IterablePlace
 from gpuload.ring.ring import Ring
@@ -14,7 +15,7 @@ from gpuload.workers.engine import Event
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.workerinfo import WorkerInfo, introduce, swap
+from gpuload.workers.workerinfo import introduce
 
 __all__ = ["HomeEngine"]
 

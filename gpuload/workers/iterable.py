@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.tree import flatten
+from gpuload.datasets.worker import worker_info_was_asked
 from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
 from gpuload.rng.generators import GeneratorStates, seed_generators, seeds_of, set_states, states
-from gpuload.workers.workerinfo import worker_info_was_asked
 
 __all__ = ["Ended", "Pass", "own_state"]
 

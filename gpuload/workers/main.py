@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.kinds import is_iterable
+from gpuload.datasets.kinds import draws_nothing, is_iterable
 from gpuload.errors import kinds_of
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
@@ -84,7 +84,8 @@ def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
     if job.world_size > 1 and not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
     runner.source.introduce = partial(introduce, job, worker, workers)
-    introduce(job, worker, workers, job.epoch, needed=is_iterable(job.dataset))
+    theirs = is_iterable(job.dataset) and not draws_nothing(job.dataset)  # it may ask torch for its share
+    introduce(job, worker, workers, job.epoch, needed=theirs)
     if job.worker_init_fn is not None:
         seed_generators(job.seed, job.epoch, init_position(job.rank, worker))
         job.worker_init_fn(worker)

@@ -1,0 +1,1 @@
+"""Stores: datasets over files that hold many samples."""

@@ -1,0 +1,256 @@
+"""`TarShards`: the samples of tar archives by number, each read at its place.
+
+The indexes are made or read in the main process, and mapped by all workers, which open the archives as they read them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, SupportsIndex, overload
+
+import numpy as np
+
+from gpuload.datasets.files import check_size
+from gpuload.datasets.folder import Joined, _from_start, _has_samples
+from gpuload.datasets.sample import Mode
+from gpuload.datasets.stores.opening import OpenFile, OpenFiles
+from gpuload.datasets.stores.tar.fields import KEY, Fields
+from gpuload.datasets.stores.tar.headers import BLOCK
+from gpuload.datasets.stores.tar.index import Shard
+from gpuload.datasets.stores.tar.patterns import Patterns, find_shards
+from gpuload.datasets.stores.tar.shards import open_shards
+from gpuload.datasets.stores.tar.stream import TarStream
+
+__all__ = ["TarShards"]
+
+GAP_BYTES: Final = 64 << 10  # what lies between two reads is read too, up to here: it costs less than a call
+READ_BYTES: Final = 32 << 20  # the most that several samples are read together
+
+
+class TarShards:
+    """Samples in tar archives by WebDataset's convention: files side by side that share a name are the fields of one.
+
+    The name up to its first dot, with its folder, is the sample's key; the rest is the field's name. By the end of that
+    name a field becomes: an image (``jpg png webp ppm …``) `Encoded`; one named ``seg.png`` or ``mask.png`` a `Mask`;
+    ``cls id index count`` int; ``json`` what it says; ``txt`` str; ``npy`` an array (one of objects is refused: it is a
+    pickle); anything else bytes.
+
+    An index of each archive is made once, from its headers, and kept beside it as ``….tar.gpuload-index``, or where
+    that cannot be written, in ``$XDG_CACHE_HOME/gpuload/tar``. It is made again if the archive's size or time differ.
+    So any sample is one read, and ``Loader(shuffle=True)`` shuffles all of them.
+
+    Args:
+        shards: a path, or several. ``{000..099}`` and ``{a,b}`` in it stand for several, as do ``*`` and ``?``.
+        fields: which make up a sample: ``("jpg", "cls")`` gives tuples of these; ``"jpg;png"`` is the first of the two
+            that is there, ``"__key__"`` the key. A str gives this one alone. None: a dict of all of them, with
+            ``"__key__"``.
+        mode: what the pixels of images become, see `Encoded`.
+        stream: read the archives in one pass, as an iterable dataset: compressed ones (gzip, bzip2, xz, zstd), pipes,
+            and ``"-"``, the standard input. Without an index, and with a shuffle of limited reach.
+        shuffle_buffer: with `stream`: 0 for the order of the archives; else these are read in another order in each
+            epoch, and a sample is drawn from as many as this, in memory.
+        workers: processes that make indexes; default: one for each CPU that this process may use, up to 16.
+
+    Attributes:
+        shards: the paths.
+        keys: the key of each sample: a sequence that makes each str when it is asked for. It names a sample within its
+            shard; in another shard it may come again.
+
+    Raises:
+        FileNotFoundError: no shard is found.
+        ValueError: a shard is cut off, damaged, compressed, or no tar; it has links, or two samples with one key; there
+            are no samples; an argument is not valid.
+        LookupError: from ``dataset[i]``: the sample lacks a field.
+
+    Example:
+        >>> import pathlib, tarfile, tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for name, data in (("1.jpg", b"..."), ("1.cls", b"7")):
+        ...         size = pathlib.Path(root, name).write_bytes(data)
+        ...     with tarfile.open(f"{root}/train-000.tar", "w") as tar:
+        ...         for name in ("1.jpg", "1.cls"):
+        ...             tar.add(f"{root}/{name}", name)
+        ...     dataset = TarShards(f"{root}/train-{{000..000}}.tar", fields=("jpg", "cls"))
+        ...     image, label = dataset[0]
+        >>> len(dataset), dataset.keys[0], len(image.data), label
+        (1, '1', 3, 7)
+    """
+
+    def __new__(cls, *arguments: Any, stream: bool = False, **options: Any) -> Any:
+        if stream:  # another kind of dataset: with __iter__, without __getitem__
+            return TarStream(*arguments, **options)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        shards: Patterns,
+        *,
+        fields: str | Sequence[str] | None = None,
+        mode: Mode = "RGB",
+        stream: bool = False,
+        shuffle_buffer: int = 0,
+        workers: int | None = None,
+    ) -> None:
+        if shuffle_buffer:
+            raise ValueError(
+                f"shuffle_buffer={shuffle_buffer} is for stream=True; without it, all samples are shuffled by "
+                "gpuload.Loader(dataset, shuffle=True)"
+            )
+        self._fields = Fields(fields, mode)
+        self._shards = open_shards(find_shards(shards), workers=workers)
+        self._ends: list[int] = np.cumsum([shard.samples for shard in self._shards]).tolist()
+        if not len(self):
+            raise ValueError(
+                f"there are no samples in {len(self._shards)} shard(s), {self._shards[0].path!r} first: no file in "
+                "them has a name with an ending, such as 0001.jpg"
+            )
+        self._open = OpenFiles()
+
+    @property
+    def shards(self) -> list[str]:
+        """The paths of the archives."""
+        return [shard.path for shard in self._shards]
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The key of each sample."""
+        return _Keys(self)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the indexes take."""
+        return sum(shard.table.nbytes for shard in self._shards)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
+        """Several samples at once, read in the order in which they lie; neighbours by one call."""
+        plans = [self._plan(*self._place(index)) for index in indices]
+        data: list[dict[str, bytes]] = [{} for _ in plans]
+        for shard, run in _runs(sorted(part for number, plan in enumerate(plans) for part in plan.parts(number))):
+            low, high = run[0].begin, max(part.begin + part.size for part in run)
+            read = self._read(self._shards[shard], low, high)
+            for part in run:
+                at = part.begin - low
+                data[part.sample][part.name] = read if part.size == len(read) else read[at : at + part.size]
+        return [
+            self._fields.sample(parts, plan.chosen, self._shards[plan.shard].path, plan.key)
+            for plan, parts in zip(plans, data, strict=True)
+        ]
+
+    def _place(self, index: SupportsIndex) -> tuple[int, int]:
+        """The number of its shard, and its number in there."""
+        number = self._from_start(index)
+        shard = bisect_right(self._ends, number)
+        return shard, number - (self._ends[shard - 1] if shard else 0)
+
+    def _from_start(self, index: SupportsIndex) -> int:
+        return _from_start(index, len(self), f"{self!r}")
+
+    def _plan(self, shard: int, number: int) -> _Plan:
+        """What has to be read for a sample."""
+        source = self._shards[shard]
+        columns = source.columns
+        first, end = int(columns.first[number]), int(columns.first[number + 1])
+        there = {columns.names[field]: first + at for at, field in enumerate(columns.fields[first:end].tolist())}
+        key = source.key(number)
+        chosen = self._fields.choose(there, source.path, key)
+        places = {}
+        for name in chosen:
+            if name != KEY:
+                places[name] = int(columns.blocks[there[name]]) * BLOCK, int(columns.sizes[there[name]])
+                check_size(places[name][1], f"{source.path}:{key}.{name}")
+        return _Plan(shard, key, chosen, places)
+
+    def _read(self, shard: Shard, begin: int, end: int) -> bytes:
+        if begin == end:
+            return b""
+        file = self._open.get(shard.path)
+        if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
+            raise _changed(shard, file)
+        data = file.read_at(begin, end - begin) if end <= shard.size else b""
+        if len(data) < end - begin:
+            raise ValueError(
+                f"{shard.path!r} gave {len(data):,} bytes from offset {begin:,} on, where its index expects "
+                f"{end - begin:,}: it was changed after it was opened; make the dataset again"
+            )
+        return data
+
+    def __add__(self, other: Any) -> Joined:
+        """This dataset and another map-style one after it."""
+        return Joined([self, other]) if _has_samples(other) else NotImplemented
+
+    def __repr__(self) -> str:
+        first, count = self._shards[0].path, len(self._shards)
+        return f"TarShards({first!r}{f' and {count - 1} more' if count > 1 else ''}: {len(self)} samples)"
+
+
+class _Part(NamedTuple):
+    """A field of one of the samples that are asked for, and where it lies."""
+
+    shard: int
+    begin: int
+    size: int
+    sample: int
+    name: str
+
+
+class _Plan(NamedTuple):
+    """What is read for one sample; `places` has the offset and the bytes of each field."""
+
+    shard: int
+    key: str
+    chosen: list[str]
+    places: dict[str, tuple[int, int]]
+
+    def parts(self, number: int) -> Iterator[_Part]:
+        return (_Part(self.shard, begin, size, number, name) for name, (begin, size) in self.places.items())
+
+
+def _runs(parts: Iterable[_Part]) -> Iterator[tuple[int, list[_Part]]]:
+    """Parts that are read together, and their shard; the parts come in the order in which they lie."""
+    run: list[_Part] = []
+    end = 0
+    for part in parts:
+        after = part.begin + part.size
+        if run and (
+            part.shard != run[0].shard
+            or part.begin > end + GAP_BYTES
+            or max(end, after) - run[0].begin > max(READ_BYTES, end - run[0].begin)
+        ):
+            yield run[0].shard, run
+            run = []
+        end = max(end, after) if run else after
+        run.append(part)
+    if run:
+        yield run[0].shard, run
+
+
+class _Keys(Sequence[str]):
+    """The keys of a dataset's samples, each made when it is asked for."""
+
+    def __init__(self, dataset: TarShards) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        shard, number = self._dataset._place(index)
+        return self._dataset._shards[shard].key(number)
+
+
+def _changed(shard: Shard, file: OpenFile) -> ValueError:
+    was = f"{shard.size:,} bytes, is {file.size:,}" if file.size != shard.size else f"of {file.size:,} bytes, is newer"
+    return ValueError(f"{shard.path!r} was changed after its index was read (it was {was}); make the dataset again")

@@ -1,0 +1,146 @@
+"""What the bytes of a field become, by the end of its name, and which fields make up a sample.
+
+Nothing is unpickled: an array of objects is refused, and a pickle stays bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from gpuload.datasets.sample import MODES, Encoded, Mask, Mode
+
+__all__ = ["KEY", "Fields"]
+
+KEY: Final = "__key__"
+IMAGES: Final = (
+    "jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "pnm", "bmp", "gif", "tif", "tiff", "avif", "jp2", "qoi",
+)  # fmt: skip
+MASKS: Final = ("seg", "mask", "segmentation")
+NUMBERS: Final = ("cls", "cls2", "class", "count", "index", "inx", "id")
+TEXTS: Final = ("txt", "text", "transcript")
+_SHOWN: Final = 12
+
+
+class Fields:
+    """Which fields a sample has, and what they become.
+
+    Args:
+        fields: as `TarShards` takes them.
+        mode: of the images.
+
+    Raises:
+        TypeError, ValueError: they are none.
+    """
+
+    def __init__(self, fields: str | Sequence[str] | None, mode: Mode) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
+        self.mode: Mode = mode
+        self.fields = fields
+        self.alone = isinstance(fields, str)
+        self.wanted: tuple[tuple[str, ...], ...] | None = None
+        if fields is not None:
+            given = (fields,) if isinstance(fields, str) else tuple(fields)
+            self.wanted = tuple(map(_alternatives, given))
+            if not given:
+                raise ValueError("fields must name at least one field, such as ('jpg', 'cls'); None stands for all")
+
+    @property
+    def names(self) -> set[str] | None:
+        """All names that may be needed; None: any."""
+        return None if self.wanted is None else {name for names in self.wanted for name in names}
+
+    def choose(self, there: Mapping[str, Any], shard: str, key: str) -> list[str]:
+        """The fields of a sample that are needed, of those that are there.
+
+        Raises:
+            LookupError: one is absent.
+        """
+        if self.wanted is None:
+            return list(there)
+        chosen = []
+        for names in self.wanted:
+            name = next((name for name in names if name in there or name == KEY), None)
+            if name is None:
+                shown = ", ".join(list(there)[:_SHOWN]) or "none"
+                raise LookupError(
+                    f"sample {key!r} of {shard!r} has no field {' or '.join(map(repr, names))}; its fields are: {shown}"
+                )
+            chosen.append(name)
+        return chosen
+
+    def sample(self, data: Mapping[str, bytes], chosen: Iterable[str], shard: str, key: str) -> Any:
+        """A sample from the bytes of its chosen fields: one value, a tuple, or with all fields a dict.
+
+        Raises:
+            ValueError: a field does not hold what its name says.
+        """
+        values = [(name, key if name == KEY else self._value(name, data[name], shard, key)) for name in chosen]
+        if self.wanted is None:
+            return {KEY: key, **dict(values)}
+        return values[0][1] if self.alone else tuple(value for _, value in values)
+
+    def _value(self, name: str, data: bytes, shard: str, key: str) -> Any:
+        before, _, ending = name.rpartition(".")
+        if ending in IMAGES:
+            image = Encoded(data, self.mode, f"{shard}:{key}.{name}")
+            return Mask(image) if before.rpartition(".")[2] in MASKS else image
+        convert = CONVERSIONS.get(ending)
+        if convert is None:
+            return data
+        try:
+            return convert(data)
+        except (ValueError, RecursionError) as error:
+            shown = f", which begins with {data[:24]!r}," if data else ", which is empty,"
+            raise ValueError(
+                f"field {name!r} of sample {key!r} in {shard!r}{shown} is not {EXPECTED[ending]}: {error}"
+            ) from None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fields) and (self.mode, self.fields) == (other.mode, other.fields)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _alternatives(field: Any) -> tuple[str, ...]:
+    if not isinstance(field, str):
+        raise TypeError(f"a field is named by its ending, such as 'jpg', or 'jpg;png'; got {field!r}")
+    names = tuple(name.strip().removeprefix(".").lower() for name in field.split(";"))
+    if not all(names) or any(character.isspace() for name in names for character in name):
+        raise ValueError(
+            f"a field is named by its ending, such as 'jpg', or 'jpg;png'; got {field!r}. Several are a tuple: "
+            "fields=('jpg', 'cls')"
+        )
+    return names
+
+
+def _array(data: bytes) -> np.ndarray:
+    """An array in numpy's format, as a view of the bytes' copy; objects, which are pickled in it, are refused."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"numpy's format {version[0]}.{version[1]} is not read, but 1.0 and 2.0")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("it holds objects, which is a pickle, and nothing is unpickled; store numbers")
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if nbytes != len(data) - file.tell():
+        raise ValueError(f"shape {shape} of {dtype} takes {nbytes:,} bytes, but {len(data) - file.tell():,} are there")
+    array = np.frombuffer(bytearray(data[file.tell() :]), dtype)
+    return array.reshape(shape, order="F" if by_columns else "C")
+
+
+def _table(kinds: Iterable[tuple[Iterable[str], Any]]) -> dict[str, Any]:
+    return {ending: value for endings, value in kinds for ending in endings}
+
+
+CONVERSIONS: Final[dict[str, Callable[[bytes], Any]]] = _table(
+    [(NUMBERS, int), (("json", "jsn"), json.loads), (TEXTS, lambda data: data.decode("utf-8")), (("npy",), _array)]
+)
+EXPECTED: Final = _table([(NUMBERS, "an integer"), (("json", "jsn"), "JSON"), (TEXTS, "UTF-8"), (("npy",), "an array")])

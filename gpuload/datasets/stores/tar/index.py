@@ -1,0 +1,261 @@
+"""The index of one shard: which samples are in it, and where their fields are. Built from headers, kept in a file.
+
+An index is one array of bytes, in memory as in its file: workers map one copy of it. All numbers are little-endian.
+
+- a head of 80 bytes: magic; size and mtime_ns of the archive; counts of samples and members; bytes of keys and of
+  fields' names; bytes of a number in each of the five columns below (1, 2, 4 or 8); a sum of all words, for damage;
+- `first` (samples + 1): the number of each sample's first member;
+- `key_ends` (samples + 1): where in `keys` each key begins and the last one ends;
+- `blocks` (members): where the bytes of each member begin, in blocks of 512;
+- `sizes` (members): how many bytes;
+- `fields` (members): the number of the field's name;
+- `keys`: all keys, one after the other; `names`: those of the fields, with a zero between them.
+
+Each part begins at a multiple of 8. A sample of an image and a class takes 26 bytes and its key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from array import array
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from gpuload.datasets.stores.opening import OpenFile, open_file
+from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
+from gpuload.datasets.stores.tar.unpacking import COMPRESSED
+
+__all__ = ["Shard", "Unusable", "build", "read", "split_name", "twice"]
+
+MAGIC: Final = b"gltar\0\0\1"
+HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
+WINDOW: Final = 4096  # read with a header: what follows a small member is there already
+META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's own notes
+
+
+class Unusable(ValueError):
+    """An index file that is cut or damaged."""
+
+
+class Columns(NamedTuple):
+    """Views of an index."""
+
+    first: np.ndarray
+    key_ends: np.ndarray
+    blocks: np.ndarray
+    sizes: np.ndarray
+    fields: np.ndarray
+    keys: np.ndarray
+    names: tuple[str, ...]
+
+
+class Shard:
+    """A shard with its index.
+
+    Args:
+        path: of the archive.
+        table: uint8, the index.
+
+    Attributes:
+        size, mtime_ns: of the archive, as it was indexed.
+        samples, members: how many.
+    """
+
+    def __init__(self, path: str, table: np.ndarray) -> None:
+        self.path = path
+        self.table = table
+        _, self.size, self.mtime_ns, self.samples, self.members, *_ = HEAD.unpack_from(table.data)
+        self._columns: Columns | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """The parts of the table."""
+        if self._columns is None:
+            parts: list[Any] = [
+                np.frombuffer(self.table, kind, count, at)
+                for at, count, kind in zip(*_layout(self.table)[:3], strict=True)
+            ]
+            names = parts.pop().tobytes()
+            texts = tuple(name.decode("utf-8", "surrogateescape") for name in names.split(b"\0")) if names else ()
+            self._columns = Columns._make([*parts, texts])
+        return self._columns
+
+    def key(self, number: int) -> str:
+        """The key of a sample."""
+        ends = self.columns.key_ends
+        return self.columns.keys[int(ends[number]) : int(ends[number + 1])].tobytes().decode("utf-8", "surrogateescape")
+
+    def __reduce__(self) -> tuple[type[Shard], tuple[str, np.ndarray]]:
+        return Shard, (self.path, self.table)
+
+    def __repr__(self) -> str:
+        return f"Shard({self.path!r}: {self.samples} samples)"
+
+
+def build(path: str, remark: Any = lambda text: None) -> Shard:
+    """The shard with an index made from its headers.
+
+    Args:
+        path: of the archive.
+        remark: called with what looks odd, as text.
+
+    Raises:
+        OSError: it cannot be read.
+        Damage: it is cut off, no tar, or holds what is refused; or two samples with one key.
+    """
+    file = open_file(path)
+    file.read_randomly()
+    _refuse_compressed(path, file)
+    first, ends = array("Q"), array("Q", [0])
+    blocks, sizes, fields = array("Q"), array("Q"), array("Q")
+    names: dict[bytes, int] = {}
+    seen: dict[bytes, int] = {}
+    keys = bytearray()
+    current: bytes | None = None
+    here: set[int] = set()
+
+    def unfinished(offset: int) -> None:
+        remark(
+            f"{path!r} ends at {offset:,} bytes without the empty blocks that close an archive: it may have been cut "
+            f"off between two members; {len(first)} samples are in it"
+        )
+
+    try:
+        for name, start, data, nbytes in members(_Window(file).read_at, path, file.size, unfinished=unfinished):
+            split = split_name(name)
+            if split is None:
+                continue
+            key, field = split
+            if key != current:
+                if key in seen:
+                    raise Damage(twice(path, key, seen[key], start), start, name)
+                seen[key] = start
+                first.append(len(blocks))
+                keys += key
+                ends.append(len(keys))
+                current = key
+                here.clear()
+            number = names.setdefault(field, len(names))
+            if number in here:
+                raise Damage(twice(path, key, seen[key], start, field), start, name)
+            here.add(number)
+            blocks.append(data // BLOCK)
+            sizes.append(nbytes)
+            fields.append(number)
+    except Damage as damage:
+        split = split_name(damage.member) if damage.member else None
+        whole = len(first) - bool(current is not None and split is not None and split[0] == current)
+        count = f". {whole} whole samples lie before that; mend the shard, or leave it out" if first else ""
+        raise Damage(f"{damage}{count}", damage.offset, damage.member) from None
+    first.append(len(blocks))
+    after = open_file(path)
+    if (after.size, after.mtime_ns) != (file.size, file.mtime_ns):
+        raise Damage(f"{path!r} was changed while it was indexed; wait until it is written", 0)
+    return Shard(path, _table(file, (first, ends, blocks, sizes, fields), bytes(keys), b"\0".join(names)))
+
+
+def split_name(name: bytes) -> tuple[bytes, bytes] | None:
+    """Key and field by WebDataset's rule: the first dot of the last component is between them. None: no sample's."""
+    dot = name.find(b".", slash := name.rfind(b"/") + 1)
+    if dot <= slash or dot == len(name) - 1 or META.match(name):
+        return None
+    return name[:dot], name[dot + 1 :].lower()
+
+
+def read(path: str, index: str, status: os.stat_result) -> Shard | None:
+    """The shard with the index from a file; None if there is none, or of another archive, or of one since changed.
+
+    Raises:
+        Unusable: the file is cut or damaged.
+    """
+    try:
+        file = open_file(index)
+    except FileNotFoundError:
+        return None
+    table = np.empty(file.size, np.uint8)
+    table = table[: file.read_into(table, 0)]
+    if len(table) < HEAD.size or len(table) % 8 or table[:8].tobytes() != MAGIC:
+        raise Unusable(f"it is cut, or no index: it has {len(table):,} bytes")
+    try:
+        end = _layout(table)[3]
+    except (ValueError, OverflowError) as error:
+        raise Unusable(f"its head is damaged ({error})") from None
+    if end != len(table):
+        raise Unusable(f"it has {len(table):,} bytes, where its head says {end:,}")
+    if _sum(table) != HEAD.unpack_from(table.data)[-2]:
+        raise Unusable("its sum is wrong")
+    shard = Shard(path, table)
+    return shard if (shard.size, shard.mtime_ns) == (status.st_size, status.st_mtime_ns) else None
+
+
+class _Window:
+    """Reads of headers that lie near each other, by few calls."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file, self._at, self._data = file, 0, b""
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        begin = offset - self._at
+        if begin >= 0 and begin + nbytes <= len(self._data):
+            return self._data[begin : begin + nbytes]
+        self._at, self._data = offset, self._file.read_at(offset, max(nbytes, WINDOW - offset % WINDOW))
+        return self._data[:nbytes]
+
+
+def _table(file: OpenFile, columns: Iterable[array], keys: bytes, names: bytes) -> np.ndarray:
+    arrays = [np.frombuffer(column, column.typecode) if column else np.zeros(0, np.uint8) for column in columns]
+    kinds = [np.min_scalar_type(int(column.max()) if len(column) else 0) for column in arrays]
+    arrays = [column.astype(kind) for column, kind in zip(arrays, kinds, strict=True)]
+    widths = [kind.itemsize for kind in kinds]
+    samples, total = len(arrays[0]) - 1, len(arrays[2])
+    head = HEAD.pack(MAGIC, file.size, file.mtime_ns, samples, total, len(keys), len(names), *widths, 0, 0)
+    parts = [head, *(column.tobytes() for column in arrays), keys, names]
+    table = np.frombuffer(bytearray().join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
+    table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _sum(table)), np.uint8)
+    return table
+
+
+def _layout(table: np.ndarray) -> tuple[list[int], list[int], list[np.dtype], int]:
+    """Where each part begins, how many numbers it has, of which type; and the end of the last."""
+    _, _, _, samples, total, key_bytes, name_bytes, *widths, _, _ = HEAD.unpack_from(table.data)
+    counts = [samples + 1, samples + 1, total, total, total, key_bytes, name_bytes]
+    if not set(widths) <= {1, 2, 4, 8}:
+        raise ValueError(f"its numbers are of {widths} bytes")
+    kinds = [np.dtype(f"<u{width}") for width in (*widths, 1, 1)]
+    starts, at = [], HEAD.size
+    for count, kind in zip(counts, kinds, strict=True):
+        starts.append(at)
+        at += -(-count * kind.itemsize // 8) * 8
+    return starts, counts, kinds, at
+
+
+def _sum(table: np.ndarray) -> int:
+    """The sum of all 64-bit words but that of the sum itself, modulo 2**64."""
+    words = table.view("<u8")
+    at = HEAD.size // 8 - 2
+    return (int(words.sum(dtype=np.uint64)) - int(words[at])) % (1 << 64)
+
+
+def _refuse_compressed(path: str, file: OpenFile) -> None:
+    start = file.read_at(0, 6)
+    for magic, name in COMPRESSED.items():
+        if start.startswith(magic):
+            raise Damage(
+                f"{path!r} is compressed ({name}): nothing in it can be read without all that is before it. Unpack it "
+                "to a plain tar, or read it in one pass, with TarShards(…, stream=True)",
+                0,
+            )
+
+
+def twice(path: str, key: bytes, before: int, start: int, field: bytes | None = None) -> str:
+    """What is said of two samples with one key, which begin at these offsets."""
+    text = repr(key.decode("utf-8", "backslashreplace"))
+    what = "" if field is None else f", with the field {field.decode('utf-8', 'backslashreplace')!r} again"
+    return (
+        f"{path!r} has two samples with the key {text}: one at offset {before:,}, one at {start:,}{what}; the members "
+        "of a sample lie side by side, and each key comes once in a shard"
+    )

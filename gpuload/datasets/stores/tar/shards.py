@@ -1,0 +1,218 @@
+"""The indexes of many shards: read where they are fresh, else made by several processes, and kept beside the shards.
+
+Runs in the main process. Parsing headers is Python's work, so threads would take turns; processes are fresh
+interpreters that are given paths and say in lines of JSON which of them are done. An index file is written under
+another name and then renamed, so nobody ever reads half of one, also if several processes make the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from gpuload.datasets.stores.tar import index as index_file
+from gpuload.datasets.stores.tar.headers import Damage
+from gpuload.datasets.stores.tar.index import Shard, Unusable
+
+__all__ = ["SUFFIX", "make_here", "open_shards"]
+
+SUFFIX: Final = ".gpuload-index"
+THREADS: Final = 8  # of each process: what they wait for is the medium
+PIECE: Final = 32  # shards whose index files are read by one call of a thread
+MOST_PROCESSES: Final = 16
+FEW_BYTES: Final = 256 << 20  # of archives, for each process: fewer are indexed here while one would start
+SHOWN: Final = 3
+
+PROGRAM: Final = """
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+given = json.load(sys.stdin)
+sys.path[:] = given["path"]
+from gpuload.datasets.stores.tar.shards import make_here
+make_here(given["shards"])
+"""
+
+Progress = Callable[[str, bool], None]
+"""Called with each shard that is ready, and whether its index was made."""
+
+
+def open_shards(
+    paths: Sequence[str],
+    *,
+    workers: int | None = None,
+    again: bool = False,
+    progress: Progress = lambda path, made: None,
+) -> list[Shard]:
+    """The shards with their indexes.
+
+    Args:
+        paths: of the archives; one may come several times.
+        workers: processes that make indexes; None: the CPUs that this process may use, up to 16.
+        again: make all indexes, also those that are fresh.
+        progress: called as they become ready.
+
+    Raises:
+        OSError: a shard cannot be read.
+        ValueError: shards are damaged; the message names the first of them, and says how many there are.
+    """
+    unique = list(dict.fromkeys(paths))
+    shards: dict[str, Shard] = {}
+    pieces = [unique[start : start + PIECE] for start in range(0, len(unique), PIECE)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        for piece, kept in zip(pieces, pool.map(lambda piece: list(map(_kept, piece)), pieces), strict=True):
+            for path, (shard, remarks) in zip(piece, kept, strict=True):
+                _warn(remarks)
+                if shard is not None and not again:
+                    shards[path] = shard
+                    progress(path, False)
+    missing = [path for path in unique if path not in shards]
+    errors: dict[str, Exception] = {}
+    for path, made, remarks in _made(missing, workers):
+        _warn(remarks)
+        if isinstance(made, Exception):
+            errors[path] = made
+        else:
+            shards[path] = made
+            progress(path, True)
+    if errors:
+        raise _joined([errors[path] for path in missing if path in errors], len(unique))
+    return [shards[path] for path in paths]
+
+
+def _made(paths: list[str], workers: int | None) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
+    """Make the indexes of these; each with what went wrong, and remarks."""
+    count = min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
+    count = min(count, len(paths))
+    nbytes = sum(_size(path) for path in paths) if count > 1 else 0
+    if count < 2 or nbytes < FEW_BYTES * count or not sys.executable:
+        yield from map(_make, paths)
+        return
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(count):
+            command = [sys.executable, "-P", "-c", PROGRAM]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            processes.append(process)
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"path": sys.path, "shards": paths[number::count]}).encode())
+            process.stdin.close()
+        with ThreadPoolExecutor(count) as pool:
+            told = [pool.submit(_lines, process) for process in processes]
+            remarks = {path: texts for lines in told for path, texts in lines.result()}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+    for path in paths:
+        shard, said = _kept(path)
+        yield (path, shard, remarks.get(path, said)) if shard is not None else _make(path)  # with its error
+
+
+def _lines(process: subprocess.Popen[bytes]) -> list[tuple[str, list[str]]]:
+    assert process.stdout is not None
+    return [tuple(json.loads(line)) for line in process.stdout]
+
+
+def make_here(paths: Sequence[str]) -> None:
+    """Make the indexes of these in this process, and write a line for each. What fails is left for who asked."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        for path, _, remarks in pool.map(_make, paths):
+            print(json.dumps([path, remarks]), flush=True)
+
+
+def _make(path: str) -> tuple[str, Shard | Exception, list[str]]:
+    remarks: list[str] = []
+    try:
+        shard = index_file.build(path, remarks.append)
+    except (Damage, OSError) as error:
+        return path, error, remarks
+    problem = _keep(shard)
+    if problem is not None:
+        remarks.append(
+            f"the index of {path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made anew "
+            "each time; set XDG_CACHE_HOME to a folder that can be written"
+        )
+    return path, shard, remarks
+
+
+def _kept(path: str) -> tuple[Shard | None, list[str]]:
+    """The shard with an index from a file, or None; and what is wrong with files that are there."""
+    remarks = []
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None, []  # told when it is read
+    for where in (_beside, _in_cache):
+        place = where(path)
+        try:
+            if (shard := index_file.read(path, place, status)) is not None:
+                return shard, []
+        except (Unusable, OSError) as error:
+            remarks.append(f"the index file {place!r} cannot be used, and is made again: {error}")
+    return None, remarks
+
+
+def _keep(shard: Shard) -> str | None:
+    """Write its index beside it, else to the cache; returns why neither was possible."""
+    problem = None
+    for where in (_beside, _in_cache):
+        place = where(shard.path)
+        draft = f"{place}.{os.getpid()}-{id(shard):x}"
+        try:
+            if where is _in_cache:
+                os.makedirs(os.path.dirname(place), exist_ok=True)
+            with open(draft, "xb") as file:
+                file.write(shard.table.data)
+            os.replace(draft, place)
+            return None
+        except OSError as error:
+            problem = str(error)
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+    return problem
+
+
+def _beside(path: str) -> str:
+    return path + SUFFIX
+
+
+def _cache() -> str:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "gpuload", "tar")
+
+
+def _in_cache(path: str) -> str:
+    import hashlib  # seldom needed, and slow to import
+
+    name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=16).hexdigest()
+    return os.path.join(_cache(), name + SUFFIX)
+
+
+def _size(path: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_size
+    return 0
+
+
+def _warn(remarks: list[str]) -> None:
+    for remark in remarks:
+        warnings.warn(remark, stacklevel=4)
+
+
+def _joined(errors: list[Any], count: int) -> Exception:
+    """One error for all of them."""
+    if len(errors) == 1:
+        return errors[0]
+    shown = "".join(f"\n  {error}" for error in errors[:SHOWN])
+    more = f"\n  and {len(errors) - SHOWN} more" if len(errors) > SHOWN else ""
+    kind = OSError if all(isinstance(error, OSError) for error in errors) else ValueError
+    return kind(f"{len(errors)} of {count} shards cannot be indexed:{shown}{more}")

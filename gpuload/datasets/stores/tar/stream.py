@@ -1,0 +1,256 @@
+"""`TarStream`, what ``TarShards(…, stream=True)`` is: archives in one pass, an iterable dataset.
+
+Each worker of each rank reads every so manieth shard of the epoch's order, and draws samples from a buffer. Both are
+functions of (seed, epoch, share, how many samples came before). So a state is a few numbers: how many samples were
+given and read, and where the oldest one in the buffer begins; from there on what was in the buffer is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuload.datasets.files import check_size
+from gpuload.datasets.sample import Mode
+from gpuload.datasets.stores.tar.buffer import ShuffleBuffer, shard_order
+from gpuload.datasets.stores.tar.fields import Fields
+from gpuload.datasets.stores.tar.headers import Damage, members
+from gpuload.datasets.stores.tar.index import split_name, twice
+from gpuload.datasets.stores.tar.patterns import Patterns, find_shards
+from gpuload.datasets.stores.tar.unpacking import Sequential
+from gpuload.datasets.worker import get_worker_info
+from gpuload.errors import DecodeError
+from gpuload.rng.generators import sample_being_made
+from gpuload.rng.philox import epoch_key
+
+__all__ = ["TarPass", "TarStream"]
+
+
+class TarStream:
+    """The samples of archives, in one pass; see `TarShards` for the arguments.
+
+    Args:
+        shards: as for `TarShards`; also FIFOs, and ``"-"`` for the standard input.
+        fields, mode, shuffle_buffer: as for `TarShards`.
+    """
+
+    def __init__(
+        self,
+        shards: Patterns,
+        *,
+        fields: str | Sequence[str] | None = None,
+        mode: Mode = "RGB",
+        shuffle_buffer: int = 0,
+    ) -> None:
+        if not isinstance(shuffle_buffer, int | np.integer) or shuffle_buffer < 0:
+            raise ValueError(
+                f"shuffle_buffer must be how many samples are kept, 0 for no shuffle; got {shuffle_buffer!r}"
+            )
+        self.shards = ["-"] if shards == "-" else find_shards(shards)
+        self.shuffle_buffer = int(shuffle_buffer)
+        self.fields = Fields(fields, mode)
+
+    def __iter__(self) -> TarPass:
+        return TarPass(self)
+
+    def __repr__(self) -> str:
+        count = len(self.shards)
+        more = f" and {count - 1} more" if count > 1 else ""
+        return f"TarStream({self.shards[0]!r}{more}, shuffle_buffer={self.shuffle_buffer})"
+
+
+class _Place(NamedTuple):
+    """Where a sample begins: the number of its shard in this pass, the offset there; and its number in the pass."""
+
+    shard: int
+    offset: int
+    number: int
+
+
+class _Raw(NamedTuple):
+    """A sample as it was read: the bytes of fields that are needed, None of others, an error where one is refused."""
+
+    place: _Place
+    shard: str
+    key: str
+    parts: dict[str, Any]
+
+
+class TarPass:
+    """One worker's pass over its share of the shards: an iterator with a state."""
+
+    def __init__(self, stream: TarStream) -> None:
+        info = get_worker_info()
+        share, shares = 0, 1
+        if info is not None:
+            share, shares = info.rank * info.num_workers + info.id, info.world_size * info.num_workers
+        if shares > len(stream.shards):
+            raise ValueError(
+                f"{len(stream.shards)} shard(s) cannot be shared out over {shares} readers (world_size="
+                f"{info.world_size if info else 1} × {info.num_workers if info else 1} workers): each reads whole "
+                f"shards. Make more of them, or use fewer workers; without stream=True any number of workers will do"
+            )
+        seed, epoch, _ = sample_being_made() or (0, 0, 0)
+        key = epoch_key(seed, epoch)
+        order = shard_order(key, len(stream.shards)) if stream.shuffle_buffer else np.arange(len(stream.shards))
+        self._stream = stream
+        self._share = [share, shares]
+        self._shards = [stream.shards[number] for number in order[share::shares]]
+        self._buffer: ShuffleBuffer[_Raw] = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
+        self._walk: Iterator[_Raw] | None = None
+        self._next = _Place(0, 0, 0)  # what is read next; its offset is where the walk through its shard begins
+        self._last = self._next
+        self._needed: Callable[[int], bool] = lambda number: True
+        self._damaged: list[int] = []  # numbers of shards whose damage was told
+
+    def __iter__(self) -> TarPass:
+        return self
+
+    def __next__(self) -> Any:
+        while self._buffer.has_room:
+            raw = self._read()  # may raise: the next call goes on
+            if raw is None:
+                self._buffer.end()
+            else:
+                self._buffer.put(raw)
+        raw = self._buffer.take()
+        if raw is None:
+            raise StopIteration
+        chosen = self._stream.fields.choose(raw.parts, raw.shard, raw.key)
+        for name in chosen:
+            if isinstance(raw.parts.get(name), Exception):
+                raise raw.parts[name]
+        return self._stream.fields.sample(raw.parts, chosen, raw.shard, raw.key)
+
+    def _read(self) -> _Raw | None:
+        """The next sample, or None. An error comes once, and then the next shard."""
+        while self._next.shard < len(self._shards):
+            if self._walk is None:
+                self._walk = self._samples()
+            try:
+                raw = next(self._walk, None)
+            except (Damage, OSError, ImportError):
+                number = self._next.shard
+                self._leave()
+                if number in self._damaged:
+                    continue
+                self._damaged.append(number)
+                raise
+            if raw is not None:
+                self._last, self._next = raw.place, self._next._replace(number=raw.place.number + 1)
+                return raw
+            self._leave()
+        return None
+
+    def _leave(self) -> None:
+        self._walk, self._next = None, _Place(self._next.shard + 1, 0, self._next.number)
+
+    def _samples(self) -> Iterator[_Raw]:
+        """The samples of the next shard, from the next offset on."""
+        path, (shard, start, number) = self._shards[self._next.shard], self._next
+        wanted = self._stream.fields.names
+        current, begin, parts, needed = None, start, {}, True
+        with contextlib.closing(Sequential(path)) as file:
+
+            def unfinished(offset: int) -> None:
+                if file.position < offset:
+                    raise Damage(
+                        f"{path!r} is cut off at {file.position:,} bytes, in a member before {offset:,}", offset
+                    )
+                warnings.warn(
+                    f"{path!r} ends at {offset:,} bytes without the empty blocks that close an archive: it may have "
+                    "been cut off between two members",
+                    stacklevel=2,
+                )
+
+            for name, at, data, nbytes in members(file.read_at, path, start=start, unfinished=unfinished):
+                if (split := split_name(name)) is None:
+                    continue
+                key, field = split
+                if key != current:
+                    if current is not None:
+                        yield _Raw(_Place(shard, begin, number), path, _text(current), parts)
+                        number += 1
+                    current, begin, parts, needed = key, at, {}, self._needed(number)
+                title = _text(field)
+                if title in parts:
+                    raise Damage(twice(path, key, begin, at, field), at, name)
+                parts[title] = None
+                if needed and (wanted is None or title in wanted):
+                    try:
+                        check_size(nbytes, f"{path}:{_text(name)}")
+                    except DecodeError as error:
+                        parts[title] = error
+                        continue
+                    parts[title] = found = file.read_at(data, nbytes)
+                    if len(found) < nbytes:
+                        raise Damage(
+                            f"{path!r} is cut off at {file.position:,} bytes: the member {_text(name)!r} at offset "
+                            f"{at:,} has {nbytes:,} bytes from {data:,} on, of which {len(found):,} are there",
+                            at,
+                            name,
+                        )
+            if current is not None:
+                yield _Raw(_Place(shard, begin, number), path, _text(current), parts)
+            file.finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it has come: small, and plain numbers."""
+        oldest = min((raw.place for raw in self._buffer.content()), key=lambda place: place.number, default=self._last)
+        return {
+            "shards": self._shards_sum(),
+            "share": self._share,
+            "shuffle_buffer": self._stream.shuffle_buffer,
+            "given": self._buffer.given,
+            "read": self._next.number,
+            "ended": self._buffer.ended,
+            "from": list(oldest),
+            "damaged": list(self._damaged),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; the buffer's samples are read again.
+
+        Raises:
+            ValueError: the state is of other shards, of another share of them, or of another buffer.
+        """
+        for name, mine in (
+            ("shards", self._shards_sum()),
+            ("share", self._share),
+            ("shuffle_buffer", self._stream.shuffle_buffer),
+        ):
+            if state.get(name) != mine:
+                raise ValueError(
+                    f"the state is of a stream with {name}={state.get(name)!r}, this one has {mine!r}: give the same "
+                    "shards in the same order, ranks, workers and shuffle_buffer (shards and the epoch's order of them "
+                    "are told as a sum)"
+                )
+        read = state["read"]
+        slots = self._buffer.restore(state["given"], read, state["ended"])
+        needed = set(slots) - {-1}
+        self._damaged = list(state["damaged"])
+        self._walk, self._next = None, _Place(*state["from"])
+        self._last, self._needed = self._next, lambda number: number >= read or number in needed
+        found: dict[int, _Raw] = {}
+        while self._next.number < read and (raw := self._read()) is not None:
+            if raw.place.number in needed:
+                found[raw.place.number] = raw
+        if self._next.number < read or len(found) < len(needed):
+            raise ValueError(
+                f"the shards have fewer samples than the state says ({self._next.number} of {read}): were they changed?"
+            )
+        self._buffer.refill([found.get(number) for number in slots])
+
+    def _shards_sum(self) -> int:
+        """Of their names, in the order in which this pass reads them: the folder may be another."""
+        return zlib.crc32("\0".join(map(os.path.basename, self._shards)).encode("utf-8", "surrogateescape"))
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")

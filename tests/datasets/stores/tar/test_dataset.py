@@ -1,0 +1,242 @@
+"""`TarShards`: samples by number, their batches, and what a user is told of bad ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import tracemalloc
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from tars import archive, pictures_in, shards_of_pictures
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.datasets.kinds import draws_nothing, fetches_many, is_iterable
+from gpuload.datasets.stores.opening import OpenFile
+from gpuload.datasets.stores.tar import dataset as dataset_module
+from gpuload.datasets.stores.tar.index import HEAD, MAGIC, Shard
+
+FIELDS = ("jpg", "cls")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Offset and bytes of each read."""
+    told: list[tuple[int, int]] = []
+    plain = OpenFile.read_at
+
+    def read_at(self: OpenFile, offset: int, nbytes: int) -> bytes:
+        told.append((offset, nbytes))
+        return plain(self, offset, nbytes)
+
+    monkeypatch.setattr(OpenFile, "read_at", read_at)
+    return told
+
+
+def test_samples_by_number_over_all_shards(tmp_path: Path) -> None:
+    files = pictures_in(12)
+    dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 4), fields=FIELDS)
+    assert len(dataset) == 12
+    for number in range(12):
+        image, label = dataset[number]
+        assert label == number
+        name = f"{number:05d}"
+        source = f"{tmp_path}/train-{number // 4:03d}.tar:{name}.jpg"
+        assert image == gl.Encoded(files[f"{name}.jpg"], "RGB", source)
+        assert dataset.keys[number] == name
+    assert dataset[-1] == dataset[11]
+    assert dataset.keys[-2:] == ["00010", "00011"]
+    assert dataset.shards == [f"{tmp_path}/train-{number:03d}.tar" for number in range(3)]
+    with pytest.raises(IndexError, match=r"index 12 is out of range: TarShards\('.*train-000.tar' and 2 more: 12 samp"):
+        dataset[12]
+    with pytest.raises(TypeError, match="an index must be an integer"):
+        dataset["00001"]
+
+
+def test_many_at_once_are_the_same_and_come_as_they_were_asked_for(tmp_path: Path) -> None:
+    dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 4))
+    order = [7, 0, 11, 3, 3, -1, 2]
+    assert dataset.__getitems__(order) == [dataset[number] for number in order]
+    assert dataset.__getitems__([]) == []
+    assert (fetches_many(dataset), draws_nothing(dataset), is_iterable(dataset)) == (True, True, False)
+
+
+def test_a_sample_is_one_read_and_neighbours_are_read_together(tmp_path: Path, reads: list) -> None:
+    dataset = gl.TarShards(shards_of_pictures(tmp_path, 2, 4), fields=FIELDS)
+    reads.clear()
+    dataset[2]
+    assert len(reads) == 1
+    reads.clear()
+    dataset.__getitems__([6, 2, 1, 5, 3])
+    assert len(reads) == 2, "one for each shard"
+
+
+def test_what_is_not_asked_for_is_not_read(tmp_path: Path, reads: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        f"{n}.{field}": bytes([n]) * size for n in (1, 2) for field, size in (("jpg", 9), ("raw", 99_999), ("x", 7))
+    }
+    path = archive(tmp_path / "x.tar", files)
+    dataset = gl.TarShards(path, fields=("x", "jpg"))
+    reads.clear()
+    image, x = dataset[0][::-1]
+    assert (image.data, x) == (b"\1" * 9, b"\1" * 7)
+    assert [nbytes for _, nbytes in reads] == [9, 7]
+    monkeypatch.setattr(dataset_module, "GAP_BYTES", 1 << 20)
+    monkeypatch.setattr(dataset_module, "READ_BYTES", 150_000)
+    reads.clear()
+    assert [sample[0] for sample in dataset.__getitems__([0, 1])] == [b"\1" * 7, b"\2" * 7]
+    assert len(reads) == 2, "both together are more than READ_BYTES"
+
+
+def batches(dataset: object, state: object = None, stop: int = -1, **options: object) -> tuple[list, object]:
+    chain = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
+    with gl.Loader(dataset, 4, shuffle=True, transforms=chain, device="cpu", **options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        found = []
+        for images, labels in loader:
+            found.append((images, labels))
+            if len(found) == stop:
+                return found, json.loads(json.dumps(loader.state_dict()))
+        return found, None
+
+
+def same(one: list, other: list) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a, b) for first, second in pairs for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.processes
+def test_batches_are_those_of_the_files_with_and_without_workers_and_after_a_resume(tmp_path: Path) -> None:
+    dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
+    files = pictures_in(18)
+    plain = [(gl.Encoded(files[f"{number:05d}.jpg"]), number) for number in range(18)]
+    expected, _ = batches(plain, num_workers=0)
+    assert sorted(label for _, labels in expected for label in labels.tolist()) == list(range(18))
+    found, _ = batches(dataset, num_workers=0)
+    assert same(found, expected)
+    begun, state = batches(dataset, num_workers=2, stop=2)
+    rest, _ = batches(dataset, state, num_workers=2)
+    assert same(begun + rest, expected)
+
+
+def test_a_copy_holds_no_descriptor_and_its_indexes_travel_out_of_band(tmp_path: Path) -> None:
+    dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 4), fields=FIELDS)
+    dataset[5]
+    assert len(dataset._open) == 1
+    buffers: list[pickle.PickleBuffer] = []
+    data = cloudpickle.dumps(dataset, 5, buffer_callback=buffers.append)
+    assert len(buffers) == 3
+    assert sum(buffer.raw().nbytes for buffer in buffers) == dataset.nbytes
+    assert len(data) < 1500
+    copy = pickle.loads(data, buffers=buffers)
+    assert len(copy._open) == 0
+    assert copy[5] == dataset[5]
+
+
+def test_a_million_samples_take_few_bytes_and_no_object_each() -> None:
+    """An index of so many samples, as it is read from a file: none of it is copied."""
+    many, names = 1_000_000, b"jpg\0cls"
+    columns = [np.arange(0, 2 * many + 1, 2), np.arange(many + 1) * 9, np.arange(2 * many) * 40,
+               np.full(2 * many, 20_000), np.tile([0, 1], many)]  # fmt: skip
+    arrays = [column.astype(np.uint32) for column in columns]
+    arrays[4] = arrays[4].astype(np.uint8)
+    head = HEAD.pack(MAGIC, 1, 1, many, 2 * many, 9 * many, len(names), 4, 4, 4, 4, 1, 0, 0)
+    parts = [head, *(array.tobytes() for array in arrays), b"000000001" * many, names]
+    table = np.frombuffer(b"".join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
+    assert table.nbytes / many < 36
+    tracemalloc.start()
+    shard = Shard("x.tar", table)
+    assert (shard.key(999_999), shard.columns.names) == ("000000001", ("jpg", "cls"))
+    assert int(shard.columns.blocks[-1]) == 40 * (2 * many - 1)
+    assert tracemalloc.get_traced_memory()[0] < 20_000
+    tracemalloc.stop()
+
+
+# What is refused
+
+
+def test_a_sample_that_lacks_a_field_is_told_with_its_shard_its_key_and_what_it_has(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar", {**pictures_in(1), "d/b.png": b"1", "d/b.txt": b"2"})
+    dataset = gl.TarShards(path, fields=FIELDS)
+    assert dataset[0][1] == 0
+    text = rf"^sample 'd/b' of '{path}' has no field 'jpg'; its fields are: png, txt$"
+    with pytest.raises(LookupError, match=text):
+        dataset[1]
+    with gl.Loader(dataset, 2, num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError) as caught:
+        list(loader)
+    assert caught.value.index == 1
+    assert isinstance(caught.value, LookupError)
+    assert "has no field 'jpg'; its fields are: png, txt" in str(caught.value)
+
+
+def test_one_key_in_two_shards_is_two_samples(tmp_path: Path) -> None:
+    for number in (0, 1):
+        archive(tmp_path / f"{number}.tar", {"a.cls": b"%d" % number})
+    dataset = gl.TarShards(tmp_path / "*.tar", fields="cls")
+    assert list(dataset.keys) == ["a", "a"]
+    assert [dataset[0], dataset[1]] == [0, 1]
+
+
+def test_a_name_with_dots_or_an_absolute_path_is_a_key_and_opens_nothing(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("no")
+    files = {f"{tmp_path}/secret.txt": b"yes", "../secret.txt": b"yes"}
+    dataset = gl.TarShards(archive(tmp_path / "x.tar", files))
+    assert list(dataset) == [{"__key__": f"{tmp_path}/secret", "txt": "yes"}, {"__key__": "../secret", "txt": "yes"}]
+    assert sorted(os.listdir(tmp_path)) == ["secret.txt", "x.tar", "x.tar.gpuload-index"]
+
+
+def test_no_samples_at_all(tmp_path: Path) -> None:
+    empty, plain = archive(tmp_path / "empty.tar", {}), archive(tmp_path / "x.tar", {"a.cls": b"1"})
+    with pytest.raises(
+        ValueError, match=r"^there are no samples in 1 shard\(s\), '.*empty.tar' first: no file in them"
+    ):
+        gl.TarShards(empty)
+    assert len(gl.TarShards([empty, plain, empty])) == 1
+
+
+def test_a_shard_that_is_changed_after_it_was_opened(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar", {"a.cls": b"1", "b.cls": b"2"})
+    dataset = gl.TarShards(path, fields="cls")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(
+        ValueError, match=r"x.tar' was changed after its index was read \(it was of 10,240 bytes, is new"
+    ):
+        dataset[0]
+    dataset = gl.TarShards(path, fields="cls")
+    assert dataset[0] == 1
+    os.truncate(path, 1000)
+    with pytest.raises(
+        ValueError, match=r"x.tar' gave 0 bytes from offset 1,536 on, where its index expects 1: it was"
+    ):
+        dataset[1]
+    assert dataset[0] == 1, "the file is open, and its beginning is there"
+    os.truncate(path, 600)
+    copy = pickle.loads(pickle.dumps(dataset))
+    with pytest.raises(ValueError, match=r"it was 10,240 bytes, is 600\); make the dataset again"):
+        copy[0]
+
+
+def test_a_field_larger_than_the_loader_allows(tmp_path: Path) -> None:
+    dataset = gl.TarShards(archive(tmp_path / "x.tar", {"a.jpg": bytes(3000)}), fields="jpg")
+    with (
+        gl.Loader(dataset, num_workers=0, device="cpu", decode=gl.Decode(max_bytes=2000)) as loader,
+        pytest.raises(gl.SampleError, match=r"x.tar:a.jpg': the file has 3,000 bytes, more than max_bytes=2,000"),
+    ):
+        list(loader)
+
+
+def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar", {"a.cls": b"1"})
+    with pytest.raises(
+        ValueError, match="shuffle_buffer=10 is for stream=True; without it, all samples are shuffled by"
+    ):
+        gl.TarShards(path, shuffle_buffer=10)
+    assert (gl.TarShards(path, fields="cls") + gl.TarShards(path, fields="cls"))[1] == 1
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = gl.TarShards(path) + 3

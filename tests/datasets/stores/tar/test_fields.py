@@ -1,0 +1,135 @@
+"""What the bytes of a field become, and which fields make up a sample."""
+
+from __future__ import annotations
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+from gpuload.datasets.sample import Encoded, Mask
+from gpuload.datasets.stores.tar.fields import Fields
+
+
+def value(name: str, data: bytes, mode: str = "RGB") -> object:
+    return Fields(name, mode).sample({name: data}, [name], "s.tar", "k")
+
+
+def saved(array: object, **options: object) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asarray(array), **options)
+    return file.getvalue()
+
+
+MANY = saved(np.arange(9)).replace(b"(9,), }" + b" " * 10, b"(99999999999,), }")
+
+
+@pytest.mark.parametrize("name", ["jpg", "png", "webp", "ppm", "left.jpeg", "tif", "avif"])
+def test_images_are_encoded_with_their_place(name: str) -> None:
+    assert value(name, b"abc", "L") == Encoded(b"abc", "L", f"s.tar:k.{name}")
+
+
+@pytest.mark.parametrize("name", ["seg.png", "mask.png", "left.mask.png", "segmentation.tif"])
+def test_masks_are_masks(name: str) -> None:
+    mask = value(name, b"abc")
+    assert isinstance(mask, Mask)
+    assert mask.array == Encoded(b"abc", "RGB", f"s.tar:k.{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "result"),
+    [
+        ("cls", b" 17\n", 17),
+        ("id", b"-3", -3),
+        ("json", b'{"a": [1, null]}', {"a": [1, None]}),
+        ("txt", "ä cat".encode(), "ä cat"),
+        ("bin", b"\0\1", b"\0\1"),
+        ("pyd", pickle.dumps({}), pickle.dumps({})),
+        ("pth", b"\x80", b"\x80"),
+    ],
+)
+def test_other_kinds(name: str, data: bytes, result: object) -> None:
+    assert value(name, data) == result
+    assert type(value(name, data)) is type(result)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+@pytest.mark.parametrize("array", [np.arange(6, dtype=">i2").reshape(2, 3), np.float32(3), np.zeros((0, 4)),
+                                   np.asfortranarray(np.arange(6.0).reshape(2, 3))])  # fmt: skip
+def test_arrays(array: np.ndarray, version: tuple[int, int]) -> None:
+    found = value("npy", saved(array, version=version))
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == array.dtype
+    assert found.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text"),
+    [
+        ("npy", MANY, r"takes 799,999,999,992 bytes"),
+        ("cls", b"cat", r"'cls' of sample 'k' in 's.tar', which begins with b'cat', is not an integer: invalid lit"),
+        ("cls", b"", r"which is empty, is not an integer"),
+        ("json", b"{", r"is not JSON: Expecting"),
+        ("json", b"[" * 200_000, r"is not JSON: maximum recursion"),
+        ("txt", b"\xff", r"is not UTF-8: 'utf-8' codec"),
+        ("npy", saved(np.array([{}], object)), r"it holds objects, which is a pickle, and nothing is unpickled; store"),
+        ("npy", saved(np.arange(9))[:-1], r"shape \(9,\) of int64 takes 72 bytes, but 71 are there$"),
+        ("npy", b"\x93NUMPY\x09\x00", r"numpy's format 9.0 is not read, but 1.0 and 2.0"),
+        ("npy", pickle.dumps([1]), r"is not an array: the magic string is not correct"),
+    ],
+)
+def test_a_field_that_does_not_hold_what_its_name_says(name: str, data: bytes, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        value(name, data)
+
+
+THERE = {"jpg": b"1", "cls": b"2", "seg.png": b"3"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "chosen", "result"),
+    [
+        (("cls", "jpg"), ["cls", "jpg"], (2, Encoded(b"1", "RGB", "s:k.jpg"))),
+        (["png;JPG", ".cls"], ["jpg", "cls"], (Encoded(b"1", "RGB", "s:k.jpg"), 2)),
+        ("cls", ["cls"], 2),
+        (("cls",), ["cls"], (2,)),
+        (("__key__", "cls"), ["__key__", "cls"], ("k", 2)),
+    ],
+)
+def test_a_sample_has_the_fields_that_are_asked_for(fields: object, chosen: list[str], result: object) -> None:
+    wanted = Fields(fields, "RGB")
+    assert wanted.choose(THERE, "s", "k") == chosen
+    assert wanted.sample(THERE, chosen, "s", "k") == result
+
+
+def test_without_fields_it_is_a_dict_of_all() -> None:
+    wanted = Fields(None, "RGB")
+    sample = wanted.sample(THERE, wanted.choose(THERE, "s", "k"), "s", "k")
+    assert list(sample) == ["__key__", "jpg", "cls", "seg.png"]
+    assert (sample["__key__"], sample["cls"]) == ("k", 2)
+
+
+def test_a_field_that_is_absent() -> None:
+    with pytest.raises(LookupError) as caught:
+        Fields(("jpg", "webp;png"), "RGB").choose(THERE, "s.tar", "d/k")
+    assert str(caught.value) == (
+        "sample 'd/k' of 's.tar' has no field 'webp' or 'png'; its fields are: jpg, cls, seg.png"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        ((), ValueError, "fields must name at least one field"),
+        ("jpg cls", ValueError, r"got 'jpg cls'. Several are a tuple: fields=\('jpg', 'cls'\)"),
+        ("jpg;", ValueError, "got 'jpg;'"),
+        ((3,), TypeError, "a field is named by its ending, such as 'jpg', or 'jpg;png'; got 3"),
+    ],
+)
+def test_fields_that_are_none(fields: object, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        Fields(fields, "RGB")
+    with pytest.raises(ValueError, match="mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'"):
+        Fields(None, "CMYK")

@@ -1,0 +1,179 @@
+"""Which members are found in a tar, held against the standard library; and what is refused, in which words."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+from tars import archive, sealed
+
+from gpuload.datasets.stores.opening import open_file
+from gpuload.datasets.stores.tar.headers import Damage, members
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def found(path: Path) -> list[tuple[str, int, int]]:
+    file = open_file(str(path))
+    return [(name.decode(), data, size) for name, _, data, size in members(file.read_at, "x.tar", file.size)]
+
+
+def by_tarfile(path: Path) -> list[tuple[str, int, int]]:
+    with tarfile.open(path) as tar:
+        return [(member.name, member.offset_data, member.size) for member in tar if member.isreg()]
+
+
+def header(name: str = "a.jpg", size: int = 3, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytearray:
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.linkname = size, kind, link
+    return bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+
+
+def refusal(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    with pytest.raises(Damage) as caught:
+        found(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_members_are_where_tarfile_finds_them(tmp_path: Path, format: str) -> None:
+    long = "/".join(["folder" * 5] * 4) + "/" + "n" * 60 + ".jpg"  # 185 characters: a prefix, a long name, a record
+    names = ["a.jpg", "ä.jpg", long, "x" * 100, "d/e.f.png", "empty.txt"]
+    if format != "ustar":
+        names.append("y" * 300)
+    path = archive(tmp_path / "x.tar", [(name, name.encode() * 31) for name in names], format=FORMATS[format])
+    assert found(path) == by_tarfile(path)
+    assert [name for name, _, _ in found(path)] == names
+
+
+def test_sizes_in_base_256_and_in_pax_records(tmp_path: Path) -> None:
+    large = header(size=0)
+    large[124:136] = b"\x80" + (700).to_bytes(11, "big")
+    (tmp_path / "large.tar").write_bytes(sealed(large) + bytes(1024 + 1024))
+    assert found(tmp_path / "large.tar") == [("a.jpg", 512, 700)]
+    info = tarfile.TarInfo("b.jpg")
+    info.pax_headers = {"size": "700", "comment": "for all"}
+    with tarfile.open(tmp_path / "pax.tar", "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "global"}) as tar:
+        info.size = 700
+        tar.addfile(info, io.BytesIO(bytes(700)))
+    assert found(tmp_path / "pax.tar") == by_tarfile(tmp_path / "pax.tar")
+
+
+def test_folders_and_notes_are_passed_over_and_nothing_after_the_end_is_read(tmp_path: Path) -> None:
+    folder = header("d/", 0, tarfile.DIRTYPE)
+    oldest = header("e/", 0, tarfile.AREGTYPE)
+    data = sealed(folder) + sealed(oldest) + sealed(header("d/a.jpg")) + b"abc" + bytes(509)
+    (tmp_path / "x.tar").write_bytes(data + bytes(1024) + sealed(header("after.jpg")) + bytes(512))
+    assert found(tmp_path / "x.tar") == by_tarfile(tmp_path / "x.tar") == [("d/a.jpg", 1536, 3)]
+
+
+def test_a_checksum_of_signed_bytes_as_old_writers_have_it(tmp_path: Path) -> None:
+    block = header("ä.jpg")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(byte - 256 if byte > 127 else byte for byte in block)
+    (tmp_path / "x.tar").write_bytes(bytes(block) + bytes(512 + 1024))
+    assert found(tmp_path / "x.tar") == [("ä.jpg", 512, 3)]
+
+
+def test_a_name_with_dots_or_an_absolute_path_is_a_name(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar", {"../../etc/passwd.txt": b"1", "/abs/b.txt": b"2", "./c.txt": b"3"})
+    assert [name for name, _, _ in found(path)] == ["../../etc/passwd.txt", "/abs/b.txt", "./c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (tarfile.LNKTYPE, "a hard link"),
+        (tarfile.SYMTYPE, "a symbolic link"),
+        (tarfile.FIFOTYPE, "a FIFO"),
+        (tarfile.CHRTYPE, "a character device"),
+        (tarfile.GNUTYPE_SPARSE, "a sparse file"),
+    ],
+)
+def test_links_and_other_kinds_are_refused_by_name(tmp_path: Path, kind: bytes, what: str) -> None:
+    block = sealed(header("d/link.jpg", 0, kind, "/etc/passwd"))
+    assert refusal(tmp_path / "x.tar", block + bytes(1024)) == (
+        f"'x.tar': the member 'd/link.jpg' at offset 0 is {what}; expected files that hold their own bytes. Make the "
+        "archive again, with links followed (tar --dereference, and without --sparse)"
+    )
+
+
+def test_a_sparse_member_of_pax_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("s.jpg")
+    info.pax_headers = {"GNU.sparse.major": "1"}
+    data = info.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
+    assert "the member 's.jpg' at offset 1,024 is a sparse file" in refusal(tmp_path / "x.tar", data)
+
+
+def test_a_size_that_is_negative(tmp_path: Path) -> None:
+    block = header()
+    block[124:136] = (-5).to_bytes(12, "big", signed=True)
+    assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
+        "'x.tar': the member 'a.jpg' at offset 0 has a size of -5 bytes, which is negative; the archive is damaged, "
+        "make it again"
+    )
+
+
+def test_a_size_that_is_huge(tmp_path: Path) -> None:
+    block = header()
+    block[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
+    assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
+        "'x.tar': the member 'a.jpg' at offset 0 has a size of 1,152,921,504,606,846,976 bytes, more than the whole "
+        "archive (2,048): it is cut off, or its header is damaged"
+    )
+
+
+def test_one_that_is_cut_off_in_a_member_or_in_headers(tmp_path: Path) -> None:
+    whole = archive(tmp_path / "x.tar", {"a.jpg": bytes(600), "b.jpg": bytes(600)}, format=tarfile.PAX_FORMAT)
+    data = whole.read_bytes()
+    assert refusal(whole, data[:2500]) == (
+        "'x.tar' is cut off at 2,500 bytes: the member 'b.jpg' at offset 1,536 has 600 bytes from 2,048 on, of which "
+        "452 are there"
+    )
+    assert refusal(whole, data[:1700]) == (
+        "'x.tar' is cut off at 1,700 bytes, in the headers of a member at offset 1,536"
+    )
+
+
+def test_a_checksum_that_is_wrong(tmp_path: Path) -> None:
+    data = bytearray(archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"}).read_bytes())
+    data[1024] ^= 1
+    assert refusal(tmp_path / "x.tar", data) == (
+        "'x.tar': at offset 1,024 a member's header was expected, but its checksum is wrong (it begins with "
+        "b'c.jpg\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00'); the archive is damaged, make it again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "has 0 bytes; one without members has two blocks of zeros"),
+        (b"\xff\xd8\xff" + bytes(99), "has 102 bytes that begin with b'\\xff\\xd8\\xff"),
+        (b"\xff\xd8\xff" + bytes(9999), "begins with b'\\xff\\xd8\\xff"),
+    ],
+)
+def test_what_is_no_tar(tmp_path: Path, data: bytes, text: str) -> None:
+    said = refusal(tmp_path / "x.tar", data)
+    assert re.match(r"'x.tar' is no tar archive: it ", said)
+    assert text in said
+
+
+def test_damaged_records_and_names_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    for content in (b"99 path=x\n", b"path=x\n", b"0 path=x\n", b"-1 path=x\n"):
+        data = sealed(header("p", len(content), tarfile.XHDTYPE)) + content + bytes(512 - len(content) + 1024)
+        assert refusal(path, data) == "'x.tar': the pax records at offset 0 are damaged"
+    data = sealed(header("p", 2 << 20, tarfile.GNUTYPE_LONGNAME)) + bytes(3 << 20)
+    assert refusal(path, data) == "'x.tar': a name or its records at offset 0 take 2,097,152 bytes"
+
+
+def test_without_the_blocks_that_close_it_the_reader_is_told(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
+    path.write_bytes(path.read_bytes()[:2048])
+    file, told = open_file(str(path)), []
+    names = [name for name, *_ in members(file.read_at, "x.tar", file.size, unfinished=told.append)]
+    assert (names, told) == ([b"a.jpg", b"b.jpg"], [2048])

@@ -1,0 +1,174 @@
+"""The index of one shard: its samples, its size, and what is refused as it is made or read."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tars import archive
+
+from gpuload.datasets.stores.tar import index as index_module
+from gpuload.datasets.stores.tar.headers import Damage
+from gpuload.datasets.stores.tar.index import Shard, Unusable, build, read, split_name
+
+
+def samples(shard: Shard) -> dict[str, dict[str, bytes]]:
+    """All samples, read by the index."""
+    data, columns = Path(shard.path).read_bytes(), shard.columns
+    found = {}
+    for number in range(shard.samples):
+        span = range(int(columns.first[number]), int(columns.first[number + 1]))
+        begins = [512 * int(columns.blocks[member]) for member in span]
+        found[shard.key(number)] = {
+            columns.names[columns.fields[member]]: data[begin : begin + int(columns.sizes[member])]
+            for member, begin in zip(span, begins, strict=True)
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("a.jpg", ("a", "jpg")),
+        ("d.1/e/a.SEG.png", ("d.1/e/a", "seg.png")),
+        ("./a.cls", ("./a", "cls")),
+        ("../a.cls", ("../a", "cls")),
+        ("/a.cls", ("/a", "cls")),
+        ("README", None),
+        (".hidden", None),
+        ("d/.a.jpg", None),
+        ("d.x/README", None),
+        ("a.", None),
+        ("__info__/a.jpg", None),
+        ("__note__", None),
+    ],
+)
+def test_the_first_dot_of_the_last_component_is_between_key_and_field(name: str, split: tuple[str, str] | None) -> None:
+    assert split_name(name.encode()) == (split and tuple(part.encode() for part in split))
+
+
+def test_each_field_is_where_the_index_says(tmp_path: Path) -> None:
+    files = {"d/a.jpg": b"x" * 5000, "d/a.cls": b"1", "notes": b"?", "ö.jpg": b"", "ö.seg.png": b"y" * 700}
+    shard = build(str(archive(tmp_path / "x.tar", files)))
+    assert samples(shard) == {"d/a": {"jpg": b"x" * 5000, "cls": b"1"}, "ö": {"jpg": b"", "seg.png": b"y" * 700}}
+    assert (shard.samples, shard.members) == (2, 4)
+    copy = pickle.loads(pickle.dumps(shard, 5))
+    assert samples(copy) == samples(shard)
+
+
+def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = archive(tmp_path / "x.tar", {f"{number}.jpg": bytes(200_000) for number in range(10)})
+    reads = []
+    plain = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: reads.append(nbytes) or plain(fd, nbytes, at))
+    build(str(path))
+    assert len(reads) <= 13
+    assert max(reads) <= 4096
+
+
+def test_a_sample_of_two_files_takes_few_bytes(tmp_path: Path) -> None:
+    files = {f"folder/{n:012d}.{field}": bytes(40) for n in range(400) for field in ("jpg", "cls")}
+    shard = build(str(archive(tmp_path / "x.tar", files)))
+    assert shard.table.nbytes / shard.samples < 19 + 12 + 1, "the key has 19"
+
+
+def test_offsets_and_sizes_of_any_width(tmp_path: Path) -> None:
+    """Of a file with a hole of 6 GiB in it."""
+    path = tmp_path / "x.tar"
+    info, size = tarfile.TarInfo("a.bin"), 6 << 30
+    info.size = size
+    with open(path, "wb") as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        file.seek(size, os.SEEK_CUR)
+        info.name, info.size = "b.bin", 3
+        file.write(info.tobuf(tarfile.GNU_FORMAT) + b"abc" + bytes(509 + 1024))
+    shard = build(str(path))
+    assert shard.columns.sizes.tolist() == [size, 3]
+    assert [512 * block for block in shard.columns.blocks.tolist()] == [512, 512 + size + 512]
+
+
+def test_an_archive_without_members_has_no_samples(tmp_path: Path) -> None:
+    shard = build(str(archive(tmp_path / "x.tar", {})))
+    assert (shard.samples, shard.columns.names) == (0, ())
+
+
+def test_one_that_is_cut_off_says_how_many_samples_are_whole(tmp_path: Path) -> None:
+    files = {f"{number}.{field}": bytes(600) for number in range(5) for field in ("jpg", "png")}
+    path = archive(tmp_path / "x.tar", files)
+    os.truncate(path, 1536 * 7 + 700)
+    with pytest.raises(Damage, match=r"^'.*x.tar' is cut off at 11,452 bytes: the member '3.png' at offset 10,752 .*\. "
+                       r"3 whole samples lie before that; mend the shard, or leave it out$"):  # fmt: skip
+        build(str(path))
+    os.truncate(path, 1536 * 6 + 700)
+    with pytest.raises(Damage, match=r"the member '3.jpg' .* 3 whole samples"):
+        build(str(path))
+
+
+def test_one_that_ends_without_its_closing_blocks_is_remarked_on(tmp_path: Path) -> None:
+    path, remarks = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"}), []
+    os.truncate(path, 2048)
+    assert build(str(path), remarks.append).samples == 2
+    [remark] = remarks
+    assert re.match(r"'.*x.tar' ends at 2,048 bytes without the empty blocks that close an archive: it may have been "
+                    r"cut off between two members; 2 samples are in it$", remark)  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [("a.jpg", "a.cls", "a.jpg"), ("a.jpg", "b.jpg", "a.jpg"), ("a.jpg", "b.jpg", "a.x")])
+def test_two_samples_with_one_key_in_a_shard(tmp_path: Path, names: tuple[str, ...]) -> None:
+    path = archive(tmp_path / "x.tar", [(name, b"1") for name in names])
+    text = r"has two samples with the key 'a': one at offset 0, one at 2,048.* the members of a sample lie side by side"
+    with pytest.raises(Damage, match=text):
+        build(str(path))
+
+
+def test_one_that_is_compressed(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar.gz", {"a.jpg": b"1"}, mode="w:gz")
+    with pytest.raises(Damage, match=r"is compressed \(gzip\): .* Unpack it to a plain tar, or .*stream=True"):
+        build(str(path))
+
+
+def test_one_that_is_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = archive(tmp_path / "x.tar", {"a.jpg": b"1"})
+    plain = index_module.split_name
+
+    def slow(name: bytes) -> object:
+        os.utime(path, ns=(1, 1))
+        return plain(name)
+
+    monkeypatch.setattr(index_module, "split_name", slow)
+    with pytest.raises(Damage, match="was changed while it was indexed"):
+        build(str(path))
+
+
+def test_a_file_that_is_no_index_or_is_damaged_anywhere(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
+    table, file, status = build(str(path)).table, tmp_path / "index", path.stat()
+    file.write_bytes(table)
+    assert read(str(path), str(file), status).samples == 2
+    assert read(str(path), str(tmp_path / "none"), status) is None
+    for length in range(0, len(table), 24):
+        file.write_bytes(table[:length])
+        with pytest.raises(Unusable, match=r"it is cut|its head says"):
+            read(str(path), str(file), status)
+    for at in range(0, len(table), 5):
+        damaged = np.array(table)
+        damaged[at] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(Unusable):
+            read(str(path), str(file), status)
+    file.write_bytes(b"not an index, but long enough to be one" * 8)
+    with pytest.raises(Unusable, match="no index: it has 312 bytes"):
+        read(str(path), str(file), status)
+
+
+def test_one_of_an_archive_that_is_newer_or_larger_counts_for_none(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar", {"a.jpg": b"1"})
+    file = tmp_path / "index"
+    file.write_bytes(build(str(path)).table)
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+    assert read(str(path), str(file), path.stat()) is None

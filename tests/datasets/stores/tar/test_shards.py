@@ -1,0 +1,133 @@
+"""Index files: where they are kept, when they are made again, and by which processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tars import archive, shards_of_pictures
+
+from gpuload.datasets.stores.tar import shards as shards_module
+from gpuload.datasets.stores.tar.patterns import find_shards
+from gpuload.datasets.stores.tar.shards import SUFFIX, open_shards
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/gpuload/tar"
+
+
+def made(paths: list[str], **options: object) -> dict[str, bool]:
+    """Which shards are opened, and whether the index of each was made."""
+    told: dict[str, bool] = {}
+    opened = open_shards(paths, progress=lambda path, new: told.update({os.path.basename(path): new}), **options)
+    assert [shard.path for shard in opened] == paths
+    return told
+
+
+def test_an_index_is_made_once_and_again_when_its_archive_is_newer(tmp_path: Path) -> None:
+    path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
+    assert made([path]) == {"x.tar": True}
+    assert sorted(os.listdir(tmp_path)) == ["x.tar", f"x.tar{SUFFIX}"]
+    assert made([path, path]) == {"x.tar": False}
+    assert made([path], again=True) == {"x.tar": True}
+    before = os.stat(path)
+    archive(tmp_path / "x.tar", {"b.jpg": b"2"})
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert os.stat(path).st_size == before.st_size
+    assert made([path]) == {"x.tar": True}
+    assert open_shards([path])[0].key(0) == "b"
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage"])
+def test_an_index_that_is_cut_or_garbage_is_made_again_with_a_warning(tmp_path: Path, damage: str) -> None:
+    path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
+    open_shards([path])
+    whole = Path(path + SUFFIX).read_bytes()
+    Path(path + SUFFIX).write_bytes(whole[:-8] if damage == "cut" else b"garbage, " * 50)
+    with pytest.warns(UserWarning, match=r"index file '.*x.tar.gpuload-index' cannot be used, and is made again: it "):
+        assert open_shards([path])[0].samples == 1
+    assert Path(path + SUFFIX).read_bytes() == whole
+
+
+def unwritable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """As for a user who may not write there: the tests may run as one who may."""
+    replace = os.replace
+
+    def refuse(source: str, target: str) -> None:
+        if any(Path(target).is_relative_to(folder) for folder in folders):
+            raise PermissionError(13, "Permission denied", target)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+
+
+def test_beside_archives_that_cannot_be_written_it_is_kept_in_the_cache(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    path = str(archive(tmp_path / "data/x.tar", {"a.jpg": b"1"}))
+    unwritable(monkeypatch, tmp_path / "data")
+    assert made([path]) == {"x.tar": True}
+    assert os.listdir(tmp_path / "data") == ["x.tar"]
+    [name] = os.listdir(cache)
+    assert name.endswith(SUFFIX)
+    assert made([path]) == {"x.tar": False}
+    os.utime(path, ns=(1, 1))
+    assert made([path]) == {"x.tar": True}
+    assert os.listdir(cache) == [name]
+
+
+def test_where_nothing_can_be_written_it_is_made_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
+    unwritable(monkeypatch, tmp_path)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"can be kept neither beside it nor in '.*/cache/gpuload/tar' \(.*denied"):
+            assert open_shards([path])[0].samples == 1
+
+
+def test_several_damaged_shards_are_told_at_once_and_the_others_are_kept(tmp_path: Path) -> None:
+    paths = [str(archive(tmp_path / f"{number}.tar", {"a.jpg": bytes(600)})) for number in range(6)]
+    for path in paths[1:]:
+        os.truncate(path, 700)
+    with pytest.raises(ValueError, match=r"^5 of 6 shards cannot be indexed:\n  '.*1.tar' is cut off at 700 .*\n.*\n"
+                                         r".*3.tar.*\n  and 2 more$"):  # fmt: skip
+        open_shards(paths)
+    assert os.path.exists(paths[0] + SUFFIX)
+    os.remove(paths[2])
+    with pytest.raises(ValueError, match=r"^2 of 2 shards (.|\n)*cut off.*\n.*No such file"):
+        open_shards(paths[1:3])
+
+
+@pytest.mark.processes
+def test_processes_make_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = find_shards(shards_of_pictures(tmp_path, 3, 2))
+    os.truncate(paths[2], 1536)
+    with pytest.warns(UserWarning, match="without the empty blocks"):
+        open_shards(paths)
+    here = [Path(path + SUFFIX).read_bytes() for path in paths]
+    for path in paths:
+        os.remove(path + SUFFIX)
+    broken = str(archive(tmp_path / "broken.tar", {}))
+    os.truncate(broken, 100)
+    monkeypatch.setattr(shards_module, "FEW_BYTES", 0)
+    with pytest.warns(UserWarning, match="without the empty blocks"), pytest.raises(ValueError, match=r"broken\.tar"):
+        open_shards([*paths, broken], workers=2)
+    assert [Path(path + SUFFIX).read_bytes() for path in paths] == here
+
+
+@pytest.mark.processes
+def test_reading_shards_imports_neither_torch_nor_what_unpacks(tmp_path: Path) -> None:
+    open_shards(find_shards(shards_of_pictures(tmp_path, 1, 1)))
+    program = """if True:
+        import sys, gpuload
+        gpuload.TarShards(sys.argv[1])[0]
+        dear = {"torch", "zstandard", "gzip", "lzma", "hashlib", "multiprocessing", "tarfile"}
+        print(sorted(dear & set(sys.modules)))
+    """
+    command = [sys.executable, "-c", program, str(tmp_path / "*.tar")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

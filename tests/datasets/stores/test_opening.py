@@ -1,0 +1,67 @@
+"""Files for reads at offsets: whole reads, few open at a time, none in a pickle."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuload.datasets.stores.opening import OpenFiles, open_file, open_stream
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_reads_are_whole_but_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(100)))
+    file = open_file(str(path))
+    plain, preadv = os.pread, os.preadv
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: plain(fd, min(nbytes, 7), at))
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:7]], at))
+    assert file.read_at(10, 50) == bytes(range(10, 60))
+    assert file.read_at(90, 50) == bytes(range(90, 100))
+    assert file.read_at(100, 50) == b""
+    array = np.empty(30, np.uint8)
+    assert file.read_into(array, 80) == 20
+    assert array[:20].tolist() == list(range(80, 100))
+    assert (file.size, file.mtime_ns) == (100, path.stat().st_mtime_ns)
+
+
+def test_only_the_last_few_stay_open_and_one_in_use_is_not_closed(tmp_path: Path) -> None:
+    files, before = OpenFiles(3), descriptors()
+    for name in "abcdef":
+        (tmp_path / name).write_text(name)
+    first = files.get(str(tmp_path / "a"))
+    assert files.get(str(tmp_path / "a")) is first
+    for name in "bcdef":
+        files.get(str(tmp_path / name))
+    assert (len(files), descriptors() - before) == (3, 4)
+    assert first.read_at(0, 1) == b"a"
+    copy = pickle.loads(pickle.dumps(files))
+    assert (copy.limit, len(copy)) == (3, 0)
+    del first, files
+    assert descriptors() == before
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"pipe' is no regular file, but a FIFO"):
+        open_file(str(tmp_path / "pipe"))
+    with pytest.raises(OSError, match=r"is no regular file, but a folder"):
+        open_file(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        open_file(str(tmp_path / "none"))
+
+
+def test_a_stream_is_a_file_or_the_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("abc")
+    with open_stream(str(tmp_path / "x")) as file:
+        assert file.read() == b"abc"
+    with open_stream("-") as file:
+        assert file.fileno() == 0
+    os.fstat(0)
