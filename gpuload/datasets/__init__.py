@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuload.datasets.folder import ImageFiles, ImageFolder
+    from gpuload.datasets.stores.array import ArrayFile
+    from gpuload.datasets.stores.coco import Coco
+    from gpuload.datasets.stores.filelist import FileList
+    from gpuload.datasets.stores.hdf5 import HDF5
+    from gpuload.datasets.stores.lmdb import LMDB
+    from gpuload.datasets.stores.parquet import Parquet
 
-__all__ = ["ImageFiles", "ImageFolder"]
+__all__ = ["HDF5", "LMDB", "ArrayFile", "Coco", "FileList", "ImageFiles", "ImageFolder", "Parquet"]
+
+_MODULES = {
+    "ArrayFile": "stores.array",
+    "Coco": "stores.coco",
+    "FileList": "stores.filelist",
+    "HDF5": "stores.hdf5",
+    "ImageFiles": "folder",
+    "ImageFolder": "folder",
+    "LMDB": "stores.lmdb",
+    "Parquet": "stores.parquet",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gpuload.datasets import folder
-
-    return getattr(folder, name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
