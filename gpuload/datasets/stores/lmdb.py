@@ -87,7 +87,6 @@ class LMDB(Store):
         self._file = os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path
         if not os.path.isfile(self._file):
             raise FileNotFoundError(f"{self._file!r} does not exist; expected an LMDB database (got {path!r})")
-        self._transaction = -1
         view = self._open()
         self._transaction = view.number
         what = [image, database, view.number, *stamp(self._file)]
@@ -102,10 +101,7 @@ class LMDB(Store):
         return len(self.keys)
 
     def _open(self) -> _View:
-        view = _View(_environment(self._file), self._file, self.database)
-        if self._transaction not in (-1, view.number):
-            raise self._written(view.number)
-        return view
+        return _View(_environment(self._file), self._file, self.database)
 
     def _read(self, handle: _View, numbers: list[int]) -> list[Any]:
         samples: list[Any] = [None] * len(numbers)
@@ -185,7 +181,8 @@ class _View:
         last_page, page_bytes, size = env.info()["last_pgno"], env.stat()["psize"], os.path.getsize(path)
         if (expected := (last_page + 1) * page_bytes) > size:
             raise ValueError(
-                f"{path!r} is cut off: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again"
+                f"{path!r} is cut off: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again "
+                "(with mdb_copy -c if that does not help)"
             )
         try:
             self._database = None if database is None else env.open_db(database.encode(), create=False)

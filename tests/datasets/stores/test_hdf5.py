@@ -148,9 +148,25 @@ def elsewhere(path: Path) -> None:
         file["images"] = h5py.ExternalLink("other.h5", "images")
 
 
+def virtual(path: Path) -> None:
+    written(path.parent / "other.h5", pixels=True)
+    layout = h5py.VirtualLayout(PIXELS.shape, "uint8")
+    layout[:] = h5py.VirtualSource("other.h5", "images", PIXELS.shape)
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("images", layout)
+
+
+def external(path: Path) -> None:
+    (path.parent / "numbers").write_bytes(PIXELS.tobytes())
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", PIXELS.shape, "uint8", external=str(path.parent / "numbers"))
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
+        (virtual, {"target": None}, ValueError, "lies in other files, which are not read because a data file names"),
+        (external, {"target": None}, ValueError, "lies in other files, which are not read because a data file names"),
         (
             none,
             {},
