@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuload.datasets.sample import Boxes, Keypoints, Mask
 
-__all__ = ["CocoTargets", "as_lists", "chosen"]
+__all__ = ["CocoTargets", "JsonLists", "as_lists", "chosen"]
 
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may be chosen, and its name in the file
 JSON: Final = frozenset({str, int, float, bool, type(None)})
@@ -63,6 +63,13 @@ class CocoTargets(Sequence[Any]):
         self.more = [name for name in ("area", "iscrowd") if all(name in annotation for annotation in every)]
         kept = ("id", "bbox", "category_id", *self.more, *(FIELDS[name] for name in self.names))
         self.lists = as_lists([{name: it[name] for name in kept if name in it} for it in own] for own in annotations)
+
+    @classmethod
+    def again(cls, **parts: Any) -> CocoTargets:
+        """Those with these attributes, which were checked when they were made."""
+        targets = cls.__new__(cls)
+        vars(targets).update(parts)
+        return targets
 
     def __len__(self) -> int:
         return len(self.lists)
@@ -203,14 +210,18 @@ def _unpacked(text: str | bytes) -> np.ndarray:
     return numbers
 
 
-class _JsonLists(Sequence[Any]):
+class JsonLists(Sequence[Any]):
     """Values in one buffer, each as JSON, parsed anew each time it is asked for."""
 
-    def __init__(self, texts: Iterable[bytes]) -> None:
+    def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
+        self.data, self.offsets = data, offsets
+
+    @classmethod
+    def pack(cls, texts: Iterable[bytes]) -> JsonLists:
         texts = list(texts)
-        self.data = np.frombuffer(bytearray().join(texts), np.uint8)
-        self.offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(text) for text in texts], out=self.offsets[1:])
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(text) for text in texts], out=offsets[1:])
+        return cls(np.frombuffer(bytearray().join(texts), np.uint8), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -230,7 +241,7 @@ def as_lists(targets: Iterable[Any]) -> Sequence[Any]:
     targets = list(targets)
     if not _is_json(targets):
         return targets
-    return _JsonLists(json.dumps(target, separators=(",", ":")).encode() for target in targets)
+    return JsonLists.pack(json.dumps(target, separators=(",", ":")).encode() for target in targets)
 
 
 def _is_json(values: Collection[Any]) -> bool:

@@ -1,4 +1,8 @@
-"""`Coco`: a folder of images with a file of annotations in COCO's format, read without pycocotools or torchvision."""
+"""`Coco`: a folder of images with a file of annotations in COCO's format, read without pycocotools or torchvision.
+
+A file of annotations is parsed and checked once, which for COCO's own takes many seconds; what it says is kept in
+arrays, and read from there the next time.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,21 @@ import json
 import os
 from collections.abc import Collection
 from itertools import pairwise
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Final, Literal, SupportsIndex
 
-from gpuload.datasets.coco import CocoTargets, as_lists, chosen
+import numpy as np
+
+from gpuload.datasets.coco import CocoTargets, JsonLists, as_lists, chosen
 from gpuload.datasets.folder import _checked_mode, _existing, _Images
+from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
-from gpuload.datasets.stores.store import existing_file
-from gpuload.datasets.wrap import _inside, _labels, _pack
+from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.store import existing_file, stamp
+from gpuload.datasets.wrap import _inside, _pack
 
 __all__ = ["Coco"]
+
+HOW: Final = "gpuload.Coco(…, targets={!r})"  # how a user chooses targets
 
 
 class Coco(_Images):
@@ -63,24 +73,16 @@ class Coco(_Images):
         self.mode: Mode = _checked_mode(mode)
         root = _existing(images)
         self.annotations = existing_file(annotations, "COCO's annotations, a JSON file")
-        listed, objects, categories = _parts(self.annotations)
-        listed.sort(key=lambda image: image["id"])
-        own: dict[Any, list[Any]] = {image["id"]: [] for image in listed}
-        if len(own) < len(listed):
-            twice = next(a["id"] for a, b in pairwise(listed) if a["id"] == b["id"])
-            raise ValueError(f"{self.annotations!r} lists two images with the id {twice!r}; an id names one image")
-        for one in objects:
-            if one.get("image_id") in own and (crowds or not one.get("iscrowd")):
-                own[one["image_id"]].append(one)
-        self.ids = _labels([image["id"] for image in listed])
-        self.paths = _pack([_inside(image["file_name"], image["id"], root) for image in listed], root)
-        self.categories: dict[int, str] = {one["id"]: one["name"] for one in categories}
-        how = "gpuload.Coco(…, targets={!r})"
-        self.targets: Any = (
-            as_lists(own.values())
-            if names == "raw"
-            else CocoTargets(list(own.values()), self.ids, listed, names, how=how)
-        )
+        asked = [root, names, crowds]
+        found = cached(self.annotations, [*stamp(self.annotations), *asked], lambda: _index(self.annotations, *asked))
+        told = json.loads(found["told"].tobytes())
+        self.ids = found["ids"]
+        self.paths = Paths(root, found["paths"], found["path_offsets"])
+        self.categories: dict[int, str] = dict(told.pop("categories"))
+        self.targets: Any = JsonLists(found["lists"], found["list_offsets"])
+        if names != "raw":
+            sizes = found["sizes_hw"].reshape(-1, 2)
+            self.targets = CocoTargets.again(ids=self.ids, sizes_hw=sizes, lists=self.targets, how=HOW, **told)
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
         number = self._from_start(index)
@@ -97,6 +99,31 @@ class Coco(_Images):
 
     def __repr__(self) -> str:
         return f"Coco({self.root!r}: {len(self)} images)"
+
+
+def _index(path: str, root: str, names: Any, crowds: bool) -> dict[str, np.ndarray]:
+    """What a file says, checked, in arrays; what is short as JSON."""
+    listed, objects, categories = _parts(path)
+    listed.sort(key=lambda image: image["id"])
+    own: dict[int, list[Any]] = {image["id"]: [] for image in listed}
+    if len(own) < len(listed):
+        twice = next(a["id"] for a, b in pairwise(listed) if a["id"] == b["id"])
+        raise ValueError(f"{path!r} lists two images with the id {twice!r}; an id names one image")
+    for one in objects:
+        if one.get("image_id") in own and (crowds or not one.get("iscrowd")):
+            own[one["image_id"]].append(one)
+    paths = _pack([_inside(image["file_name"], image["id"], root) for image in listed], root)
+    told: dict[str, Any] = {"categories": [(one["id"], one["name"]) for one in categories]}
+    arrays = {"ids": np.array(list(own), np.int64), "paths": paths.data, "path_offsets": paths.offsets}
+    if names == "raw":
+        lists: Any = as_lists(own.values())
+    else:
+        targets = CocoTargets(list(own.values()), list(own), listed, names, how=HOW)
+        lists = targets.lists
+        told |= {"names": targets.names, "points": targets.points, "more": targets.more}
+        arrays["sizes_hw"] = targets.sizes_hw.ravel()
+    arrays |= {"lists": lists.data, "list_offsets": lists.offsets}
+    return {**arrays, "told": np.frombuffer(json.dumps(told).encode(), np.uint8)}
 
 
 def _parts(path: str) -> tuple[list[Any], list[Any], list[Any]]:

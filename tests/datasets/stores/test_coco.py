@@ -15,6 +15,7 @@ import pytest
 from stored import check_loader, jpegs
 
 import gpuload as gl
+from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.coco import Coco
 
 IDS = [7, 3, 11, 5, 9, 2, 4, 6, 8, 10, 12, 14]  # of the images, in the file's order; image 5 has no annotation
@@ -134,6 +135,32 @@ def test_batches_are_those_of_the_images(made: Callable[..., Coco]) -> None:
     check_loader(Plain(), images, [target["boxes"].array.sum() for _, target in dataset])
     boxes = [batch[1] for batch in gl.Loader(dataset, 5, num_workers=0, device="cpu", ragged="list")]
     assert [target["image_id"] for targets in boxes for target in targets] == sorted(IDS)
+
+
+def test_annotations_are_kept_for_the_next_time(
+    made: Callable[..., Coco], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alike(one: Coco, other: Coco) -> bool:
+        pairs = zip(one, other, strict=True)
+        return all(a == b and json.dumps(told(c)) == json.dumps(told(d)) for (a, c), (b, d) in pairs)
+
+    def told(target: Any) -> Any:
+        return {name: getattr(value, "array", np.array(value)).tolist() for name, value in target.items()}
+
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
+    for options in ({}, {"targets": ("masks",)}, {"crowds": False}):
+        first = made(**options)
+        with monkeypatch.context() as patch:
+            patch.setattr("gpuload.datasets.stores.coco._parts", None)
+            again = Coco(tmp_path, tmp_path / "annotations.json", **options)
+        assert alike(first, again)
+        assert (again.categories, list(again.paths)) == (first.categories, list(first.paths))
+    raw = made(targets="raw").targets
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuload.datasets.stores.coco._parts", None)
+        assert list(Coco(tmp_path, tmp_path / "annotations.json", targets="raw").targets) == list(raw)
+    assert len(made(lambda found: found["images"].pop())) == len(IDS) - 1, "the file is another one"
 
 
 @pytest.mark.processes
