@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from gpuload import transforms
     from gpuload.batches.assemble import BatchInfo
     from gpuload.batches.pad import Padded, pad, pad_collate
-    from gpuload.datasets import ImageFiles, ImageFolder
+    from gpuload.datasets import HDF5, LMDB, ArrayFile, Coco, FileList, ImageFiles, ImageFolder, Parquet, TarShards
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
-    from gpuload.datasets.stores.tar.dataset import TarShards
     from gpuload.datasets.worker import get_worker_info
     from gpuload.datasets.wrap import wrap
     from gpuload.decode import Decode
@@ -39,26 +38,32 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ArrayFile": "gpuload.datasets",
     "BackendError": "gpuload.errors",
     "BatchInfo": "gpuload.batches.assemble",
     "Boxes": "gpuload.datasets.sample",
+    "Coco": "gpuload.datasets",
     "CollateError": "gpuload.errors",
     "Decode": "gpuload.decode",
     "DecodeError": "gpuload.errors",
     "Encoded": "gpuload.datasets.sample",
     "ErrorRecord": "gpuload.errors",
     "Faults": "gpuload.workers.faults",
+    "FileList": "gpuload.datasets",
     "GpuloadError": "gpuload.errors",
+    "HDF5": "gpuload.datasets",
     "Image": "gpuload.datasets.sample",
     "ImageFiles": "gpuload.datasets",
     "ImageFolder": "gpuload.datasets",
     "Keypoints": "gpuload.datasets.sample",
+    "LMDB": "gpuload.datasets",
     "LimitError": "gpuload.errors",
     "Loader": "gpuload.loader.loader",
     "Mask": "gpuload.datasets.sample",
     "Padded": "gpuload.batches.pad",
+    "Parquet": "gpuload.datasets",
     "SampleError": "gpuload.errors",
-    "TarShards": "gpuload.datasets.stores.tar.dataset",
+    "TarShards": "gpuload.datasets",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
     "get_worker_info": "gpuload.datasets.worker",
@@ -71,15 +76,20 @@ _HOMES = {
 }
 
 __all__ = [
+    "HDF5",
+    "LMDB",
+    "ArrayFile",
     "BackendError",
     "BatchInfo",
     "Boxes",
+    "Coco",
     "CollateError",
     "Decode",
     "DecodeError",
     "Encoded",
     "ErrorRecord",
     "Faults",
+    "FileList",
     "GpuloadError",
     "Image",
     "ImageFiles",
@@ -89,6 +99,7 @@ __all__ = [
     "Loader",
     "Mask",
     "Padded",
+    "Parquet",
     "SampleError",
     "TarShards",
     "TooManyErrors",

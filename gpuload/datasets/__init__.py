@@ -7,15 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuload.datasets.folder import ImageFiles, ImageFolder
+    from gpuload.datasets.stores.array import ArrayFile
+    from gpuload.datasets.stores.coco import Coco
+    from gpuload.datasets.stores.filelist import FileList
+    from gpuload.datasets.stores.hdf5 import HDF5
+    from gpuload.datasets.stores.lmdb import LMDB
+    from gpuload.datasets.stores.parquet import Parquet
     from gpuload.datasets.stores.tar.dataset import TarShards
 
+__all__ = ["HDF5", "LMDB", "ArrayFile", "Coco", "FileList", "ImageFiles", "ImageFolder", "Parquet", "TarShards"]
+
 _HOMES = {
+    "ArrayFile": "stores.array",
+    "Coco": "stores.coco",
+    "FileList": "stores.filelist",
+    "HDF5": "stores.hdf5",
     "ImageFiles": "folder",
     "ImageFolder": "folder",
+    "LMDB": "stores.lmdb",
+    "Parquet": "stores.parquet",
     "TarShards": "stores.tar.dataset",
 }
-
-__all__ = ["ImageFiles", "ImageFolder", "TarShards"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,35 +15,45 @@ import numpy as np
 
 from gpuload.datasets.sample import Boxes, Keypoints, Mask
 
-__all__ = ["CocoTargets", "as_lists", "chosen"]
+__all__ = ["CocoTargets", "JsonLists", "as_lists", "chosen"]
 
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may be chosen, and its name in the file
 JSON: Final = frozenset({str, int, float, bool, type(None)})
 FARTHEST: Final = 1 << 20  # pixels; pycocotools' memory grows with the length of an edge
-RAW: Final = "keep the annotations as they are, with gpuload.wrap(dataset, annotations='raw')"
+HOW: Final = "gpuload.wrap(dataset, annotations={!r})"  # how a user chooses
 
 
 class CocoTargets(Sequence[Any]):
-    """The target of each image, a dict; see `gpuload.datasets.wrap.wrap`.
+    """The target of each image, a dict; see `gpuload.datasets.wrap.wrap`. Also those of `gpuload.datasets.stores.coco`.
 
     Args:
         annotations: of each image, as the file has them.
         ids: of each image.
         images: the file's entry for each image.
         names: which of masks and keypoints; None: those that the annotations have.
+        how: what a user writes to choose other names, for messages.
 
     Raises:
-        ValueError: an annotation or image lacks something; the message names it, and says what to do.
+        ValueError: an annotation or image lacks something, or a box has a negative size; the message names it, and
+            says what to do.
     """
 
     def __init__(
-        self, annotations: Sequence[Any], ids: Sequence[Any], images: Iterable[Any], names: Collection[str] | None
+        self,
+        annotations: Sequence[Any],
+        ids: Sequence[Any],
+        images: Iterable[Any],
+        names: Collection[str] | None,
+        *,
+        how: str = HOW,
     ) -> None:
+        self.how = how
         every = [annotation for own in annotations for annotation in own]
         had = [name for name, field in FIELDS.items() if any(annotation.get(field) for annotation in every)]
         self.names = had if names is None else [name for name in FIELDS if name in names]
         for field in ("bbox", "category_id"):
-            _check(every, field, RAW)
+            _check(every, field, self._raw())
+        _check_boxes(every, self._raw())
         if "masks" in self.names:
             _check(every, "segmentation", self._without("masks"))
         self.ids = ids
@@ -53,6 +63,13 @@ class CocoTargets(Sequence[Any]):
         self.more = [name for name in ("area", "iscrowd") if all(name in annotation for annotation in every)]
         kept = ("id", "bbox", "category_id", *self.more, *(FIELDS[name] for name in self.names))
         self.lists = as_lists([{name: it[name] for name in kept if name in it} for it in own] for own in annotations)
+
+    @classmethod
+    def again(cls, **parts: Any) -> CocoTargets:
+        """Those with these attributes, which were checked when they were made."""
+        targets = cls.__new__(cls)
+        vars(targets).update(parts)
+        return targets
 
     def __len__(self) -> int:
         return len(self.lists)
@@ -75,7 +92,7 @@ class CocoTargets(Sequence[Any]):
             height, width = self.sizes_hw[index].tolist()
             masks = np.zeros((len(objects), height, width), np.uint8)
             for mask, one in zip(masks, objects, strict=True):
-                mask[...] = _mask(one, height, width)
+                mask[...] = _mask(one, height, width, self.how)
             target["masks"] = Mask(masks)
         if "keypoints" in self.names:
             nothing = [0] * (3 * self.points)  # COCO's own way to say that none is labelled
@@ -88,7 +105,11 @@ class CocoTargets(Sequence[Any]):
     def _without(self, name: str) -> str:
         """How to leave one of the names out."""
         others = tuple(other for other in self.names if other != name)
-        return f"leave {name} out, with gpuload.wrap(dataset, annotations={others!r})"
+        return f"leave {name} out, with {self.how.format(others)}"
+
+    def _raw(self) -> str:
+        """How to have no targets made."""
+        return f"keep the annotations as they are, with {self.how.format('raw')}"
 
     def _size(self, image: Any) -> tuple[int, int]:
         if "masks" not in self.names:
@@ -108,16 +129,16 @@ class CocoTargets(Sequence[Any]):
             found = " and ".join(f"{n} numbers (annotation {one.get('id')!r})" for n, one in list(counts.items())[:2])
             raise ValueError(
                 f"keypoints of COCO must be x, y and visibility of as many points for each object, got {found}; "
-                f"{self._without('keypoints')}, or {RAW}"
+                f"{self._without('keypoints')}, or {self._raw()}"
             )
         return next(iter(counts), 0) // 3
 
 
-def chosen(annotations: Any) -> Any:
-    """The argument `annotations` of `wrap`, checked."""
+def chosen(annotations: Any, called: str = "annotations") -> Any:
+    """The argument `annotations` of `wrap`, or one `called` otherwise, checked."""
     if annotations is None or annotations == "raw":
         return annotations
-    text = "annotations must be None, 'raw', or some of 'masks' and 'keypoints', as in ('masks',)"
+    text = f"{called} must be None, 'raw', or some of 'masks' and 'keypoints', as in ('masks',)"
     if isinstance(annotations, str) or not isinstance(annotations, Collection):
         raise TypeError(f"{text}, got {annotations!r}")
     if unknown := [name for name in annotations if name not in FIELDS]:
@@ -131,7 +152,17 @@ def _check(annotations: Iterable[Any], field: str, remedy: str) -> None:
             raise ValueError(f"the COCO annotation {annotation.get('id')!r} has no {field}; {remedy}")
 
 
-def _mask(annotation: Any, height: int, width: int) -> np.ndarray:
+def _check_boxes(annotations: Iterable[Any], remedy: str) -> None:
+    for annotation in annotations:
+        box = annotation["bbox"]
+        if len(box) != 4 or not (box[2] >= 0 and box[3] >= 0):
+            raise ValueError(
+                f"the COCO annotation {annotation.get('id')!r} of image {annotation.get('image_id')!r} has the box "
+                f"{box}, expected left, top, width and height, neither of them negative; mend the file, or {remedy}"
+            )
+
+
+def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
     """The mask of an object, uint8 H×W: from polygons, or from run lengths (RLE), packed as text or not.
 
     Where run lengths are too few, pycocotools' own `decode` returns memory that nothing was written to.
@@ -149,7 +180,7 @@ def _mask(annotation: Any, height: int, width: int) -> np.ndarray:
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "masks of COCO's polygons need pycocotools, which is not installed: pip install pycocotools, or leave "
-                "masks out, with gpuload.wrap(dataset, annotations=())"
+                f"masks out, with {how.format(())}"
             ) from error
         given = coco.merge(coco.frPyObjects(given, height, width))
     runs, size = given["counts"], list(given["size"])
@@ -179,14 +210,18 @@ def _unpacked(text: str | bytes) -> np.ndarray:
     return numbers
 
 
-class _JsonLists(Sequence[Any]):
+class JsonLists(Sequence[Any]):
     """Values in one buffer, each as JSON, parsed anew each time it is asked for."""
 
-    def __init__(self, texts: Iterable[bytes]) -> None:
+    def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
+        self.data, self.offsets = data, offsets
+
+    @classmethod
+    def pack(cls, texts: Iterable[bytes]) -> JsonLists:
         texts = list(texts)
-        self.data = np.frombuffer(bytearray().join(texts), np.uint8)
-        self.offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(text) for text in texts], out=self.offsets[1:])
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(text) for text in texts], out=offsets[1:])
+        return cls(np.frombuffer(bytearray().join(texts), np.uint8), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -206,7 +241,7 @@ def as_lists(targets: Iterable[Any]) -> Sequence[Any]:
     targets = list(targets)
     if not _is_json(targets):
         return targets
-    return _JsonLists(json.dumps(target, separators=(",", ":")).encode() for target in targets)
+    return JsonLists.pack(json.dumps(target, separators=(",", ":")).encode() for target in targets)
 
 
 def _is_json(values: Collection[Any]) -> bool:

@@ -13,7 +13,7 @@ def draws_nothing(dataset: Any) -> bool:
     if module.startswith("gpuload.datasets"):
         if type(dataset).__name__ == "Joined":
             return all(map(draws_nothing, dataset.datasets))
-        return getattr(dataset, "target_transform", None) is None
+        return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
     if module == "torch.utils.data.dataset":
         name = type(dataset).__name__
         if name == "Subset":
@@ -32,6 +32,8 @@ def fetches_many(dataset: Any) -> bool:
         if type(dataset).__name__ == "StackDataset":
             inner = dataset.datasets
             return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
+    if getattr(dataset, "decode", None) is not None and type(dataset).__module__.startswith("gpuload.datasets."):
+        return False  # the user's own function may draw, and then each sample is seeded for itself
     return callable(getattr(dataset, "__getitems__", None))
 
 

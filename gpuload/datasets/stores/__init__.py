@@ -1,1 +1,1 @@
-"""Stores: datasets over files that hold many samples."""
+"""Datasets that keep many samples in few files, one module each. None imports its library before it is used."""

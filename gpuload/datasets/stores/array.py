@@ -1,0 +1,263 @@
+"""`ArrayFile`: samples that lie decoded in one file, a ``.npy`` or the plain numbers, mapped into memory.
+
+Nothing is decoded, and nothing is copied but what goes to the batch: a sample is a view of the mapping, and a worker
+copies the region that the first crop needs straight to its slot. All processes share the pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from gpuload.datasets.sample import PIXELS, Image
+from gpuload.datasets.stores.store import Store, check_stamp, existing_file, labels_array, stamp, value_of
+
+__all__ = ["ArrayFile", "Layout", "Pixels"]
+
+Layout = Literal["HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data"]
+LAYOUTS: Final = ("HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data")
+MAGIC: Final = b"\x93NUMPY"
+# What other files begin with, and what to do about them.
+OTHERS: Final = (
+    (b"PK\x03\x04", "an .npz or another zip; write the array itself, with numpy.save(path, array)"),
+    (b"\x80", "perhaps a pickle, which is never loaded; write the array with numpy.save(path, array)"),
+    (b"\x89HDF", "HDF5, which gpuload.HDF5 reads"),
+)
+
+
+class Pixels:
+    """How the entries of an array become samples. Shared by the stores that hold arrays.
+
+    Args:
+        shape, dtype: of one entry.
+        layout: as `ArrayFile` has it; None: an image where dtype and axes let it be one.
+        as_dtype: what entries are converted to, or None.
+        what: the file, for messages.
+
+    Raises:
+        ValueError: an entry cannot be what `layout` says.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None, as_dtype: str | None, what: str
+    ) -> None:
+        if layout is not None and layout not in LAYOUTS:
+            raise ValueError(f"layout must be None or one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
+        if as_dtype is not None and as_dtype not in PIXELS:
+            raise ValueError(f"as_dtype must be None or one of {', '.join(map(repr, PIXELS))}, got {as_dtype!r}")
+        target = np.dtype(as_dtype or dtype).newbyteorder("=")
+        self.dtype: np.dtype[Any] | None = target if target != dtype else None
+        assumed = layout is None
+        if layout is None:
+            usual: dict[int, Layout] = {2: "HW", 3: "HWC", 4: "DHWC"}
+            layout = usual.get(len(shape), "data") if target.name in PIXELS else "data"
+        self.layout: Layout = layout
+        if layout == "data":
+            return
+        each = f"{what} holds samples of shape {shape}, {dtype}"
+        if target.name not in PIXELS:
+            raise ValueError(
+                f"{each}, but images are of uint8, uint16 or float32: as_dtype='float32' converts each, layout='data' "
+                "leaves them as they are"
+            )
+        if len(shape) != len(layout):
+            raise ValueError(f"{each}, which has not the {len(layout)} axes of layout={layout!r}")
+        try:
+            zeros = self._image(np.broadcast_to(np.zeros((), target), shape)).hwc
+            if assumed:
+                Image(zeros)  # an axis of channels that looks like another one is refused
+        except ValueError as error:
+            raise ValueError(
+                f"{each}: {error}. A volume without channels is layout='DHW', and what is no image layout='data'"
+            ) from None
+
+    def sample(self, array: np.ndarray) -> Image | np.ndarray | Any:
+        """An entry as the sample that a dataset yields."""
+        if self.dtype is not None:
+            array = array.astype(self.dtype)
+        if self.layout == "data":
+            return array if array.ndim else array.item()
+        return self._image(array)
+
+    def _image(self, array: np.ndarray) -> Image:
+        if self.layout == "DHW":
+            array = array[..., None]
+        return Image(array, "CHW" if self.layout in ("CHW", "DCHW") else "HWC")
+
+
+class ArrayFile(Store):
+    """An array N×… in a file, mapped into memory: no decoding, any dtype, any number of channels, volumes too.
+
+    Yields ``(Image, label)``, or `Image` without labels. What cannot be an image (other dtypes, other axes) comes as
+    the array itself, which no transform touches.
+
+    Args:
+        path: a ``.npy`` file; or one that holds nothing but numbers, with `dtype` and `shape`.
+        labels: one for each sample: an array or list, or the path of a ``.npy``.
+        layout: the axes of a sample, after the first: ``"HW"``, ``"HWC"``, ``"CHW"``; of volumes and clips, all of
+            whose slices get the same draws, ``"DHW"``, ``"DHWC"``, ``"DCHW"``; ``"data"``: no image. Default: H×W,
+            H×W×C or D×H×W×C by the number of axes where the dtype is uint8, uint16 or float32, else ``"data"``.
+        as_dtype: ``"uint8"``, ``"uint16"`` or ``"float32"``: convert each sample, which is a copy. For images of other
+            dtypes.
+        dtype, shape: of a file of plain numbers, in C order; the first axis may be -1.
+        offset: where in such a file the numbers begin, in bytes.
+
+    Attributes:
+        shape, dtype: of the whole array.
+        labels: as an array, or None.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError: there is no such file.
+        TypeError: labels are neither numbers nor strings.
+        ValueError: the file is no array, is cut off, holds objects, or is in Fortran order; labels or layout do not
+            fit. The message says what to do.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "train.npy")
+        ...     np.save(path, np.zeros((10, 32, 48, 13), np.float32))
+        ...     dataset = ArrayFile(path, labels=range(10))
+        ...     image, label = dataset[-1]
+        >>> len(dataset), image.hwc.shape, label
+        (10, (32, 48, 13), 9)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        labels: Any = None,
+        layout: Layout | None = None,
+        as_dtype: Literal["uint8", "uint16", "float32"] | None = None,
+        dtype: Any = None,
+        shape: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> None:
+        self.path = existing_file(path, "a .npy file, or plain numbers with dtype= and shape=")
+        self._stamp = stamp(self.path)
+        nbytes = self._stamp[0]
+        with open(self.path, "rb") as file:
+            start = file.read(16)
+            if start.startswith(MAGIC):
+                if dtype is not None or shape is not None or offset:
+                    raise ValueError(
+                        f"{self.path!r} is a .npy file, which says its dtype and shape itself; leave dtype=, shape= "
+                        "and offset= out"
+                    )
+                self.shape, self.dtype, self._offset = _npy_header(file, self.path)
+            else:
+                self.shape, self.dtype, self._offset = _plain(self.path, start, nbytes, dtype, shape, offset)
+        _check_kind(self.path, self.dtype)
+        if not self.shape:
+            raise ValueError(f"{self.path!r} holds a single number; expected an array with an axis of samples")
+        if 0 in self.shape[1:]:
+            raise ValueError(f"{self.path!r} holds an array of shape {self.shape}, whose samples are empty")
+        self._sample_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        expected = self._offset + self.shape[0] * self._sample_bytes
+        if nbytes < expected:
+            raise ValueError(
+                f"{self.path!r} is cut off: {self.dtype} of shape {self.shape} takes {expected:,} bytes with what "
+                f"stands before it, but the file has {nbytes:,}; write or copy it again"
+            )
+        if not start.startswith(MAGIC) and nbytes > expected:
+            raise ValueError(
+                f"{self.path!r} has {nbytes:,} bytes, but {self.dtype} of shape {self.shape} from offset {offset} on "
+                f"ends at {expected:,}: are dtype, shape and offset right?"
+            )
+        self._pixels = Pixels(self.shape[1:], self.dtype, layout, as_dtype, repr(self.path))
+        if isinstance(labels, str | os.PathLike):
+            labels = np.array(ArrayFile(labels, layout="data")._handle[0])
+        self.labels = labels_array(labels, self.shape[0], f"the {self.shape[0]} samples of {self.path!r}")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def _open(self) -> tuple[np.ndarray, mmap.mmap | None]:
+        check_stamp(self.path, self._stamp)
+        extent = self._offset + self.shape[0] * self._sample_bytes
+        if not self.shape[0]:
+            return np.empty(self.shape, self.dtype), None
+        with open(self.path, "rb") as file:
+            mapping = mmap.mmap(file.fileno(), extent, mmap.MAP_SHARED, mmap.PROT_READ)
+        return np.ndarray(self.shape, self.dtype, mapping, self._offset), mapping
+
+    def _read(self, handle: tuple[np.ndarray, mmap.mmap | None], numbers: list[int]) -> list[Any]:
+        array, mapping = handle
+        if mapping is not None:
+            self._announce(mapping, numbers)
+        images = [self._pixels.sample(array[number]) for number in numbers]
+        if self.labels is None:
+            return images
+        return [(image, value_of(self.labels, number)) for image, number in zip(images, numbers, strict=True)]
+
+    def _announce(self, mapping: mmap.mmap, numbers: list[int]) -> None:
+        """Let the kernel read all samples of a chunk at once, instead of one page fault after the other."""
+        for number in numbers:
+            begin = self._offset + number * self._sample_bytes
+            start = begin - begin % mmap.PAGESIZE
+            mapping.madvise(mmap.MADV_WILLNEED, start, begin + self._sample_bytes - start)
+
+    def __repr__(self) -> str:
+        each = "×".join(map(str, self.shape[1:])) or "one number"
+        return f"ArrayFile({self.path!r}: {len(self)} samples of {each}, {self.dtype})"
+
+
+def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, dtype, and where the numbers begin."""
+    file.seek(0)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"version {version[0]}.{version[1]} of the format, which only fields with names need")
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = header(file)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path!r} has the header of a .npy file that cannot be read: {error}") from error
+    _check_kind(path, dtype)
+    if fortran and len(shape) > 1:
+        raise ValueError(
+            f"{path!r} is stored in Fortran order, where the numbers of one sample lie all over the file; store it "
+            "with numpy.save(path, numpy.ascontiguousarray(array))"
+        )
+    return shape, dtype, file.tell()
+
+
+def _plain(
+    path: str, start: bytes, nbytes: int, dtype: Any, shape: tuple[int, ...] | None, offset: int
+) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, dtype and offset of a file that does not say them."""
+    if dtype is None or shape is None:
+        hint = next((text for other, text in OTHERS if start.startswith(other)), None)
+        raise ValueError(
+            f"{path!r} is no .npy file: it begins with {start[:8]!r}"
+            + (f" ({hint})" if hint else "; for plain numbers give dtype= and shape=(n, height, width, channels)")
+        )
+    kind, sides = np.dtype(dtype), tuple(int(side) for side in shape)
+    if any(side < 0 for side in sides[1:]) or (sides and sides[0] < -1):
+        raise ValueError(f"shape must be lengths, the first of them perhaps -1, got {shape}")
+    if type(offset) is not int or offset < 0:
+        raise ValueError(f"offset must be a number of bytes, 0 or more, got {offset!r}")
+    if sides and sides[0] == -1:
+        each = int(np.prod(sides[1:], dtype=np.int64)) * kind.itemsize
+        count, rest = divmod(max(nbytes - offset, 0), each) if each else (0, 0)
+        if rest:
+            raise ValueError(
+                f"{path!r} has {nbytes - offset:,} bytes from offset {offset} on, which are no whole number of samples "
+                f"of {each:,} bytes: are dtype and shape right?"
+            )
+        sides = (count, *sides[1:])
+    return sides, kind, offset
+
+
+def _check_kind(path: str, dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise ValueError(
+            f"{path!r} holds Python objects, which are a pickle: loading one may run any code, so it is refused. Store "
+            "numbers of one shape, or the images as files"
+        )
+    if dtype.kind not in "biufc":
+        raise ValueError(f"{path!r} holds {dtype}; expected numbers")

@@ -1,0 +1,109 @@
+"""Indices that take long to build, kept in files: arrays of numbers and nothing else.
+
+One file for each source, in ``$GPULOAD_CACHE``, else ``$XDG_CACHE_HOME/gpuload``, else ``~/.cache/gpuload``; a source
+that has changed gets a new one in its place. Layout: 16 bytes that say what it is, the length of a JSON header as u64,
+the header (what the source was; dtype, length and offset of each array), the arrays, each aligned to 64 bytes. A file
+is written under another name and then renamed, so a half-written one is never read. What cannot be kept is built anew
+each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["cache_folder", "cached"]
+
+MAGIC: Final = b"gpuload index 1\n"
+LEAST_BYTES: Final = 1 << 20  # a smaller index is built as quickly as it is read
+ALIGN: Final = 64
+
+Arrays = dict[str, np.ndarray]
+
+
+def cache_folder() -> str:
+    """Where indices are kept."""
+    if own := os.environ.get("GPULOAD_CACHE"):
+        return own
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "gpuload")
+
+
+def cached(path: str, identity: Any, build: Callable[[], Arrays]) -> Arrays:
+    """The index of a source: from its file if that is of the same source, else built, and kept for the next time.
+
+    Args:
+        path: the source's, which names the file.
+        identity: all that the index depends on, such as size and time of the source and what was asked for; JSON.
+        build: makes the arrays.
+    """
+    name = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index"
+    file = os.path.join(cache_folder(), name)
+    identity = json.loads(json.dumps([path, identity]))
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return _read(file, identity)
+    arrays = build()
+    if sum(array.nbytes for array in arrays.values()) >= LEAST_BYTES:
+        with contextlib.suppress(OSError):
+            _write(file, identity, arrays)
+    return arrays
+
+
+def _read(path: str, identity: Any) -> Arrays:
+    """The arrays in a file.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: there is none, or it is damaged, or of another source.
+    """
+    with open(path, "rb") as file:
+        start = file.read(len(MAGIC) + 8)
+        length = int.from_bytes(start[len(MAGIC) :], "little")
+        size = os.fstat(file.fileno()).st_size
+        if not start.startswith(MAGIC) or length > size:
+            raise ValueError(path)
+        header = json.loads(file.read(length))
+        if header["identity"] != identity or header["size"] != size:
+            raise ValueError(path)
+        arrays: Arrays = {}
+        for name, (dtype, count, offset) in header["arrays"].items():
+            file.seek(offset)
+            arrays[name] = np.fromfile(file, np.dtype(dtype), count)
+            if len(arrays[name]) != count:
+                raise ValueError(path)
+        return arrays
+
+
+def _write(path: str, identity: Any, arrays: Arrays) -> None:
+    header: dict[str, Any] = {"identity": identity, "size": 0, "arrays": {}}
+    # The header's own length moves the offsets: room is left for it.
+    at = _aligned(len(MAGIC) + 8 + len(json.dumps(header)) + 128 * (1 + len(arrays)))
+    for name, array in arrays.items():
+        header["arrays"][name] = [array.dtype.str, len(array), at]
+        at = _aligned(at + array.nbytes)
+    header["size"] = at
+    text = json.dumps(header).encode()
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    descriptor, other = tempfile.mkstemp(dir=folder, suffix=".part")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(MAGIC + len(text).to_bytes(8, "little") + text)
+            for name, array in arrays.items():
+                file.seek(header["arrays"][name][2])
+                array.tofile(file)
+            file.truncate(at)
+        os.replace(other, path)
+    except BaseException:
+        os.unlink(other)
+        raise
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN

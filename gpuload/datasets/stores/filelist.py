@@ -1,0 +1,281 @@
+"""`FileList`: image files that a manifest names (CSV or Parquet), or whose names are made of their numbers.
+
+A manifest is read once, in the main process, to paths in one buffer and targets in an array; a long one is kept so and
+read from there the next time. Generated names take no memory at all.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from gpuload.datasets.folder import _checked_mode, _Images
+from gpuload.datasets.paths import Paths
+from gpuload.datasets.sample import Mode
+from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.store import absolute, existing_file, labels_array, needed, stamp, value_of
+
+__all__ = ["FileList", "NumberedPaths"]
+
+Row = tuple[int, Any, Any]  # where it stands, path, target
+
+
+class NumberedPaths(Sequence[str]):
+    """Paths that are made of their numbers, each when it is asked for.
+
+    Args:
+        root: an absolute path, which names are relative to.
+        pattern: with ``{index}`` where the number stands, and a format as in ``{index:07d}``.
+        count: how many there are.
+        start: the first number.
+
+    Example:
+        >>> NumberedPaths("/data", "img_{index:04d}.jpg", 10_000_000, 1)[-1]
+        '/data/img_10000000.jpg'
+    """
+
+    def __init__(self, root: str, pattern: str, count: int, start: int) -> None:
+        self.root, self.pattern, self.start = root, pattern, start
+        self._length = count
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._length))]
+        i = operator.index(index)
+        if not -self._length <= i < self._length:
+            raise IndexError(f"index {i} is out of range: there are {self._length} paths")
+        return os.path.join(self.root, self.pattern.format(index=self.start + i % self._length))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NumberedPaths) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self._length} paths like {self.pattern!r} in {self.root!r}>"
+
+
+class FileList(_Images):
+    """Image files from a list: of a manifest, or with generated names.
+
+    Yields ``(Encoded, target)``, or `Encoded` where there are no targets::
+
+        gl.FileList("train.csv", root="/data/images")                       # columns path and label
+        gl.FileList("img_{index:07d}.jpg", root="/data", count=10_000_000, labels=labels)
+
+    Args:
+        manifest: a CSV file (``.tsv`` and ``.txt``: separated by tabs), a ``.parquet`` file (needs pyarrow:
+            ``pip install 'gpuload[parquet]'``), or a name with ``{index}`` in it.
+        path: the column of paths: its name, or its number from 0 in a CSV file without a line of names.
+        target: the column of targets, likewise; None for none. Whole numbers and numbers come as they are; where one
+            is neither, all are names of classes, and targets their places among the sorted names.
+        root: the folder that paths are relative to, and may not leave. Default: the manifest's own, or the working
+            directory.
+        delimiter: what separates the columns of a CSV file.
+        count, start: how many generated names there are, and the first number.
+        labels: of generated names, one for each: an array or list.
+        mode: what the pixels become, see `Encoded`.
+
+    Attributes:
+        paths: the full path of each image: a sequence that makes each str when it is asked for.
+        labels: the target of each image, as an array; or None. Also `targets`.
+        classes: the names of classes, or None.
+
+    Raises:
+        FileNotFoundError: there is no such manifest. (Image files are looked for when they are read.)
+        TypeError: `labels` are neither numbers nor strings.
+        ValueError: a column or an entry is missing, or a path leaves the root, with the line; arguments do not go
+            together.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     size = pathlib.Path(folder, "train.csv").write_text("path,label\\na.jpg,dog\\nb.jpg,cat\\n")
+        ...     dataset = FileList(folder + "/train.csv")
+        >>> dataset.classes, dataset.labels, dataset.paths[1].endswith("/b.jpg")
+        (['cat', 'dog'], array([1, 0], dtype=uint8), True)
+    """
+
+    def __init__(
+        self,
+        manifest: str | os.PathLike[str],
+        *,
+        path: str | int = "path",
+        target: str | int | None = "label",
+        root: str | os.PathLike[str] | None = None,
+        delimiter: str | None = None,
+        count: int | None = None,
+        start: int = 0,
+        labels: Any = None,
+        mode: Mode = "RGB",
+    ) -> None:
+        self.mode: Mode = _checked_mode(mode)
+        self.classes: list[str] | None = None
+        name = os.fsdecode(manifest)
+        if "{index" in name:
+            self.paths: Any = _numbered(name, root, count, start)
+            self.labels = labels_array(labels, len(self.paths), f"the {len(self.paths)} generated names")
+            return
+        if count is not None or start or labels is not None:
+            raise ValueError(
+                "count=, start= and labels= are for generated names, as in 'img_{index:07d}.jpg'; a manifest has its "
+                f"own, got the manifest {name!r}"
+            )
+        file = existing_file(manifest, "a manifest, .csv or .parquet, or a name with {index} in it")
+        folder = os.path.dirname(file) if root is None else absolute(root)
+        is_parquet = file.endswith(".parquet")
+        between = delimiter or ("\t" if file.endswith((".tsv", ".txt")) else ",")
+
+        def build() -> dict[str, np.ndarray]:
+            rows = _parquet_rows(file, path, target) if is_parquet else _csv_rows(file, path, target, between)
+            return _packed(rows, file, folder, "row" if is_parquet else "line", target is not None)
+
+        found = cached(file, [*stamp(file), folder, path, target, between], build)
+        self.paths = Paths(folder, found["data"], found["offsets"])
+        self.labels = found.get("targets")
+        if "classes" in found:
+            self.classes = json.loads(found["classes"].tobytes())
+
+    @property
+    def targets(self) -> np.ndarray | None:
+        """The labels, under torchvision's name."""
+        return self.labels
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        number = self._from_start(index)
+        image = self._encoded(number)
+        return image if self.labels is None else (image, value_of(self.labels, number))
+
+    def __repr__(self) -> str:
+        return f"FileList({self.root!r}: {len(self)} images)"
+
+
+def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
+    if type(count) is not int or count < 1:
+        raise ValueError(f"generated names need count=, how many there are, got {count!r}")
+    if type(start) is not int:
+        raise ValueError(f"start must be a whole number, the first index, got {start!r}")
+    try:
+        pattern.format(index=start)
+    except (ValueError, LookupError) as error:
+        raise ValueError(
+            f"{pattern!r} cannot be filled in: {error}; expected a name such as 'img_{{index:07d}}.jpg'"
+        ) from None
+    return NumberedPaths(absolute("." if root is None else root), pattern, count, start)
+
+
+def _csv_rows(file: str, path: str | int, target: str | int | None, delimiter: str) -> Iterator[Row]:
+    """The rows of a CSV file, with their lines."""
+    wanted = [path] if target is None else [path, target]
+    if len({type(column) for column in wanted}) > 1:
+        raise ValueError(
+            f"path and target must both be names of columns, or both numbers (without a line of names), got {wanted}"
+        )
+    with open(file, encoding="utf-8-sig", newline="") as opened:
+        rows = csv.reader(opened, delimiter=delimiter, strict=True)
+        try:
+            if isinstance(path, str):
+                names = next(rows, [])
+                for column in wanted:
+                    if column not in names:
+                        raise ValueError(
+                            f"{file!r} has no column {column!r}; its first line says {names}. Name columns with path= "
+                            "and target=, or give their numbers if that line is no header"
+                        )
+                places = [names.index(str(column)) for column in wanted]
+            else:
+                places = [int(column) for column in wanted]
+            at, to, most = places[0], places[-1], max(places)
+            for row in rows:
+                if not row:
+                    continue
+                if len(row) <= most:
+                    raise ValueError(
+                        f"line {rows.line_num} of {file!r} has {len(row)} fields, but column {most} (from 0) is "
+                        f"needed: {row}"
+                    )
+                yield rows.line_num, row[at], row[to]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{file!r} cannot be read as CSV in UTF-8, near line {rows.line_num}: {error}") from error
+
+
+def _parquet_rows(file: str, path: str | int, target: str | int | None) -> Iterator[Row]:
+    """The rows of a Parquet file, with their numbers."""
+    wanted = [path] if target is None else [path, target]
+    parquet = needed("pyarrow.parquet", "FileList", "parquet")
+    try:
+        opened = parquet.ParquetFile(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file!r} is no Parquet file, or is cut off: {error}") from error
+    with opened:
+        for column in wanted:
+            if column not in opened.schema_arrow.names:
+                raise ValueError(
+                    f"{file!r} has no column {column!r}; its columns are {', '.join(opened.schema_arrow.names)}. Name "
+                    "them with path= and target="
+                )
+        row = 0
+        for batch in opened.iter_batches(columns=list(dict.fromkeys(wanted)), use_threads=False):
+            columns = [batch.column(str(name)).to_pylist() for name in wanted]
+            for name, target_ in zip(columns[0], columns[-1], strict=True):
+                yield row, name, target_
+                row += 1
+
+
+def _packed(rows: Iterator[Row], file: str, root: str, unit: str, targets: bool) -> dict[str, np.ndarray]:
+    """Paths relative to the root in one buffer, and targets in an array."""
+    joined, lengths = bytearray(), []
+    found: list[Any] = []
+    inside = os.path.join(root, "")
+    for number, path, target in rows:
+        where = f"{unit} {number} of {file!r}"
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"{where} has no path, but {path!r}")
+        if path.startswith("/") or ".." in path:
+            full = os.path.normpath(os.path.join(root, path))
+            if not full.startswith(inside):
+                raise ValueError(
+                    f"{where} has the path {path!r}, which leads out of {root!r}; give a root= that holds all images"
+                )
+            path = full[len(inside) :]
+        raw = os.fsencode(path)
+        joined += raw
+        lengths.append(len(raw))
+        if targets:
+            if target is None or target == "":
+                raise ValueError(f"{where} has no target; leave such rows out, or read none with target=None")
+            found.append(target)
+    if not lengths:
+        raise ValueError(f"{file!r} names no images")
+    packed = Paths.pack(root, [(bytes(joined), np.array(lengths, np.int64))])
+    arrays = {"data": packed.data, "offsets": packed.offsets}
+    return {**arrays, **_targets(found)} if targets else arrays
+
+
+def _targets(values: list[Any]) -> dict[str, np.ndarray]:
+    """Integers in the smallest type, floats, or names as places among the sorted names."""
+    for kind, dtype in ((int, np.int64), (float, np.float64)):
+        try:
+            if kind is int and any(isinstance(value, float) for value in values):
+                continue
+            array = np.fromiter(map(kind, values), dtype, len(values))
+        except (ValueError, TypeError, OverflowError):
+            continue
+        return {"targets": _smallest(array) if kind is int else array}
+    classes = sorted(set(map(str, values)))
+    places = {name: place for place, name in enumerate(classes)}
+    array = np.fromiter((places[str(value)] for value in values), np.int64, len(values))
+    return {"targets": _smallest(array), "classes": np.frombuffer(json.dumps(classes).encode(), np.uint8)}
+
+
+def _smallest(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max())))

@@ -1,0 +1,175 @@
+"""`HDF5`: images in a dataset of an HDF5 file, as encoded bytes of varying length or as pixels.
+
+HDF5 reads whole chunks of a dataset, and decompresses them. So the samples of one chunk that are asked for together
+are read with one call, in the file's order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, Literal
+
+import numpy as np
+
+from gpuload.datasets.folder import _checked_mode
+from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.stores.array import Layout, Pixels
+from gpuload.datasets.stores.store import (
+    Store,
+    check_stamp,
+    damaged,
+    existing_file,
+    labels_array,
+    needed,
+    stamp,
+    value_of,
+)
+
+__all__ = ["HDF5"]
+
+
+class HDF5(Store):
+    """Images in an HDF5 file: variable-length bytes (each an encoded image), or an array N×… of pixels.
+
+    Yields ``(Encoded, target)`` of bytes, ``(Image, target)`` of pixels, arrays where those are no images, as
+    `ArrayFile` does; without the target if there is none. Needs h5py: ``pip install 'gpuload[hdf5]'``.
+
+    Args:
+        path: the file.
+        image: the name of the dataset of images, such as ``"images"`` or ``"train/images"``. Of bytes: one axis, with
+            the type ``h5py.vlen_dtype("uint8")``.
+        target: the name of the dataset of targets, as long as that of images; None for none. A number or string for
+            each sample is read at once, at the start; arrays are read with the image.
+        layout, as_dtype: of pixels, as `ArrayFile` has them.
+        mode: of bytes, what the pixels become, see `Encoded`.
+        cache_bytes: how much each worker keeps of decompressed chunks, in HDF5's own cache.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        TypeError: images are neither bytes nor numbers.
+        ValueError: the file is no HDF5, is cut off or lacks a dataset; targets are more or fewer than images.
+        ModuleNotFoundError: h5py is not installed.
+
+    While reading, DecodeError names the rows of a damaged chunk.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        image: str = "images",
+        target: str | None = "labels",
+        layout: Layout | None = None,
+        as_dtype: Literal["uint8", "uint16", "float32"] | None = None,
+        mode: Mode = "RGB",
+        cache_bytes: int = 32 << 20,
+    ) -> None:
+        if type(cache_bytes) is not int or cache_bytes < 0:
+            raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
+        self.mode: Mode = _checked_mode(mode)
+        self.path = existing_file(path, "an HDF5 file")
+        self.image, self.target, self._cache_bytes = image, target, cache_bytes
+        self._stamp = stamp(self.path)
+        h5py = needed("h5py", "HDF5", "hdf5")
+        self.labels: np.ndarray | None = None
+        with self._open() as file:
+            images = self._dataset(file, image, "image")
+            each = h5py.check_vlen_dtype(images.dtype)
+            what = f"dataset {image!r} of {self.path!r}"
+            self._pixels: Pixels | None = None
+            if each is None and images.dtype.kind in "biufc":
+                self._pixels = Pixels(images.shape[1:], images.dtype, layout, as_dtype, what)
+            elif each is None or np.dtype(each).itemsize != 1 or images.ndim != 1:
+                raise TypeError(
+                    f"{what} is {images.dtype} of shape {images.shape}; expected numbers N×…, or bytes of varying "
+                    'length, of h5py.vlen_dtype("uint8"): strings end at the first zero, which images hold many of'
+                )
+            elif layout is not None or as_dtype is not None:
+                raise ValueError(f"{what} holds encoded images; layout= and as_dtype= are for pixels")
+            self._count = len(images)
+            if target is not None:
+                self._take_targets(h5py, self._dataset(file, target, "target"))
+
+    def _take_targets(self, h5py: Any, targets: Any) -> None:
+        """Look at the targets; read them if each is one number or string."""
+        if len(targets) != self._count:
+            raise ValueError(
+                f"{self.path!r} has {len(targets)} targets in {self.target!r}, but {self._count} images in "
+                f"{self.image!r}; there must be one for each"
+            )
+        if targets.ndim == 1:
+            text = h5py.check_string_dtype(targets.dtype) is not None
+            values = np.array(targets.asstr()[:].tolist(), str) if text else targets[:]
+            self.labels = labels_array(values, self._count, f"the {self._count} images of {self.path!r}")
+        elif targets.dtype.kind not in "biuf":
+            raise TypeError(f"targets in {self.target!r} of {self.path!r} are {targets.dtype}; expected numbers")
+
+    def _dataset(self, file: Any, name: str, argument: str) -> Any:
+        found = file.get(name)
+        if found is None or not hasattr(found, "shape") or found.shape in (None, ()):
+            names: list[str] = []
+            file.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
+            none = ", or target=None" if argument == "target" else ""
+            raise ValueError(
+                f"{self.path!r} has no dataset {name!r} with an axis of samples; it has {', '.join(names) or 'none'}. "
+                f"Say which with {argument}={none}"
+            )
+        if found.external or found.is_virtual or os.path.realpath(found.file.filename) != os.path.realpath(self.path):
+            raise ValueError(
+                f"the dataset {name!r} of {self.path!r} lies in other files, which are not read because a data file "
+                "names them; copy it into one file"
+            )
+        return found
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _open(self) -> Any:
+        check_stamp(self.path, self._stamp)
+        h5py = needed("h5py", "HDF5", "hdf5")
+        try:
+            return h5py.File(self.path, "r", locking=False, rdcc_nbytes=self._cache_bytes)
+        except OSError as error:
+            raise ValueError(f"{self.path!r} is no HDF5 file, or is cut off: {error}") from error
+
+    def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
+        found = dict(self._rows(handle[self.image], numbers))
+        images = [self._image(found[number], number) for number in numbers]
+        if self.labels is not None:
+            targets = [value_of(self.labels, number) for number in numbers]
+        elif self.target is not None:
+            arrays = dict(self._rows(handle[self.target], numbers))
+            targets = [arrays[number] for number in numbers]
+        else:
+            return images
+        return list(zip(images, targets, strict=True))
+
+    def _image(self, value: np.ndarray, number: int) -> Any:
+        if self._pixels is not None:
+            return self._pixels.sample(value)
+        return Encoded(value.tobytes(), self.mode, f"{self.path}: {self.image!r}, row {number}")
+
+    def _rows(self, dataset: Any, numbers: list[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Rows of a dataset by their numbers, with one read for each chunk of the file."""
+        rows = sorted(set(numbers))
+        if dataset.chunks:  # those of one chunk; else those without a gap
+            groups = groupby(rows, key=lambda row: row // dataset.chunks[0])
+        else:
+            groups = groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0])
+            groups = ((key, (row for _, row in pairs)) for key, pairs in groups)
+        for _, group in groups:
+            own = list(group)
+            first, last = own[0], own[-1]
+            try:
+                block = dataset[first : last + 1]
+            except OSError as error:
+                raise damaged(
+                    self.path, f"rows {first} to {last} of {dataset.name!r} cannot be read: {error}"
+                ) from error
+            for row in own:
+                yield row, np.asarray(block[row - first])
+
+    def __repr__(self) -> str:
+        return f"HDF5({self.path!r}: {len(self)} samples in {self.image!r})"

@@ -1,0 +1,256 @@
+"""`LMDB`: the values of an LMDB database, found by their keys.
+
+Opened read-only, without a lock and without read-ahead. A reader without a lock is not known to a writer, which may
+reuse the pages that it reads; so each read is followed by a look at the number of the last transaction, and what was
+read while somebody wrote is refused instead of given.
+
+LMDB allows a file to be opened once in a process, so all datasets of one file share it there.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable
+from typing import Any, Final, Literal
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from gpuload.datasets.folder import _checked_mode
+from gpuload.datasets.paths import Paths
+from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, needed, stamp, value_of
+
+__all__ = ["LMDB"]
+
+DATABASES: Final = 16  # named ones that can be open at once
+PICKLES: Final = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))  # what pickles begin with
+
+
+class LMDB(Store):
+    """Images in an LMDB database: each value is the bytes of an encoded image, and keys give the order.
+
+    Yields `Encoded`; ``(Encoded, target)`` with `labels` or `target`; or what `decode` returns. Needs lmdb:
+    ``pip install 'gpuload[lmdb]'``. Keys that begin and end with two underscores (``__len__``) are no samples.
+
+    Args:
+        path: the folder that holds ``data.mdb``, or the file.
+        image: which keys are images, with ``{}`` for what differs, as in ``"image-{}"`` or ``"{}.jpg"``. Default: all.
+        target: the key of an image's target, with the same ``{}``, as in ``"label-{}"`` or ``"{}.cls"``.
+        target_type: what a target's value is: ``"int"``, a number as text, or ``"text"``.
+        labels: one for each sample, in the order of the keys, in place of `target`: an array or list.
+        decode: called with a sample's key and value, both bytes, returns the sample. For values in a format of your
+            own.
+        mode: what the pixels become, see `Encoded`.
+        database: the name of a database within the file, where it has several.
+
+    Attributes:
+        keys: the key of each sample, as str: a sequence that makes each when it is asked for.
+
+    Raises:
+        FileNotFoundError: there is no such database.
+        TypeError, ValueError: arguments do not go together; the file is no LMDB, or is cut off; `labels` are not one
+            for each key.
+        ModuleNotFoundError: lmdb is not installed.
+
+    Nothing is unpickled: a value that is a pickle is refused, unless `decode` reads it. While reading, DecodeError says
+    which key is missing or not what it should be, and that the database has been written to.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        image: str | None = None,
+        target: str | None = None,
+        target_type: Literal["int", "text"] = "int",
+        labels: Any = None,
+        decode: Callable[[bytes, bytes], Any] | None = None,
+        mode: Mode = "RGB",
+        database: str | None = None,
+    ) -> None:
+        self.mode: Mode = _checked_mode(mode)
+        self._image = None if image is None else _pattern("image", image)
+        self._target = None if target is None else _pattern("target", target)
+        if target_type not in ("int", "text"):
+            raise ValueError(f"target_type must be 'int' or 'text', got {target_type!r}")
+        if target is not None and image is None:
+            raise ValueError("target= needs image= too, the pattern of the images' keys, as in image='{}.jpg'")
+        if sum(given is not None for given in (target, labels, decode)) > 1:
+            raise ValueError("target=, labels= and decode= each say what a sample is; give one of them")
+        if decode is not None and not callable(decode):
+            raise TypeError(f"decode must be a function of (key, value), got {decode!r}")
+        self.target_type, self.decode, self.database = target_type, decode, database
+        self.path = absolute(path)
+        self._file = os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path
+        if not os.path.isfile(self._file):
+            raise FileNotFoundError(f"{self._file!r} does not exist; expected an LMDB database (got {path!r})")
+        view = self._open()
+        self._transaction = view.number
+        what = [image, database, view.number, *stamp(self._file)]
+        index = cached(self._file, what, lambda: _index(view, self._image))
+        self.keys = Paths("", index["data"], index["offsets"])
+        if not len(self.keys):
+            found = f"no keys like {image!r}" if image is not None else "no keys"
+            raise ValueError(f"{self._file!r} has {found} in it; its first are {view.first_keys()}")
+        self.labels = labels_array(labels, len(self.keys), f"the {len(self.keys)} keys of {self.path!r}")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def _open(self) -> _View:
+        return _View(_environment(self._file), self._file, self.database)
+
+    def _read(self, handle: _View, numbers: list[int]) -> list[Any]:
+        samples: list[Any] = [None] * len(numbers)
+        for at in sorted(range(len(numbers)), key=numbers.__getitem__):
+            samples[at] = self._sample(handle, numbers[at])
+        if (last := handle.last_number()) != self._transaction:
+            raise self._written(last)
+        return samples
+
+    def _sample(self, view: _View, number: int) -> Any:
+        key = os.fsencode(self.keys[number])
+        data = view.get(key)
+        if self.decode is not None:
+            return self.decode(key, data)
+        if data.startswith(PICKLES):
+            raise damaged(
+                self._file,
+                f"the value of key {key!r} looks like a pickle, which is never loaded, as it may run any code; write "
+                "the images' own bytes, or read the values yourself with decode=",
+            )
+        encoded = Encoded(data, self.mode, f"{self._file}: key {self.keys[number]!r}")
+        if self.labels is not None:
+            return encoded, value_of(self.labels, number)
+        if self._image is None or self._target is None:
+            return encoded
+        begin, end = self._image
+        before, after = self._target
+        return encoded, self._parsed(view, before + key[len(begin) : len(key) - len(end)] + after)
+
+    def _parsed(self, view: _View, key: bytes) -> int | str:
+        value = view.get(key)
+        try:
+            return int(value) if self.target_type == "int" else value.decode()
+        except ValueError:
+            hint = "a whole number; target_type='text', or decode=, takes others"
+            raise damaged(
+                self._file,
+                f"the target under key {key!r} is {value[:40]!r}, expected "
+                f"{hint if self.target_type == 'int' else 'text in UTF-8; decode= takes others'}",
+            ) from None
+
+    def _written(self, last: int) -> Exception:
+        return damaged(
+            self._file,
+            f"it has been written to since the dataset was made (transaction {self._transaction} then, {last} now). It "
+            "is read without a lock, so nobody may write meanwhile: make the dataset again when the writer is done, or "
+            "read a copy",
+        )
+
+    def __repr__(self) -> str:
+        return f"LMDB({self.path!r}: {len(self)} keys)"
+
+
+class _Environment:
+    """An open file; closed when nobody holds it any more."""
+
+    def __init__(self, lmdb: Any, env: Any) -> None:
+        self.lmdb, self.env = lmdb, env
+
+    def __del__(self) -> None:
+        self.env.close()
+
+
+_open_here: WeakValueDictionary[tuple[int, str], _Environment] = WeakValueDictionary()  # by process and path
+
+
+class _View:
+    """A snapshot of a database: what the last transaction before it has written.
+
+    Attributes:
+        number: of that transaction.
+    """
+
+    def __init__(self, environment: _Environment, path: str, database: str | None) -> None:
+        self._environment, self._path = environment, path
+        lmdb, env = environment.lmdb, environment.env
+        last_page, page_bytes, size = env.info()["last_pgno"], env.stat()["psize"], os.path.getsize(path)
+        if (expected := (last_page + 1) * page_bytes) > size:
+            raise ValueError(
+                f"{path!r} is cut off: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again "
+                "(with mdb_copy -c if that does not help)"
+            )
+        try:
+            self._database = None if database is None else env.open_db(database.encode(), create=False)
+        except lmdb.Error as error:
+            raise ValueError(f"{path!r} has no database named {database!r}: {error}") from error
+        self._transaction = env.begin(db=self._database)
+        self.number: int = self._transaction.id()
+
+    def get(self, key: bytes) -> bytes:
+        """A copy of the value, since the memory that it lies in is gone when the file is closed."""
+        try:
+            value = self._transaction.get(key)
+        except self._environment.lmdb.Error as error:
+            raise damaged(self._path, f"the value of key {key!r} cannot be read: {error}") from error
+        if value is None:
+            raise damaged(self._path, f"there is no key {key!r}, which a sample needs")
+        return value
+
+    def last_number(self) -> int:
+        """Of the last transaction that anybody has finished by now."""
+        return self._environment.env.info()["last_txnid"]
+
+    def each_key(self, begin: bytes = b"") -> Any:
+        """The keys in order, from one on."""
+        with self._environment.env.begin(db=self._database) as transaction:
+            cursor = transaction.cursor()
+            if cursor.set_range(begin):
+                yield from cursor.iternext(keys=True, values=False)
+
+    def first_keys(self) -> str:
+        return ", ".join(repr(key) for key, _ in zip(self.each_key(), range(3), strict=False)) or "none at all"
+
+
+def _environment(path: str) -> _Environment:
+    """The file, opened once in this process."""
+    place = os.getpid(), path
+    found = _open_here.get(place)
+    if found is None:
+        lmdb = needed("lmdb", "LMDB", "lmdb")
+        try:
+            env = lmdb.open(
+                path, subdir=False, readonly=True, create=False, lock=False, readahead=False, max_dbs=DATABASES
+            )
+        except lmdb.Error as error:
+            raise ValueError(f"{path!r} cannot be opened as an LMDB database: {error}") from error
+        found = _open_here[place] = _Environment(lmdb, env)
+    return found
+
+
+def _pattern(name: str, text: str) -> tuple[bytes, bytes]:
+    """What stands before and after the ``{}`` of a pattern."""
+    if not isinstance(text, str) or text.count("{}") != 1:
+        raise ValueError(f"{name} must be a pattern of keys with one {{}} in it, as in '{{}}.jpg', got {text!r}")
+    before, _, after = text.partition("{}")
+    return os.fsencode(before), os.fsencode(after)
+
+
+def _index(view: _View, image: tuple[bytes, bytes] | None) -> dict[str, np.ndarray]:
+    """The keys of samples, one after the other, and where each begins."""
+    begin, end = image or (b"", b"")
+    joined, lengths = bytearray(), array("I")
+    for key in view.each_key(begin):
+        if not key.startswith(begin):
+            break
+        if image is None and key.startswith(b"__") and key.endswith(b"__"):
+            continue
+        if key.endswith(end) and len(key) >= len(begin) + len(end):
+            joined += key
+            lengths.append(len(key))
+    packed = Paths.pack("", [(bytes(joined), np.frombuffer(lengths, np.uint32))])
+    return {"data": packed.data, "offsets": packed.offsets}

@@ -1,0 +1,271 @@
+"""`Parquet`: rows of Parquet files, with the image's bytes in one column.
+
+A Parquet file is read by row groups. The footers say how many rows each has, so the index is a few numbers for each
+group. A worker keeps the groups that it has read lately, as Arrow tables of the wanted columns; samples of one group
+that are asked for together are taken from it together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from gpuload.datasets.folder import _checked_mode
+from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, needed, stamp
+
+__all__ = ["Parquet"]
+
+OPEN_FILES: Final = 16  # in each worker
+
+
+class Parquet(Store):
+    """Images and targets in the columns of Parquet files, such as Hugging Face's.
+
+    Yields ``(Encoded, target)``, `Encoded` alone with ``target=None``, or a dict if there are further `columns`. Rows
+    come in the order of the files and of the rows in each. Needs pyarrow: ``pip install 'gpuload[parquet]'``.
+
+    A row group is read as a whole, so write groups of about 100 rows (``row_group_size=100``) for a shuffled order.
+
+    Args:
+        paths: a file, a pattern such as ``"data/train-*.parquet"``, a folder (its ``*.parquet``), or several of them.
+            Files of a pattern or folder are sorted by name.
+        image: the column of images' bytes; ``"image.bytes"`` is the field of a column of structs, Hugging Face's
+            layout.
+        target: the column of targets, or None. Numbers and strings come as such, lists of numbers as arrays.
+        columns: further columns. Then a sample is a dict of all: the image (its key is the column's name without
+            ``.bytes``), the target, and these. No other columns are read.
+        mode: what the pixels become, see `Encoded`.
+        cache_bytes: how much of the row groups read last each worker keeps; of the last one everything.
+
+    Attributes:
+        files: the path of each file.
+
+    Raises:
+        FileNotFoundError: there are no such files.
+        TypeError: a column of images holds something else than bytes.
+        ValueError: a file is no Parquet file, is cut off, lacks a column or differs in the type of one.
+        ModuleNotFoundError: pyarrow is not installed.
+
+    While reading, DecodeError names file, row group and row of a null, and file and row group of damage.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        image: str = "image.bytes",
+        target: str | None = "label",
+        columns: Sequence[str] = (),
+        mode: Mode = "RGB",
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+            raise TypeError(f"columns must be the names of columns, as in ('caption',), got {columns!r}")
+        if type(cache_bytes) is not int or cache_bytes < 0:
+            raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
+        self.mode: Mode = _checked_mode(mode)
+        self.files = _files(paths)
+        self.path = self.files[0] if len(self.files) == 1 else os.path.commonpath(self.files)
+        self.image, self.target, self.columns = image, target, tuple(columns)
+        self._cache_bytes = cache_bytes
+        wanted = [image, *([] if target is None else [target]), *columns]
+        first: list[Any] = []
+        counts: list[list[int]] = []
+        stamps: list[tuple[int, int]] = []
+        for path in self.files:
+            stamps.append(stamp(path))
+            with _open(path) as file:
+                types = [_type(file.schema_arrow, name, path) for name in wanted]
+                meta = file.metadata
+                counts.append([meta.row_group(group).num_rows for group in range(meta.num_row_groups)])
+            if not first:
+                first = types
+                _check_image(types[0], image, path)
+            for name, mine, other in zip(wanted, types, first, strict=True):
+                if mine != other:
+                    raise ValueError(
+                        f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {mine} there, {other} "
+                        "in the first; read them as two datasets, or write one of them anew"
+                    )
+        self._wanted = list(dict.fromkeys(wanted))
+        self._key = image.removesuffix(".bytes")
+        self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
+        groups = [len(own) for own in counts]
+        self._file_of = np.repeat(np.arange(len(groups), dtype=np.int32), groups)
+        self._group_of = np.concatenate([np.arange(n, dtype=np.int32) for n in groups])
+        self._ends = np.cumsum([rows for own in counts for rows in own], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def _open(self) -> _Groups:
+        return _Groups(self._cache_bytes)
+
+    def _read(self, handle: _Groups, numbers: list[int]) -> list[Any]:
+        places = np.searchsorted(self._ends, numbers, "right").tolist()
+        samples: list[Any] = [None] * len(numbers)
+        for place in sorted(set(places)):
+            begin = int(self._ends[place - 1]) if place else 0
+            which, group = int(self._file_of[place]), int(self._group_of[place])
+            columns = handle.get(place, lambda which=which, group=group: self._columns(handle, which, group))
+            for at, number in enumerate(numbers):
+                if places[at] == place:
+                    samples[at] = self._sample(columns, which, group, number - begin)
+        return samples
+
+    def _columns(self, handle: _Groups, which: int, group: int) -> dict[str, Any]:
+        """The wanted columns of a row group."""
+        path = self.files[which]
+        stamped: tuple[int, int] = tuple(self._stamps[which].tolist())  # pyright: ignore[reportAssignmentType]
+        file = handle.file(which, path, stamped)
+        try:
+            table = file.read_row_group(group, columns=self._wanted, use_threads=False)
+        except (OSError, ValueError) as error:  # pyarrow's own errors are of these types too
+            raise damaged(path, f"row group {group} cannot be read: {error}") from error
+        return {name: _leaf(table, name) for name in self._wanted}
+
+    def _sample(self, columns: dict[str, Any], which: int, group: int, row: int) -> Any:
+        values: dict[str, Any] = {}
+        for name, column in columns.items():
+            value = column[row]
+            if not value.is_valid:
+                self._refuse_null(name, which, group, row)
+            values[name] = value
+        data = values[self.image].as_py()
+        encoded = Encoded(data, self.mode, f"{self.files[which]}: row group {group}, row {row}")
+        if self.columns:
+            others = [name for name in self._wanted if name != self.image]
+            return {self._key: encoded, **{name: _plain(values[name]) for name in others}}
+        return encoded if self.target is None else (encoded, _plain(values[self.target]))
+
+    def _refuse_null(self, name: str, which: int, group: int, row: int) -> NoReturn:
+        hint = ""
+        if name == self.image and "." in name:
+            hint = "; a row with nothing but the path of its image has to be written again with the bytes"
+        raise damaged(self.files[which], f"row {row} of row group {group} has no {name!r} (null){hint}")
+
+    def __repr__(self) -> str:
+        return f"Parquet({self.path!r}: {len(self)} rows in {len(self.files)} files)"
+
+
+class _Groups:
+    """What a process has read lately: columns of row groups, up to a number of bytes; and open files."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._groups: OrderedDict[int, tuple[Any, int]] = OrderedDict()
+        self._files: OrderedDict[int, Any] = OrderedDict()
+        self._nbytes = 0
+
+    def get(self, place: int, read: Any) -> Any:
+        if place in self._groups:
+            self._groups.move_to_end(place)
+            return self._groups[place][0]
+        columns = read()
+        nbytes = sum(column.nbytes for column in columns.values())
+        self._groups[place] = columns, nbytes
+        self._nbytes += nbytes
+        while self._nbytes > self._limit and len(self._groups) > 1:
+            self._nbytes -= self._groups.popitem(last=False)[1][1]
+        return columns
+
+    def file(self, which: int, path: str, stamped: tuple[int, int]) -> Any:
+        if which in self._files:
+            self._files.move_to_end(which)
+            return self._files[which]
+        check_stamp(path, stamped)
+        self._files[which] = _open(path)
+        if len(self._files) > OPEN_FILES:
+            self._files.popitem(last=False)[1].close()
+        return self._files[which]
+
+
+def _open(path: str) -> Any:
+    parquet = needed("pyarrow.parquet", "Parquet", "parquet")
+    try:
+        return parquet.ParquetFile(path, page_checksum_verification=True)
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
+        raise ValueError(f"{path!r} is no Parquet file, or is cut off: {error}") from error
+
+
+def _files(paths: Any) -> list[str]:
+    """The files, as absolute paths."""
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found: list[str] = []
+    for path in given:
+        full = absolute(path)
+        if os.path.isdir(full):
+            own = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
+            if not own:
+                raise FileNotFoundError(f"the folder {full!r} has no *.parquet in it")
+        elif glob.has_magic(full) and not os.path.exists(full):
+            own = sorted(glob.glob(full, recursive=True))
+            if not own:
+                raise FileNotFoundError(f"no files match {full!r}")
+        else:
+            own = [existing_file(path, "a Parquet file, a folder of them, or a pattern")]
+        found += own
+    if not found:
+        raise FileNotFoundError("paths names no files; expected at least one Parquet file")
+    return found
+
+
+def _type(schema: Any, name: str, path: str) -> Any:
+    """The Arrow type of a column, or of a field within one."""
+    parts = [name] if name in schema.names else name.split(".")
+    kind: Any = schema.field(parts[0]).type if parts[0] in schema.names else None
+    for part in parts[1:]:
+        fields = {} if kind is None else {kind.field(i).name: kind.field(i).type for i in _span(kind)}
+        kind = fields.get(part)
+    if kind is None:
+        columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
+        raise ValueError(
+            f"{path!r} has no column {name!r}; its columns are {columns}. Say which with image= and target="
+        )
+    return kind
+
+
+def _span(kind: Any) -> range:
+    """The numbers of a struct's fields; of other types none are looked up by name."""
+    return range(kind.num_fields if str(kind).startswith("struct<") else 0)
+
+
+def _check_image(kind: Any, name: str, path: str) -> None:
+    if str(kind) in ("binary", "large_binary", "binary_view") or str(kind).startswith("fixed_size_binary"):
+        return
+    fields = [kind.field(i).name for i in _span(kind)]
+    hint = f"; did you mean image={name + '.bytes'!r}?" if "bytes" in fields else ""
+    raise TypeError(
+        f"column {name!r} of {path!r} is {kind}; expected the bytes of encoded images, of type binary{hint}"
+    )
+
+
+def _leaf(table: Any, name: str) -> Any:
+    """A column, or a field within one, of a table."""
+    if name in table.column_names:
+        return table.column(name)
+    first, *parts = name.split(".")
+    column = table.column(first)
+    for part in parts:
+        column = column.flatten()[column.type.get_field_index(part)]
+    return column
+
+
+def _plain(value: Any) -> Any:
+    """A value of Arrow's as a sample has it: lists of numbers as arrays."""
+    found = value.as_py()
+    if isinstance(found, list):
+        with contextlib.suppress(NotImplementedError):
+            dtype = np.dtype(value.type.value_type.to_pandas_dtype())
+            if dtype.kind in "biuf":
+                return np.array(found, dtype)
+    return found

@@ -1,0 +1,170 @@
+"""What all stores share: files that are opened where they are read, indices from the end, labels, words for what is
+wrong.
+
+A store is made in the main process, which looks at its files once and keeps sizes and places in arrays. What it opens
+to read samples belongs to one process: it is opened at the first sample, left behind when the store is pickled, and
+opened anew in a child after a fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from gpuload.datasets.folder import Joined, _from_start, _has_samples
+from gpuload.errors import DecodeError
+
+__all__ = [
+    "Store",
+    "absolute",
+    "check_stamp",
+    "damaged",
+    "existing_file",
+    "labels_array",
+    "needed",
+    "stamp",
+    "value_of",
+]
+
+
+class Store:
+    """Samples that are read from open files; a subclass says how, in `_open` and `_read`.
+
+    Attributes:
+        path: what it reads, as an absolute path.
+    """
+
+    path: str
+    _opened: tuple[int, Any] | None = None  # the process, and what it opened
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _open(self) -> Any:
+        """Open the files, in the process that reads them."""
+        raise NotImplementedError
+
+    def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
+        """The samples of these numbers, each 0 … n−1, in this order."""
+        raise NotImplementedError
+
+    @property
+    def _handle(self) -> Any:
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), self._open()
+        return self._opened[1]
+
+    def close(self) -> None:
+        """Close what this process has opened. The next sample opens it again."""
+        self._opened = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+        """Several samples, those that lie together read together."""
+        told = f"{type(self).__name__}({self.path!r}) has {len(self)} samples"
+        numbers = [_from_start(index, len(self), told) for index in indices]
+        return self._read(self._handle, numbers)
+
+    def __add__(self, other: Any) -> Joined:
+        """This dataset and another map-style one after it."""
+        return Joined([self, other]) if _has_samples(other) else NotImplemented
+
+
+def needed(module: str, called: str, extra: str) -> Any:
+    """A module of an optional library, imported now.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says what to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        library = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != library:
+            raise
+        raise ModuleNotFoundError(
+            f"gpuload.{called} needs {library}, which is not installed: pip install 'gpuload[{extra}]'", name=library
+        ) from error
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """A path that does not depend on the working directory."""
+    return os.path.abspath(os.path.expanduser(os.fsdecode(path)))
+
+
+def existing_file(path: str | os.PathLike[str], expected: str) -> str:
+    """The absolute path of a file.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError: there is none.
+    """
+    full = absolute(path)
+    if not os.path.exists(full):
+        raise FileNotFoundError(f"{full!r} does not exist; expected {expected} (got {path!r})")
+    if os.path.isdir(full):
+        raise IsADirectoryError(f"{full!r} is a folder; expected {expected}")
+    return full
+
+
+def damaged(path: str, complaint: str) -> DecodeError:
+    """The error for a part of a file that cannot be read; a Loader names the file."""
+    error = DecodeError(f"{path!r}: {complaint}")
+    error.filename = path
+    return error
+
+
+def stamp(path: str) -> tuple[int, int]:
+    """By what a file is known to be the same: its bytes, and when it was written."""
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def check_stamp(path: str, expected: tuple[int, int]) -> None:
+    """Raise a `DecodeError` if a file is not the one that the dataset was made of."""
+    if (found := stamp(path)) != expected:
+        raise damaged(
+            path,
+            f"it has been written to since the dataset was made, when it had {expected[0]:,} bytes (now {found[0]:,}); "
+            "make the dataset again, once the file is finished",
+        )
+
+
+def labels_array(labels: Any, count: int, what: str) -> np.ndarray | None:
+    """Labels as an array, one for each sample.
+
+    Args:
+        labels: anything that `numpy.asarray` takes; None for none.
+        count: how many samples there are; `what` says of what, for the message.
+
+    Raises:
+        TypeError: they are neither numbers nor strings of one shape.
+        ValueError: there are more or fewer than samples.
+    """
+    if labels is None:
+        return None
+    try:
+        array = np.asarray(labels)
+    except ValueError as error:
+        raise TypeError(f"labels must be an array of one entry for each sample, of one shape: {error}") from None
+    if array.dtype.kind not in "biufU":
+        raise TypeError(
+            f"labels must be numbers or strings, one for each sample, got {array.dtype} of shape {array.shape}"
+        )
+    if array.ndim == 0 or len(array) != count:
+        raise ValueError(f"labels has the shape {array.shape}, but there must be one for each of {what}")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def value_of(array: np.ndarray, number: int) -> Any:
+    """One entry: a plain number or str, or an array."""
+    value = array[number]
+    return value.item() if isinstance(value, np.generic) else value

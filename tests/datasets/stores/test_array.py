@@ -1,0 +1,215 @@
+"""Arrays in a file: what samples they give, and which files are refused in which words."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from stored import check_loader
+
+import gpuload as gl
+from gpuload.datasets.stores.array import ArrayFile
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 24, 32, 3), np.uint8)
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def saved(folder: Path, array: np.ndarray, **more: object) -> Path:
+    path = folder / "array.npy"
+    np.save(path, array, **more)
+    return path
+
+
+@pytest.mark.processes
+def test_batches_are_those_of_the_pixels(tmp_path: Path) -> None:
+    labels = saved(tmp_path, np.arange(12)).rename(tmp_path / "labels.npy")
+    check_loader(ArrayFile(saved(tmp_path, PIXELS), labels=labels), list(PIXELS), range(12))
+
+
+def test_a_sample_is_a_view_of_the_file(tmp_path: Path) -> None:
+    dataset = ArrayFile(saved(tmp_path, PIXELS), labels=np.arange(12, dtype=np.uint8))
+    image, label = dataset[-2]
+    assert (image.hwc == PIXELS[10]).all()
+    assert (label, type(label)) == (10, int)
+    assert not image.hwc.flags.owndata
+    assert not image.hwc.flags.writeable, "the file cannot be changed through it"
+    again = dataset[10][0].hwc
+    assert np.shares_memory(again, image.hwc)
+    assert [label for _, label in dataset.__getitems__([3, 1, 3])] == [3, 1, 3]
+    with pytest.raises(IndexError, match=r"index 12 is out of range: ArrayFile\('.*array.npy'\) has 12 samples$"):
+        dataset[12]
+    assert repr(dataset) == f"ArrayFile('{tmp_path}/array.npy': 12 samples of 24×32×3, uint8)"
+
+
+def test_it_is_pickled_without_its_numbers_and_without_a_descriptor(tmp_path: Path) -> None:
+    dataset = ArrayFile(saved(tmp_path, PIXELS))
+    assert (dataset[1].hwc == PIXELS[1]).all()
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 2000 < PIXELS.nbytes
+    descriptors = len(os.listdir("/proc/self/fd"))
+    copy = pickle.loads(sent)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert (copy[1].hwc == PIXELS[1]).all()
+    copy.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert (copy[1].hwc == PIXELS[1]).all()
+
+
+def test_plain_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.bin"
+    path.write_bytes(b"head" + PIXELS.tobytes())
+    for first in (12, -1):
+        dataset = ArrayFile(path, dtype="uint8", shape=(first, 24, 32, 3), offset=4)
+        assert dataset.shape == PIXELS.shape
+        assert (dataset[3].hwc == PIXELS[3]).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "layout", "hwc"),
+    [
+        ((20, 30), "uint8", None, (20, 30, 1)),
+        ((20, 30, 13), "uint16", None, (20, 30, 13)),
+        ((13, 20, 30), "float32", "CHW", (20, 30, 13)),
+        ((20, 30, 3), ">f4", None, (20, 30, 3)),
+        ((9, 20, 30), "uint8", "DHW", (9, 20, 30, 1)),
+        ((9, 20, 30, 2), "float32", None, (9, 20, 30, 2)),
+        ((9, 2, 20, 30), "float32", "DCHW", (9, 20, 30, 2)),
+    ],
+)
+def test_layouts(tmp_path: Path, shape: tuple[int, ...], dtype: str, layout: str | None, hwc: tuple[int, ...]) -> None:
+    array = np.arange(2 * np.prod(shape)).reshape(2, *shape).astype(dtype)
+    image = ArrayFile(saved(tmp_path, array), layout=layout)[1]
+    assert image.hwc.shape == hwc
+    assert sorted(image.hwc.ravel()) == sorted(array[1].ravel())
+    assert image.hwc.dtype == np.dtype(dtype).newbyteorder("=")
+
+
+def test_what_is_no_image_stays_an_array(tmp_path: Path) -> None:
+    array = np.arange(4 * 600, dtype=">i2").reshape(4, 600)
+    dataset = ArrayFile(saved(tmp_path, array), labels=[0, 1, 2, 3])
+    loader = gl.Loader(dataset, batch_size=2, num_workers=0, device="cpu")
+    values, _ = next(iter(loader))
+    assert torch.equal(values, torch.from_numpy(array[:2].astype(np.int16)))
+    assert isinstance(ArrayFile(saved(tmp_path, PIXELS), layout="data")[0], np.ndarray)
+    assert ArrayFile(saved(tmp_path, np.arange(4.0)))[3] == 3.0
+    converted = ArrayFile(saved(tmp_path, np.full((2, 9, 9), -5, np.int16)), as_dtype="float32")[0]
+    assert (converted.hwc.dtype, converted.hwc.min()) == (np.dtype("float32"), -5)
+
+
+def test_labels(tmp_path: Path) -> None:
+    path = saved(tmp_path, PIXELS)
+    assert ArrayFile(path, labels=["a", "b"] * 6)[1][1] == "b"
+    assert ArrayFile(path, labels=np.ones((12, 5)))[1][1].tolist() == [1.0] * 5
+    assert isinstance(ArrayFile(path)[0], gl.Image)
+    message = f"labels has the shape (11,), but there must be one for each of the 12 samples of {str(path)!r}"
+    with pytest.raises(ValueError, match=exactly(message)):
+        ArrayFile(path, labels=range(11))
+    with pytest.raises(TypeError, match=r"^labels must be an array of one entry for each sample, of one shape: "):
+        ArrayFile(path, labels=[[1], [2, 3]] * 6)
+    with pytest.raises(TypeError, match=r"^labels must be numbers or strings, one for each sample, got object"):
+        ArrayFile(path, labels=[None] * 12)
+
+
+def test_a_pickle_in_an_npy_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, np.array([{}, []], object), allow_pickle=True)
+    with pytest.raises(ValueError, match="holds Python objects, which are a pickle: loading one may run any code"):
+        ArrayFile(path)
+
+
+def test_fortran_order_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, np.asfortranarray(PIXELS))
+    with pytest.raises(ValueError, match="is stored in Fortran order, where the numbers of one sample lie all over"):
+        ArrayFile(path)
+
+
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, PIXELS)
+    os.truncate(path, 5000)
+    message = (
+        f"{str(path)!r} is cut off: uint8 of shape (12, 24, 32, 3) takes 27,776 bytes with what stands before it, but "
+        "the file has 5,000; write or copy it again"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        ArrayFile(path)
+
+
+def test_a_file_that_is_cut_off_later_is_not_mapped(tmp_path: Path) -> None:
+    path = saved(tmp_path, PIXELS)
+    dataset = ArrayFile(path)
+    os.truncate(path, 5000)
+    message = "it has been written to since the dataset was made, when it had 27,776 bytes (now 5,000); make"
+    with pytest.raises(gl.DecodeError, match=re.escape(message)) as caught:
+        dataset[0]
+    assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize(
+    ("start", "options", "message"),
+    [
+        (b"\x93NUMPY\x01\0\x10\0nonsense", {}, "has the header of a .npy file that cannot be read: "),
+        (b"\x93NUMPY", {}, "has the header of a .npy file that cannot be read: "),
+        (b"\x93NUMPY\x01\0", {"dtype": "u1", "shape": (1,)}, "which says its dtype and shape itself; leave dtype="),
+        (b"\x80\x04abc", {}, "is no .npy file: it begins with b'\\x80\\x04abc' (perhaps a pickle, which is never"),
+        (b"PK\x03\x04abc", {}, "an .npz or another zip; write the array itself, with numpy.save(path, array)"),
+        (b"\x89HDF\r\n", {}, "(HDF5, which gpuload.HDF5 reads)"),
+        (b"abcdef", {}, "for plain numbers give dtype= and shape=(n, height, width, channels)"),
+        (b"abcdef", {"dtype": "u1"}, "for plain numbers give dtype= and shape="),
+        (b"abcdef", {"dtype": "u1", "shape": (5,)}, "has 6 bytes, but uint8 of shape (5,) from offset 0 on ends at 5"),
+        (b"abcdef", {"dtype": "u1", "shape": (7,)}, "is cut off: uint8 of shape (7,) takes 7 bytes"),
+        (b"abcdef", {"dtype": "u2", "shape": (-1, 2)}, "has 6 bytes from offset 0 on, which are no whole number of"),
+        (b"abcdef", {"dtype": "u1", "shape": (6, 0)}, "holds an array of shape (6, 0), whose samples are empty"),
+        (b"abcdef", {"dtype": "u1", "shape": (-2, 3)}, "shape must be lengths, the first of them perhaps -1, got"),
+        (
+            b"abcdef",
+            {"dtype": "u1", "shape": (6,), "offset": -1},
+            "offset must be a number of bytes, 0 or more, got -1",
+        ),
+        (b"abcdef", {"dtype": "u1", "shape": ()}, "holds a single number; expected an array with an axis of samples"),
+        (b"abcdef", {"dtype": "S2", "shape": (3,)}, "holds |S2; expected numbers"),
+        (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds Python objects, which are a pickle"),
+    ],
+)
+def test_files_that_are_no_array(tmp_path: Path, start: bytes, options: dict, message: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(start)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ArrayFile(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((100, 64, 100), {}, "A volume without channels is layout='DHW', and what is no image layout='data'"),
+        ((9, 9), {"layout": "HWC"}, "of shape (9, 9), uint8, which has not the 3 axes of layout='HWC'"),
+        (
+            (9, 9),
+            {"layout": "WH"},
+            "layout must be None or one of 'HW', 'HWC', 'CHW', 'DHW', 'DHWC', 'DCHW', 'data', got",
+        ),
+        ((9, 9), {"as_dtype": "int8"}, "as_dtype must be None or one of 'uint8', 'uint16', 'float32', got 'int8'"),
+    ],
+)
+def test_layouts_that_do_not_fit(tmp_path: Path, shape: tuple[int, ...], options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ArrayFile(saved(tmp_path, np.zeros((2, *shape), np.uint8)), **options)
+
+
+def test_images_of_other_dtypes_are_refused(tmp_path: Path) -> None:
+    message = "int16, but images are of uint8, uint16 or float32: as_dtype='float32' converts each, layout='data'"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ArrayFile(saved(tmp_path, np.zeros((2, 9, 9), np.int16)), layout="HW")
+
+
+def test_paths_that_are_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none.npy' does not exist; expected a .npy file, or plain numbers"):
+        ArrayFile(tmp_path / "none.npy")
+    with pytest.raises(IsADirectoryError, match=r"is a folder; expected a .npy file"):
+        ArrayFile(tmp_path)

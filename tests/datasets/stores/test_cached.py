@@ -1,0 +1,77 @@
+"""Indices in files: given back as they were, built anew where the source or the file is another one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuload.datasets.stores import cached as module
+from gpuload.datasets.stores.cached import cache_folder, cached
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "LEAST_BYTES", 0)
+    return tmp_path / "cache"
+
+
+def build(number: int = 3) -> dict[str, np.ndarray]:
+    return {"data": np.arange(1000, dtype=np.uint8), "offsets": np.arange(number, dtype=np.int64), "none": np.empty(0)}
+
+
+def refuse() -> dict[str, np.ndarray]:
+    raise AssertionError("built again")
+
+
+def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    return found.keys() == expected.keys() and all(
+        array.dtype == expected[name].dtype and np.array_equal(array, expected[name]) for name, array in found.items()
+    )
+
+
+def test_what_was_built_is_read_the_next_time(folder: Path) -> None:
+    assert same(cached("/a", [1, "x", None], build), build())
+    assert same(cached("/a", (1, "x", None), refuse), build())
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    assert [path.suffix for path in folder.iterdir()] == [".index"]
+
+
+def test_another_source_gets_its_own(folder: Path) -> None:
+    cached("/a", [1], build)
+    assert same(cached("/a", [2], lambda: build(4)), build(4)), "the same one, written to"
+    assert same(cached("/b", [1], lambda: build(5)), build(5))
+    assert same(cached("/a", [2], refuse), build(4))
+    assert len(list(folder.iterdir())) == 2, "the new one takes the place of the old one"
+
+
+@pytest.mark.parametrize("damage", ["cut off", "empty", "header", "no header"])
+def test_a_damaged_file_is_built_anew(folder: Path, damage: str) -> None:
+    cached("/a", [1], build)
+    (path,) = folder.iterdir()
+    data = path.read_bytes()
+    changed = {"cut off": data[:-1], "empty": b"", "header": data[:40] + b"}" + data[41:], "no header": data[:17]}
+    path.write_bytes(changed[damage])
+    assert same(cached("/a", [1], lambda: build(7)), build(7))
+    assert same(cached("/a", [1], refuse), build(7))
+
+
+def test_small_ones_and_those_without_a_place_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_BYTES", 1 << 20)
+    cached("/a", [1], build)
+    assert not folder.exists()
+    monkeypatch.setattr(module, "LEAST_BYTES", 0)
+    folder.write_text("a file where the folder should be")
+    assert same(cached("/a", [1], build), build())
+
+
+def test_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPULOAD_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_folder() == "/x/gpuload"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert cache_folder() == "/home/me/.cache/gpuload"

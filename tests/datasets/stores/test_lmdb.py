@@ -1,0 +1,232 @@
+"""LMDB databases: how keys become samples, what a writer does to readers, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stored import COUNT, LABELS, check_loader, jpegs
+
+import gpuload as gl
+from gpuload.datasets.kinds import draws_nothing, fetches_many
+from gpuload.datasets.stores import cached as cached_module
+from gpuload.datasets.stores.lmdb import LMDB
+
+lmdb = pytest.importorskip("lmdb", reason="lmdb is not installed")
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def put(path: Path, content: Mapping[bytes, bytes], **options: Any) -> Path:
+    with lmdb.open(str(path), map_size=1 << 24, max_dbs=4, **options) as env, env.begin(write=True) as transaction:
+        for key, value in content.items():
+            transaction.put(key, value)
+    return path
+
+
+def images() -> dict[bytes, bytes]:
+    return {b"%08d" % number: data for number, data in enumerate(jpegs())}
+
+
+def pairs() -> dict[bytes, bytes]:
+    found = {b"%03d.jpg" % number: data for number, data in enumerate(jpegs())}
+    return found | {b"%03d.cls" % number: b"%d" % label for number, label in enumerate(LABELS)}
+
+
+@pytest.mark.processes
+def test_batches_are_those_of_the_images(tmp_path: Path) -> None:
+    check_loader(LMDB(put(tmp_path, pairs()), image="{}.jpg", target="{}.cls"))
+
+
+def test_each_value_is_an_image_in_the_order_of_the_keys(tmp_path: Path) -> None:
+    put(tmp_path, {**images(), b"__len__": b"12"})
+    dataset = LMDB(tmp_path, mode="L")
+    assert dataset[-1] == gl.Encoded(jpegs()[11], "L", f"{tmp_path}/data.mdb: key '00000011'")
+    assert (len(dataset), dataset.keys[0]) == (COUNT, "00000000")
+    assert [image.data for image in dataset.__getitems__([5, 2, 5])] == [jpegs()[n] for n in (5, 2, 5)]
+    assert LMDB(tmp_path, labels=LABELS)[4] == (gl.Encoded(jpegs()[4], "RGB", dataset[4].source), 1)
+    assert repr(dataset) == f"LMDB('{tmp_path}': 12 keys)"
+
+
+def test_a_file_instead_of_a_folder_and_a_database_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "all.mdb"
+    with lmdb.open(str(path), subdir=False, map_size=1 << 24, max_dbs=4) as env:
+        database = env.open_db(b"train")
+        with env.begin(write=True, db=database) as transaction:
+            transaction.put(b"one", jpegs()[0])
+    assert LMDB(path, database="train")[0].data == jpegs()[0]
+    with pytest.raises(ValueError, match=re.escape(f"{str(path)!r} has no database named 'test': ")):
+        LMDB(path, database="test")
+
+
+def test_patterns_of_keys(tmp_path: Path) -> None:
+    content = {b"image-%03d" % n: data for n, data in enumerate(jpegs())}
+    content |= {b"label-%03d" % n: f"wört {n}".encode() for n in range(COUNT)} | {b"num-samples": b"12"}
+    put(tmp_path, content)
+    dataset = LMDB(tmp_path, image="image-{}", target="label-{}", target_type="text")
+    assert len(dataset) == COUNT
+    assert (dataset[3][0].data, dataset[3][1]) == (jpegs()[3], "wört 3")
+    numbers = LMDB(tmp_path, image="image-{}", target="label-{}")
+    message = (
+        "the target under key b'label-003' is b'w\\xc3\\xb6rt 3', expected a whole number; target_type='text', or "
+        "decode=, takes others"
+    )
+    with pytest.raises(gl.DecodeError, match=re.escape(message)):
+        numbers[3]
+    lacking = LMDB(tmp_path, image="image-{}", target="class-{}")
+    with pytest.raises(gl.DecodeError, match=re.escape("there is no key b'class-003', which a sample needs")):
+        lacking[3]
+
+
+def test_values_in_a_format_of_the_users_own(tmp_path: Path) -> None:
+    put(tmp_path, {b"%d" % n: bytes([n]) + np.full((4, 5, 3), n, np.uint8).tobytes() for n in range(5)})
+
+    def decode(key: bytes, value: bytes) -> tuple[np.ndarray, int]:
+        return np.array(np.frombuffer(value, np.uint8, offset=1)).reshape(4, 5, 3), value[0] + 10 * int(key)
+
+    dataset = LMDB(tmp_path, decode=decode)
+    image, label = dataset[3]
+    assert (image == 3).all()
+    assert label == 33
+    assert not draws_nothing(dataset), "a function of the user's own may draw"
+    assert not fetches_many(dataset)
+    assert draws_nothing(LMDB(tmp_path))
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    class Bad:
+        def __reduce__(self) -> Any:
+            return os._exit, (3,)
+
+    put(tmp_path, {b"one": pickle.dumps(Bad()), b"two": jpegs()[0]})
+    dataset = LMDB(tmp_path)
+    with pytest.raises(gl.DecodeError, match="the value of key b'one' looks like a pickle, which is never loaded"):
+        dataset[0]
+    assert dataset[1].data == jpegs()[0]
+
+
+WRITER = """
+import sys, lmdb
+env = lmdb.open(sys.argv[1], map_size=1 << 24)
+transaction = env.begin(write=True)
+transaction.put(b"00000003", b"new")
+print("written", flush=True)
+sys.stdin.readline()
+transaction.commit()
+print("committed", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.processes
+def test_opened_by_a_writer_at_the_time(tmp_path: Path) -> None:
+    put(tmp_path, images())
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "written\n"
+        dataset = LMDB(tmp_path)
+        assert dataset[3].data == jpegs()[3], "what is not yet committed is not seen"
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        assert writer.stdout.readline() == "committed\n"
+        message = (
+            f"'{tmp_path}/data.mdb': it has been written to since the dataset was made (transaction 1 then, 2 now). It "
+            "is read without a lock, so nobody may write meanwhile: make the dataset again when the writer is done, or "
+            "read a copy"
+        )
+        for reader in (dataset, pickle.loads(pickle.dumps(dataset))):
+            with pytest.raises(gl.DecodeError, match=exactly(message)):
+                reader[5]
+        assert LMDB(tmp_path)[3].data == b"new", "the same process reads the new one"
+        writer.stdin.write("\n")
+
+
+def test_pickled_without_its_descriptor(tmp_path: Path) -> None:
+    put(tmp_path, images())
+    before = len(os.listdir("/proc/self/fd"))
+    dataset = LMDB(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert dataset[1].data == jpegs()[1]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    copy = pickle.loads(pickle.dumps(dataset))
+    other = LMDB(tmp_path)
+    assert other[2].data == copy[2].data == jpegs()[2], "a file is opened once in a process, so they share it"
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    for one in (dataset, copy, other):
+        one.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_keys_are_kept_from_one_time_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 100)
+    put(tmp_path / "set", images())
+    first = LMDB(tmp_path / "set")
+    assert len(os.listdir(tmp_path / "cache")) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuload.datasets.stores.lmdb._index", None)
+        assert LMDB(tmp_path / "set").keys == first.keys
+    assert first.keys.nbytes < 13 * (COUNT + 1)
+    first.close()
+    put(tmp_path / "set", {b"more": b"", b"other": b""})
+    assert len(LMDB(tmp_path / "set")) == COUNT + 2
+
+
+@pytest.mark.parametrize("kind", ["cut off", "empty", "other"])
+def test_a_file_that_is_no_database(tmp_path: Path, kind: str) -> None:
+    path = put(tmp_path, images()) / "data.mdb"
+    size = path.stat().st_size
+    if kind == "cut off":
+        os.truncate(path, 4096 * 4)
+        pages = size // 4096
+        message = f"{str(path)!r} is cut off: its last page ends at {pages * 4096:,} bytes, but it has 16,384; copy it"
+    else:
+        path.write_bytes(b"" if kind == "empty" else b"x" * 10_000)
+        message = f"{str(path)!r} cannot be opened as an LMDB database: "
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        LMDB(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"image": "jpg"}, ValueError, "image must be a pattern of keys with one {} in it, as in '{}.jpg', got 'jpg'"),
+        ({"image": "{}", "target": "{}{}"}, ValueError, "target must be a pattern of keys with one {} in it"),
+        ({"target": "{}.cls"}, ValueError, "target= needs image= too"),
+        ({"image": "{}.png"}, ValueError, "has no keys like '{}.png' in it; its first are b'00000000', b'00000001', "),
+        ({"labels": [1], "decode": print}, ValueError, "target=, labels= and decode= each say what a sample is"),
+        ({"labels": [1]}, ValueError, "labels has the shape (1,), but there must be one for each of the 12 keys of"),
+        ({"decode": 3}, TypeError, "decode must be a function of (key, value), got 3"),
+        ({"target_type": "float"}, ValueError, "target_type must be 'int' or 'text', got 'float'"),
+    ],
+)
+def test_arguments_that_do_not_fit(tmp_path: Path, options: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        LMDB(put(tmp_path, images()), **options)
+
+
+def test_none_there_and_none_in_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"data.mdb' does not exist; expected an LMDB database \(got "):
+        LMDB(tmp_path)
+    with pytest.raises(ValueError, match=r"data.mdb' has no keys in it; its first are none at all$"):
+        LMDB(put(tmp_path, {}))
+
+
+def test_without_lmdb_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, images())
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    message = "gpuload.LMDB needs lmdb, which is not installed: pip install 'gpuload[lmdb]'"
+    with pytest.raises(ModuleNotFoundError, match=exactly(message)):
+        LMDB(tmp_path)

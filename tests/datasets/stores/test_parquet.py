@@ -1,0 +1,262 @@
+"""Parquet files: both layouts of images, what is read, and which damage is named where."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stored import COUNT, LABELS, check_loader, jpegs
+
+import gpuload as gl
+from gpuload.datasets.stores import parquet as module
+from gpuload.datasets.stores.parquet import Parquet
+
+arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def table(**columns: Any) -> Any:
+    """Hugging Face's layout, and two further columns."""
+    structs = [{"bytes": data, "path": f"{number}.jpg"} for number, data in enumerate(jpegs())]
+    columns = {"image": structs, "label": LABELS, "caption": [f"image {n}" for n in range(COUNT)], **columns}
+    return arrow.table({name: column for name, column in columns.items() if column is not None})
+
+
+def written(path: Path, content: Any = None, rows: int = 4, **options: Any) -> Path:
+    pq.write_table(table() if content is None else content, path, row_group_size=rows, **options)
+    return path
+
+
+@pytest.mark.processes
+def test_batches_are_those_of_the_images(tmp_path: Path) -> None:
+    everything = table()
+    for number in range(2):
+        written(tmp_path / f"train-{number}.parquet", everything.slice(7 * number, 7))
+    check_loader(Parquet(tmp_path / "train-*.parquet"))
+
+
+def test_hugging_faces_layout(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet")
+    dataset = Parquet(path)
+    image, label = dataset[-1]
+    assert image == gl.Encoded(jpegs()[11], "RGB", f"{path}: row group 2, row 3")
+    assert (label, type(label)) == (2, int)
+    assert len(dataset) == COUNT
+    assert repr(dataset) == f"Parquet('{path}': 12 rows in 1 files)"
+    assert [label for _, label in dataset.__getitems__([7, 2, 7, 11])] == [1, 2, 1, 2]
+
+
+def test_a_binary_column_without_targets(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet", arrow.table({"jpg": jpegs()}))
+    dataset = Parquet(path, image="jpg", target=None, mode="L")
+    assert dataset[3] == gl.Encoded(jpegs()[3], "L", f"{path}: row group 0, row 3")
+
+
+def test_further_columns_make_a_dict(tmp_path: Path) -> None:
+    numbers = arrow.array([[0.5, n] for n in range(COUNT - 1)] + [[]], arrow.list_(arrow.float32()))
+    nested = [{"kind": str(n)} for n in range(COUNT)]
+    path = written(tmp_path / "a.parquet", table(numbers=numbers, nested=nested))
+    sample = Parquet(path, columns=("caption", "numbers", "nested.kind"))[5]
+    assert list(sample) == ["image", "label", "caption", "numbers", "nested.kind"]
+    assert (sample["image"].data, sample["caption"], sample["nested.kind"]) == (jpegs()[5], "image 5", "5")
+    assert sample["numbers"].dtype == np.float32
+    assert sample["numbers"].tolist() == [0.5, 5]
+    assert Parquet(path, columns=["numbers"])[11]["numbers"].dtype == np.float32, "also where it is empty"
+
+
+def test_only_the_named_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Parquet(written(tmp_path / "a.parquet"))
+    read: list[Any] = []
+    real = pq.ParquetFile.read_row_group
+
+    def watched(self: Any, group: int, **options: Any) -> Any:
+        found = real(self, group, **options)
+        read.append((group, found.schema.to_string(show_schema_metadata=False, show_field_metadata=False)))
+        return found
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", watched)
+    dataset.__getitems__([5, 0, 6, 1, 7])
+    only = "image: struct<bytes: binary>\n  child 0, bytes: binary\nlabel: int64"
+    assert read == [(0, only), (1, only)], "each row group once, for all its rows"
+
+
+def test_row_groups_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "a.parquet")
+    read: list[int] = []
+    real = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_group",
+        lambda self, group, **options: read.append(group) or real(self, group, **options),
+    )
+    two = int(2.5 * 4 * sum(map(len, jpegs())) / COUNT)
+    for limit, expected in ((1 << 30, [0, 1, 2]), (two, [0, 1, 2, 1]), (0, [0, 1, 0, 2, 0, 1])):
+        read.clear()
+        dataset = Parquet(path, cache_bytes=limit)
+        for number in (0, 1, 4, 3, 8, 0, 5):
+            assert dataset[number][0].data == jpegs()[number]
+        assert read == expected
+
+
+def test_few_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OPEN_FILES", 2)
+    for number in range(COUNT):
+        written(tmp_path / f"{number:02d}.parquet", table().slice(number, 1))
+    before = len(os.listdir("/proc/self/fd"))
+    dataset = Parquet(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [image.data for image, _ in dataset] == jpegs()
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    dataset.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert copy[3][0].data == jpegs()[3]
+
+
+def test_the_index_has_a_few_bytes_for_each_row_group(tmp_path: Path) -> None:
+    dataset = Parquet(written(tmp_path / "a.parquet", arrow.table({"jpg": [b""] * 4000}), 1), image="jpg", target=None)
+    assert len(dataset) == 4000
+    assert len(pickle.dumps(dataset)) < 4000 * 20
+
+
+def test_another_schema_in_one_of_the_files(tmp_path: Path) -> None:
+    first = written(tmp_path / "1.parquet")
+    second = written(tmp_path / "2.parquet", table(label=[str(label) for label in LABELS]))
+    message = (
+        f"{str(second)!r} has another schema than {str(first)!r}: column 'label' is string there, int64 in the first; "
+        "read them as two datasets, or write one of them anew"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        Parquet([first, second])
+    assert len(Parquet([first, second], target="caption")) == 2 * COUNT, "columns that are not read may differ"
+
+
+def test_a_null_is_named(tmp_path: Path) -> None:
+    structs = [{"bytes": data if n != 6 else None, "path": "x"} for n, data in enumerate(jpegs())]
+    labels = [None if n == 9 else n for n in range(COUNT)]
+    path = written(tmp_path / "a.parquet", table(image=structs, label=labels))
+    dataset = Parquet(path)
+    message = (
+        f"{str(path)!r}: row 2 of row group 1 has no 'image.bytes' (null); a row with nothing but the path of its "
+        "image has to be written again with the bytes"
+    )
+    with pytest.raises(gl.DecodeError, match=exactly(message)):
+        dataset[6]
+    with pytest.raises(gl.DecodeError, match=exactly(f"{str(path)!r}: row 1 of row group 2 has no 'label' (null)")):
+        dataset[9]
+    assert dataset[5][1] == 5
+    nothing = written(tmp_path / "b.parquet", table(image=[None if n == 6 else s for n, s in enumerate(structs)]))
+    with pytest.raises(gl.DecodeError, match=r"row 2 of row group 1 has no 'image.bytes'"):
+        Parquet(nothing)[6]
+
+
+def test_a_corrupt_page_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet", table(), compression="none", write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    at = data.index(jpegs()[6]) + 300
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+    dataset = Parquet(path)
+    with pytest.raises(gl.DecodeError, match=f"^{re.escape(repr(str(path)))}: row group 1 cannot be read: ") as caught:
+        dataset[6]
+    assert caught.value.filename == str(path)
+    assert dataset[3][0].data == jpegs()[3]
+    steps = [gl.transforms.CenterCrop(16)]
+    loader = gl.Loader(dataset, 12, transforms=steps, num_workers=0, device="cpu", faults=gl.Faults(on_error="skip"))
+    with pytest.warns(
+        RuntimeWarning, match=r"^sample 4 \(.*a.parquet\), at position 4 .*: row group 1 cannot be read: "
+    ):
+        _, labels = next(iter(loader))
+    assert labels.tolist() == [0, 1, 2, 0, 2, 0, 1, 2]
+
+
+def test_a_file_that_is_cut_off_or_none_at_all(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet")
+    for content in (path.read_bytes()[:-100], b"", b"no parquet"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a.parquet' is no Parquet file, or is cut off: "):
+            Parquet(path)
+
+
+def test_a_file_that_was_written_anew(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet")
+    dataset = Parquet(path)
+    written(path, table().slice(0, 6))
+    with pytest.raises(gl.DecodeError, match="it has been written to since the dataset was made, when it had"):
+        dataset[0]
+
+
+def without_bytes() -> Any:
+    return table(image=[f"{number}.jpg" for number in range(COUNT)])
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "error", "message"),
+    [
+        (
+            without_bytes,
+            {},
+            ValueError,
+            "has no column 'image.bytes'; its columns are image: string, label: int64, caption: string. Say which with",
+        ),
+        (
+            table,
+            {"target": "class"},
+            ValueError,
+            "has no column 'class'; its columns are image: struct<bytes: binary, ",
+        ),
+        (table, {"columns": ["id"]}, ValueError, "has no column 'id'"),
+        (
+            without_bytes,
+            {"image": "image"},
+            TypeError,
+            "is string; expected the bytes of encoded images, of type binary",
+        ),
+        (table, {"image": "image"}, TypeError, "of type binary; did you mean image='image.bytes'?"),
+        (
+            table,
+            {"columns": "caption"},
+            TypeError,
+            "columns must be the names of columns, as in ('caption',), got 'cap",
+        ),
+        (table, {"cache_bytes": -1}, ValueError, "cache_bytes must be a number of bytes, 0 or more, got -1"),
+        (table, {"mode": "BGR"}, ValueError, "mode must be one of"),
+    ],
+)
+def test_columns_that_do_not_fit(
+    tmp_path: Path, content: Callable[[], Any], options: dict, error: type[Exception], message: str
+) -> None:
+    path = written(tmp_path / "a.parquet", content())
+    with pytest.raises(error, match=re.escape(message)):
+        Parquet(path, **options)
+
+
+def test_paths_that_name_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=exactly(f"the folder {str(tmp_path)!r} has no *.parquet in it")):
+        Parquet(tmp_path)
+    with pytest.raises(FileNotFoundError, match=exactly(f"no files match '{tmp_path}/train-*.parquet'")):
+        Parquet(tmp_path / "train-*.parquet")
+    with pytest.raises(FileNotFoundError, match=r"none.parquet' does not exist; expected a Parquet file, a folder of"):
+        Parquet([tmp_path / "none.parquet"])
+    with pytest.raises(FileNotFoundError, match=r"^paths names no files; expected at least one Parquet file$"):
+        Parquet([])
+
+
+def test_without_pyarrow_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "a.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    message = "gpuload.Parquet needs pyarrow, which is not installed: pip install 'gpuload[parquet]'"
+    with pytest.raises(ModuleNotFoundError, match=exactly(message)):
+        Parquet(path)

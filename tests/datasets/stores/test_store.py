@@ -1,0 +1,69 @@
+"""What all stores share: when files are opened, and which library is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from gpuload.datasets.kinds import draws_nothing
+from gpuload.datasets.stores.store import Store, needed
+
+
+class Numbers(Store):
+    """Sample i is the number i, and which opening it is of."""
+
+    path = "/numbers"
+
+    def __init__(self) -> None:
+        self.openings = 0
+
+    def __len__(self) -> int:
+        return 5
+
+    def _open(self) -> int:
+        self.openings += 1
+        return self.openings
+
+    def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
+        return [(number, handle) for number in numbers]
+
+
+def test_files_are_opened_at_the_first_sample_and_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers()
+    assert numbers.openings == 0
+    assert numbers.__getitems__([3, -1]) == [(3, 1), (4, 1)]
+    assert numbers[0] == (0, 1)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert [numbers[0], numbers[1]] == [(0, 2), (1, 2)], "a child opens its own"
+    numbers.close()
+    assert numbers[2] == (2, 3)
+
+
+def test_indices_are_checked_before_anything_is_opened() -> None:
+    numbers = Numbers()
+    with pytest.raises(IndexError, match=r"^index 5 is out of range: Numbers\('/numbers'\) has 5 samples$"):
+        numbers.__getitems__([1, 5])
+    with pytest.raises(TypeError, match=r"^an index must be an integer, got 'a' \(str\)$"):
+        numbers["a"]
+    assert numbers.openings == 0
+
+
+def test_stores_are_added() -> None:
+    both = Numbers() + Numbers()
+    assert (len(both), both[7]) == (10, (2, 1))
+    assert not draws_nothing(both), "this one is not of gpuload's own"
+
+
+def test_only_the_library_itself_is_called_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    (tmp_path / "halfway.py").write_text("import not_there_either")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'not_there_either'$"):
+        needed("halfway", "Half", "half")
+    with pytest.raises(
+        ModuleNotFoundError, match=r"^gpuload.Half needs not_there, which is not installed: pip install"
+    ):
+        needed("not_there.inner", "Half", "half")
+    assert "halfway" not in sys.modules

@@ -1,0 +1,63 @@
+"""A few small JPEGs with labels; and that a store of them gives a loader the batches that the files give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from pictures import jpeg_bytes, smooth_image
+
+import gpuload as gl
+from gpuload import transforms as T
+
+COUNT = 12
+LABELS = [number % 3 for number in range(COUNT)]
+
+
+@cache
+def jpegs() -> list[bytes]:
+    """Small images of two sizes."""
+    return [jpeg_bytes(smooth_image(24 + 8 * (number % 2), 32, number)) for number in range(COUNT)]
+
+
+class Held:
+    """The same samples, from memory."""
+
+    def __init__(self, images: Sequence[Any], labels: Sequence[Any]) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image = self.images[index]
+        return gl.Encoded(image) if isinstance(image, bytes) else image, self.labels[index]
+
+
+def equal(batches: list[Any], others: list[Any]) -> bool:
+    return len(batches) == len(others) and all(
+        torch.equal(mine[0], other[0]) and torch.equal(torch.as_tensor(mine[1]), torch.as_tensor(other[1]))
+        for mine, other in zip(batches, others, strict=True)
+    )
+
+
+def check_loader(dataset: Any, images: Sequence[Any] | None = None, labels: Sequence[Any] = LABELS) -> None:
+    """The batches of a dataset are those of the images themselves, to the last bit: with no workers, with two, and
+    with none where two have left off."""
+
+    def loader(source: Any, workers: int) -> gl.Loader:
+        steps = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
+        return gl.Loader(source, 5, shuffle=True, transforms=steps, num_workers=workers, device="cpu")
+
+    expected = list(loader(Held(jpegs() if images is None else images, labels), 0))
+    assert equal(list(loader(dataset, 0)), expected)
+    with loader(dataset, 2) as working:
+        iterator = iter(working)
+        first = [next(iterator)]
+        state = working.state_dict()
+        assert equal(first + list(iterator), expected)
+    resumed = loader(dataset, 0)
+    resumed.load_state_dict(state)
+    assert equal(list(resumed), expected[1:])
