@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -89,13 +91,14 @@ def open_shards(
 def _made(paths: list[str], workers: int | None) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
     """Make the indexes of these; each with what went wrong, and remarks."""
     count = min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
-    count = min(count, len(paths))
-    nbytes = sum(_size(path) for path in paths) if count > 1 else 0
-    if count < 2 or nbytes < FEW_BYTES * count or not sys.executable:
+    count = min(count, len(paths), sum(map(_size, paths)) // FEW_BYTES)
+    if count < 2 or not sys.executable:
         yield from map(_make, paths)
         return
     processes: list[subprocess.Popen[bytes]] = []
+    left = dict.fromkeys(paths)
     try:
+        lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         for number in range(count):
             command = [sys.executable, "-P", "-c", PROGRAM]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -103,23 +106,28 @@ def _made(paths: list[str], workers: int | None) -> Iterator[tuple[str, Shard | 
             assert process.stdin is not None
             process.stdin.write(json.dumps({"path": sys.path, "shards": paths[number::count]}).encode())
             process.stdin.close()
-        with ThreadPoolExecutor(count) as pool:
-            told = [pool.submit(_lines, process) for process in processes]
-            remarks = {path: texts for lines in told for path, texts in lines.result()}
+            threading.Thread(target=_hear, args=(process, lines), daemon=True).start()
+        while count:
+            if not (line := lines.get()):  # one has ended
+                count -= 1
+                continue
+            path, remarks = json.loads(line)
+            if (shard := _kept(path)[0]) is not None:
+                del left[path]
+                yield path, shard, remarks
     finally:
         for process in processes:
             process.kill()
             process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-    for path in paths:
-        shard, said = _kept(path)
-        yield (path, shard, remarks.get(path, said)) if shard is not None else _make(path)  # with its error
+    yield from map(_make, left)  # with its error
 
 
-def _lines(process: subprocess.Popen[bytes]) -> list[tuple[str, list[str]]]:
+def _hear(process: subprocess.Popen[bytes], lines: queue.SimpleQueue[bytes]) -> None:
     assert process.stdout is not None
-    return [tuple(json.loads(line)) for line in process.stdout]
+    with process.stdout:
+        for line in process.stdout:
+            lines.put(line)
+    lines.put(b"")
 
 
 def make_here(paths: Sequence[str]) -> None:
@@ -166,7 +174,7 @@ def _keep(shard: Shard) -> str | None:
     problem = None
     for where in (_beside, _in_cache):
         place = where(shard.path)
-        draft = f"{place}.{os.getpid()}-{id(shard):x}"
+        draft = f"{place}.{os.urandom(8).hex()}"  # other machines may write there too
         try:
             if where is _in_cache:
                 os.makedirs(os.path.dirname(place), exist_ok=True)
