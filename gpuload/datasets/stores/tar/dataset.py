@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, SupportsIndex, overload
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 
 from gpuload.datasets.files import check_size
-from gpuload.datasets.folder import Joined, _from_start, _has_samples
+from gpuload.datasets.folder import _from_start
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import OpenFile, OpenFiles
+from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import KEY, Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
 from gpuload.datasets.stores.tar.index import Shard
@@ -28,7 +29,7 @@ GAP_BYTES: Final = 64 << 10  # what lies between two reads is read too, up to he
 READ_BYTES: Final = 32 << 20  # the most that several samples are read together
 
 
-class TarShards:
+class TarShards(Store):
     """Samples in tar archives by WebDataset's convention: files side by side that share a name are the fields of one.
 
     The name up to its first dot, with its folder, is the sample's key; the rest is the field's name. By the end of that
@@ -37,8 +38,8 @@ class TarShards:
     pickle); anything else bytes.
 
     An index of each archive is made once, from its headers, and kept beside it as ``….tar.gpuload-index``, or where
-    that cannot be written, in ``$XDG_CACHE_HOME/gpuload/tar``. It is made again if the archive's size or time differ.
-    So any sample is one read, and ``Loader(shuffle=True)`` shuffles all of them.
+    that cannot be written, in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``). It is made again if the
+    archive's size or time differ. So any sample is one read, and ``Loader(shuffle=True)`` shuffles all of them.
 
     Args:
         shards: a path, or several. ``{000..099}`` and ``{a,b}`` in it stand for several, as do ``*`` and ``?``.
@@ -105,7 +106,7 @@ class TarShards:
                 f"there are no samples in {len(self._shards)} shard(s), {self._shards[0].path!r} first: no file in "
                 "them has a name with an ending, such as 0001.jpg"
             )
-        self._open = OpenFiles()
+        self.path = self._shards[0].path
 
     @property
     def shards(self) -> list[str]:
@@ -125,16 +126,16 @@ class TarShards:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        return self.__getitems__([index])[0]
+    def _open(self) -> OpenFiles:
+        return OpenFiles()
 
-    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
+    def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
         """Several samples at once, read in the order in which they lie; neighbours by one call."""
-        plans = [self._plan(*self._place(index)) for index in indices]
+        plans = [self._plan(*self._place(number)) for number in numbers]
         data: list[dict[str, bytes]] = [{} for _ in plans]
         for shard, run in _runs(sorted(part for number, plan in enumerate(plans) for part in plan.parts(number))):
             low, high = run[0].begin, max(part.begin + part.size for part in run)
-            read = self._read(self._shards[shard], low, high)
+            read = _read_part(handle, self._shards[shard], low, high)
             for part in run:
                 at = part.begin - low
                 data[part.sample][part.name] = read if part.size == len(read) else read[at : at + part.size]
@@ -143,14 +144,10 @@ class TarShards:
             for plan, parts in zip(plans, data, strict=True)
         ]
 
-    def _place(self, index: SupportsIndex) -> tuple[int, int]:
+    def _place(self, number: int) -> tuple[int, int]:
         """The number of its shard, and its number in there."""
-        number = self._from_start(index)
         shard = bisect_right(self._ends, number)
         return shard, number - (self._ends[shard - 1] if shard else 0)
-
-    def _from_start(self, index: SupportsIndex) -> int:
-        return _from_start(index, len(self), f"{self!r}")
 
     def _plan(self, shard: int, number: int) -> _Plan:
         """What has to be read for a sample."""
@@ -166,24 +163,6 @@ class TarShards:
                 places[name] = int(columns.blocks[there[name]]) * BLOCK, int(columns.sizes[there[name]])
                 check_size(places[name][1], f"{source.path}:{key}.{name}")
         return _Plan(shard, key, chosen, places)
-
-    def _read(self, shard: Shard, begin: int, end: int) -> bytes:
-        if begin == end:
-            return b""
-        file = self._open.get(shard.path)
-        if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
-            raise _changed(shard, file)
-        data = file.read_at(begin, end - begin) if end <= shard.size else b""
-        if len(data) < end - begin:
-            raise ValueError(
-                f"{shard.path!r} gave {len(data):,} bytes from offset {begin:,} on, where its index expects "
-                f"{end - begin:,}: it was changed after it was opened; make the dataset again"
-            )
-        return data
-
-    def __add__(self, other: Any) -> Joined:
-        """This dataset and another map-style one after it."""
-        return Joined([self, other]) if _has_samples(other) else NotImplemented
 
     def __repr__(self) -> str:
         first, count = self._shards[0].path, len(self._shards)
@@ -247,8 +226,23 @@ class _Keys(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        shard, number = self._dataset._place(index)
+        shard, number = self._dataset._place(_from_start(index, len(self), f"{self._dataset!r}"))
         return self._dataset._shards[shard].key(number)
+
+
+def _read_part(files: OpenFiles, shard: Shard, begin: int, end: int) -> bytes:
+    if begin == end:
+        return b""
+    file = files.get(shard.path)
+    if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
+        raise _changed(shard, file)
+    data = file.read_at(begin, end - begin) if end <= shard.size else b""
+    if len(data) < end - begin:
+        raise ValueError(
+            f"{shard.path!r} gave {len(data):,} bytes from offset {begin:,} on, where its index expects "
+            f"{end - begin:,}: it was changed after it was opened; make the dataset again"
+        )
+    return data
 
 
 def _changed(shard: Shard, file: OpenFile) -> ValueError:

@@ -147,7 +147,7 @@ def _make(path: str) -> tuple[str, Shard | Exception, list[str]]:
     if problem is not None:
         remarks.append(
             f"the index of {path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made anew "
-            "each time; set XDG_CACHE_HOME to a folder that can be written"
+            "each time; set GPULOAD_CACHE to a folder that can be written"
         )
     return path, shard, remarks
 
@@ -194,12 +194,13 @@ def _beside(path: str) -> str:
 
 
 def _cache() -> str:
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "gpuload", "tar")
+    from gpuload.datasets.stores.cached import cache_folder  # seldom needed, and slow to import
+
+    return os.path.join(cache_folder(), "tar")
 
 
 def _in_cache(path: str) -> str:
-    import hashlib  # seldom needed, and slow to import
+    import hashlib  # likewise
 
     name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=16).hexdigest()
     return os.path.join(_cache(), name + SUFFIX)

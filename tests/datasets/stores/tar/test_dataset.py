@@ -52,7 +52,7 @@ def test_samples_by_number_over_all_shards(tmp_path: Path) -> None:
     assert dataset[-1] == dataset[11]
     assert dataset.keys[-2:] == ["00010", "00011"]
     assert dataset.shards == [f"{tmp_path}/train-{number:03d}.tar" for number in range(3)]
-    with pytest.raises(IndexError, match=r"index 12 is out of range: TarShards\('.*train-000.tar' and 2 more: 12 samp"):
+    with pytest.raises(IndexError, match=r"index 12 is out of range: TarShards\('.*train-000.tar'\) has 12 samp"):
         dataset[12]
     with pytest.raises(TypeError, match="an index must be an integer"):
         dataset["00001"]
@@ -128,14 +128,14 @@ def test_batches_are_those_of_the_files_with_and_without_workers_and_after_a_res
 def test_a_copy_holds_no_descriptor_and_its_indexes_travel_out_of_band(tmp_path: Path) -> None:
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 4), fields=FIELDS)
     dataset[5]
-    assert len(dataset._open) == 1
+    assert len(dataset._handle) == 1
     buffers: list[pickle.PickleBuffer] = []
     data = cloudpickle.dumps(dataset, 5, buffer_callback=buffers.append)
     assert len(buffers) == 3
     assert sum(buffer.raw().nbytes for buffer in buffers) == dataset.nbytes
     assert len(data) < 1500
     copy = pickle.loads(data, buffers=buffers)
-    assert len(copy._open) == 0
+    assert copy._opened is None
     assert copy[5] == dataset[5]
 
 

@@ -17,7 +17,7 @@ from gpuload.datasets.stores.tar.shards import SUFFIX, open_shards
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache" / "gpuload"))
     return tmp_path / "cache/gpuload/tar"
 
 
