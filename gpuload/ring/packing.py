@@ -95,25 +95,17 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
         meta = slot[offset : offset + length].tobytes()
     count = int.from_bytes(meta[:8], "little")
     spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
-    buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)]
-    rows, structures, images, values, *others = pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers)
-    sources, errors, blocks, masks, points, *others = others
-    return ChunkContent(
-        rows,
-        structures,
-        _tables(images),
-        [ValueColumn(*column) for column in values],
-        sources,
-        errors,
-        blocks,
-        _tables(masks),
-        [ValueColumn(*column) for column in points],
-        *others,
-    )
-
-
-def _tables(images: Sequence[Any]) -> list[ImageColumn]:
-    return [ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10), *others) for table, *others in images]
+    buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)] if count else ()
+    content = ChunkContent(*pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers))
+    # Plain tuples so far; most chunks have one column of images, and of values, and none of others.
+    columns: list[Any]
+    for columns in (content.images, content.masks):
+        for number, (table, *others) in enumerate(columns):
+            columns[number] = ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10), *others)
+    for columns in (content.values, content.points):
+        for number, column in enumerate(columns):
+            columns[number] = ValueColumn(*column)
+    return content
 
 
 def _make_blocks(content: ChunkContent, end: int) -> tuple[list[list[np.ndarray]], int]:
