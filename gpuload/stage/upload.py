@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -27,13 +28,12 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def upload_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """The same for several arrays, by one copy: a copy takes some ten microseconds, however small it is."""
-    ends = np.cumsum([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
-    flat = np.empty(ends[-1], np.uint8)
-    starts = [0, *ends[:-1]]
-    for start, array in zip(starts, arrays, strict=True):
+    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
+    flat = np.empty(sum(sizes), np.uint8)
+    for start, array in zip(accumulate(sizes, initial=0), arrays, strict=False):
         flat[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
     # Each view takes some microseconds, a split as long as one.
-    found = upload(flat, device).split([end - start for start, end in zip(starts, ends, strict=True)])
+    found = upload(flat, device).split(sizes)
     return [
         (own if own.numel() == array.nbytes else own[: array.nbytes]).view(_torch_dtype(array.dtype)).view(array.shape)
         for own, array in zip(found, arrays, strict=True)

@@ -55,7 +55,12 @@ class Jobs:
     @property
     def count(self) -> int:
         """How many passes there are at most."""
-        return int(self.last.max()) + 1
+        return (int(self.last.max()) if self._level is None else self._level) + 1
+
+    def after(self, number: int) -> Any:
+        """The images that have a pass after pass `number`, as an index: of all images, or these. For numbers below that
+        of the last pass."""
+        return slice(None) if self._level is not None else _index(self.last > number)
 
     def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
         """All operations, those of a pass of an image next to each other: codes int64 (n,) and values float64
@@ -65,7 +70,7 @@ class Jobs:
         jobs, codes, values = self._operations[0]
         if len(self._operations) > 1:  # those of one record lie next to each other already
             jobs, codes, values = (np.concatenate(parts) for parts in zip(*self._operations, strict=True))
-            order = np.argsort(jobs, kind="stable")  # those of one job stay in the order in which they came
+            order = jobs.argsort(kind="stable")  # those of one job stay in the order in which they came
             jobs, codes, values = jobs[order], codes[order], values[order]
         shape = len(self.jobs), len(self.last)
         first = np.zeros(shape, np.int64)
@@ -156,9 +161,14 @@ class Jobs:
 
     def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
         if any(fill):
-            self.floats[at, rows, R.FILL : R.FILL + 3] = np.broadcast_to(np.array(fill, np.float64), 3)
+            self.floats[at, rows, R.FILL : R.FILL + 3] = fill
+
+
+def _index(which: np.ndarray) -> Any:
+    """Where `which` is, as an index."""
+    return slice(None) if which.all() else which.nonzero()[0]
 
 
 def those(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
     """The rows where `which`; the same array, if these are all."""
-    return rows if np.count_nonzero(which) == len(which) else rows[which]
+    return rows if which.all() else rows[which]

@@ -24,6 +24,7 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.fused.erasing import RECORD, quantile_table, records
 from gpuload.stage.fused.grid import Tile, portions, tile_of
+from gpuload.stage.fused.jobs import WHOLE
 from gpuload.stage.fused.kernel import one_pass
 from gpuload.stage.fused.passes import Passes
 from gpuload.stage.fused.record import PLAIN as R
@@ -37,6 +38,8 @@ from gpuload.transforms.program.ops import Erase, Ops
 __all__ = ["FusedRunner", "Prepared", "options_of"]
 
 KINDS: Final = 8  # more than there are kinds of geometry
+KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
+KERNELS[R.TABLE] = R.COPY
 
 
 @dataclass(frozen=True)
@@ -188,14 +191,13 @@ def _place_scratch(passes: Passes) -> tuple[int, int]:
     """Set where all passes but an image's last write, and where the next ones read; the sizes of both pieces, bytes."""
     sizes = [0, 0]
     for number in range(passes.count - 1):
-        rows = _rows(passes.last > number)
-        own = passes.jobs[number]
+        own, rows = passes.jobs[number], passes.after(number)
         widths = own[R.OUT_WIDTH, rows] * passes.channels
         lengths = own[R.OUT_HEIGHT, rows] * widths
-        ends = np.cumsum(lengths)
-        own[R.OUT_AT, rows] = ends - lengths
-        own[R.OUT_CHANNEL, rows], own[R.OUT_ROW, rows] = 1, widths
-        passes.jobs[number + 1, R.BASE, rows] += ends - lengths
+        ends = lengths.cumsum()
+        starts = ends - lengths
+        own[R.OUT_AT, rows], own[R.OUT_CHANNEL, rows], own[R.OUT_ROW, rows] = starts, 1, widths
+        passes.jobs[number + 1, R.BASE, rows] += starts
         sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
     return sizes[0], sizes[1]
 
@@ -229,25 +231,22 @@ def _launches(
     launches, ints, floats, first = [], [], [], 0
     for number in range(passes.count):
         jobs, own_floats = passes.jobs[number], passes.floats[number]
-        # Those of one launch are brought together: of one kind, and that end here or do not.
-        groups = jobs[R.KIND] + KINDS * (passes.last == number)
-        groups[jobs[R.KIND] == R.TABLE] += R.COPY - R.TABLE  # one kernel does both
-        if (passes.last < number).any() or (groups != groups[0]).any():
-            rows = np.flatnonzero(passes.last >= number)
-            rows = rows[np.argsort(groups[rows], kind="stable")]
+        # Those of one launch are brought together: of one kernel, and that end here or do not.
+        groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == number)
+        rows, spans = passes.after(number - 1), [(int(groups[0]), 0, len(groups))]
+        if not isinstance(rows, slice) or (groups != groups[0]).any():
+            rows = np.arange(len(groups))[rows]
+            rows = rows[groups[rows].argsort(kind="stable")]
             jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
+            ends = np.bincount(groups).cumsum().tolist()
+            spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends]))]
         tiles = -(-jobs[R.OUT_HEIGHT] // tile.rows) * -(-jobs[R.OUT_WIDTH] // tile.columns)
-        counted, told, factors = _statistics(jobs, codes, values)
-        ends = np.cumsum(np.bincount(groups)).tolist()
-        for group, (start, end) in enumerate(pairwise([0, *ends])):
+        counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
+        for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
             for some in portions(end - start):
                 own = slice(start + some.start, min(start + some.stop, end))
-                statistics = None
-                if len(counted):
-                    at, to = np.searchsorted(counted, (own.start, own.stop)).tolist()
-                    jobs[R.STATISTICS_AT, counted[at:to]] = np.arange(to - at)  # each is told which table is its own
-                    statistics = (told[at:to], factors[at:to]) if to > at else None
+                statistics = None if not len(counted) else _statistics(jobs, own, counted, codes, values)
                 weighed = place_tables(jobs[:, own].T, kind, tile.rows)
                 most, count = int(tiles[own].max()), own.stop - own.start
                 launches.append(_Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
@@ -257,19 +256,17 @@ def _launches(
     return tuple(launches), np.concatenate(ints, axis=1).T, np.concatenate(floats)
 
 
-def _rows(which: np.ndarray) -> Any:
-    """Where `which` is, as an index."""
-    return slice(None) if which.all() else np.flatnonzero(which)
-
-
-def _statistics(jobs: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which jobs of a pass need a table, ascending; and for each of these the job and the factor that make it."""
-    counted = np.flatnonzero(jobs[R.STATISTICS_AT])
-    told = np.empty((len(counted), 4), np.int64)
-    if not len(counted):
-        return counted, told, np.empty(0)
-    places = jobs[R.OPERATIONS_AT, counted]  # what needs it comes first in a pass
-    for at, column in enumerate((R.BASE, R.HEIGHT, R.WIDTH)):
-        told[:, at] = jobs[column, counted]
-    told[:, 3] = codes[places]
-    return counted, told, values[places, 0]
+def _statistics(
+    jobs: np.ndarray, own: slice, counted: np.ndarray, codes: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The tables that a launch needs, for its `own` jobs of a pass of which those `counted` need one: the jobs and the
+    factors that make them; each job is told which one is its own. None: it needs none."""
+    at, to = counted.searchsorted((own.start, own.stop)).tolist()
+    if to == at:
+        return None
+    these = counted[at:to]
+    jobs[R.STATISTICS_AT, these] = np.arange(to - at)
+    places = jobs[R.OPERATIONS_AT, these]  # what needs it comes first in a pass
+    told = np.empty((len(these), 4), np.int64)
+    told[:, 0], told[:, 1:3], told[:, 3] = jobs[R.BASE, these], jobs[WHOLE, these].T, codes[places]
+    return told, values[places, 0]

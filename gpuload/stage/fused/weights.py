@@ -118,7 +118,7 @@ def place_tables(ints: np.ndarray, kind: int, rows: int) -> Tables | None:
     tiles = -(-ints[:, R.OUT_HEIGHT] // rows)
     across = -(-(1 + taps) * ints[:, R.OUT_WIDTH] // rows) * rows
     down = tiles * (1 + lines) * rows
-    ends = np.cumsum(across + down)
+    ends = (across + down).cumsum()
     ints[:, R.TAPS], ints[:, R.LINES] = taps, lines
     ints[:, R.WEIGHTS_X], ints[:, R.WEIGHTS_Y] = ends - across - down, ends - down
     return Tables(int(ends[-1]), int((tiles + -(-ints[:, R.OUT_WIDTH] // COLUMNS)).max()))
