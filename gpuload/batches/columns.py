@@ -20,7 +20,7 @@ import numpy as np
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.sample import Boxes
 from gpuload.datasets.tree import Structure, unflatten
-from gpuload.ring.chunk import Block, ImageColumn, TensorBits, ValueColumn
+from gpuload.ring.chunk import SEPARATOR, Block, ImageColumn, TensorBits, ValueColumn
 
 if TYPE_CHECKING:
     from gpuload.batches.mixing import Pairing
@@ -127,7 +127,8 @@ class Columns:
     @cached_property
     def sources(self) -> list[str | None]:
         """Where the images of each came from."""
-        return self._in_order([content.sources for _, _, content in self._parts])
+        found = [content.sources for _, _, content in self._parts]
+        return self._in_order([own.split(SEPARATOR) if isinstance(own, str) else own for own in found])
 
     @property
     def has_targets(self) -> bool:
@@ -184,7 +185,7 @@ class Columns:
             found.append(entries * len(content.rows) if len(entries) == 1 else entries)
         return found
 
-    def _in_order(self, lists: list[list[Any]]) -> list[Any]:
+    def _in_order(self, lists: Sequence[Sequence[Any]]) -> list[Any]:
         rows = [entry for part in lists for entry in part]
         return rows if self.order is None else [rows[row] for row in self.order.tolist()]
 
