@@ -236,8 +236,9 @@ class Stage:
         if kind not in self._fitting:
             self._fitting[kind] = _channels_after(transforms, channels, images.labels[0], images.dtype)
         channels = self._fitting[kind]
-        where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
-        self._finishes[view].check(channels, where)
+        if self._finishes[view].channels not in (None, channels):
+            where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
+            self._finishes[view].check(channels, where)
         sizes = program.results_hw
         needs_one = self._chain.module is not None or self._chain.mixing is not None
         dense = self._ragged == "error" or (self._ragged == "views" and needs_one)

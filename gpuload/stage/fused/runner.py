@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,9 +25,10 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.fused.erasing import RECORD, quantile_table, records
 from gpuload.stage.fused.grid import Tile, portions, tile_of
-from gpuload.stage.fused.jobs import WHOLE
+from gpuload.stage.fused.jobs import OUT, WHOLE
 from gpuload.stage.fused.kernel import one_pass
 from gpuload.stage.fused.passes import Passes
+from gpuload.stage.fused.record import FLOATS, JOB
 from gpuload.stage.fused.record import PLAIN as R
 from gpuload.stage.fused.statistics import tables
 from gpuload.stage.fused.weights import Tables, make_tables, place_tables
@@ -38,6 +40,7 @@ from gpuload.transforms.program.ops import Erase, Ops
 __all__ = ["FusedRunner", "Prepared", "options_of"]
 
 KINDS: Final = 8  # more than there are kinds of geometry
+ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes")  # of a batch on the device
 KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
 KERNELS[R.TABLE] = R.COPY
 
@@ -101,6 +104,7 @@ class FusedRunner:
         self.operates = False
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
+        self._places = torch.zeros(1, dtype=torch.int32, device=device)
 
     def prepare(
         self,
@@ -125,9 +129,14 @@ class FusedRunner:
         _place_outputs(passes, outputs)
         boxes = _place_boxes(passes, late, channels[-1])
         launches, ints, floats = _launches(passes, codes, values, self.tile)
+        own = ints, floats, [codes], [values], passes.tables, [boxes]
+        given = {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
+        found = dict(zip(given, upload_together(list(given.values()), self._device), strict=True))
+        # What there is none of is not read, but a kernel takes a pointer of its type.
+        some = {"codes": found["ints"], "values": found["floats"], "places": self._places, "boxes": found["ints"]}
         return Prepared(
             launches,
-            *upload_together((ints, floats, codes, values, passes.packed_tables(), boxes), self._device),
+            **(some | found),
             channels=max(channels),
             out_channels=channels[-1],
             operates=self.operates or any(isinstance(record, Ops | Erase) for record in program.records),
@@ -147,7 +156,8 @@ class FusedRunner:
                 statistics = pieces[0]
                 if run.statistics is not None:
                     statistics = tables(source, *run.statistics, prepared.channels)
-                ints, floats, weights = prepared.ints[run.first :], prepared.floats[run.first :], prepared.places
+                ints, floats = prepared.ints[run.first * JOB :], prepared.floats[run.first * FLOATS :]
+                weights = prepared.places
                 if run.tables is not None:
                     weights = make_tables(ints, floats, run.count, run.tables, run.geometry, self.tile.rows)
                 one_pass[run.grid](
@@ -176,6 +186,7 @@ class FusedRunner:
                 )
 
 
+@cache
 def options_of(geometry: int, warps: int) -> dict[str, Any]:
     """The compiler's options for the kernel of a kind of geometry.
 
@@ -215,9 +226,9 @@ def _place_outputs(passes: Passes, outputs: Outputs) -> None:
 
 
 def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.ndarray:
-    """Set what an image's last pass erases; the numbers of all boxes, int64 (n, `RECORD`), at least one."""
+    """Set what an image's last pass erases; the numbers of all boxes, int64 (n, `RECORD`)."""
     if not late:
-        return np.zeros((1, RECORD), np.int64)
+        return np.empty((0, RECORD), np.int64)
     boxes = np.concatenate([records(erase, channels) for erase in late], axis=1)
     each = boxes.shape[1]
     passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
@@ -226,8 +237,8 @@ def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.nda
 
 def _launches(
     passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
-) -> tuple[tuple[_Launch, ...], np.ndarray, np.ndarray]:
-    """The launches, in order, and the numbers of their jobs, in the same order."""
+) -> tuple[tuple[_Launch, ...], list[np.ndarray], list[np.ndarray]]:
+    """The launches, in order, and the numbers of their jobs, in the same order, pass by pass."""
     launches, ints, floats, first = [], [], [], 0
     for number in range(passes.count):
         jobs, own_floats = passes.jobs[number], passes.floats[number]
@@ -240,20 +251,20 @@ def _launches(
             jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
             ends = np.bincount(groups).cumsum().tolist()
             spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends]))]
-        tiles = -(-jobs[R.OUT_HEIGHT] // tile.rows) * -(-jobs[R.OUT_WIDTH] // tile.columns)
+        down, across = (jobs[OUT] + ((tile.rows - 1,), (tile.columns - 1,))) // ((tile.rows,), (tile.columns,))
+        tiles = down * across
         counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
         for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
-            for some in portions(end - start):
-                own = slice(start + some.start, min(start + some.stop, end))
+            for own in portions(end - start, start):
                 statistics = None if not len(counted) else _statistics(jobs, own, counted, codes, values)
                 weighed = place_tables(jobs[:, own].T, kind, tile.rows)
                 most, count = int(tiles[own].max()), own.stop - own.start
                 launches.append(_Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
                 first += count
-        ints.append(jobs)
+        ints.append(jobs.T)
         floats.append(own_floats)
-    return tuple(launches), np.concatenate(ints, axis=1).T, np.concatenate(floats)
+    return tuple(launches), ints, floats
 
 
 def _statistics(
