@@ -117,8 +117,7 @@ class Jobs:
             self._level += 1
         self.last[rows] += 1
         if self.last[rows].max() == len(self.jobs):
-            self.jobs = np.concatenate([self.jobs, np.zeros_like(self.jobs)])
-            self.floats = np.concatenate([self.floats, np.zeros_like(self.floats)])
+            self.jobs, self.floats = _longer(self.jobs), _longer(self.floats)
         at, here = self._at(rows)
         self.jobs[at, R.CHANNEL_STEP, here] = 1
         self.jobs[at, R.COLUMN_STEP, here] = self.channels
@@ -159,6 +158,13 @@ class Jobs:
     def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
         if any(fill):
             self.floats[at, rows, R.FILL : R.FILL + 3] = fill
+
+
+def _longer(array: np.ndarray) -> np.ndarray:
+    """With zeros at its end."""
+    longer = np.empty((len(array) + 1, *array.shape[1:]), array.dtype)
+    longer[:-1], longer[-1] = array, 0
+    return longer
 
 
 def _index(which: np.ndarray) -> Any:

@@ -42,7 +42,7 @@ __all__ = ["OPERATIONS", "Passes"]
 
 KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 FAR: Final = 5  # pixels further than this many sigmas from a blur's middle weigh less than a millionth of it each
-FAR_OUTSIDE: Final = 2.0**31  # pixels; more than any image has
+FAR_OUTSIDE: Final = 2.0**30  # pixels; more than any image has
 OPERATIONS: Final = frozenset(POINTWISE) | {OPS[number] for number in KERNELS} | {"warp"}  # that there are passes for
 WARPED: Final = code("warp")
 # What an operation needs, by its code; the last is that of no operation.
@@ -331,9 +331,11 @@ def _shifted(
     shifts = coefficients[:, [5, 2]]
     if (coefficients[:, [0, 4]] != 1).any() or (shifts != np.rint(shifts)).any():
         return None
-    starts = corners + shifts.clip(-FAR_OUTSIDE, FAR_OUTSIDE).astype(np.int64)
-    places = [starts[:, axis, None] + np.arange(size_hw[axis]) for axis in (0, 1)]
-    return [np.where((own >= 0) & (own < end), own, -1) for own, end in zip(places, lengths, strict=True)]
+    starts = (corners + shifts.clip(-FAR_OUTSIDE, FAR_OUTSIDE)).astype(np.int32)
+    places = [starts[:, axis, None] + np.arange(size_hw[axis], dtype=np.int32) for axis in (0, 1)]
+    # Without a sign, what is before the image is beyond it too.
+    ends = [length.astype(np.uint32) for length in lengths]
+    return [np.where(own.view(np.uint32) < end, own, -1) for own, end in zip(places, ends, strict=True)]
 
 
 def _entries(which: np.ndarray) -> Any:

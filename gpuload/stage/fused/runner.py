@@ -250,9 +250,9 @@ def _launches(
             rows = rows[groups[rows].argsort(kind="stable")]
             jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
             ends = np.bincount(groups).cumsum().tolist()
-            spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends]))]
-        down, across = (jobs[OUT] + ((tile.rows - 1,), (tile.columns - 1,))) // ((tile.rows,), (tile.columns,))
-        tiles = down * across
+            spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends])) if span[0] < span[1]]
+        heights, widths = jobs[OUT]
+        tiles = (heights + (tile.rows - 1)) // tile.rows * ((widths + (tile.columns - 1)) // tile.columns)
         counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
         for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
