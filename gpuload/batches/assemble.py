@@ -36,6 +36,7 @@ from gpuload.workers.batch import Batch
 __all__ = ["Assembly", "BatchInfo", "Made"]
 
 DEPTH = 3  # how deep objects of a user's own class are searched for tensors
+NO_TENSORS = (int, float, str, bytes, type, type(None))  # there are none in these
 
 
 class BatchInfo(NamedTuple):
@@ -119,8 +120,10 @@ class Assembly:
             put = partial(self._put_together, columns, outline, finished)
         if columns.has_targets and not (self._told or batch.warning):
             self._told, batch.warning = True, left_behind(chain, columns)
-        with _on_the_cpu():
-            told = self._info(batch, columns) if info else None
+        told = None
+        if info:
+            with _on_the_cpu():
+                told = self._info(batch, columns)
         if finished is None or not later:
             value = put() if told is None else (put(), told)
             return Made(value, _tensors(value, DEPTH))
@@ -364,13 +367,20 @@ def _collate_error(columns: Columns, what: str, traceback: str, kinds: Sequence[
 def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
     """All tensors in a batch, also in attributes of a user's own objects."""
     found = []
+    if type(value) is list:  # as nearly all batches are; to take one apart as a tree takes longer
+        for own in value:
+            if isinstance(own, torch.Tensor):
+                found.append(own)
+            elif not isinstance(own, NO_TENSORS):
+                found += _tensors(own, depth)
+        return found
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif isinstance(leaf, Mapping | list | tuple | set):  # of a class of the user's own
             inner = list(leaf.values()) if isinstance(leaf, Mapping) else list(leaf)
             found += _tensors(inner, depth - 1) if depth else []
-        elif depth and not isinstance(leaf, int | float | str | bytes | type) and leaf is not None:
+        elif depth and not isinstance(leaf, NO_TENSORS):
             inner: Any = getattr(leaf, "__dict__", None)
             if isinstance(inner, Mapping):
                 found += _tensors(list(inner.values()), depth - 1)

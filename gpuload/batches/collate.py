@@ -319,7 +319,8 @@ def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
 
 def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
     """All tensors on the device, small ones by one copy for each dtype: a batch has some hundred of them."""
-    leaves = ready.values() if all(type(value) is torch.Tensor for value in ready.values()) else tree_leaves(ready)
+    plain = set(map(type, ready.values())) <= {torch.Tensor}
+    leaves = ready.values() if plain else tree_leaves(ready)
     here = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
     if not here:
         return ready
@@ -341,4 +342,4 @@ def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
             return there[id(value)] if id(value) in there else to_device(value)
         return value
 
-    return tree_map(move, ready)
+    return {number: move(value) for number, value in ready.items()} if plain else tree_map(move, ready)

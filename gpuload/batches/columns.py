@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.sample import Boxes
 from gpuload.datasets.tree import Structure, unflatten
-from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
+from gpuload.ring.chunk import SEPARATOR, Block, ImageColumn, TensorBits, ValueColumn
 
 if TYPE_CHECKING:
     from gpuload.batches.mixing import Pairing
@@ -64,7 +66,6 @@ class Columns:
     Attributes:
         positions: int64 (N,), in the order of the batch.
         indices: the dataset index of each.
-        valid: bool (N,), False for rows that only fill up the batch.
         structures: of each sample, see `gpuload.datasets.tree`; only one if all are equal.
         images, masks: see `Images`.
         points: boxes and keypoints, by their leaf.
@@ -72,7 +73,6 @@ class Columns:
         blocks: the leaves in blocks of one type in all parts: the number of each part, the part, and the block.
         fields: of each row with boxes, the leaves that go with them; see `ChunkContent`.
         collated: the batch as the user's `collate_fn` made it in the worker, if it did.
-        sources: where the images of each came from.
         order: for each row its number among the rows of the parts; None: the same order.
     """
 
@@ -93,32 +93,42 @@ class Columns:
             self.indices = [indices[row] for row in self.order.tolist()]
         else:
             self.positions, self.indices = batch.spec.positions, batch.spec.indices
-        self.valid = np.ones(len(self.positions), np.bool_)
-        if batch.spec.valid is not None:
-            # Rows that fill up repeat a position, after the row that counts, if this batch has that one.
-            counts = np.isin(self.positions, batch.spec.positions[batch.spec.valid])
-            self.valid[1:] = self.positions[1:] != self.positions[:-1]
-            self.valid &= counts
+        self._spec = batch.spec
         contents = [content for _, _, content in self._parts]
         self.collated = contents[0].collated if len(contents) == 1 else None
-        self.sources: list[str | None] = self._in_order([c.sources for c in contents])
         structures = [structure for content in contents for structure in content.structures]
-        alike = all(structure == structures[0] for structure in structures)
+        alike = structures == structures[:1] * len(structures)
         self.structures: list[Structure] = structures[:1] if alike else self._in_order(self._per_row("structures"))
         having = any(content.fields for content in contents)
         self.fields = self._in_order(self._per_row("fields", ())) if having else []
-        self._bases = np.cumsum([0, *(len(content.rows) for content in contents)]).tolist()
+        self._bases = list(accumulate([len(content.rows) for content in contents], initial=0))
         # For each row of the parts its row in the batch.
         self._row: np.ndarray | None = None if self.order is None else np.argsort(self.order)
-        self.images = self._images(lambda content: content.images)
-        self.masks = self._images(lambda content: content.masks)
-        self.points = self._values(lambda content: content.points)
-        self.values = self._values(lambda content: content.values)
+        self.images = self._images([content.images for content in contents])
+        self.masks = self._images([content.masks for content in contents])
+        self.points = self._values([content.points for content in contents])
+        self.values = self._values([content.values for content in contents])
         self.blocks: dict[int, list[tuple[int, Part, Block]]] = {}
         self._find_blocks()
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @cached_property
+    def valid(self) -> np.ndarray:
+        """Bool (N,), False for rows that only fill up the batch."""
+        valid = np.ones(len(self.positions), np.bool_)
+        if self._spec.valid is not None:
+            # Rows that fill up repeat a position, after the row that counts, if this batch has that one.
+            valid[1:] = self.positions[1:] != self.positions[:-1]
+            valid &= np.isin(self.positions, self._spec.positions[self._spec.valid])
+        return valid
+
+    @cached_property
+    def sources(self) -> list[str | None]:
+        """Where the images of each came from."""
+        found = [content.sources for _, _, content in self._parts]
+        return self._in_order([own.split(SEPARATOR) if isinstance(own, str) else own for own in found])
 
     @property
     def has_targets(self) -> bool:
@@ -175,7 +185,7 @@ class Columns:
             found.append(entries * len(content.rows) if len(entries) == 1 else entries)
         return found
 
-    def _in_order(self, lists: list[list[Any]]) -> list[Any]:
+    def _in_order(self, lists: Sequence[Sequence[Any]]) -> list[Any]:
         rows = [entry for part in lists for entry in part]
         return rows if self.order is None else [rows[row] for row in self.order.tolist()]
 
@@ -185,13 +195,13 @@ class Columns:
         found = (np.arange(count) if rows is None else np.array(rows, np.int64)) + self._bases[part]
         return found if self._row is None else self._row[found]
 
-    def _images(self, columns_of: Callable[[ChunkContent], list[ImageColumn]]) -> list[Images]:
-        found = [columns_of(content) for _, _, content in self._parts]
+    def _images(self, found: list[list[ImageColumn]]) -> list[Images]:
+        """The images (or masks) of the batch, from those of each part."""
         merged = []
         for number in range(max(map(len, found), default=0)):
             having = [(at, columns[number]) for at, columns in enumerate(found) if len(columns) > number]
             lengths = [len(column.table) for _, column in having]
-            parts = np.repeat([self._parts[at][0] for at, _ in having], lengths)
+            parts = np.array([self._parts[at][0] for at, _ in having]).repeat(lengths)
             leaf = having[0][1].leaves
             whole = self._row is None and len(having) == len(found) and len(leaf) == 1
             if whole and all(own.rows is None and own.leaves == leaf and not own.kinds for _, own in having):
@@ -216,10 +226,11 @@ class Columns:
             )
         return merged
 
-    def _values(self, columns_of: Callable[[ChunkContent], list[ValueColumn]]) -> dict[int, ValueColumn]:
+    def _values(self, given: list[list[ValueColumn]]) -> dict[int, ValueColumn]:
+        """The values of the batch by their leaf, from those of each part."""
         found: dict[int, list[tuple[int, ValueColumn]]] = {}
-        for at, (_, _, content) in enumerate(self._parts):
-            for column in columns_of(content):
+        for at, own in enumerate(given):
+            for column in own:
                 found.setdefault(column.leaf, []).append((at, column))
         merged = {}
         for leaf, columns in found.items():

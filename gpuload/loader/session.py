@@ -300,7 +300,8 @@ class Session:
             self.feed.release(batch)
 
         state = self.options.chain.holds_state  # the user's stream may still be writing it
-        with torch.inference_mode(False), self.transfer.stream(after_consumer=state):
+        usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+        with usable, self.transfer.stream(after_consumer=state):
             made = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
         strays = next((part.content.strays for part in batch.parts if part.content and part.content.strays), "")

@@ -7,7 +7,7 @@ first images (or masks) are one column even so, as they go through the stage tog
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,9 @@ from gpuload.datasets.tree import Structure
 from gpuload.errors import ErrorRecord
 from gpuload.order.place import IterablePlace
 
-__all__ = ["Block", "ChunkContent", "Collated", "ImageColumn", "TensorBits", "ValueColumn"]
+__all__ = ["SEPARATOR", "Block", "ChunkContent", "Collated", "ImageColumn", "TensorBits", "ValueColumn"]
 
+SEPARATOR = "\0"  # of names in one string; no path has it
 Rows = list[int] | None  # which rows of a chunk have a column; None: all
 
 
@@ -96,17 +97,17 @@ class ChunkContent:
     """The results of a chunk.
 
     `rows` are the request's rows that loaded; columns count their rows among these. `sources` has one entry for each of
-    them; `structures` and `fields` too, or one for all. `values` are leaves that are no images, no targets, and in no
-    block; `points` are boxes and keypoints; `fields` are the leaves that are left out together with boxes, if a
-    transform does that; those that go with keypoints as ~leaf. `strays` is what to tell the user of leaves that look as
-    if they belonged to an image.
+    them, or is one string with a `SEPARATOR` between two; `structures` and `fields` have one for each, or one for all.
+    `values` are leaves that are no images, no targets, and in no block; `points` are boxes and keypoints; `fields` are
+    the leaves that are left out together with boxes, if a transform does that; those that go with keypoints as ~leaf.
+    `strays` is what to tell the user of leaves that look as if they belonged to an image.
     """
 
     rows: list[int] = field(default_factory=list)
     structures: list[Structure] = field(default_factory=list)
     images: list[ImageColumn] = field(default_factory=list)
     values: list[ValueColumn] = field(default_factory=list)
-    sources: list[str | None] = field(default_factory=list)
+    sources: Sequence[str | None] | str = field(default_factory=list)
     errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)  # (row, what went wrong)
     blocks: list[Block] = field(default_factory=list)
     masks: list[ImageColumn] = field(default_factory=list)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.tree import is_tensor
-from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
+from gpuload.ring.chunk import SEPARATOR, Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
 from gpuload.ring.ring import align
 
 __all__ = ["ALIGN", "Packed", "read_content", "write_content"]
@@ -94,26 +94,20 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
         offset, length = meta_at
         meta = slot[offset : offset + length].tobytes()
     count = int.from_bytes(meta[:8], "little")
-    spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
-    buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)]
-    rows, structures, images, values, *others = pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers)
-    sources, errors, blocks, masks, points, *others = others
-    return ChunkContent(
-        rows,
-        structures,
-        _tables(images),
-        [ValueColumn(*column) for column in values],
-        sources,
-        errors,
-        blocks,
-        _tables(masks),
-        [ValueColumn(*column) for column in points],
-        *others,
-    )
-
-
-def _tables(images: Sequence[Any]) -> list[ImageColumn]:
-    return [ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10), *others) for table, *others in images]
+    buffers: Sequence[bytearray] = ()
+    if count:
+        spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
+        buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)]
+    content = ChunkContent(*pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers))
+    # Plain tuples so far; most chunks have one column of images, and of values, and none of others.
+    columns: list[Any]
+    for columns in (content.images, content.masks):
+        for number, (table, *others) in enumerate(columns):
+            columns[number] = ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10), *others)
+    for columns in (content.values, content.points):
+        for number, column in enumerate(columns):
+            columns[number] = ValueColumn(*column)
+    return content
 
 
 def _make_blocks(content: ChunkContent, end: int) -> tuple[list[list[np.ndarray]], int]:
@@ -184,7 +178,7 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
             (column.leaf, [_portable(value, keep_types) for value in column.values], column.rows)
             for column in content.values
         ],
-        content.sources,
+        _joined(content.sources),
         content.errors,
         content.blocks,
         [(column.table.tobytes(), column.leaves, column.rows, column.kinds) for column in content.masks],
@@ -213,6 +207,15 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
             raise
         return _pickle(content, keep_types, by_value=True)
     return file.getvalue(), buffers
+
+
+def _joined(sources: Any) -> Any:
+    """The names as one string, if they can be taken apart again: hardly any is ever read, and a string for each sample
+    takes the main process longer than all else of a description."""
+    if set(map(type, sources)) != {str}:
+        return sources
+    together = SEPARATOR.join(sources)
+    return together if together.count(SEPARATOR) == len(sources) - 1 else sources
 
 
 def _with_tensors(base: Any) -> Any:

@@ -32,6 +32,7 @@ from gpuload.transforms.program.ops import Mixture, Ops
 
 __all__ = ["Result", "Stage"]
 
+NOTHING = contextlib.nullcontext()
 USUAL_CHANNELS = 4  # images of uint8 with more of them are left to the reference
 
 _forked = False  # whether this process was forked after this module was imported
@@ -141,8 +142,9 @@ class Stage:
         # A batch may be made within a user's inference_mode and used outside it, and scratch memory lives on. Nor do
         # results depend on the user's autocast, which would make convolutions bfloat16.
         kind = self.device.type
-        exact = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
-        with torch.inference_mode(False), torch.no_grad(), exact, threads:
+        exact = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else NOTHING
+        usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
+        with usable, torch.no_grad(), exact, threads:
             if self._ragged == "list" or (self._ragged == "views" and (sizes != sizes[0]).any()):
                 outputs = self._empty_list(channels, sizes, dtype)
                 run(images, program, outputs, gathered=gathered)
@@ -234,8 +236,9 @@ class Stage:
         if kind not in self._fitting:
             self._fitting[kind] = _channels_after(transforms, channels, images.labels[0], images.dtype)
         channels = self._fitting[kind]
-        where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
-        self._finishes[view].check(channels, where)
+        if self._finishes[view].channels not in (None, channels):
+            where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
+            self._finishes[view].check(channels, where)
         sizes = program.results_hw
         needs_one = self._chain.module is not None or self._chain.mixing is not None
         dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
@@ -317,14 +320,15 @@ def _with_children(transform: Transform) -> Iterator[Transform]:
         yield from _with_children(child)
 
 
-@contextlib.contextmanager
-def _intra_op_threads(count: int | None) -> Iterator[None]:
+def _intra_op_threads(count: int | None) -> contextlib.AbstractContextManager[None]:
     """Let torch use this many threads for an operation; afterwards as many as before."""
-    before = torch.get_num_threads()
     count = 1 if _forked else count  # a fork has none of torch's other threads, and torch would wait for them
-    if count is None or count == before:
-        yield
-        return
+    return NOTHING if count is None or count == torch.get_num_threads() else _threads(count)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield

@@ -21,6 +21,7 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -234,7 +235,7 @@ class CudaTransfer(CpuTransfer):
 
 def _starts(batch: Batch) -> list[int]:
     """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own type."""
-    return np.cumsum([0, *(align(part.used_bytes, ALIGN) for part in batch.parts)]).tolist()
+    return list(accumulate([align(part.used_bytes, ALIGN) for part in batch.parts], initial=0))
 
 
 def _rounded(nbytes: int) -> int:

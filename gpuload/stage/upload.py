@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 import torch
+
+from gpuload.ring.ring import align
 
 __all__ = ["upload", "upload_together"]
 
@@ -25,19 +28,26 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def upload_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """The same for several arrays, by one copy: a copy takes some ten microseconds, however small it is."""
-    ends = np.cumsum([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
-    flat = np.empty(ends[-1], np.uint8)
-    starts = [0, *ends[:-1]]
-    for start, array in zip(starts, arrays, strict=True):
-        flat[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-    # Each view takes some microseconds, a split as long as one.
-    found = upload(flat, device).split([end - start for start, end in zip(starts, ends, strict=True)])
-    return [
-        (own if own.numel() == array.nbytes else own[: array.nbytes]).view(_torch_dtype(array.dtype)).view(array.shape)
-        for own, array in zip(found, arrays, strict=True)
-    ]
+def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
+    """The same for several arrays, by one copy: a copy takes some ten microseconds, however small it is. Where several
+    arrays of one type are given for one, they become one flat tensor, one after the other."""
+    entries = [(own, None) if isinstance(own, Sequence) else ([own], own.shape) for own in arrays]
+    sizes = [sum([array.nbytes for array in own]) for own, _ in entries]
+    starts = list(accumulate([align(size, ALIGNMENT) for size in sizes], initial=0))
+    flat = np.empty(starts[-1], np.uint8)
+    for start, (own, _) in zip(starts, entries, strict=False):
+        for array in own:
+            np.ndarray(array.shape, array.dtype, flat, start)[...] = array
+            start += array.nbytes
+    there, found = upload(flat, device), []
+    typed: dict[np.dtype, torch.Tensor] = {}  # each view takes some microseconds
+    for start, size, ([first, *_], shape) in zip(starts, sizes, entries, strict=False):
+        kind = first.dtype
+        if kind not in typed:
+            typed[kind] = there.view(_torch_dtype(kind))
+        tensor = typed[kind][start // kind.itemsize : (start + size) // kind.itemsize]
+        found.append(tensor if shape is None or len(shape) == 1 else tensor.view(shape))
+    return found
 
 
 @cache

@@ -127,7 +127,7 @@ class Chain:
     def _varies(self) -> bool:
         return any(_varies(transform) for transform in self.transforms)
 
-    @property
+    @cached_property
     def views(self) -> int | None:
         """How many views `MultiView` makes of an image; None without one."""
         return len(self.lines) if any(isinstance(transform, MultiView) for transform in self.transforms) else None
@@ -159,7 +159,7 @@ class Chain:
     @property
     def holds_state(self) -> bool:
         """Whether such a module is called before the end."""
-        return any(has_state(held) for own in self.calls for held in vars(own).values())
+        return bool(self.calls) and any(has_state(held) for own in self.calls for held in vars(own).values())
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:

@@ -66,7 +66,7 @@ class ColorJitter(Transform):
         columns, low, width, codes = self._constants
         numbers = uniforms(8)
         factors = low + numbers[:, columns] * width
-        order = np.argsort(numbers[:, columns + 4], axis=1, kind="stable")
+        order = numbers[:, columns + 4].argsort(axis=1, kind="stable")
         values = np.zeros((*order.shape, VALUES))
         values[:, :, 0] = factors[np.arange(len(order))[:, None], order]
         return Ops(codes[order], values, whole=self.needs_whole)

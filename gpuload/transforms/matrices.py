@@ -74,7 +74,7 @@ def rotation_coefficients(
     center = sizes / 2 if center_xy is None else np.broadcast_to(np.asarray(center_xy, np.float64), sizes.shape)
     angle = np.radians(np.mod(angle_degrees, 360.0))
     # 15 places, so that a right angle moves pixels to pixels.
-    cosine, sine = np.round(np.cos(angle), 15), np.round(np.sin(angle), 15)
+    cosine, sine = np.cos(angle).round(15), np.sin(angle).round(15)
     found = np.zeros((len(size_hw), 8))
     found[:, 0], found[:, 1], found[:, 3], found[:, 4] = cosine, -sine, sine, cosine
     shift = center - _turned(center, found)
@@ -94,7 +94,9 @@ def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     """Points (B, 2) moved by the linear part of a map."""
     x, y = points_xy.T
     a, b, _, d, e = coefficients.T[:5]
-    return np.stack([a * x + b * y, d * x + e * y], axis=1)
+    found = np.empty_like(points_xy)
+    found[:, 0], found[:, 1] = a * x + b * y, d * x + e * y
+    return found
 
 
 def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

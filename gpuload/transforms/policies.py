@@ -12,7 +12,7 @@ with the ranges of torchvision 0.28.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,7 @@ KINDS: Final = (
     "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize", "Invert",
 )  # fmt: skip
 SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE = range(1, 6)
+AMOUNT_AT: Final = np.array([0, 1, 3, 2, 5, 0])  # by kind, up to ROTATE, whose coefficients are all its own
 
 # By kind: the code; whether the magnitude has a sign; the operation's first value is `FIRST` + `TIMES` * magnitude.
 _NAMES: Final = (
@@ -56,7 +57,7 @@ class Space:
     bits: tuple[int, int]
     pixels: bool = False
 
-    @property
+    @cached_property
     def numbers(self) -> np.ndarray:
         """The kinds, as indices in `KINDS`."""
         return np.array([KINDS.index(kind) for kind in self.kinds], np.int64)
@@ -72,7 +73,7 @@ class Space:
         if not self.pixels:
             shifted = (kinds == TRANSLATE_X) | (kinds == TRANSLATE_Y)
             if shifted.any():
-                rows, columns = np.nonzero(shifted)
+                rows, columns = shifted.nonzero()
                 sides = sizes_hw[rows, (kinds[rows, columns] == TRANSLATE_X).astype(np.int64)]
                 found[rows, columns] = _ramp(self.translate * sides, count, bins[rows, columns])
         return found
@@ -120,7 +121,7 @@ def operations(kinds: np.ndarray, magnitudes: np.ndarray, sizes_hw: np.ndarray) 
     """Codes int64 (B, n) and values float64 (B, n, `VALUES`) of kinds (B, n) and magnitudes with their signs (B, n)."""
     values = np.zeros((*kinds.shape, VALUES))
     values[..., 0] = FIRST[kinds] + TIMES[kinds] * magnitudes
-    rows, columns = np.nonzero((kinds >= SHEAR_X) & (kinds <= ROTATE))
+    rows, columns = ((kinds >= SHEAR_X) & (kinds <= ROTATE)).nonzero()
     if len(rows):
         which, amounts = kinds[rows, columns], magnitudes[rows, columns]
         # A positive magnitude moves the image right, by whole pixels; coefficients lead back to the input.
@@ -132,10 +133,10 @@ def operations(kinds: np.ndarray, magnitudes: np.ndarray, sizes_hw: np.ndarray) 
 def affine(kinds: np.ndarray, amounts: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
     """Pillow's coefficients, float64 (n, 8), of shears about the top left corner, by tangents; of shifts, by what is
     added to a coordinate in the output; of rotations about the centre, counterclockwise in degrees."""
-    found = np.tile(IDENTITY, (len(kinds), 1))
-    for kind, at in ((SHEAR_X, 1), (SHEAR_Y, 3), (TRANSLATE_X, 2), (TRANSLATE_Y, 5)):
-        found[kinds == kind, at] = amounts[kinds == kind]
-    turned = np.flatnonzero(kinds == ROTATE)
+    found = np.empty((len(kinds), len(IDENTITY)))
+    found[:] = IDENTITY
+    found[np.arange(len(kinds)), AMOUNT_AT[kinds]] = amounts
+    turned = (kinds == ROTATE).nonzero()[0]
     if len(turned):
         found[turned] = rotation_coefficients(amounts[turned], None, sizes_hw[turned])[0]
     return found

@@ -81,8 +81,9 @@ class RandomResizedCrop(Resampling):
         return self._box(regions_tlhw, uniforms(3 + 2 * TRIES)[:, -1] if self.interpolation == "random" else None)
 
     def _box(self, boxes_tlhw: np.ndarray, numbers: np.ndarray | None) -> Box:
-        size_hw = np.broadcast_to(np.array(self.size, np.int64), (len(boxes_tlhw), 2))
-        return Box(boxes_tlhw, size_hw, self.filters(numbers))
+        sizes_hw = np.empty((len(boxes_tlhw), 2), np.int64)
+        sizes_hw[:] = self.size
+        return Box(boxes_tlhw, sizes_hw, self.filters(numbers))
 
     def _central(self, sizes_hw: np.ndarray) -> np.ndarray:
         """The sizes of the largest boxes with an allowed ratio."""

@@ -35,6 +35,7 @@ from gpuload.workers.protocol import (
     Reply,
     Request,
     arm_lifeline,
+    read_message,
 )
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.workerinfo import init_position, introduce
@@ -73,7 +74,8 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
             replies.send(HELLO)
-            while message := queue.recv(MESSAGE_BYTES):
+            memory = memoryview(bytearray(MESSAGE_BYTES))
+            while message := read_message(queue, memory):
                 replies.send(_do(Request.unpack(message), worker, runner, board, ring).pack())
                 board.write(worker, IDLE, 0, 0)
 

@@ -42,11 +42,21 @@ from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.interrupts import held, let_through
 from gpuload.workers.job import Job, ship
 from gpuload.workers.process import WorkerProcess, check_platform, standard_path
-from gpuload.workers.protocol import HELLO, HELLO_FAILED, IDLE, Board, Note, Queue, Reply, Request
+from gpuload.workers.protocol import (
+    HELLO,
+    HELLO_FAILED,
+    IDLE,
+    MESSAGE_BYTES,
+    Board,
+    Note,
+    Queue,
+    Reply,
+    Request,
+    read_message,
+)
 
 __all__ = ["WorkerPool"]
 
-MESSAGE_BYTES = 1 << 18
 SLOW_SAMPLE_S = 60.0  # without a timeout, a warning names a sample that takes longer
 CLOSE_GRACE_S = 1.0
 WATCH_INTERVAL_S = 1.0
@@ -105,6 +115,8 @@ class WorkerPool:
         self._halted = False
         self._closed = False
         self._team: dict[int, WorkerProcess] = {}
+        self._memory = memoryview(bytearray(MESSAGE_BYTES))
+        self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
         self._watch_interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
         self._watched_at = time.monotonic()
         self._unsaid: list[str] = []  # warnings
@@ -151,7 +163,8 @@ class WorkerPool:
         if not self._queues[self._queue_of(request)].send(request):
             return False
         self._flying[request.chunk, request.attempt] = request
-        self._send_again()
+        if self._taken_back:
+            self._send_again()
         return True
 
     def _send_again(self) -> None:
@@ -193,7 +206,7 @@ class WorkerPool:
             empty = {number for number in self._audit if self._queues[number].is_empty}
             dead = []
             for fd, _ in ready:
-                worker = self._by_fd(fd)
+                worker = self._by_fd.get(fd)
                 if worker is not None and fd == worker.pidfd:
                     dead.append(worker)
                 elif worker is not None:
@@ -216,6 +229,7 @@ class WorkerPool:
             self._closed = True
             _pools.discard(self)
             stack.callback(self._team.clear)
+            stack.callback(self._by_fd.clear)
             stack.callback(self._board.close)
             stack.callback(self._close_job)
             stack.callback(self._epoll.close)
@@ -241,17 +255,15 @@ class WorkerPool:
         with held(), standard_streams_taken():  # a process that was started must get into the team
             worker = self._team[number] = WorkerProcess(number, shared, others)
             for fd in worker.descriptors:
+                self._by_fd[fd] = worker
                 self._epoll.register(fd, select.EPOLLIN)
 
     # -- listening --------------------------------------------------------------------------------------------------
 
-    def _by_fd(self, fd: int) -> WorkerProcess | None:
-        return next((worker for worker in self._team.values() if fd in worker.descriptors), None)
-
     def _drain(self, worker: WorkerProcess, events: list[Event]) -> None:
         while True:
             try:
-                message = worker.replies.recv(MESSAGE_BYTES)
+                message = read_message(worker.replies, self._memory)
             except (BlockingIOError, ConnectionResetError):
                 return
             if not message:  # its end is closed; the pidfd tells of the death
@@ -381,6 +393,7 @@ class WorkerPool:
 
     def _unregister(self, worker: WorkerProcess) -> None:
         for fd in worker.descriptors:
+            self._by_fd.pop(fd, None)
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
 

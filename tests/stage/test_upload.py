@@ -22,3 +22,10 @@ def test_several_arrays_by_one_copy():
         np.testing.assert_array_equal(tensor.numpy(), array)
         assert tensor.storage_offset() * tensor.itemsize % 16 == 0
     assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == 1
+
+
+def test_arrays_that_become_one_tensor():
+    parts = [np.arange(6).reshape(2, 3).T, np.array([[7]])]
+    one, other = upload_together([parts, np.array([1.5])], torch.device("cpu"))
+    assert one.tolist() == [0, 3, 1, 4, 2, 5, 7]
+    assert other.tolist() == [1.5]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import torch
@@ -39,6 +38,7 @@ def tile_of(device: torch.device) -> Tile:
     return Tile(8, 32, 1)
 
 
-def portions(count: int) -> Iterator[slice]:
-    """The images of each launch, which has one program for each along the grid's second axis."""
-    return (slice(first, first + SECOND_AXIS) for first in range(0, count, SECOND_AXIS))
+def portions(count: int, first: int = 0) -> list[slice]:
+    """The images of each launch, of `count` from the `first` on: one program for each along the grid's second axis."""
+    end = first + count
+    return [slice(at, min(at + SECOND_AXIS, end)) for at in range(first, end, SECOND_AXIS)]

@@ -38,6 +38,7 @@ class Jobs:
         jobs, floats: int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
             a pass reads and writes, except where the first one reads.
         last: int64 (B,), the number of each image's last pass.
+        tables: int32, of rows and columns, one after the other.
     """
 
     def __init__(self, count: int, channels: int) -> None:
@@ -49,23 +50,28 @@ class Jobs:
         self._level: int | None = 0  # the last pass of all images; None: they differ
         self._open = np.ones(count, np.bool_)  # whether the last pass only chooses pixels so far
         self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self._tables: list[np.ndarray] = []
+        self.tables: list[np.ndarray] = []
         self._table_length = 0
 
     @property
     def count(self) -> int:
         """How many passes there are at most."""
-        return int(self.last.max()) + 1
+        return (int(self.last.max()) if self._level is None else self._level) + 1
+
+    def after(self, number: int) -> Any:
+        """The images that have a pass after pass `number`, as an index: of all images, or these. For numbers below that
+        of the last pass."""
+        return slice(None) if self._level is not None else _index(self.last > number)
 
     def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
         """All operations, those of a pass of an image next to each other: codes int64 (n,) and values float64
-        (n, `VALUES`), at least one of each; each job is told where its own begin."""
+        (n, `VALUES`); each job is told where its own begin."""
         if not self._operations:
-            return np.zeros(1, np.int64), np.zeros((1, VALUES))
+            return np.empty(0, np.int64), np.empty((0, VALUES))
         jobs, codes, values = self._operations[0]
         if len(self._operations) > 1:  # those of one record lie next to each other already
             jobs, codes, values = (np.concatenate(parts) for parts in zip(*self._operations, strict=True))
-            order = np.argsort(jobs, kind="stable")  # those of one job stay in the order in which they came
+            order = jobs.argsort(kind="stable")  # those of one job stay in the order in which they came
             jobs, codes, values = jobs[order], codes[order], values[order]
         shape = len(self.jobs), len(self.last)
         first = np.zeros(shape, np.int64)
@@ -73,10 +79,6 @@ class Jobs:
         self.jobs[:, R.OPERATIONS_AT] = first
         self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first.size).reshape(shape)
         return codes, values
-
-    def packed_tables(self) -> np.ndarray:
-        """All tables of rows and columns, int32."""
-        return np.concatenate(self._tables) if self._tables else np.zeros(1, np.int32)
 
     def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
         """Set numbers of all images' last passes: which one, and int64 (B,) or one for all."""
@@ -115,8 +117,7 @@ class Jobs:
             self._level += 1
         self.last[rows] += 1
         if self.last[rows].max() == len(self.jobs):
-            self.jobs = np.concatenate([self.jobs, np.zeros_like(self.jobs)])
-            self.floats = np.concatenate([self.floats, np.zeros_like(self.floats)])
+            self.jobs, self.floats = _longer(self.jobs), _longer(self.floats)
         at, here = self._at(rows)
         self.jobs[at, R.CHANNEL_STEP, here] = 1
         self.jobs[at, R.COLUMN_STEP, here] = self.channels
@@ -141,7 +142,7 @@ class Jobs:
 
     def _table(self, rows: np.ndarray, at: np.ndarray, places: list[np.ndarray]) -> None:
         """Let passes read the pixels of these rows and columns, (n, rows) and (n, columns)."""
-        both = np.concatenate(places, axis=1).astype(np.int32)
+        both = np.concatenate(places, axis=1).astype(np.int32, copy=False)
         for column, numbers in (
             (R.KIND, R.TABLE),
             (R.TABLE_AT, self._table_length + np.arange(len(rows)) * both.shape[1]),
@@ -151,14 +152,26 @@ class Jobs:
         ):
             self.jobs[at, column, rows] = numbers
         self._open[rows] = False
-        self._tables.append(both.ravel())
+        self.tables.append(both.ravel())
         self._table_length += both.size
 
     def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
         if any(fill):
-            self.floats[at, rows, R.FILL : R.FILL + 3] = np.broadcast_to(np.array(fill, np.float64), 3)
+            self.floats[at, rows, R.FILL : R.FILL + 3] = fill
+
+
+def _longer(array: np.ndarray) -> np.ndarray:
+    """With zeros at its end."""
+    longer = np.empty((len(array) + 1, *array.shape[1:]), array.dtype)
+    longer[:-1], longer[-1] = array, 0
+    return longer
+
+
+def _index(which: np.ndarray) -> Any:
+    """Where `which` is, as an index."""
+    return slice(None) if which.all() else which.nonzero()[0]
 
 
 def those(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
     """The rows where `which`; the same array, if these are all."""
-    return rows if np.count_nonzero(which) == len(which) else rows[which]
+    return rows if which.all() else rows[which]

@@ -42,7 +42,7 @@ __all__ = ["OPERATIONS", "Passes"]
 
 KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 FAR: Final = 5  # pixels further than this many sigmas from a blur's middle weigh less than a millionth of it each
-FAR_OUTSIDE: Final = 2.0**31  # pixels; more than any image has
+FAR_OUTSIDE: Final = 2.0**30  # pixels; more than any image has
 OPERATIONS: Final = frozenset(POINTWISE) | {OPS[number] for number in KERNELS} | {"warp"}  # that there are passes for
 WARPED: Final = code("warp")
 # What an operation needs, by its code; the last is that of no operation.
@@ -121,11 +121,11 @@ class Passes(Jobs):
 
     def _cut(self, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
         """Keep a part of the result: windows `after`, each inside the one of `before` that the result is."""
-        if before is after or np.array_equal(before, after):
+        if before is after or (before == after).all():
             return
         open_ = self._open[rows]
         for which, is_open in ((open_, True), (~open_, False)):
-            entries = np.flatnonzero(which)
+            entries = which.nonzero()[0]
             if not len(entries):
                 continue
             at, some = self._at(rows[entries])
@@ -164,7 +164,7 @@ class Passes(Jobs):
 
     def _resize(self, rows: np.ndarray, box: Box, before: np.ndarray, after: np.ndarray) -> None:
         boxes, sizes = box.box_tlhw, box.size_hw
-        same = (boxes[:, 2] == sizes[:, 0]) & (boxes[:, 3] == sizes[:, 1])
+        same = (boxes[:, 2:] == sizes).all(axis=1)
         filters = filter_codes(box.filters, len(rows))
         is_nearest = filters == R.NEAREST
         if (still := _entries(same)) is not None:
@@ -186,7 +186,7 @@ class Passes(Jobs):
             self._opened(here)
             self._open[here] = False
             at, here = self._at(here)
-            before, after, boxes, sizes = (windows[filtered] for windows in (before, after, boxes, sizes))
+            before, after, boxes, sizes = before[filtered], after[filtered], boxes[filtered], sizes[filtered]
             self.jobs[at, R.KIND, here] = R.RESIZE
             self.jobs[at, R.FILTER, here] = filters[filtered]
             for columns, numbers in (
@@ -201,7 +201,7 @@ class Passes(Jobs):
     def _warp(self, rows: np.ndarray, warp: Warp, before: np.ndarray, after: np.ndarray) -> None:
         still = ~warp.warped
         self._cut(rows[still], before[still], after[still])
-        moved = np.flatnonzero(warp.warped)
+        moved = warp.warped.nonzero()[0]
         filters = filter_codes(warp.filters, len(rows))[moved]
         if len(moved):
             at = self._opened(rows[moved])
@@ -222,7 +222,7 @@ class Passes(Jobs):
             scaling, fixed = nearest_ways(coefficients, windows[:, :2] + windows[:, 2:])
             filters = np.where(nearest & fixed, R.FIXED_POINT, filters)
             nearest &= scaling
-            named = np.flatnonzero(nearest)
+            named = nearest.nonzero()[0]
             for some in _of_one_size(windows[named, 2:]):
                 here = named[some]
                 size = tuple(windows[here[0], 2:].tolist())
@@ -254,13 +254,13 @@ class Passes(Jobs):
         begins = needs >= STATISTIC
         if begins.any():
             self._first_needs(rows, needs, begins)
-        turns = np.cumsum(begins, axis=1)
+        turns = begins.cumsum(axis=1)
         passes = self.last[rows][:, None] + turns
         for turn in range(int(turns[:, -1].max())):
             self._begin(those(rows, turns[:, -1] > turn))
         self._open[rows[needs.max(axis=1) > IDLE]] = False
         if most >= STATISTIC:
-            entries, turn = np.nonzero(needs == STATISTIC)
+            entries, turn = (needs == STATISTIC).nonzero()
             self.jobs[passes[entries, turn], R.STATISTICS_AT, rows[entries]] = 1
         if most == GEOMETRY:
             self._neighbourhoods(rows, passes, ops)
@@ -275,7 +275,7 @@ class Passes(Jobs):
 
     def _first_needs(self, rows: np.ndarray, needs: np.ndarray, begins: np.ndarray) -> None:
         """Take back that a pass begins with an image's first operation, where the last one will do."""
-        entries = np.flatnonzero(self._open[rows])
+        entries = self._open[rows].nonzero()[0]
         if not len(entries):
             return
         first = (needs[entries] > IDLE).argmax(axis=1)
@@ -286,7 +286,7 @@ class Passes(Jobs):
     def _neighbourhoods(self, rows: np.ndarray, passes: np.ndarray, ops: Ops) -> None:
         """Warp, blur and sharpen images, in these passes."""
         for number in (WARPED, *KERNELS):
-            entries, turn = np.nonzero(ops.codes == number)
+            entries, turn = (ops.codes == number).nonzero()
             if not len(entries):
                 continue
             here, at, values = rows[entries], passes[entries, turn], ops.values[entries, turn]
@@ -307,7 +307,7 @@ class Passes(Jobs):
     def _erase(self, rows: np.ndarray, erase: Erase, boxes_tlhw: np.ndarray) -> None:
         levels = np.broadcast_to(np.array(erase.numbers, np.float64), self.channels)
         for boxes in boxes_tlhw.transpose(1, 0, 2):
-            there = np.flatnonzero(boxes[:, 2:].all(axis=1))
+            there = boxes[:, 2:].all(axis=1).nonzero()[0]
             if not len(there):
                 continue
             here, at = rows[there], self.last[rows[there]]
@@ -331,15 +331,17 @@ def _shifted(
     shifts = coefficients[:, [5, 2]]
     if (coefficients[:, [0, 4]] != 1).any() or (shifts != np.rint(shifts)).any():
         return None
-    starts = corners + np.clip(shifts, -FAR_OUTSIDE, FAR_OUTSIDE).astype(np.int64)
-    places = [starts[:, axis, None] + np.arange(size_hw[axis]) for axis in (0, 1)]
-    return [np.where((own >= 0) & (own < end), own, -1) for own, end in zip(places, lengths, strict=True)]
+    starts = (corners + shifts.clip(-FAR_OUTSIDE, FAR_OUTSIDE)).astype(np.int32)
+    places = [starts[:, axis, None] + np.arange(size_hw[axis], dtype=np.int32) for axis in (0, 1)]
+    # Without a sign, what is before the image is beyond it too.
+    ends = [length.astype(np.uint32) for length in lengths]
+    return [np.where(own.view(np.uint32) < end, own, -1) for own, end in zip(places, ends, strict=True)]
 
 
 def _entries(which: np.ndarray) -> Any:
     """Where `which` is, as an index: all, some, or None."""
-    count = np.count_nonzero(which)
-    return None if not count else slice(None) if count == len(which) else np.flatnonzero(which)
+    found = which.nonzero()[0]
+    return None if not len(found) else slice(None) if len(found) == len(which) else found
 
 
 def _of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:
@@ -349,4 +351,4 @@ def _of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:
     if (sizes_hw == sizes_hw[0]).all():
         return [np.arange(len(sizes_hw))]
     _, which = np.unique(sizes_hw, axis=0, return_inverse=True)
-    return [np.flatnonzero(which == number) for number in range(int(which.max()) + 1)]
+    return [(which == number).nonzero()[0] for number in range(int(which.max()) + 1)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,8 +25,10 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.fused.erasing import RECORD, quantile_table, records
 from gpuload.stage.fused.grid import Tile, portions, tile_of
+from gpuload.stage.fused.jobs import OUT, WHOLE
 from gpuload.stage.fused.kernel import one_pass
 from gpuload.stage.fused.passes import Passes
+from gpuload.stage.fused.record import FLOATS, JOB
 from gpuload.stage.fused.record import PLAIN as R
 from gpuload.stage.fused.statistics import tables
 from gpuload.stage.fused.weights import Tables, make_tables, place_tables
@@ -37,6 +40,9 @@ from gpuload.transforms.program.ops import Erase, Ops
 __all__ = ["FusedRunner", "Prepared", "options_of"]
 
 KINDS: Final = 8  # more than there are kinds of geometry
+ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes")  # of a batch on the device
+KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
+KERNELS[R.TABLE] = R.COPY
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,7 @@ class FusedRunner:
         self.operates = False
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
+        self._places = torch.zeros(1, dtype=torch.int32, device=device)
 
     def prepare(
         self,
@@ -122,9 +129,14 @@ class FusedRunner:
         _place_outputs(passes, outputs)
         boxes = _place_boxes(passes, late, channels[-1])
         launches, ints, floats = _launches(passes, codes, values, self.tile)
+        own = ints, floats, [codes], [values], passes.tables, [boxes]
+        given = {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
+        found = dict(zip(given, upload_together(list(given.values()), self._device), strict=True))
+        # What there is none of is not read, but a kernel takes a pointer of its type.
+        some = {"codes": found["ints"], "values": found["floats"], "places": self._places, "boxes": found["ints"]}
         return Prepared(
             launches,
-            *upload_together((ints, floats, codes, values, passes.packed_tables(), boxes), self._device),
+            **(some | found),
             channels=max(channels),
             out_channels=channels[-1],
             operates=self.operates or any(isinstance(record, Ops | Erase) for record in program.records),
@@ -144,7 +156,8 @@ class FusedRunner:
                 statistics = pieces[0]
                 if run.statistics is not None:
                     statistics = tables(source, *run.statistics, prepared.channels)
-                ints, floats, weights = prepared.ints[run.first :], prepared.floats[run.first :], prepared.places
+                ints, floats = prepared.ints[run.first * JOB :], prepared.floats[run.first * FLOATS :]
+                weights = prepared.places
                 if run.tables is not None:
                     weights = make_tables(ints, floats, run.count, run.tables, run.geometry, self.tile.rows)
                 one_pass[run.grid](
@@ -173,6 +186,7 @@ class FusedRunner:
                 )
 
 
+@cache
 def options_of(geometry: int, warps: int) -> dict[str, Any]:
     """The compiler's options for the kernel of a kind of geometry.
 
@@ -188,14 +202,13 @@ def _place_scratch(passes: Passes) -> tuple[int, int]:
     """Set where all passes but an image's last write, and where the next ones read; the sizes of both pieces, bytes."""
     sizes = [0, 0]
     for number in range(passes.count - 1):
-        rows = _rows(passes.last > number)
-        own = passes.jobs[number]
+        own, rows = passes.jobs[number], passes.after(number)
         widths = own[R.OUT_WIDTH, rows] * passes.channels
         lengths = own[R.OUT_HEIGHT, rows] * widths
-        ends = np.cumsum(lengths)
-        own[R.OUT_AT, rows] = ends - lengths
-        own[R.OUT_CHANNEL, rows], own[R.OUT_ROW, rows] = 1, widths
-        passes.jobs[number + 1, R.BASE, rows] += ends - lengths
+        ends = lengths.cumsum()
+        starts = ends - lengths
+        own[R.OUT_AT, rows], own[R.OUT_CHANNEL, rows], own[R.OUT_ROW, rows] = starts, 1, widths
+        passes.jobs[number + 1, R.BASE, rows] += starts
         sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
     return sizes[0], sizes[1]
 
@@ -213,9 +226,9 @@ def _place_outputs(passes: Passes, outputs: Outputs) -> None:
 
 
 def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.ndarray:
-    """Set what an image's last pass erases; the numbers of all boxes, int64 (n, `RECORD`), at least one."""
+    """Set what an image's last pass erases; the numbers of all boxes, int64 (n, `RECORD`)."""
     if not late:
-        return np.zeros((1, RECORD), np.int64)
+        return np.empty((0, RECORD), np.int64)
     boxes = np.concatenate([records(erase, channels) for erase in late], axis=1)
     each = boxes.shape[1]
     passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
@@ -224,52 +237,47 @@ def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.nda
 
 def _launches(
     passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
-) -> tuple[tuple[_Launch, ...], np.ndarray, np.ndarray]:
-    """The launches, in order, and the numbers of their jobs, in the same order."""
+) -> tuple[tuple[_Launch, ...], list[np.ndarray], list[np.ndarray]]:
+    """The launches, in order, and the numbers of their jobs, in the same order, pass by pass."""
     launches, ints, floats, first = [], [], [], 0
     for number in range(passes.count):
         jobs, own_floats = passes.jobs[number], passes.floats[number]
-        # Those of one launch are brought together: of one kind, and that end here or do not.
-        groups = jobs[R.KIND] + KINDS * (passes.last == number)
-        groups[jobs[R.KIND] == R.TABLE] += R.COPY - R.TABLE  # one kernel does both
-        if (passes.last < number).any() or (groups != groups[0]).any():
-            rows = np.flatnonzero(passes.last >= number)
-            rows = rows[np.argsort(groups[rows], kind="stable")]
+        # Those of one launch are brought together: of one kernel, and that end here or do not.
+        groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == number)
+        rows, spans = passes.after(number - 1), [(int(groups[0]), 0, len(groups))]
+        if not isinstance(rows, slice) or (groups != groups[0]).any():
+            rows = np.arange(len(groups))[rows]
+            rows = rows[groups[rows].argsort(kind="stable")]
             jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
-        tiles = -(-jobs[R.OUT_HEIGHT] // tile.rows) * -(-jobs[R.OUT_WIDTH] // tile.columns)
-        counted, told, factors = _statistics(jobs, codes, values)
-        ends = np.cumsum(np.bincount(groups)).tolist()
-        for group, (start, end) in enumerate(pairwise([0, *ends])):
+            ends = np.bincount(groups).cumsum().tolist()
+            spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends])) if span[0] < span[1]]
+        heights, widths = jobs[OUT]
+        tiles = (heights + (tile.rows - 1)) // tile.rows * ((widths + (tile.columns - 1)) // tile.columns)
+        counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
+        for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
-            for some in portions(end - start):
-                own = slice(start + some.start, min(start + some.stop, end))
-                statistics = None
-                if len(counted):
-                    at, to = np.searchsorted(counted, (own.start, own.stop)).tolist()
-                    jobs[R.STATISTICS_AT, counted[at:to]] = np.arange(to - at)  # each is told which table is its own
-                    statistics = (told[at:to], factors[at:to]) if to > at else None
+            for own in portions(end - start, start):
+                statistics = None if not len(counted) else _statistics(jobs, own, counted, codes, values)
                 weighed = place_tables(jobs[:, own].T, kind, tile.rows)
                 most, count = int(tiles[own].max()), own.stop - own.start
                 launches.append(_Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
                 first += count
-        ints.append(jobs)
+        ints.append(jobs.T)
         floats.append(own_floats)
-    return tuple(launches), np.concatenate(ints, axis=1).T, np.concatenate(floats)
+    return tuple(launches), ints, floats
 
 
-def _rows(which: np.ndarray) -> Any:
-    """Where `which` is, as an index."""
-    return slice(None) if which.all() else np.flatnonzero(which)
-
-
-def _statistics(jobs: np.ndarray, codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which jobs of a pass need a table, ascending; and for each of these the job and the factor that make it."""
-    counted = np.flatnonzero(jobs[R.STATISTICS_AT])
-    told = np.empty((len(counted), 4), np.int64)
-    if not len(counted):
-        return counted, told, np.empty(0)
-    places = jobs[R.OPERATIONS_AT, counted]  # what needs it comes first in a pass
-    for at, column in enumerate((R.BASE, R.HEIGHT, R.WIDTH)):
-        told[:, at] = jobs[column, counted]
-    told[:, 3] = codes[places]
-    return counted, told, values[places, 0]
+def _statistics(
+    jobs: np.ndarray, own: slice, counted: np.ndarray, codes: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The tables that a launch needs, for its `own` jobs of a pass of which those `counted` need one: the jobs and the
+    factors that make them; each job is told which one is its own. None: it needs none."""
+    at, to = counted.searchsorted((own.start, own.stop)).tolist()
+    if to == at:
+        return None
+    these = counted[at:to]
+    jobs[R.STATISTICS_AT, these] = np.arange(to - at)
+    places = jobs[R.OPERATIONS_AT, these]  # what needs it comes first in a pass
+    told = np.empty((len(these), 4), np.int64)
+    told[:, 0], told[:, 1:3], told[:, 3] = jobs[R.BASE, these], jobs[WHOLE, these].T, codes[places]
+    return told, values[places, 0]

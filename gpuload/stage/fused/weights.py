@@ -67,7 +67,7 @@ LINES_AT_ONCE: Final = tl.constexpr(4)
 
 COLUMNS: Final = 32  # of a program
 OPTIONS: Final = {"num_warps": 1, "enable_fp_fusion": False}
-SUPPORTS: Final = np.array([SUPPORT[name] for name in FILTERS])
+WIDTHS: Final = np.array([2 * SUPPORT[name] for name in FILTERS])  # of filters, in pixels of the smaller image
 _JOB: Final = tl.constexpr(JOB)
 _FLOATS: Final = tl.constexpr(FLOATS)
 _ONE: Final = tl.constexpr(2.0**PRECISION_BITS)
@@ -105,23 +105,29 @@ def place_tables(ints: np.ndarray, kind: int, rows: int) -> Tables | None:
     heights, widths = ints[:, R.HEIGHT], ints[:, R.WIDTH]
     if kind == R.RESIZE:
         box, size = ints.T[R.BOX_H : R.BOX_W + 1], ints.T[R.SIZE_H : R.SIZE_W + 1]  # both axes
-        taken = np.ceil(2 * SUPPORTS[ints[:, R.FILTER]] * np.maximum(box, size) / size)
+        taken = np.ceil(WIDTHS[ints[:, R.FILTER]] * np.maximum(box, size) / size)
         taken[box == size] = 1
         taps_y, taps_x = taken.astype(np.int64)
-        lines = -(-(rows - 1) * ints[:, R.BOX_H] // ints[:, R.SIZE_H]) + taps_y + 1
+        lines = taps_y + 1 - (1 - rows) * ints[:, R.BOX_H] // ints[:, R.SIZE_H]
     else:
         taps_x = np.minimum(ints[:, R.KERNEL_W], widths)
-        lines = ints[:, R.KERNEL_H] + rows - 1
-    taps = -(-taps_x // TAPS_AT_ONCE.value) * TAPS_AT_ONCE.value
-    lines = -(-np.minimum(lines, heights) // LINES_AT_ONCE.value) * LINES_AT_ONCE.value
+        lines = ints[:, R.KERNEL_H] + (rows - 1)
+    lines = np.minimum(lines, heights)
+    heights, widths = ints[:, R.OUT_HEIGHT], ints[:, R.OUT_WIDTH]  # of the results
+    ints[:, R.TAPS] = taps = _whole(taps_x, TAPS_AT_ONCE.value)
+    ints[:, R.LINES] = lines = _whole(lines, LINES_AT_ONCE.value)
     # The tables of rows begin at multiples of `rows`, so that the weights of a row are read at once.
-    tiles = -(-ints[:, R.OUT_HEIGHT] // rows)
-    across = -(-(1 + taps) * ints[:, R.OUT_WIDTH] // rows) * rows
-    down = tiles * (1 + lines) * rows
-    ends = np.cumsum(across + down)
-    ints[:, R.TAPS], ints[:, R.LINES] = taps, lines
-    ints[:, R.WEIGHTS_X], ints[:, R.WEIGHTS_Y] = ends - across - down, ends - down
-    return Tables(int(ends[-1]), int((tiles + -(-ints[:, R.OUT_WIDTH] // COLUMNS)).max()))
+    tall = _whole(heights, rows)
+    down = tall * (lines + 1)
+    both = down + _whole((taps + 1) * widths, rows)
+    ends = both.cumsum()
+    ints[:, R.WEIGHTS_X], ints[:, R.WEIGHTS_Y] = ends - both, ends - down
+    return Tables(int(ends[-1]), int((tall // rows + (widths + (COLUMNS - 1)) // COLUMNS).max()))
+
+
+def _whole(numbers: np.ndarray, unit: int) -> np.ndarray:
+    """The next multiples of a power of two."""
+    return (numbers + (unit - 1)) & -unit
 
 
 def make_tables(

@@ -168,14 +168,15 @@ def nearest_pixels(
 def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For which maps, float64 (N, 8), nearest pixels are found by adding up steps, and for which in fixed point, bool
     (N,); for the others in float64. `ends_hw`, int64 (N, 2): where the results end."""
-    a, b, c, d, e, f, g, h = coefficients.T
+    _, b, _, d, _, _, g, h = coefficients.T
     affine = (g == 0) & (h == 0)
     scaling = affine & (b == 0) & (d == 0)
-    fixed = affine & ~scaling
-    for y in (0, ends_hw[:, 0]):
-        for x in (0, ends_hw[:, 1]):
-            fixed &= (abs(x * a + y * b + c) < FIXED_LIMIT) & (abs(x * d + y * e + f) < FIXED_LIMIT)
-    return scaling, fixed
+    maps = coefficients[:, :6].reshape(-1, 2, 3, 1)
+    corners_hw = np.zeros((len(maps), 2, 1, 2))  # along each axis, the first and the last
+    corners_hw[:, :, 0, 1] = ends_hw
+    across, down = maps[:, :, 0] * corners_hw[:, 1], maps[:, :, 1] * corners_hw[:, 0]
+    shown = across[:, :, None] + down[..., None] + maps[:, :, 2, None]  # by all four corners
+    return scaling, affine & ~scaling & (abs(shown) < FIXED_LIMIT).all(axis=(1, 2, 3))
 
 
 def scaled_pixels(
