@@ -370,9 +370,11 @@ def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypat
         while True:
             time.sleep(0.01)
 
-    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     team_ = team(Calls(hang))
     team_.ask(1, [7])
+    while not team_.pool.ready:  # a worker that is slow to start is warned of, too
+        team_.pool.gather(0.1)
+    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
     with pytest.warns(RuntimeWarning, match=expected) as warned:
         team_.pool.gather(3.0)
