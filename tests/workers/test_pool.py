@@ -637,6 +637,7 @@ def test_what_a_dead_worker_had_on_a_queue_of_its_own_is_lost_and_no_others(team
     first, second = team_.pool.pids
     for pid in (first, second):
         os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: all(is_stopped(pid) for pid in (first, second)), "both have stopped")
     ask_for(team_, 2, 0)
     ask_for(team_, 3, 1)
     team_.pool._queues[0].read_end.recv(1 << 16)  # as if worker 0 had taken it, and died before it noted so
@@ -646,6 +647,11 @@ def test_what_a_dead_worker_had_on_a_queue_of_its_own_is_lost_and_no_others(team
     os.kill(second, signal.SIGCONT)
     [reply] = team_.wait(1)
     assert reply.chunk == 3
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has got its SIGSTOP: until then it may still take a message."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def ask_for(team_, chunk: int, worker: int) -> None:
