@@ -119,8 +119,9 @@ def test_training(pictures, backend, automatic):
     assert shape_of(ours(pictures, chain, count, backend=backend)) == shape_of(expected)
 
 
-def test_mixing(pictures, backend):
+def test_mixing(images, few, backend):
     """MixUp or CutMix, which the reference applies to the collated batch; here each sample has its own."""
+    pictures = few if backend == "fused" else images
     original = v2.RandomChoice([v2.MixUp(alpha=0.2, num_classes=CLASSES), v2.CutMix(alpha=1.0, num_classes=CLASSES)])
     own = T.RandomChoice([T.MixUp(alpha=0.2, num_classes=CLASSES), T.CutMix(alpha=1.0, num_classes=CLASSES)])
     plain, their_plain = our_train(size=side(backend, 176)), original_train(size=side(backend, 176))
@@ -159,7 +160,7 @@ def _check_mixed(mix, finished, found, labels) -> None:
         soft[row % 5] += share
         soft[partner % 5] += 1 - share
         torch.testing.assert_close(labels[row], soft)
-    assert len(finished) == 2 or seen == {"CutMix", "MixUp"}
+    assert seen == {"CutMix", "MixUp"}
 
 
 def test_a_folder_of_jpegs(jpeg_folder):

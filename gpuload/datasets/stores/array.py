@@ -13,7 +13,15 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from gpuload.datasets.sample import PIXELS, Image
-from gpuload.datasets.stores.store import Store, check_stamp, existing_file, labels_array, stamp, value_of
+from gpuload.datasets.stores.store import (
+    Store,
+    check_stamp,
+    existing_file,
+    labels_array,
+    read_npy_header,
+    stamp,
+    value_of,
+)
 
 __all__ = ["ArrayFile", "Layout", "Pixels"]
 
@@ -210,11 +218,7 @@ def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], i
     """Shape, dtype, and where the numbers begin."""
     file.seek(0)
     try:
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"version {version[0]}.{version[1]} of the format, which only fields with names need")
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(file)
+        shape, fortran, dtype = read_npy_header(file)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path!r} has the header of a .npy file that cannot be read: {error}") from error
     _check_kind(path, dtype)

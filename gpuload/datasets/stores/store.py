@@ -26,6 +26,7 @@ __all__ = [
     "existing_file",
     "labels_array",
     "needed",
+    "read_npy_header",
     "stamp",
     "value_of",
 ]
@@ -162,6 +163,19 @@ def labels_array(labels: Any, count: int, what: str) -> np.ndarray | None:
     if array.ndim == 0 or len(array) != count:
         raise ValueError(f"labels has the shape {array.shape}, but there must be one for each of {what}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and dtype of an array in numpy's format; `file` is then where the numbers are.
+
+    Raises:
+        ValueError, EOFError: it is none, or not of a version that arrays of numbers have.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"numpy's format {version[0]}.{version[1]} is not read, but 1.0 and 2.0")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(file)
 
 
 def value_of(array: np.ndarray, number: int) -> Any:

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.sample import MODES, Encoded, Mask, Mode
+from gpuload.datasets.folder import _checked_mode
+from gpuload.datasets.sample import Encoded, Mask, Mode
+from gpuload.datasets.stores.store import read_npy_header
 
 __all__ = ["KEY", "Fields"]
 
@@ -38,9 +40,7 @@ class Fields:
     """
 
     def __init__(self, fields: str | Sequence[str] | None, mode: Mode) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
-        self.mode: Mode = mode
+        self.mode: Mode = _checked_mode(mode)
         self.fields = fields
         self.alone = isinstance(fields, str)
         self.wanted: tuple[tuple[str, ...], ...] | None = None
@@ -122,11 +122,7 @@ def _alternatives(field: Any) -> tuple[str, ...]:
 def _array(data: bytes) -> np.ndarray:
     """An array in numpy's format, as a view of the bytes' copy; objects, which are pickled in it, are refused."""
     file = io.BytesIO(data)
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"numpy's format {version[0]}.{version[1]} is not read, but 1.0 and 2.0")
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, by_columns, dtype = read_header(file)
+    shape, by_columns, dtype = read_npy_header(file)
     if dtype.hasobject:
         raise ValueError("it holds objects, which is a pickle, and nothing is unpickled; store numbers")
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize

@@ -11,7 +11,7 @@ An index is one array of bytes, in memory as in its file: workers map one copy o
 - `fields` (members): the number of the field's name;
 - `keys`: all keys, one after the other; `names`: those of the fields, with a zero between them.
 
-Each part begins at a multiple of 8. A sample of an image and a class takes 26 bytes and its key.
+Each part begins at a multiple of 8. A sample of an image and a class takes 18 to 26 bytes and its key.
 """
 
 from __future__ import annotations
