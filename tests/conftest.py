@@ -18,6 +18,8 @@ import cloudpickle
 import pytest
 from pictures import jpeg_bytes, smooth_image
 
+from benchmarks.interpreter import hasten
+
 # A shell's background jobs are started with ctrl-C ignored, and hand that on; programs that tests start must hear it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -178,6 +180,8 @@ def why_no_cuda() -> str | None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `cuda` where there is no CUDA device; fail it where GPULOAD_REQUIRE_CUDA=1."""
+    if item.get_closest_marker("interpreter") and os.environ.get("TRITON_INTERPRET") == "1" and not is_absent("triton"):
+        hasten()
     if item.get_closest_marker("cuda") and (reason := why_no_cuda()):
         if os.environ.get("GPULOAD_REQUIRE_CUDA") == "1":
             pytest.fail(f"GPULOAD_REQUIRE_CUDA=1, but {reason}", pytrace=False)
