@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from gpuload.loader.loader import Loader
+    from gpuload.order.blocks import BlockShuffle
     from gpuload.rng.generators import sample_rng
     from gpuload.workers.faults import Faults
 
@@ -41,6 +42,7 @@ _HOMES = {
     "ArrayFile": "gpuload.datasets",
     "BackendError": "gpuload.errors",
     "BatchInfo": "gpuload.batches.assemble",
+    "BlockShuffle": "gpuload.order.blocks",
     "Boxes": "gpuload.datasets.sample",
     "Coco": "gpuload.datasets",
     "CollateError": "gpuload.errors",
@@ -81,6 +83,7 @@ __all__ = [
     "ArrayFile",
     "BackendError",
     "BatchInfo",
+    "BlockShuffle",
     "Boxes",
     "Coco",
     "CollateError",

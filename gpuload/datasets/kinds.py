@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["draws_nothing", "fetches_many", "is_iterable"]
+import numpy as np
+
+__all__ = ["draws_nothing", "fetches_many", "is_iterable", "natural_blocks"]
 
 
 def draws_nothing(dataset: Any) -> bool:
@@ -35,6 +37,29 @@ def fetches_many(dataset: Any) -> bool:
     if getattr(dataset, "decode", None) is not None and type(dataset).__module__.startswith("gpuload.datasets."):
         return False  # the user's own function may draw, and then each sample is seeded for itself
     return callable(getattr(dataset, "__getitems__", None))
+
+
+def natural_blocks(dataset: Any) -> np.ndarray | None:
+    """What a map dataset says by ``blocks()``: where the samples begin that it reads as one, and its length, as int64;
+    None if it does not.
+
+    Raises:
+        TypeError, ValueError: what it gives is something else.
+    """
+    if not callable(blocks := getattr(dataset, "blocks", None)):
+        return None
+    found: Any = blocks()
+    if found is None:
+        return None
+    bounds, count = np.asarray(found), len(dataset)
+    told = f"{type(dataset).__name__}.blocks() must give where each block begins, and the length {count} as the last"
+    if bounds.ndim != 1 or bounds.dtype.kind not in "iu":
+        raise TypeError(f"{told}, as integers; got {bounds.dtype} of shape {bounds.shape}")
+    bounds = bounds.astype(np.int64)
+    if not len(bounds) or bounds[0] != 0 or bounds[-1] != count or (np.diff(bounds) < 0).any():
+        shown = ", ".join(map(str, bounds[:4].tolist())) + (f", …, {bounds[-1]}" if len(bounds) > 4 else "")
+        raise ValueError(f"{told}, in ascending order from 0 on; got {shown or 'nothing'}")
+    return np.unique(bounds)
 
 
 def is_iterable(dataset: Any) -> bool:
