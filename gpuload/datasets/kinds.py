@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["draws_nothing", "fetches_many", "is_iterable", "natural_blocks"]
+__all__ = ["draws_nothing", "fetched", "fetches_many", "is_iterable", "natural_blocks"]
 
 
 def draws_nothing(dataset: Any) -> bool:
@@ -34,9 +34,29 @@ def fetches_many(dataset: Any) -> bool:
         if type(dataset).__name__ == "StackDataset":
             inner = dataset.datasets
             return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
+    if type(dataset).__module__ == "gpuload.datasets.folder" and type(dataset).__name__ == "Joined":
+        parts = [(fetches_many(part), draws_nothing(part)) for part in dataset.datasets]
+        return any(many for many, _ in parts) and all(many or nothing for many, nothing in parts)
     if getattr(dataset, "decode", None) is not None and type(dataset).__module__.startswith("gpuload.datasets."):
         return False  # the user's own function may draw, and then each sample is seeded for itself
     return callable(getattr(dataset, "__getitems__", None))
+
+
+def fetched(dataset: Any, indices: list[int]) -> list[Any]:
+    """Samples of a dataset, together if it can.
+
+    Raises:
+        ValueError: its ``__getitems__`` returned more or fewer than asked for.
+    """
+    if not fetches_many(dataset):
+        return [dataset[index] for index in indices]
+    samples = list(dataset.__getitems__(indices))
+    if len(samples) != len(indices):
+        raise ValueError(
+            f"{type(dataset).__name__}.__getitems__ was given {len(indices)} keys and returned "
+            f"{len(samples)} samples; it must return one for each"
+        )
+    return samples
 
 
 def natural_blocks(dataset: Any) -> np.ndarray | None:
