@@ -56,10 +56,8 @@ def table(results: dict[tuple[int, int] | None, dict[str, float]]) -> str:
     lines.append("| --- | --- | --- | --- | --- | --- |")
     for name, found in results.items():
         block, window = ("full shuffle", "") if name is None else name
-        lines.append(
-            f"| {block} | {window} | {found['in use']:,.0f} | {found['classes']:.0f} | {found['effective batch']:.0f} | "
-            f"{found['same block']:.1%} |"
-        )
+        cells = [f"{found[key]:,.0f}" for key in ("in use", "classes", "effective batch")]
+        lines.append(f"| {block} | {window} | {' | '.join(cells)} | {found['same block']:.1%} |")
     return "\n".join(lines)
 
 

@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from gpuload import transforms
     from gpuload.batches.assemble import BatchInfo
     from gpuload.batches.pad import Padded, pad, pad_collate
-    from gpuload.datasets import HDF5, LMDB, ArrayFile, Coco, FileList, ImageFiles, ImageFolder, Parquet, TarShards
+    from gpuload.datasets import (
+        HDF5,
+        LMDB,
+        ArrayFile,
+        Cached,
+        Coco,
+        FileList,
+        ImageFiles,
+        ImageFolder,
+        Parquet,
+        TarShards,
+    )
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
     from gpuload.datasets.worker import get_worker_info
     from gpuload.datasets.wrap import wrap
@@ -44,6 +55,7 @@ _HOMES = {
     "BatchInfo": "gpuload.batches.assemble",
     "BlockShuffle": "gpuload.order.blocks",
     "Boxes": "gpuload.datasets.sample",
+    "Cached": "gpuload.datasets",
     "Coco": "gpuload.datasets",
     "CollateError": "gpuload.errors",
     "Decode": "gpuload.decode",
@@ -85,6 +97,7 @@ __all__ = [
     "BatchInfo",
     "BlockShuffle",
     "Boxes",
+    "Cached",
     "Coco",
     "CollateError",
     "Decode",

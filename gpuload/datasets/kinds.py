@@ -12,6 +12,8 @@ __all__ = ["draws_nothing", "fetched", "fetches_many", "is_iterable", "natural_b
 def draws_nothing(dataset: Any) -> bool:
     """Whether no generator has to be seeded for it: a dataset of gpuload's own, or torch's view of one."""
     module = type(dataset).__module__
+    if module == "gpuload.datasets.cache.dataset":
+        return draws_nothing(dataset.dataset)
     if module.startswith("gpuload.datasets"):
         if type(dataset).__name__ == "Joined":
             return all(map(draws_nothing, dataset.datasets))
@@ -34,6 +36,8 @@ def fetches_many(dataset: Any) -> bool:
         if type(dataset).__name__ == "StackDataset":
             inner = dataset.datasets
             return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
+    if type(dataset).__module__ == "gpuload.datasets.cache.dataset":
+        return fetches_many(dataset.dataset) or draws_nothing(dataset.dataset)
     if type(dataset).__module__ == "gpuload.datasets.folder" and type(dataset).__name__ == "Joined":
         parts = [(fetches_many(part), draws_nothing(part)) for part in dataset.datasets]
         return any(many for many, _ in parts) and all(many or nothing for many, nothing in parts)
