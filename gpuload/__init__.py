@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from gpuload import transforms
     from gpuload.batches.assemble import BatchInfo
     from gpuload.batches.pad import Padded, pad, pad_collate
-    from gpuload.datasets import HDF5, LMDB, ArrayFile, Coco, FileList, ImageFiles, ImageFolder, Parquet, TarShards
+    from gpuload.datasets import (
+        HDF5,
+        LMDB,
+        ArrayFile,
+        Cached,
+        Coco,
+        FileList,
+        ImageFiles,
+        ImageFolder,
+        Parquet,
+        TarShards,
+    )
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
     from gpuload.datasets.worker import get_worker_info
     from gpuload.datasets.wrap import wrap
@@ -32,6 +43,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from gpuload.loader.loader import Loader
+    from gpuload.order.blocks import BlockShuffle
     from gpuload.rng.generators import sample_rng
     from gpuload.workers.faults import Faults
 
@@ -41,7 +53,9 @@ _HOMES = {
     "ArrayFile": "gpuload.datasets",
     "BackendError": "gpuload.errors",
     "BatchInfo": "gpuload.batches.assemble",
+    "BlockShuffle": "gpuload.order.blocks",
     "Boxes": "gpuload.datasets.sample",
+    "Cached": "gpuload.datasets",
     "Coco": "gpuload.datasets",
     "CollateError": "gpuload.errors",
     "Decode": "gpuload.decode",
@@ -81,7 +95,9 @@ __all__ = [
     "ArrayFile",
     "BackendError",
     "BatchInfo",
+    "BlockShuffle",
     "Boxes",
+    "Cached",
     "Coco",
     "CollateError",
     "Decode",

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuload.datasets.cache.dataset import Cached
     from gpuload.datasets.folder import ImageFiles, ImageFolder
     from gpuload.datasets.stores.array import ArrayFile
     from gpuload.datasets.stores.coco import Coco
@@ -15,10 +16,22 @@ if TYPE_CHECKING:
     from gpuload.datasets.stores.parquet import Parquet
     from gpuload.datasets.stores.tar.dataset import TarShards
 
-__all__ = ["HDF5", "LMDB", "ArrayFile", "Coco", "FileList", "ImageFiles", "ImageFolder", "Parquet", "TarShards"]
+__all__ = [
+    "HDF5",
+    "LMDB",
+    "ArrayFile",
+    "Cached",
+    "Coco",
+    "FileList",
+    "ImageFiles",
+    "ImageFolder",
+    "Parquet",
+    "TarShards",
+]
 
 _HOMES = {
     "ArrayFile": "stores.array",
+    "Cached": "cache.dataset",
     "Coco": "stores.coco",
     "FileList": "stores.filelist",
     "HDF5": "stores.hdf5",

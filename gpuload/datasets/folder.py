@@ -15,6 +15,7 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.files import read_file
+from gpuload.datasets.kinds import fetched, natural_blocks
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner
@@ -80,9 +81,35 @@ class Joined:
         return self.cumulative_sizes[-1]
 
     def __getitem__(self, index: SupportsIndex) -> Any:
+        which, number = self._place(index)
+        return self.datasets[which][number]
+
+    def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+        """Several samples; those of one dataset are asked for together."""
+        places = [self._place(index) for index in indices]
+        samples: list[Any] = [None] * len(places)
+        for which in sorted({which for which, _ in places}):
+            rows = [row for row, (its, _) in enumerate(places) if its == which]
+            for row, sample in zip(rows, fetched(self.datasets[which], [places[row][1] for row in rows]), strict=True):
+                samples[row] = sample
+        return samples
+
+    def blocks(self) -> np.ndarray | None:
+        """Where the blocks of each dataset begin, and the length; single samples of one that has none. None if none
+        has any."""
+        own = [natural_blocks(dataset) for dataset in self.datasets]
+        if all(bounds is None for bounds in own):
+            return None
+        sizes = np.diff([0, *self.cumulative_sizes])
+        whole = [np.arange(size + 1) if bounds is None else bounds for bounds, size in zip(own, sizes, strict=True)]
+        starts = [0, *self.cumulative_sizes[:-1]]
+        return np.concatenate([bounds + start for bounds, start in zip(whole, starts, strict=True)])
+
+    def _place(self, index: SupportsIndex) -> tuple[int, int]:
+        """The number of its dataset, and its number in there."""
         number = _from_start(index, len(self), f"the joined datasets have {len(self)} samples")
         which = bisect_right(self.cumulative_sizes, number)
-        return self.datasets[which][number - (self.cumulative_sizes[which - 1] if which else 0)]
+        return which, number - (self.cumulative_sizes[which - 1] if which else 0)
 
     def __add__(self, other: Any) -> Joined:
         return Joined([*self.datasets, other]) if _has_samples(other) else NotImplemented

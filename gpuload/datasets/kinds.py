@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["draws_nothing", "fetches_many", "is_iterable"]
+import numpy as np
+
+__all__ = ["draws_nothing", "fetched", "fetches_many", "is_iterable", "natural_blocks"]
 
 
 def draws_nothing(dataset: Any) -> bool:
     """Whether no generator has to be seeded for it: a dataset of gpuload's own, or torch's view of one."""
     module = type(dataset).__module__
+    if module == "gpuload.datasets.cache.dataset":
+        return draws_nothing(dataset.dataset)
     if module.startswith("gpuload.datasets"):
         if type(dataset).__name__ == "Joined":
             return all(map(draws_nothing, dataset.datasets))
@@ -32,9 +36,54 @@ def fetches_many(dataset: Any) -> bool:
         if type(dataset).__name__ == "StackDataset":
             inner = dataset.datasets
             return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
+    if type(dataset).__module__ == "gpuload.datasets.cache.dataset":
+        return fetches_many(dataset.dataset) or draws_nothing(dataset.dataset)
+    if type(dataset).__module__ == "gpuload.datasets.folder" and type(dataset).__name__ == "Joined":
+        parts = [(fetches_many(part), draws_nothing(part)) for part in dataset.datasets]
+        return any(many for many, _ in parts) and all(many or nothing for many, nothing in parts)
     if getattr(dataset, "decode", None) is not None and type(dataset).__module__.startswith("gpuload.datasets."):
         return False  # the user's own function may draw, and then each sample is seeded for itself
     return callable(getattr(dataset, "__getitems__", None))
+
+
+def fetched(dataset: Any, indices: list[int]) -> list[Any]:
+    """Samples of a dataset, together if it can.
+
+    Raises:
+        ValueError: its ``__getitems__`` returned more or fewer than asked for.
+    """
+    if not fetches_many(dataset):
+        return [dataset[index] for index in indices]
+    samples = list(dataset.__getitems__(indices))
+    if len(samples) != len(indices):
+        raise ValueError(
+            f"{type(dataset).__name__}.__getitems__ was given {len(indices)} keys and returned "
+            f"{len(samples)} samples; it must return one for each"
+        )
+    return samples
+
+
+def natural_blocks(dataset: Any) -> np.ndarray | None:
+    """What a map dataset says by ``blocks()``: where the samples begin that it reads as one, and its length, as int64;
+    None if it does not.
+
+    Raises:
+        TypeError, ValueError: what it gives is something else.
+    """
+    if not callable(blocks := getattr(dataset, "blocks", None)):
+        return None
+    found: Any = blocks()
+    if found is None:
+        return None
+    bounds, count = np.asarray(found), len(dataset)
+    told = f"{type(dataset).__name__}.blocks() must give where each block begins, and the length {count} as the last"
+    if bounds.ndim != 1 or bounds.dtype.kind not in "iu":
+        raise TypeError(f"{told}, as integers; got {bounds.dtype} of shape {bounds.shape}")
+    bounds = bounds.astype(np.int64)
+    if not len(bounds) or bounds[0] != 0 or bounds[-1] != count or (np.diff(bounds) < 0).any():
+        shown = ", ".join(map(str, bounds[:4].tolist())) + (f", …, {bounds[-1]}" if len(bounds) > 4 else "")
+        raise ValueError(f"{told}, in ascending order from 0 on; got {shown or 'nothing'}")
+    return np.unique(bounds)
 
 
 def is_iterable(dataset: Any) -> bool:

@@ -27,6 +27,7 @@ from gpuload.loader.replay import Replay, replay
 from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session, check_for, compile_for, resolve_device
 from gpuload.loader.state import State, begun, first_states, for_workers, one_worker
+from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
 from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
@@ -51,7 +52,8 @@ class Loader:
             list of these, or an array T×H×W×C.
         batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. Even with MixUp
             and CutMix.
-        shuffle: a new order each epoch, a function of `seed` and the epoch's number.
+        shuffle: a new order each epoch, a function of `seed` and the epoch's number. ``"block"``, or a `BlockShuffle`:
+            neighbours come at about the same time, for media where reading them together is much cheaper.
         sampler: gives the keys of an epoch's samples, instead of gpuload's order; it is not shared out over ranks.
         batch_sampler: gives lists of keys, a batch each.
         collate_fn: makes a batch of a list of samples (of one sample, with ``batch_size=None``). Samples without images
@@ -128,7 +130,7 @@ class Loader:
     # Its arguments; none of these can be set later.
     dataset: Any
     batch_size: int | None
-    shuffle: bool
+    shuffle: bool | BlockShuffle
     batch_sampler: Any
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
@@ -147,7 +149,7 @@ class Loader:
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | None = False,
+        shuffle: bool | Literal["block"] | BlockShuffle | None = False,
         *,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.kinds import is_iterable
+from gpuload.order.blocks import Blocks, BlockShuffle
 from gpuload.order.permutation import cumulate
 from gpuload.order.ranks import check_rank
 from gpuload.order.shares import Uneven
@@ -39,7 +40,7 @@ class OrderOptions:
 
     dataset: Any = field(repr=False)
     batch_size: int | None = 1
-    shuffle: bool = False
+    shuffle: bool | BlockShuffle = False  # or "block", the defaults
     sampler: Any = None
     batch_sampler: Any = None
     drop_last: bool = False
@@ -56,9 +57,11 @@ class OrderOptions:
     group: int = 1
     told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     promised: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
+    _blocks: deque[Blocks] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("shuffle", "drop_last", "in_order", "info"):
+        object.__setattr__(self, "shuffle", _shuffle(self.shuffle))
+        for name in ("drop_last", "in_order", "info"):
             object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         self._check_dataset()
         size = None if self.batch_size is None else check_integer("batch_size", self.batch_size, 1)
@@ -70,7 +73,7 @@ class OrderOptions:
         for name, value in found.items():
             object.__setattr__(self, name, value)
         check_rank(self.rank, self.world_size)
-        _ = self.cumulative
+        _ = self.cumulative, self.blocks
         if repeats != 1 and self.mixes:
             raise ValueError(
                 f"repeats={repeats} does not go with {self.mixes}, which {self._puts} the samples at neighbouring "
@@ -115,6 +118,15 @@ class OrderOptions:
         """The weights for `Weighted`."""
         return None if self.weights is None else cumulate(self.weights, len(self.dataset))
 
+    @property
+    def blocks(self) -> Blocks | None:
+        """Those of a block shuffle; None for another order."""
+        if not isinstance(self.shuffle, BlockShuffle) or not self.planned:
+            return None
+        if not self._blocks or self._blocks[-1].n != len(self.dataset):  # it may have grown between two epochs
+            self._blocks.append(Blocks.of(self.dataset, self.shuffle))
+        return self._blocks[-1]
+
     def _check_dataset(self) -> None:
         dataset = self.dataset
         if isinstance(dataset, os.PathLike) or (
@@ -144,7 +156,7 @@ class OrderOptions:
         batch_size, sampler, batch_sampler = self.batch_size, self.sampler, self.batch_sampler
         shuffle, weights, repeats, uneven = self.shuffle, self.weights, self.repeats, self.uneven
         given = {
-            "shuffle=True": bool(shuffle),
+            f"shuffle={shuffle!r}": bool(shuffle),
             "sampler": sampler is not None,
             "batch_sampler": batch_sampler is not None,
             "weights": weights is not None,
@@ -210,6 +222,17 @@ def check_flag(name: str, value: Any) -> bool:
     if value is None or (isinstance(value, bool | int | np.bool_) and value in (0, 1)):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def _shuffle(value: Any) -> bool | BlockShuffle:
+    if isinstance(value, BlockShuffle):
+        return value
+    if isinstance(value, str) and value == "block":
+        return BlockShuffle()
+    try:
+        return check_flag("shuffle", value)
+    except TypeError:
+        raise TypeError(f"shuffle must be True or False, or 'block' or a gpuload.BlockShuffle, got {value!r}") from None
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:

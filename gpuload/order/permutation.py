@@ -19,7 +19,7 @@ import numpy as np
 from gpuload.rng import philox
 from gpuload.rng.streams import ORDER, SAMPLE_POSITIONS
 
-__all__ = ["Sequential", "Shuffle", "Weighted", "cumulate"]
+__all__ = ["Sequential", "Shuffle", "Weighted", "checked_positions", "cumulate"]
 
 TABLE_MAX: Final = 4096  # up to here a table: a Feistel network on so few values is measurably not uniform
 LENGTH_MAX: Final = SAMPLE_POSITIONS.stop
@@ -50,7 +50,7 @@ class Sequential:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """The indices, int64, at `positions`; IndexError if one is out of range."""
-        return _checked(positions, self.n).copy()
+        return checked_positions(positions, self.n).copy()
 
 
 class Shuffle:
@@ -77,7 +77,7 @@ class Shuffle:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """The indices, int64, at `positions`, integers of any shape; IndexError if one is out of range."""
-        positions = _checked(positions, self.n)
+        positions = checked_positions(positions, self.n)
         return self._table[positions] if self.n <= TABLE_MAX else self._walk(positions)
 
     @cached_property
@@ -148,7 +148,7 @@ class Weighted:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """The indices, int64, at `positions`, which have no end."""
-        positions = _checked(positions, LENGTH_MAX)
+        positions = checked_positions(positions, LENGTH_MAX)
         drawn = philox.words(self.key, positions.reshape(-1), ORDER, 2).astype(np.uint64)
         # 53 random bits, as a float in [0, 1); a draw never lands on a sample of weight 0.
         numbers = (drawn[:, 0] << _32 | drawn[:, 1]) >> np.array(11, np.uint64)
@@ -196,7 +196,7 @@ def _length(n: SupportsIndex) -> int:
     return length
 
 
-def _checked(positions: np.ndarray, n: int) -> np.ndarray:
+def checked_positions(positions: np.ndarray, n: int) -> np.ndarray:
     """`positions` as int64, all of them in 0 … n-1."""
     positions = np.asarray(positions)
     if positions.dtype.kind not in "iu":

@@ -88,7 +88,8 @@ def shares_of(order: OrderOptions) -> Shares:
     return Shares(
         samples=len(order.dataset),
         batch_size=order.size,
-        shuffle=order.shuffle,
+        shuffle=bool(order.shuffle),
+        blocks=order.blocks,
         seed=order.seed,
         drop_last=order.drop_last,
         uneven=order.uneven,

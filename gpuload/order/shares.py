@@ -1,8 +1,9 @@
 """Which samples make which batch: an epoch's positions, cut into global batches and shared out over the ranks.
 
-A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size; each rank takes a contiguous part of it. So
-a place in an epoch is one number, p, which does not depend on ranks, workers or batches: another number of ranks goes
-on from it with the same global batches, as long as G is the same. Nothing is computed for the samples before p.
+A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size; each rank takes a contiguous part of it,
+or with a block shuffle those whose samples lie in its part of the blocks. So a place in an epoch is one number, p,
+which does not depend on ranks, workers or batches: another number of ranks goes on from it with the same global
+batches, as long as G is the same. Nothing is computed for the samples before p.
 
 Every rank makes the same number of steps, whatever `uneven` makes of the last global batch, which may be shorter than
 G. Pure functions, in the main process; imports no torch.
@@ -13,10 +14,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from gpuload.order.blocks import BlockOrder, Blocks
 from gpuload.order.permutation import Sequential, Shuffle, Weighted
 from gpuload.order.ranks import check_rank
 from gpuload.rng import philox
@@ -45,6 +47,7 @@ class Shares:
         samples: how many there are.
         batch_size: of each rank.
         shuffle: a new order each epoch.
+        blocks: those of a block shuffle, instead; None for none.
         seed: of the order.
         drop_last: leave out a last global batch that is not full.
         rank, world_size: this rank, and how many there are.
@@ -61,6 +64,7 @@ class Shares:
     samples: int
     batch_size: int
     shuffle: bool = False
+    blocks: Blocks | None = field(default=None, compare=False)
     seed: int = 0
     drop_last: bool = False
     rank: int = 0
@@ -84,13 +88,17 @@ class Shares:
     def order(self) -> str:
         """The order as text: the same text, seed and number of samples mean the same order."""
         name = "shuffled" if self.shuffle else "sequential"
+        if self.blocks is not None:
+            name = self.blocks.name
         if self.weights is not None:
             name = f"weighted-{zlib.crc32(self.weights.tobytes()):08x}"
         return name if self.repeats == 1 else f"{name}-repeated-{self.repeats}"
 
     def _order(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         key = philox.epoch_key(self.seed, epoch)
-        if self.weights is not None:
+        if self.blocks is not None:
+            order = BlockOrder(self.blocks, key)
+        elif self.weights is not None:
             order = Weighted(self.weights, key)
         else:
             order = Shuffle(self.samples, key) if self.shuffle else Sequential(self.samples)
@@ -102,6 +110,15 @@ class Shares:
         the repeats of a sample are on different ranks."""
         rows = np.arange(share, dtype=np.int64)
         return rows + self.rank * share if self.repeats == 1 else rows * self.world_size + self.rank
+
+    def _of_blocks(self, order: BlockOrder, firsts: np.ndarray) -> np.ndarray:
+        """This rank's positions in global batches that begin at `firsts` (steps, 1), ascending: those whose samples
+        lie in the rank's part of the blocks, so that not every rank reads every block. Groups stay together."""
+        positions = firsts + np.arange(self.global_batch, dtype=np.int64)
+        groups = order.places(positions)[:, :: self.group].argsort(axis=1, kind="stable")
+        share = self.batch_size // self.group
+        own = np.sort(groups[:, self.rank * share : (self.rank + 1) * share], axis=1) * self.group
+        return firsts + (own[:, :, None] + np.arange(self.group)).reshape(len(firsts), -1)
 
     def steps(self, start: int = 0) -> int:
         """Batches from position `start` to the end of an epoch, the same on every rank."""
@@ -124,17 +141,19 @@ class Shares:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
         """This rank's batches of an epoch, from position `start` on."""
-        order = self._order(epoch)
+        order: Any = self._order(epoch)
         whole, rest = divmod(self.samples - start, self.global_batch)
         own = self._own(self.batch_size) + start
+        by_blocks = isinstance(order, BlockOrder) and self.world_size > 1
+        computed = self.global_batch if by_blocks else self.batch_size
         valid = np.ones(self.batch_size, np.bool_)
-        step, at_once = 0, max(1, FIRST_ORDER_BLOCK // self.batch_size)
+        step, at_once = 0, max(1, FIRST_ORDER_BLOCK // computed)
         while step < whole:
-            steps = np.arange(step, min(step + at_once, whole), dtype=np.int64)
-            positions = steps[:, None] * self.global_batch + own
+            steps = np.arange(step, min(step + at_once, whole), dtype=np.int64)[:, None] * self.global_batch
+            positions = self._of_blocks(order, steps + start) if by_blocks else steps + own
             for rows in zip(positions, order(positions), strict=True):
                 yield Rows(*rows, valid)
-            step, at_once = step + len(steps), max(1, ORDER_BLOCK // self.batch_size)
+            step, at_once = step + len(steps), max(1, ORDER_BLOCK // computed)
         share = self._share(rest) if rest else 0
         if share:
             positions = self._own(share) + start + whole * self.global_batch

@@ -17,9 +17,12 @@ __all__ = [
     "SAMPLE_POSITIONS",
     "SAMPLE_RNG",
     "SHARDS",
+    "SHORT_BLOCK",
     "SHUFFLE_BUFFER",
     "SUBSTITUTES",
     "TRANSFORMS",
+    "WINDOWS",
+    "WITHIN_WINDOWS",
     "WORKER_INIT_POSITIONS",
 ]
 
@@ -30,6 +33,9 @@ SUBSTITUTES: Final = 2**31 + 1  # which samples are tried instead of one that fa
 SAMPLE_RNG: Final = 2**31 + 2  # `gpuload.sample_rng()`
 SHARDS: Final = 2**31 + 3  # in which order the shards of a stream are read
 SHUFFLE_BUFFER: Final = 2**31 + 4  # which sample of a stream's buffer comes next
+WINDOWS: Final = 2**31 + 5  # a block shuffle: the keys of its windows
+WITHIN_WINDOWS: Final = 2**31 + 6  # the order of the samples in small ones
+SHORT_BLOCK: Final = 2**31 + 7  # which turn its last block has
 MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of a trailing module, for each view of the images
 ORDER: Final = 2**32 - 1  # the epoch's permutation, or its draws with replacement
 

@@ -1,7 +1,8 @@
 """What the user's processes share on purpose: sent to workers as the shared memory itself, never as a copy of it.
 
 That is tensors after ``share_memory_()``; what the package `multiprocessing` shares: ``Value``, ``Array``, ``Manager``
-proxies, ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts; and arrays over any of it.
+proxies, ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts; arrays over any of it; and the
+memory of a `Cached` dataset.
 
 Runs in the main process while a job is pickled, and in workers, only if there is such a thing, while it is unpickled.
 `multiprocessing` asks whoever starts a process to duplicate descriptors for it (`Inheritance`): the duplicates belong
@@ -98,9 +99,15 @@ def reducers() -> dict[type, Callable[[Any], Any]]:
         elif reducer.__module__ == "multiprocessing.sharedctypes":
             found[kind] = partial(_reduce_ctype, reducer)
     found[type(current_process().authkey)] = lambda key: (_take_authkey, (bytes(key),))
+    if (backing := sys.modules.get("gpuload.datasets.cache.backing")) is not None:
+        found[backing.Memory] = _reduce_memory
     if (torch := sys.modules.get("torch")) is not None:
         found |= {torch.UntypedStorage: _reduce_storage, torch.TypedStorage: _reduce_storage}
     return found
+
+
+def _reduce_memory(memory: Any) -> Reduced:
+    return type(memory), (memory.shape, get_spawning_popen().duplicate_for_child(memory.fd))  # pyright: ignore
 
 
 def _reduce_ctype(reducer: Callable[[Any], Any], obj: Any) -> Reduced | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.kinds import draws_nothing, fetches_many
+from gpuload.datasets.kinds import draws_nothing, fetched, fetches_many
 from gpuload.order.place import IterablePlace
 from gpuload.rng.generators import seed_generators, seeds_of
 from gpuload.workers.iterable import Ended, Pass
@@ -74,7 +74,7 @@ class Source:
         def one(row: int) -> Any:
             if seeds:
                 seed_generators(self._seed, request.epoch, positions[row], seeds[row])
-            sample = self._fetch_many([keys[row]])[0] if self._many else self._dataset[keys[row]]
+            sample = fetched(self._dataset, [keys[row]])[0] if self._many else self._dataset[keys[row]]
             if self._without_torch and seeds and "torch" in sys.modules:
                 # Imported meanwhile, so it was neither seeded nor told which worker this is: again.
                 self._without_torch = False
@@ -90,18 +90,9 @@ class Source:
         if self.seeds:  # once for all of them, so their draws depend on the chunk
             seed_generators(self._seed, request.epoch, positions[0])
         try:
-            return self._fetch_many(keys).__getitem__
+            return fetched(self._dataset, keys).__getitem__
         except Exception:  # one by one, to find which
             return one
-
-    def _fetch_many(self, keys: list[Any]) -> list[Any]:
-        samples = list(self._dataset.__getitems__(keys))
-        if len(samples) != len(keys):
-            raise ValueError(
-                f"{type(self._dataset).__name__}.__getitems__ was given {len(keys)} keys and returned "
-                f"{len(samples)} samples; it must return one for each"
-            )
-        return samples
 
     def _from_pass(self, request: Request, touch: Callable[[], None]) -> Callable[[int], Any]:
         start = request.iterable

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from gpuload.datasets import ImageFiles, ImageFolder
 from gpuload.datasets import folder as folder_module
-from gpuload.datasets.kinds import draws_nothing
+from gpuload.datasets.folder import Joined
+from gpuload.datasets.kinds import draws_nothing, fetches_many
 from gpuload.datasets.sample import Encoded
 
 ENDINGS = ".jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp"
@@ -98,6 +99,47 @@ def test_datasets_are_added_one_after_the_other(tmp_path: Path) -> None:
     without = "import sys; sys.modules['torch'] = None; import pickle; print(len(pickle.load(sys.stdin.buffer)))"
     done = subprocess.run([sys.executable, "-c", without], input=pickle.dumps(both), capture_output=True, check=True)
     assert done.stdout.split() == [b"5"]
+
+
+class Together:
+    """Notes what it is asked for at a time."""
+
+    def __init__(self, name: str, count: int, bounds: list[int] | None = None) -> None:
+        self.name, self.count, self.bounds = name, count, bounds
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> str:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[str]:
+        self.asked.append(indices)
+        return [f"{self.name}{index}" for index in indices]
+
+    def blocks(self) -> list[int] | None:
+        return self.bounds
+
+
+def test_joined_datasets_are_asked_for_many_samples_at_a_time(tmp_path: Path) -> None:
+    one, two = Together("a", 4), Together("b", 5)
+    plain = ImageFolder(make(tmp_path, "ant/1.jpg", "bee/2.jpg"))
+    both = Joined([one, plain, two])
+    assert both.__getitems__([8, 0, 5, 10, -1, 3]) == ["b2", "a0", plain[1], "b4", "b4", "a3"]
+    assert (one.asked, two.asked) == ([[0, 3]], [[2, 4, 4]])
+    assert fetches_many(both)
+    assert not fetches_many(Joined([plain, plain])), "nothing is gained"
+    assert not fetches_many(Joined([one, [1, 2]])), "samples of a user's own dataset are seeded one by one"
+    with pytest.raises(IndexError, match=exactly("index 11 is out of range: the joined datasets have 11 samples")):
+        both.__getitems__([0, 11])
+
+
+def test_joined_datasets_have_the_blocks_of_each() -> None:
+    plain = Together("c", 3)
+    assert Joined([plain, plain]).blocks() is None
+    joined = Joined([Together("a", 7, [0, 4, 7]), plain, Together("b", 5, [0, 5])])
+    assert np.unique(joined.blocks()).tolist() == [0, 4, 7, 8, 9, 10, 15]
 
 
 # What is found

@@ -10,7 +10,10 @@ from gpuload import transforms as T
 from gpuload.order.permutation import LENGTH_MAX
 from gpuload.rng import streams
 
-LANES = ("TRANSFORMS", "GENERATORS", "SUBSTITUTES", "SAMPLE_RNG", "SHARDS", "SHUFFLE_BUFFER", "MODULE", "ORDER")
+LANES = (
+    *("TRANSFORMS", "GENERATORS", "SUBSTITUTES", "SAMPLE_RNG", "SHARDS", "SHUFFLE_BUFFER", "WINDOWS", "WITHIN_WINDOWS"),
+    *("SHORT_BLOCK", "MODULE", "ORDER"),
+)
 POSITIONS = ("SAMPLE_POSITIONS", "WORKER_INIT_POSITIONS", "SAMPLER_POSITION")
 
 

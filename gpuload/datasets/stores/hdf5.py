@@ -89,6 +89,7 @@ class HDF5(Store):
             elif layout is not None or as_dtype is not None:
                 raise ValueError(f"{what} holds encoded images; layout= and as_dtype= are for pixels")
             self._count = len(images)
+            self._chunk = images.chunks[0] if images.chunks else 1  # samples that are read as one
             if target is not None:
                 self._take_targets(h5py, self._dataset(file, target, "target"))
 
@@ -125,6 +126,11 @@ class HDF5(Store):
 
     def __len__(self) -> int:
         return self._count
+
+    def blocks(self) -> np.ndarray | None:
+        """Where each chunk begins, and the number of samples: what is read as one, for ``shuffle="block"``; None if a
+        chunk is one sample."""
+        return None if self._chunk == 1 else np.append(np.arange(0, self._count, self._chunk), self._count)
 
     def _open(self) -> Any:
         check_stamp(self.path, self._stamp)

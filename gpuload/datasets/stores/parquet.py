@@ -105,6 +105,10 @@ class Parquet(Store):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    def blocks(self) -> np.ndarray:
+        """Where each row group begins, and the number of rows: what is read as one, for ``shuffle="block"``."""
+        return np.concatenate([np.zeros(1, np.int64), self._ends])
+
     def _open(self) -> _Groups:
         return _Groups(self._cache_bytes)
 

@@ -198,3 +198,9 @@ def test_without_h5py_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pyt
     message = "gpuload.HDF5 needs h5py, which is not installed: pip install 'gpuload[hdf5]'"
     with pytest.raises(ModuleNotFoundError, match=exactly(message)):
         HDF5(path)
+
+
+def test_chunks_are_its_blocks(tmp_path: Path) -> None:
+    assert HDF5(written(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3))).blocks().tolist() == [0, 5, 10, 12]
+    assert HDF5(written(tmp_path / "b.h5", pixels=True, chunks=(1, 24, 32, 3))).blocks() is None
+    assert HDF5(written(tmp_path / "c.h5", pixels=True)).blocks() is None, "not in chunks"

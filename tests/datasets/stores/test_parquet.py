@@ -38,6 +38,28 @@ def written(path: Path, content: Any = None, rows: int = 4, **options: Any) -> P
     return path
 
 
+def test_row_groups_are_its_blocks(tmp_path: Path) -> None:
+    written(tmp_path / "a.parquet", rows=5)
+    written(tmp_path / "b.parquet", rows=8)
+    assert Parquet(tmp_path).blocks().tolist() == [0, 5, 10, 12, 20, 24]
+
+
+def test_a_block_shuffle_reads_a_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the rows of a window fit into what is kept, and a full shuffle reads one for nearly each sample."""
+    content = table()
+    path = written(tmp_path / "a.parquet", arrow.concat_tables([content] * 10), rows=6)  # 20 groups
+    read: list[int] = []
+    columns = Parquet._columns
+    monkeypatch.setattr(Parquet, "_columns", lambda self, *place: read.append(place[-1]) or columns(self, *place))
+    kept = 4 * sum(len(data) for data in jpegs()[:6])
+    for shuffle, most in ((gl.BlockShuffle(block=6, window=3), 20), (True, 120)):
+        read.clear()
+        dataset = Parquet(path, cache_bytes=kept)
+        labels = [y for _, y in gl.Loader(dataset, 1, shuffle=shuffle, num_workers=0, device="cpu")]
+        assert len(labels) == 120
+        assert len(read) == 20 if most == 20 else 60 < len(read) <= most
+
+
 @pytest.mark.processes
 def test_batches_are_those_of_the_images(tmp_path: Path) -> None:
     everything = table()

@@ -1,0 +1,186 @@
+"""What a cache keeps, what goes first, how much it may take, and what a killed process leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuload.datasets.cache import entries as module
+from gpuload.datasets.cache.backing import Folder, Memory
+from gpuload.datasets.cache.entries import Entries
+from gpuload.datasets.cache.layout import PAGE, Shape
+
+MIB = 1 << 20
+
+
+def made(samples: int = 100, limit: int = MIB) -> Entries:
+    return Entries(Memory(Shape(samples, limit, bytes(range(16)))))
+
+
+def content(number: int, nbytes: int = 5000) -> bytes:
+    return np.random.default_rng(number).bytes(nbytes)
+
+
+def found(cache: Entries, number: int) -> bytes | None:
+    taken: list[bytes] = []
+    there = cache.get(number, lambda packed: not taken.append(bytes(packed)))
+    return taken[0] if there else None
+
+
+def disk_bytes(cache: Entries) -> int:
+    """What its file takes, without the table."""
+    return os.fstat(cache._fd).st_blocks * 512 - cache._shape.data_at
+
+
+def test_what_was_put_is_there() -> None:
+    cache = made()
+    for number in (3, 99, 0):
+        assert found(cache, number) is None
+        cache.put(number, content(number))
+    assert [found(cache, number) for number in (0, 3, 99)] == [content(0), content(3), content(99)]
+    assert found(cache, 4) is None
+    totals = cache.totals()
+    assert {name: totals[name] for name in ("hits", "first", "again", "entries", "used")} == {
+        "hits": 3, "first": 4, "again": 0, "entries": 3, "used": 6 * PAGE,
+    }  # fmt: skip
+
+
+def test_what_was_used_last_stays_and_the_limit_holds() -> None:
+    cache = made(400)
+    for number in range(400):
+        cache.put(number, content(number))
+        found(cache, 7)
+        assert cache.totals()["used"] <= MIB
+        assert disk_bytes(cache) <= MIB + PAGE
+    kept = [number for number in range(400) if cache._tables.words[number]]
+    assert kept[0] == 7
+    assert kept[1:] == list(range(400 - len(kept) + 1, 400))
+    assert len(kept) > 0.9 * MIB / (2 * PAGE)
+    assert cache.totals()["evicted"] == 400 - len(kept)
+
+
+def test_a_sample_that_is_too_large_is_not_kept() -> None:
+    cache = made()
+    cache.put(1, bytes(MIB // 16))
+    assert (found(cache, 1), cache.totals()["too_large"]) == (None, 1)
+
+
+def test_an_entry_that_is_damaged_is_never_given() -> None:
+    cache = made()
+    for place in (0, 16, 24, 32, 40, 4000, 5030):
+        cache.put(5, content(5))
+        page = int(cache._tables.words[5]) >> 24
+        at = cache._shape.data_at + page * PAGE + place
+        os.pwrite(cache._fd, bytes([os.pread(cache._fd, 1, at)[0] ^ 1]), at)
+        assert found(cache, 5) is None, place
+        assert cache.totals()["entries"] == 0
+
+
+def test_half_an_entry_and_that_of_another_sample_are_never_given() -> None:
+    cache = made()
+    cache.put(1, content(1, 9000))
+    cache.put(2, content(2, 9000))
+    tables = cache._tables
+    tables.words[3] = tables.words[1]  # its bytes say that they are of sample 1
+    assert found(cache, 3) is None
+    start = cache._shape.data_at + (int(tables.words[2]) >> 24) * PAGE
+    os.pwrite(cache._fd, bytes(PAGE), start + PAGE)
+    assert found(cache, 2) is None
+
+
+def test_size_follows_the_hit_rate() -> None:
+    """A cache of a 20th of what is read in turn is of no use, and shrinks; it grows again for what fits."""
+    limit, fit = 1 << 18, 28  # 32 entries of two pages
+    cache = made(600, limit)
+
+    def read(numbers: range, times: int) -> None:
+        for number in [*numbers] * times:
+            if not found(cache, number):
+                cache.put(number, bytes(5000))
+
+    read(range(600), 2)
+    assert cache.totals()["allowed"] == limit // 2
+    read(range(600), 4)
+    assert cache.totals()["allowed"] == limit // 16
+    read(range(fit), 100)  # more than a 16th, less than the whole
+    assert cache.totals()["allowed"] == limit
+    before = cache.totals()["hits"]
+    read(range(fit), 1)
+    assert cache.totals()["hits"] - before == fit
+
+
+def test_a_cache_that_holds_all_stays_as_large() -> None:
+    cache = made(50)
+    for _ in range(10):
+        for number in range(50):
+            if found(cache, number) is None:
+                cache.put(number, content(number))
+    totals = cache.totals()
+    assert (totals["allowed"], totals["hits"], totals["first"]) == (MIB, 450, 50)
+
+
+def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = made()
+    cache.put(1, content(1))
+    cache.put(2, content(2))
+    write = module._write
+
+    def full(fd: int, data: bytes, offset: int) -> None:
+        write(fd, data[:4096], offset)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_write", full)
+    cache.put(3, content(3))
+    totals = cache.totals()
+    assert (totals["entries"], totals["used"], disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
+    assert totals["allowed"] < 4 * PAGE
+    monkeypatch.undo()
+    cache.put(3, content(3))
+    assert found(cache, 3) is not None
+    assert found(cache, 1) is None, "it made room"
+
+
+KILLED = """
+    import os, signal, sys
+    from gpuload.datasets.cache import entries as module
+    from gpuload.datasets.cache.backing import Folder
+    from gpuload.datasets.cache.layout import Shape
+
+    cache = module.Entries(Folder(sys.argv[1], Shape(100, 1 << 20, bytes(range(16))), held=False))
+    when, kill = sys.argv[2], lambda: os.kill(os.getpid(), signal.SIGKILL)
+    write, give_back = module._write, module.give_back
+    if when == "half-written":
+        module._write = lambda fd, data, offset: (write(fd, data[:5000], offset), kill())
+    elif when == "written":
+        module._write = lambda fd, data, offset: (write(fd, data, offset), kill())
+    elif when == "evicting":
+        module.give_back = lambda *args: kill()
+        with cache._locked():
+            cache._drop(3)
+    cache.put(50, bytes(20000))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["half-written", "written", "evicting"])
+def test_a_process_that_is_killed_while_it_has_the_lock_leaves_nothing(when: str, tmp_path: Path) -> None:
+    backing = Folder(str(tmp_path), Shape(100, MIB, bytes(range(16))))
+    cache = Entries(backing)
+    for number in range(10):
+        cache.put(number, content(number))
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), when], timeout=60)
+    assert done.returncode == -9
+    cache.put(60, content(60))  # the lock is free
+    expected = 10 if when == "evicting" else 11
+    totals = cache.totals()
+    assert (totals["entries"], totals["used"]) == (expected, expected * 2 * PAGE)
+    assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system keeps a block for its own list
+    assert found(cache, 50) is None
+    for number in range(10):
+        assert found(cache, number) == (None if when == "evicting" and number == 3 else content(number))

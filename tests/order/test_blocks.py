@@ -1,0 +1,270 @@
+"""The block shuffle: a permutation for all blocks and windows, in which neighbours come at about the same time."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuload as gl
+from gpuload.order.blocks import BlockOrder, Blocks, BlockShuffle
+from gpuload.order.shares import Rows, Shares
+from gpuload.rng.philox import Key, epoch_key
+
+KEYS = st.builds(Key, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+OPTIONS = st.builds(BlockShuffle, st.integers(1, 70), st.integers(1, 12))
+
+
+@st.composite
+def blocks(draw: st.DrawFn, least: int = 0) -> Blocks:
+    """Of one length, or a dataset's own, empty ones too."""
+    options = draw(OPTIONS)
+    if draw(st.booleans()):
+        return Blocks(draw(st.integers(least, 1500)), options)
+    lengths = draw(st.lists(st.integers(0, 90), min_size=1, max_size=40).filter(lambda found: sum(found) >= least))
+    bounds = np.unique(np.cumsum([0, *lengths]))
+    return Blocks(int(bounds[-1]), options, bounds)
+
+
+def windows_of(order: BlockOrder) -> list[np.ndarray]:
+    """The indices of an epoch, window by window, by the lengths of the blocks that they are of."""
+    made, indices = order._blocks, order(np.arange(order.n))
+    bounds = np.append(np.arange(0, made.n, made.length), made.n) if made.bounds is None else made.bounds
+    found, at = [], 0
+    while at < len(indices):
+        own: set[int] = set()
+        end = at
+        while end < len(indices):  # a window is over when all samples of so many blocks have come
+            own.add(int(np.searchsorted(bounds, indices[end], "right")) - 1)
+            end += 1
+            if len(own) == made.window and end - at == sum(int(bounds[b + 1] - bounds[b]) for b in own):
+                break
+        found.append(indices[at:end])
+        at = end
+    return found
+
+
+@settings(deadline=None, max_examples=80)
+@given(made=blocks(), key=KEYS)
+def test_a_permutation_for_every_length_block_and_window(made: Blocks, key: Key) -> None:
+    indices = BlockOrder(made, key)(np.arange(made.n))
+    assert indices.dtype == np.int64
+    assert np.sort(indices).tolist() == list(range(made.n))
+
+
+@settings(deadline=None, max_examples=60)
+@given(made=blocks(least=1), key=KEYS)
+def test_a_window_is_whole_blocks_and_as_many_as_it_should_be(made: Blocks, key: Key) -> None:
+    order = BlockOrder(made, key)
+    bounds = np.append(np.arange(0, made.n, made.length), made.n) if made.bounds is None else made.bounds
+    windows = windows_of(order)
+    assert len(windows) == -(-made.count // made.window)
+    for window in windows:
+        own = np.unique(np.searchsorted(bounds, window, "right") - 1)
+        whole = np.concatenate([np.arange(bounds[block], bounds[block + 1]) for block in own])
+        assert np.sort(window).tolist() == whole.tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(made=blocks(least=1), key=KEYS, data=st.data())
+def test_an_index_does_not_depend_on_what_it_is_computed_with(made: Blocks, key: Key, data: st.DataObject) -> None:
+    whole = BlockOrder(made, key)(np.arange(made.n))
+    drawn = np.array(data.draw(st.lists(st.integers(0, made.n - 1), min_size=1, max_size=12)))
+    assert BlockOrder(made, key)(drawn.reshape(1, -1)).tolist() == [whole[drawn].tolist()]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    made=blocks(least=1), batch=st.integers(1, 9), ranks=st.integers(1, 5), stop=st.integers(0, 30),
+    uneven=st.sampled_from(["exact", "pad", "drop"]), group=st.sampled_from([1, 2, 4]),
+)  # fmt: skip
+def test_over_ranks_each_sample_comes_once_in_the_same_global_batches(made, batch, ranks, stop, uneven, group):
+    options = {"samples": made.n, "shuffle": True, "blocks": made, "uneven": uneven, "group": group}
+
+    def epoch(ranks: int, batch: int, start: int = 0) -> list[tuple[Rows, ...]]:
+        plans = [Shares(rank=r, world_size=ranks, batch_size=batch, **options) for r in range(ranks)]
+        return list(zip(*(plan.batches(2, start) for plan in plans), strict=True))
+
+    each = batch * group * ranks
+    alone, shared = epoch(1, each), epoch(ranks, batch * group)
+    assert len(shared) == Shares(rank=0, world_size=ranks, batch_size=batch * group, **options).steps()
+    for number, step in enumerate(shared):
+        positions = np.concatenate([rows.positions[rows.valid] for rows in step])
+        indices = np.concatenate([rows.indices[rows.valid] for rows in step])
+        if (number + 1) * each <= made.n:
+            assert np.sort(positions).tolist() == list(range(number * each, (number + 1) * each))
+            assert np.sort(indices).tolist() == np.sort(alone[number][0].indices).tolist()
+            for rows in step:  # groups are whole, and each in its order
+                assert (rows.positions.reshape(-1, group) // group * group == rows.positions[::group, None]).all()
+    if uneven == "exact":
+        seen = [index for step in shared for rows in step for index in rows.indices[rows.valid].tolist()]
+        assert sorted(seen) == list(range(made.n))
+    stop = min(stop, len(shared))
+    rest = epoch(ranks, batch * group, min(stop * each, made.n))
+    for before, after in zip(shared[stop:], rest, strict=True):
+        assert [r.indices.tolist() for r in before] == [r.indices.tolist() for r in after]
+
+
+def test_a_rank_reads_its_part_of_the_blocks():
+    """Of a window's 64 blocks each of 8 ranks reads 8 and a few beside them, not all."""
+    made = Blocks(64 * 256, BlockShuffle(block=256, window=64))
+    for rank in range(8):
+        plan = Shares(samples=made.n, batch_size=32, shuffle=True, blocks=made, rank=rank, world_size=8)
+        indices = np.concatenate([rows.indices for rows in plan.batches(0)])
+        assert len(indices) == made.n // 8
+        assert len(np.unique(indices // 256)) <= 20
+
+
+@settings(deadline=None, max_examples=20)
+@given(n=st.integers(10**9, 10**12), start=st.floats(0, 1))
+def test_a_place_in_a_huge_epoch_costs_no_memory(n: int, start: float) -> None:
+    order = BlockOrder(Blocks(n, BlockShuffle()), epoch_key(1, 2))
+    at = int(start * (n - 256))
+    tracemalloc.start()
+    indices = order(np.arange(at, at + 256))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(np.unique(indices)) == 256
+    assert 0 <= indices.min() <= indices.max() < n
+    assert peak < 1 << 20
+
+
+def test_every_sample_may_come_at_any_position():
+    """Over many epochs the first position has each sample equally often, also of the short block."""
+    made = Blocks(10, BlockShuffle(block=4, window=2))
+    firsts = np.array([BlockOrder(made, epoch_key(0, epoch))(np.arange(10))[[0, 9]] for epoch in range(500)])
+    for column in firsts.T:
+        counts = np.bincount(column, minlength=10)
+        # A block of 2 is as often in the first window as one of 4; the window's first place has one of its samples.
+        expected = np.array([np.mean(counts[:8])] * 8 + [np.mean(counts[8:])] * 2)
+        assert ((counts - expected) ** 2 / expected).sum() < 35
+
+
+def test_short_natural_blocks_are_joined_and_long_ones_are_whole():
+    bounds = np.array([0, 10, 20, 30, 130, 135, 140])
+    assert Blocks(140, BlockShuffle(block=25), bounds).bounds.tolist() == [0, 30, 130, 140]
+    assert Blocks(140, BlockShuffle(block=1), bounds).bounds.tolist() == bounds.tolist()
+
+
+def test_the_name_is_of_what_the_order_depends_on():
+    names = [
+        Blocks(100, BlockShuffle(8, 3)).name,
+        Blocks(100, BlockShuffle(9, 3)).name,
+        Blocks(100, BlockShuffle(8, 4)).name,
+        Blocks(100, BlockShuffle(8, 3), np.array([0, 50, 100])).name,
+        Blocks(100, BlockShuffle(8, 3), np.array([0, 51, 100])).name,
+    ]
+    assert len(set(names)) == len(names)
+    assert names[0] == "blocks-8-3"
+    assert Blocks(100, BlockShuffle(200, 3)).name == Blocks(100, BlockShuffle(100, 1)).name
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"block": 0}, ValueError, "BlockShuffle(block=…) must be at least 1, got 0"),
+        ({"window": -2}, ValueError, "BlockShuffle(window=…) must be at least 1, got -2"),
+        ({"block": 2.5}, TypeError, "BlockShuffle(block=…) must be an integer of at least 1, got 2.5"),
+        ({"window": True}, TypeError, "BlockShuffle(window=…) must be an integer of at least 1, got True"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(options, error, text):
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        BlockShuffle(**options)
+
+
+# In a loader
+
+
+class Numbers:
+    def __init__(self, count: int, bounds: object = None) -> None:
+        self.count, self.bounds = count, bounds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def blocks(self) -> object:
+        return self.bounds
+
+
+def loader(dataset: object, **options: object) -> gl.Loader:
+    return gl.Loader(dataset, 8, num_workers=0, device="cpu", **{"shuffle": "block", **options})
+
+
+def numbers(batches: Any) -> list[int]:
+    return [index for batch in batches for index in batch.tolist()]
+
+
+def test_a_loader_shuffles_by_blocks_anew_each_epoch_and_resumes():
+    options = BlockShuffle(block=4, window=3)
+    with loader(Numbers(50), shuffle=options) as mine:
+        epochs = [numbers(mine), numbers(mine)]
+        assert epochs[0] != epochs[1]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 2
+        assert len({index // 4 for index in epochs[0][:12]}) in (3, 4)  # the short block may be among them
+        mine.set_epoch(1)
+        iterator = iter(mine)
+        first = [next(iterator), next(iterator)]
+        state = mine.state_dict()
+    assert state["order"] == "blocks-4-3"
+    with loader(Numbers(50), shuffle=options) as other:
+        other.load_state_dict(state)
+        assert numbers(first) + numbers(other) == epochs[1]
+    for another in (BlockShuffle(block=4, window=2), True, "block"):
+        with pytest.raises(ValueError, match="order was 'blocks-4-3' and is"):
+            loader(Numbers(50), shuffle=another).load_state_dict(state)
+
+
+def test_a_loader_takes_the_blocks_that_a_dataset_tells():
+    with loader(Numbers(90, [0, 40, 45, 90]), shuffle=BlockShuffle(block=1, window=1)) as mine:
+        epoch = numbers(mine)
+    windows = sorted([epoch[:5], epoch[5:45], epoch[45:50], epoch[50:]], key=min)
+    assert sorted(epoch) == list(range(90))
+    assert any(sorted(window) == [40, 41, 42, 43, 44] for window in (epoch[:5], epoch[40:45], epoch[45:50], epoch[85:]))
+    assert windows
+
+
+@pytest.mark.parametrize(
+    ("bounds", "error", "text"),
+    [
+        ([0, 5], ValueError, "from 0 on; got 0, 5"),
+        ([1, 9], ValueError, "from 0 on; got 1, 9"),
+        ([0, 6, 4, 9], ValueError, "from 0 on; got 0, 6, 4, 9"),
+        ([], TypeError, "as integers; got float64 of shape (0,)"),
+        ([0.0, 9.0], TypeError, "as integers; got float64 of shape (2,)"),
+    ],
+)
+def test_blocks_that_are_none_are_refused_when_the_loader_is_made(bounds, error, text):
+    with pytest.raises(error, match=re.escape(text)) as caught:
+        loader(Numbers(9, bounds))
+    assert "Numbers.blocks() must give where each block begins, and the length 9 as the last" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"weights": [1.0] * 9}, "weights draw the samples at random already; leave shuffle out"),
+        ({"sampler": range(9)}, "shuffle=BlockShuffle(block=64, window=256) has no meaning with a sampler"),
+        (
+            {"shuffle": BlockShuffle(2, 2), "sampler": [1]},
+            "shuffle=BlockShuffle(block=2, window=2) has no meaning with",
+        ),
+    ],
+)
+def test_what_excludes_a_shuffle_excludes_a_block_shuffle(options, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        loader(Numbers(9), **options)
+
+
+def test_another_word_is_refused():
+    text = "shuffle must be True or False, or 'block' or a gpuload.BlockShuffle, got 'blocks'"
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        loader(Numbers(9), shuffle="blocks")
