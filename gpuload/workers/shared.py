@@ -10,6 +10,7 @@ to the pool, which hands the same ones to each worker, also to one that is start
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import sys
@@ -22,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Inheritance", "Mappings", "reduce_array", "reducers", "remedy_for"]
+__all__ = ["Inheritance", "Mappings", "reduce_array", "reducers", "refusals", "refuse", "remedy_for"]
 
+APART = "workers on other machines cannot have it"
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -101,6 +103,22 @@ def reducers() -> dict[type, Callable[[Any], Any]]:
     if (torch := sys.modules.get("torch")) is not None:
         found |= {torch.UntypedStorage: _reduce_storage, torch.TypedStorage: _reduce_storage}
     return found
+
+
+def refusals() -> dict[type, Callable[[Any], Any]]:
+    """The same for workers on other machines, to which none of it can be sent."""
+    return dict.fromkeys(reducers(), refuse)
+
+
+def refuse(obj: Any) -> None:
+    """Raise a TypeError if this is in shared memory."""
+    name = type(obj).__name__
+    if name.endswith("Storage"):
+        if not obj.is_shared():
+            return
+    elif isinstance(obj, ctypes._SimpleCData | ctypes.Array | ctypes.Structure) and not hasattr(obj, "_wrapper"):
+        return
+    raise TypeError(f"this {name} is, or refers to, memory that processes of one machine share; {APART}")
 
 
 def _reduce_ctype(reducer: Callable[[Any], Any], obj: Any) -> Reduced | None:
@@ -213,6 +231,10 @@ def _adopt(fd: int) -> None:
 
 def remedy_for(error: BaseException) -> str | None:
     """What to do where `multiprocessing` refuses to share something; None for other errors."""
+    if APART in str(error):
+        return "Give workers a copy of it, made before the Loader is"
+    if "through inheritance" in str(error):  # what `multiprocessing` says of its locks and values
+        return f"These {APART}"
     if "fork context" in str(error):
         return (
             'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are fresh '
