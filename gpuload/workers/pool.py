@@ -120,7 +120,7 @@ class WorkerPool:
         self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
         self._watch_interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
         self._watched_at = time.monotonic()
-        self._unsaid: list[str] = []  # warnings
+        self.unsaid: list[str] = []  # warnings; `gather` gives them
         self._warned: dict[int, Note | None] = {}  # what a worker was at when the last warning named it
         settings = {
             "path": [entry for entry in sys.path if isinstance(entry, str)],
@@ -204,8 +204,8 @@ class WorkerPool:
         deadline = time.monotonic() + timeout_s
         self._send_again()
         while True:
-            while self._unsaid and not events:  # a warning may raise, and would lose events
-                warnings.warn(self._unsaid.pop(0), RuntimeWarning, stacklevel=2)
+            while self.unsaid and not events:  # a warning may raise, and would lose events
+                warnings.warn(self.unsaid.pop(0), RuntimeWarning, stacklevel=2)
             wait = max(0.0, min(deadline - time.monotonic(), self._watch_interval_s))
             ready = self._epoll.poll(wait)
             # Check for empty queues before reading replies: see the module's docstring.
@@ -374,7 +374,7 @@ class WorkerPool:
                 worker.kill(f"no progress for timeout={self.timeout_s:g} seconds", stack)
             else:
                 self._warned[worker.number] = note
-                self._unsaid.append(
+                self.unsaid.append(
                     f"worker {worker.number} (process {worker.pid}) has been{_at(request, note.row)} for "
                     f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
                 )
@@ -382,7 +382,7 @@ class WorkerPool:
     def _warn_of_slow_start(self, worker: WorkerProcess) -> None:
         if time.monotonic() - worker.started_at > SLOW_SAMPLE_S and worker.number not in self._warned:
             self._warned[worker.number] = None
-            self._unsaid.append(
+            self.unsaid.append(
                 f"worker {worker.number} (process {worker.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
                 f"imports and unpacks the dataset. Where it is:\n{worker.stack()}"
             )

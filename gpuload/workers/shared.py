@@ -114,7 +114,7 @@ def refuse(obj: Any) -> None:
     """Raise a TypeError if this is in shared memory."""
     name = type(obj).__name__
     if name.endswith("Storage"):
-        if not obj.is_shared():
+        if not getattr(obj, "_untyped_storage", obj).is_shared():
             return
     elif isinstance(obj, ctypes._SimpleCData | ctypes.Array | ctypes.Structure) and not hasattr(obj, "_wrapper"):
         return

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 import sys
-import warnings
 from collections import deque
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -178,15 +177,14 @@ class Host:
     def _look(self) -> None:
         if self._pool is None or self._broken is not None:
             return
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                for event in self._pool.gather(0.0):
-                    self._take_in(event)
-                self._hand_out()
-            except WorkerError as error:
-                self._broken = error
-        self._warnings += [str(warning.message) for warning in caught]
+        try:
+            for event in self._pool.gather(0.0):
+                self._take_in(event)
+            self._hand_out()
+        except WorkerError as error:
+            self._broken = error
+        self._warnings += self._pool.unsaid
+        self._pool.unsaid.clear()
         told = self._warnings or self._broken or len(self._pool.deaths.causes) > self._said
         if told or self._pool.ready != self._told_ready:
             self._news.set()
