@@ -28,7 +28,6 @@ DEFAULT_PREFETCH = 2
 # Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); a first batch comes sooner
 # if each worker has a part of it.
 LEAST_CHUNK, MOST_CHUNK = 8, 32
-FAR_CHUNK = 16  # from another machine: each costs this process about as much as the pixels of four photographs
 MAX_CHUNK = 4096  # a request has to fit the socket
 MANY_WORKERS = 8  # so many may always be asked for
 
@@ -193,8 +192,8 @@ class Options:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
             return min(size, MAX_CHUNK)  # one worker makes the batch
-        if workers.workers is not None:
-            return min(FAR_CHUNK, size)
+        if workers.workers is not None:  # each costs this process a message, however small it is
+            return min(MOST_CHUNK, size)
         share = -(-size // max(1, workers.num_workers))
         return min(max(share, LEAST_CHUNK), MOST_CHUNK, size)
 

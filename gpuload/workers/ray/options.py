@@ -55,6 +55,11 @@ class RayWorkers:
                 raise ValueError(f"RayWorkers({name}=…) must be at least 1, got {value}")
         if not isinstance(self.address, str) or not self.address:
             raise TypeError(f'RayWorkers(address=…) must be a string such as "auto", got {self.address!r}')
+        if self.address.startswith("ray://"):
+            raise ValueError(
+                f"RayWorkers(address={self.address!r}): through Ray Client every chunk would pass a proxy; run the "
+                'program on a machine that has joined the cluster by `ray start`, with address="auto"'
+            )
         cpus: Any = self.cpus_per_worker
         if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 <= cpus < float("inf"):
             raise ValueError(f"RayWorkers(cpus_per_worker=…) must be a number from 0 on, got {cpus!r}")

@@ -22,6 +22,7 @@ import gpuload as gl
             ValueError,
             "RayWorkers(cpus_per_worker=…) must be a number from 0 on, got -1",
         ),
+        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): through Ray Client every"),
         ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
         (
             {"count": 1, "actor_options": {"num_cpus": 2}},
@@ -46,5 +47,5 @@ def test_a_loader_takes_them_in_the_place_of_processes():
 
 def test_so_many_batches_are_in_work_that_each_worker_has_two_chunks():
     options = gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=64))._options
-    assert (options.chunk_size, options.ahead) == (16, 8)
+    assert (options.chunk_size, options.ahead) == (32, 16)
     assert gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=2), prefetch_factor=3)._options.ahead == 3
