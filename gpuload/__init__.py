@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gpuload.order.blocks import BlockShuffle
     from gpuload.rng.generators import sample_rng
     from gpuload.workers.faults import Faults
+    from gpuload.workers.ray.options import RayWorkers
 
 __version__ = "0.1.0"
 
@@ -76,6 +77,7 @@ _HOMES = {
     "Mask": "gpuload.datasets.sample",
     "Padded": "gpuload.batches.pad",
     "Parquet": "gpuload.datasets",
+    "RayWorkers": "gpuload.workers.ray.options",
     "SampleError": "gpuload.errors",
     "TarShards": "gpuload.datasets",
     "TooManyErrors": "gpuload.errors",
@@ -116,6 +118,7 @@ __all__ = [
     "Mask",
     "Padded",
     "Parquet",
+    "RayWorkers",
     "SampleError",
     "TarShards",
     "TooManyErrors",

@@ -62,6 +62,7 @@ OPTIONAL = {
     "pyarrow": "pyarrow",
     "pycocotools": "pycocotools",
     "pytorch_lightning": "pytorch_lightning",
+    "ray": "ray",
     "lightning_utilities": "lightning_utilities",
     "rich": "rich",
     "scipy": "scipy",

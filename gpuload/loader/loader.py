@@ -36,6 +36,7 @@ from gpuload.stage import Plan
 from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.interrupts import finalizing, held
+from gpuload.workers.ray.options import RayWorkers
 
 __all__ = ["BatchInfo", "Loader"]
 
@@ -74,6 +75,7 @@ class Loader:
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
             process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
             A warning if more than twice these CPUs, and more than 8.
+        workers: a `RayWorkers`: workers on other machines, in the place of processes on this one.
         prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker).
         device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, the number of a GPU, or a
             `torch.device`. Default: the current GPU, or the CPU if there is none.
@@ -163,6 +165,7 @@ class Loader:
         in_order: bool = True,
         transforms: Sequence[Any] = (),
         num_workers: int | None = None,
+        workers: RayWorkers | None = None,
         prefetch_factor: int | None = None,
         device: str | int | torch.device | None = None,
         dtype: str | torch.dtype | None = None,

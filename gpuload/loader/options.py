@@ -20,6 +20,7 @@ from gpuload.stage.options import StageOptions
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.process import check_platform
+from gpuload.workers.ray.options import CHUNKS_PER_WORKER, RayWorkers
 
 __all__ = ["Options", "WorkerOptions"]
 
@@ -41,6 +42,7 @@ class WorkerOptions:
         num_workers, prefetch_factor, …: as for `Loader`.
 
     Attributes:
+        num_workers: with `workers`, how many those are.
         faults: with the value of `on_error`, which becomes None.
         chunk_size: None: see `Options.chunk_size`.
 
@@ -50,6 +52,7 @@ class WorkerOptions:
     """
 
     num_workers: int
+    workers: RayWorkers | None
     prefetch_factor: int
     timeout: float
     worker_init_fn: Callable[[int], Any] | None
@@ -62,12 +65,18 @@ class WorkerOptions:
     ring_bytes: int
 
     def __post_init__(self) -> None:
+        workers: Any = self.workers
+        if workers is not None and not isinstance(workers, RayWorkers):
+            raise TypeError(
+                f"workers must be a gpuload.RayWorkers or None, got {type(workers).__name__}: {workers!r}; num_workers "
+                "says how many processes work on this machine"
+            )
         num_workers = check_integer("num_workers", self.num_workers, 0)
         _check_context(self.multiprocessing_context)
         function: Any = self.worker_init_fn
         if function is not None and not callable(function):
             raise TypeError(f"worker_init_fn must be callable or None, got {type(function).__name__}: {function!r}")
-        if num_workers:
+        if self.processes:
             check_platform()
         if not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
             raise ValueError(f"timeout must be seconds, 0 for none, got {self.timeout!r}")
@@ -90,16 +99,21 @@ class WorkerOptions:
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def processes(self) -> int:
+        """How many workers are processes of this machine."""
+        return 0 if self.workers is not None else self.num_workers
+
     def remarks(self) -> Iterator[str]:
         """What to warn of when a loader is made."""
-        if self.num_workers and _context_name(self.multiprocessing_context) == "fork":
+        if self.processes and _context_name(self.multiprocessing_context) == "fork":
             yield (
                 f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are fresh "
                 "interpreters, not forks. They get the dataset by pickle (lambdas and notebook classes too), and do "
                 "not see what this program has set in modules; leave the argument out, or pass 'spawn'"
             )
         cpus = usable_cpus()
-        if self.num_workers > max(MANY_WORKERS, 2 * cpus):
+        if self.processes > max(MANY_WORKERS, 2 * cpus):
             yield (
                 f"num_workers={self.num_workers}, but this process may use {cpus} CPU{'s' * (cpus > 1)}: so many "
                 f"workers wait for each other and take memory. The default is {default_workers(cpus, _local_ranks())}; "
@@ -131,7 +145,14 @@ class Options:
         mixes, neighbours = chain.group
         order = _group(OrderOptions, given, mixes=mixes, group=neighbours)
         num_workers, collate_fn = given["num_workers"], given["collate_fn"]
-        if num_workers is None:
+        if isinstance(elsewhere := given["workers"], RayWorkers):
+            if num_workers is not None:
+                raise ValueError(
+                    f"num_workers={num_workers!r} and workers={elsewhere!r} are both given: leave num_workers out, or "
+                    "the workers of the cluster"
+                )
+            num_workers = elsewhere.count
+        elif num_workers is None:
             alone = sys.platform != "linux" or order.iterable
             num_workers = 0 if alone else default_workers(usable_cpus(), _local_ranks())
         workers = _group(WorkerOptions, given, num_workers=num_workers)
@@ -161,7 +182,7 @@ class Options:
     @property
     def cpu_threads(self) -> int:
         """How many threads the stage may use on the CPU: those that workers leave."""
-        return max(1, usable_cpus() - self.workers.num_workers)
+        return max(1, usable_cpus() - self.workers.processes)
 
     @property
     def chunk_size(self) -> int:
@@ -171,6 +192,8 @@ class Options:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
             return min(size, MAX_CHUNK)  # one worker makes the batch
+        if workers.workers is not None:  # each costs this process a message, however small it is
+            return min(MOST_CHUNK, size)
         share = -(-size // max(1, workers.num_workers))
         return min(max(share, LEAST_CHUNK), MOST_CHUNK, size)
 
@@ -185,7 +208,12 @@ class Options:
         workers = self.workers
         if not workers.num_workers:
             return 1
-        return workers.prefetch_factor * (workers.num_workers if self.order.iterable else 1)
+        if self.order.iterable:
+            return workers.prefetch_factor * workers.num_workers
+        if workers.workers is None:
+            return workers.prefetch_factor
+        chunks = -(-self.order.size // self.chunk_size)
+        return max(workers.prefetch_factor, -(-CHUNKS_PER_WORKER * workers.num_workers // chunks))
 
 
 def _group(kind: type[Group], given: Mapping[str, Any], **more: Any) -> Group:

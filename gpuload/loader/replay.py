@@ -67,7 +67,7 @@ def replay(
             options,
             order=OrderOptions(dataset=order.dataset, batch_size=len(positions), sampler=sampler, seed=order.seed),
             batches=replace(options.batches, collate_fn=None, single=False),
-            workers=replace(options.workers, num_workers=0, chunk_size=1, faults=faults),
+            workers=replace(options.workers, num_workers=0, workers=None, chunk_size=1, faults=faults),
         ),
         ErrorLog(),
     )

@@ -41,6 +41,7 @@ from gpuload.workers.inline import HomeEngine
 from gpuload.workers.interrupts import held
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
+from gpuload.workers.ray.pool import RayPool
 
 __all__ = ["Session", "check_for", "compile_for", "resolve_device"]
 
@@ -96,18 +97,7 @@ class Session:
         try:
             self.transfer = make_transfer(self.ring, device)
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
-            self.engine = (
-                WorkerPool(
-                    job,
-                    workers.num_workers,
-                    self.ring,
-                    timeout_s=workers.timeout,
-                    max_restarts=workers.faults.max_restarts,
-                    own_queues=options.order.iterable,
-                )
-                if workers.num_workers
-                else HomeEngine(job, self.ring)
-            )
+            self.engine = _engine(job, options, self.ring)
         except BaseException:
             self.ring.close()
             raise
@@ -320,6 +310,19 @@ def _raisable(error: Exception) -> Exception:
     return wrapped
 
 
+def _engine(job: Job, options: Options, ring: Ring) -> WorkerPool | RayPool | HomeEngine:
+    """What does the chunks: processes of this machine, workers of a cluster, or this process."""
+    workers = options.workers
+    watch = {
+        "timeout_s": workers.timeout,
+        "max_restarts": workers.faults.max_restarts,
+        "own_queues": options.order.iterable,
+    }
+    if workers.workers is not None:
+        return RayPool(job, workers.workers, ring, **watch)
+    return WorkerPool(job, workers.num_workers, ring, **watch) if workers.num_workers else HomeEngine(job, ring)
+
+
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:
     session = session_of()
     if session is not None:
@@ -398,7 +401,7 @@ def resolve_device(device: torch.device | None) -> torch.device:
 
 def _check_limits(options: Options, device: torch.device) -> None:
     """Raise a LimitError if this machine allows too few open files or too little memory."""
-    workers, samples = options.workers.num_workers, options.order.samples
+    workers, samples = options.workers.processes, options.order.samples
     if workers:
         check_descriptors(workers)
     rows = options.order.size if samples is None else min(options.order.size, samples)

@@ -8,6 +8,8 @@ not warn of read-only arrays.
 An `np.memmap` is sent as path and offset, never read; a CPU tensor as an array, out of band; what is in shared memory
 as that memory (`shared`). Lambdas, and classes and functions of `__main__` or a notebook's cells, are sent by value
 (cloudpickle).
+
+Workers on other machines get the same, as a `Parcel`; but they cannot map what is in shared memory here.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from gpuload.decode import Decode
 from gpuload.ring.ring import align
 from gpuload.transforms import Chain
 
-__all__ = ["Job", "receive", "ship"]
+__all__ = ["Job", "Parcel", "pack", "receive", "ship"]
 
 _ALIGN = 64
 
@@ -58,14 +60,50 @@ class Job:
     group: tuple[str, int, int] | None = None
 
 
+@dataclass(frozen=True)
+class Parcel:
+    """An object that is sent to other machines: its pickle and its out-of-band buffers, uint8 arrays; and its program's
+    import path and arguments."""
+
+    pickled: np.ndarray
+    buffers: list[np.ndarray]
+    path: list[str]
+    argv: list[str]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.pickled, *self.buffers))
+
+    def import_path(self, own: list[str]) -> list[str]:
+        """Where workers here find modules: the folders of the program that are on this machine too, and this process's
+        `own`."""
+        return list(dict.fromkeys([*filter(os.path.exists, self.path), *own]))
+
+
+def pack(obj: Any) -> Parcel:
+    """Pickle `obj` for workers on other machines.
+
+    Raises:
+        TypeError: a part of `obj` cannot be sent; the message names it.
+    """
+    pickled, buffers = _dump(obj, None, apart=True)
+    parts = [np.frombuffer(part, np.uint8) for part in (pickled, *buffers)]
+    path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+    return Parcel(parts[0], parts[1:], path, [str(word) for word in sys.argv])
+
+
 def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
-    """Write `obj` and the bootstrap's settings to a new memfd. Returns its descriptor, and those of shared memory that
-    `obj` refers to: workers inherit all of them, and the caller closes them.
+    """Write `obj`, or what is in a `Parcel`, and the bootstrap's settings to a new memfd. Returns its descriptor, and
+    those of shared memory that `obj` refers to: workers inherit all of them, and the caller closes them.
 
     Raises:
         TypeError: a part of `obj` cannot be sent; the message names it.
     """
     from gpuload.workers.shared import Inheritance  # workers rarely need it
+
+    if isinstance(obj, Parcel):
+        theirs = {"path": obj.import_path(settings["path"]), "argv": obj.argv}
+        return [_written(settings | theirs, obj.pickled.data, [part.data for part in obj.buffers])]
 
     with contextlib.ExitStack() as undo:
         inheritance = Inheritance()
@@ -113,28 +151,31 @@ def receive(fd: int) -> Any:
     return obj
 
 
-def _dump(obj: Any, first: Any) -> tuple[memoryview, list[memoryview]]:
+def _dump(obj: Any, first: Any, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
     try:
-        _pickler_class()(pickled, protocol=5, buffer_callback=buffers.append).dump((first, obj))
+        _pickler_class(apart)(pickled, protocol=5, buffer_callback=buffers.append).dump((first, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
-        raise TypeError(_refusal(obj, error)) from error
+        raise TypeError(_refusal(obj, error, apart)) from error
 
 
-def _pickler_class() -> Any:
+def _pickler_class(apart: bool) -> Any:
+    """`apart`: for workers that share no memory with this process."""
     import cloudpickle
 
-    from gpuload.workers.shared import Mappings, reduce_array, reducers
+    from gpuload.workers.shared import Mappings, reduce_array, reducers, refusals, refuse
 
-    shared, mappings = reducers(), Mappings()
+    shared, mappings = refusals() if apart else reducers(), Mappings()
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
             reduced, torch = None, sys.modules.get("torch")
             if isinstance(obj, np.ndarray):
-                reduced = _reduce_memmap(obj) or reduce_array(obj, mappings)
+                reduced = _reduce_memmap(obj)
+                if reduced is None and (reduced := reduce_array(obj, mappings)) and apart:
+                    refuse(obj)
             elif torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
                 reduced = _reduce_tensor(torch, obj, mappings)
             elif (reducer := shared.get(type(obj))) is not None:
@@ -144,12 +185,12 @@ def _pickler_class() -> Any:
     return Pickler
 
 
-def _refusal(obj: Any, error: Exception) -> str:
+def _refusal(obj: Any, error: Exception, apart: bool) -> str:
     """The message for an object that cannot be sent: which part of it, why, and what to do."""
     from gpuload.workers.shared import Inheritance, remedy_for  # workers never need them
     from gpuload.workers.unpicklable import find_culprit
 
-    base = _pickler_class()
+    base = _pickler_class(apart)
 
     class Nowhere(io.RawIOBase):
         def write(self, data: Any) -> int:
@@ -161,7 +202,7 @@ def _refusal(obj: Any, error: Exception) -> str:
                 return id(obj) if id(obj) in without else None
 
         try:
-            with Inheritance(trial=True):
+            with contextlib.nullcontext() if apart else Inheritance(trial=True):
                 Pickler(Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(part)
         except Exception as error:
             return error

@@ -64,13 +64,13 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
             job: Job = receive(job_fd)
             runner = ChunkRunner(job, guard_generators=False)
             what = "is not usable: worker_init_fn raised an exception"
-            _introduce(worker, settings["workers"], runner)
+            _introduce(worker, settings["total"], runner)
         except BaseException as error:
             text = traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:]
             replies.send(HELLO_FAILED + f"{' '.join(kinds_of(error))}\n{what}:\n\n".encode() + text)
             return
         os.close(job_fd)
-        board = Board(settings["workers"], board_fd)
+        board = Board(settings["workers"], board_fd, settings["first"])
         ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
             replies.send(HELLO)

@@ -30,7 +30,6 @@ import sys
 import time
 import warnings
 import weakref
-from collections import Counter
 from dataclasses import dataclass, field
 
 import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, not at the first iter()
@@ -38,9 +37,10 @@ import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, not a
 from gpuload.errors import WorkerError
 from gpuload.ring.descriptors import standard_streams_taken
 from gpuload.ring.ring import Ring
+from gpuload.workers.deaths import Deaths
 from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.interrupts import held, let_through
-from gpuload.workers.job import Job, ship
+from gpuload.workers.job import Job, Parcel, ship
 from gpuload.workers.process import WorkerProcess, check_platform, standard_path
 from gpuload.workers.protocol import (
     HELLO,
@@ -78,12 +78,13 @@ class WorkerPool:
     """`workers` processes that do chunks of one job.
 
     Args:
-        job: dataset, transforms and options; sent once.
+        job: dataset, transforms and options; sent once. A `Parcel` is one from another machine.
         workers: how many processes, at least 1.
         ring: where the slots lie.
         timeout_s: a worker that stays at one sample longer is killed, and its chunk lost; 0: never.
         max_restarts: after this many deaths between two calls of `forgive`, the next is an error.
         own_queues: a queue for each worker; `Request.iterable` says which worker is asked.
+        first, total: the number of the first of these workers, and how many there are in other pools too.
 
     Raises:
         RuntimeError: this platform or interpreter cannot start workers; use ``num_workers=0``.
@@ -92,21 +93,21 @@ class WorkerPool:
 
     def __init__(
         self,
-        job: Job,
+        job: Job | Parcel,
         workers: int,
         ring: Ring,
         *,
         timeout_s: float = 0.0,
         max_restarts: int = 10,
         own_queues: bool = False,
+        first: int = 0,
+        total: int | None = None,
     ) -> None:
         check_platform()
         self.timeout_s = timeout_s
-        self.max_restarts = max_restarts
-        self.restarts = 0
+        self.deaths = Deaths(max_restarts)
         self._pid = os.getpid()
         self._ring = ring
-        self._deaths: list[str] = []
         self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
         self._limbo: list[_Limbo] = []
         self._taken_back: list[Request] = []  # in flight, and on no queue
@@ -119,20 +120,22 @@ class WorkerPool:
         self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
         self._watch_interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
         self._watched_at = time.monotonic()
-        self._unsaid: list[str] = []  # warnings
+        self.unsaid: list[str] = []  # warnings; `gather` gives them
         self._warned: dict[int, Note | None] = {}  # what a worker was at when the last warning named it
         settings = {
             "path": [entry for entry in sys.path if isinstance(entry, str)],
             "standard_path": standard_path(),
             "argv": [str(word) for word in sys.argv],
             "workers": workers,
+            "first": first,
+            "total": total or workers,
             "ring_bytes": ring.ring_bytes,
         }
         with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
             self._job_fds = ship(job, settings)
         with contextlib.ExitStack() as undo, standard_streams_taken():
             undo.callback(self._close_job)
-            self._board = Board(workers)
+            self._board = Board(workers, first=first)
             undo.callback(self._board.close)
             self._queues: list[Queue] = []  # worker w reads number w % len
             for _ in range(workers if own_queues else 1):
@@ -142,7 +145,7 @@ class WorkerPool:
             undo.pop_all()
         _pools.add(self)
         try:
-            for number in range(workers):
+            for number in range(first, first + workers):
                 self._start(number)
         except BaseException:
             self.close()
@@ -156,6 +159,10 @@ class WorkerPool:
     def ready(self) -> bool:
         """Whether each worker has said hello."""
         return all(worker.ready for worker in self._team.values())
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when `gather` has something to take in."""
+        return self._epoll.fileno()
 
     def submit(self, request: Request) -> bool:
         """Put a chunk on its queue; False if that is full. Never blocks."""
@@ -176,9 +183,8 @@ class WorkerPool:
         self._board.wanted_from = before
 
     def forgive(self) -> None:
-        """Reset the count of restarts, for a new epoch."""
-        self.restarts = 0
-        self._deaths.clear()
+        """Forget the deaths so far, for a new epoch."""
+        self.deaths.forgive()
 
     def gather(self, timeout_s: float) -> list[Event]:
         """The events since the last call; waits up to `timeout_s` seconds for one.
@@ -198,8 +204,8 @@ class WorkerPool:
         deadline = time.monotonic() + timeout_s
         self._send_again()
         while True:
-            while self._unsaid and not events:  # a warning may raise, and would lose events
-                warnings.warn(self._unsaid.pop(0), RuntimeWarning, stacklevel=2)
+            while self.unsaid and not events:  # a warning may raise, and would lose events
+                warnings.warn(self.unsaid.pop(0), RuntimeWarning, stacklevel=2)
             wait = max(0.0, min(deadline - time.monotonic(), self._watch_interval_s))
             ready = self._epoll.poll(wait)
             # Check for empty queues before reading replies: see the module's docstring.
@@ -318,15 +324,7 @@ class WorkerPool:
         number = worker.number % len(self._queues)
         self._audit.add(number)
         self._taken_back += self._queues[number].take_back()
-        self.restarts += 1
-        self._deaths.append(cause + where)
-        if self.restarts > self.max_restarts:
-            raise WorkerError(
-                f"worker processes died {self.restarts} times in this epoch, more than "
-                f"max_restarts={self.max_restarts} allows: {_counted(self._deaths)}. Look at these samples with "
-                "num_workers=0, and at the machine's memory; Faults(max_restarts=…) allows more"
-                + (f"\n\nWhere the last one was:\n{stack}" if stack else "")
-            )
+        self.deaths.add(cause + where, stack)
         self._start(worker.number)
 
     def _queue_of(self, request: Request) -> int:
@@ -376,7 +374,7 @@ class WorkerPool:
                 worker.kill(f"no progress for timeout={self.timeout_s:g} seconds", stack)
             else:
                 self._warned[worker.number] = note
-                self._unsaid.append(
+                self.unsaid.append(
                     f"worker {worker.number} (process {worker.pid}) has been{_at(request, note.row)} for "
                     f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
                 )
@@ -384,7 +382,7 @@ class WorkerPool:
     def _warn_of_slow_start(self, worker: WorkerProcess) -> None:
         if time.monotonic() - worker.started_at > SLOW_SAMPLE_S and worker.number not in self._warned:
             self._warned[worker.number] = None
-            self._unsaid.append(
+            self.unsaid.append(
                 f"worker {worker.number} (process {worker.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
                 f"imports and unpacks the dataset. Where it is:\n{worker.stack()}"
             )
@@ -437,8 +435,3 @@ def _at(request: Request, row: int) -> str:
     if row >= len(request.positions):
         return ""
     return f" at sample {request.indices[row]} (position {request.positions[row]})"
-
-
-def _counted(deaths: list[str]) -> str:
-    """The causes in order of first appearance, with their counts."""
-    return "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in Counter(deaths).items())

@@ -10,7 +10,7 @@ And one shared page, the *board*, where the parent says which chunks are still w
 at, so that the parent knows when the worker dies:
 
     offset 0             uint64   chunks with a smaller number are no longer wanted
-    offset 64·(w + 1)    int64×4  worker w: chunk, attempt, row, monotonic nanoseconds of the row's start
+    offset 64·(w + 1)    int64×4  the w-th worker: chunk, attempt, row, monotonic nanoseconds of the row's start
 
 Messages are small: positions, dataset indices, offsets. Pixels and array payloads lie in the chunk's slot.
 """
@@ -233,10 +233,12 @@ class Note:
 
 
 class Board:
-    """The shared page of notes. The parent makes it; each worker writes only its own line."""
+    """The shared page of notes of the workers from number `first` on. The parent makes it; each worker writes only its
+    own line."""
 
-    def __init__(self, workers: int, fd: int | None = None) -> None:
+    def __init__(self, workers: int, fd: int | None = None, first: int = 0) -> None:
         self.nbytes = 64 * (workers + 1)
+        self._first = first
         if fd is None:
             fd = os.memfd_create("gpuload-board", os.MFD_CLOEXEC)
             os.ftruncate(fd, self.nbytes)
@@ -253,10 +255,10 @@ class Board:
         _LIMIT.pack_into(self._map, 0, chunk)
 
     def write(self, worker: int, chunk: int, attempt: int, row: int) -> None:
-        _NOTE.pack_into(self._map, 64 * (worker + 1), chunk, attempt, row, time.monotonic_ns())
+        _NOTE.pack_into(self._map, 64 * (worker - self._first + 1), chunk, attempt, row, time.monotonic_ns())
 
     def read(self, worker: int) -> Note:
-        return Note(*_NOTE.unpack_from(self._map, 64 * (worker + 1)))
+        return Note(*_NOTE.unpack_from(self._map, 64 * (worker - self._first + 1)))
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -11,6 +11,7 @@ to the pool, which hands the same ones to each worker, also to one that is start
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import sys
@@ -23,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Inheritance", "Mappings", "reduce_array", "reducers", "remedy_for"]
+__all__ = ["Inheritance", "Mappings", "reduce_array", "reducers", "refusals", "refuse", "remedy_for"]
 
+APART = "workers on other machines cannot have it"
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -108,6 +110,22 @@ def reducers() -> dict[type, Callable[[Any], Any]]:
 
 def _reduce_memory(memory: Any) -> Reduced:
     return type(memory), (memory.shape, get_spawning_popen().duplicate_for_child(memory.fd))  # pyright: ignore
+
+
+def refusals() -> dict[type, Callable[[Any], Any]]:
+    """The same for workers on other machines, to which none of it can be sent. A cache's memory begins empty there."""
+    return {kind: refuse for kind, reducer in reducers().items() if reducer is not _reduce_memory}
+
+
+def refuse(obj: Any) -> None:
+    """Raise a TypeError if this is in shared memory."""
+    name = type(obj).__name__
+    if name.endswith("Storage"):
+        if not getattr(obj, "_untyped_storage", obj).is_shared():
+            return
+    elif isinstance(obj, ctypes._SimpleCData | ctypes.Array | ctypes.Structure) and not hasattr(obj, "_wrapper"):
+        return
+    raise TypeError(f"this {name} is, or refers to, memory that processes of one machine share; {APART}")
 
 
 def _reduce_ctype(reducer: Callable[[Any], Any], obj: Any) -> Reduced | None:
@@ -220,6 +238,10 @@ def _adopt(fd: int) -> None:
 
 def remedy_for(error: BaseException) -> str | None:
     """What to do where `multiprocessing` refuses to share something; None for other errors."""
+    if APART in str(error):
+        return "Give workers a copy of it, made before the Loader is"
+    if "through inheritance" in str(error):  # what `multiprocessing` says of its locks and values
+        return f"These {APART}"
     if "fork context" in str(error):
         return (
             'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are fresh '

@@ -1,0 +1,1 @@
+"""Workers on other machines, as actors of a Ray cluster."""

@@ -1,0 +1,420 @@
+"""The program's side of workers on other machines: an engine, as a `WorkerPool` is, over the actors of a Ray cluster.
+
+Runs in the main process, in whichever thread iterates the loader; it starts no thread (Ray has its own). It owns the
+actors; slots and chunks belong to the caller. A chunk is one call of an actor, and its result one object: the packed
+reply and the bytes of the slot, which are copied from the object store to the slot here and freed there. Each actor has
+two chunks for each of its workers at most, so the object store never holds more than that, nor more than the ring.
+
+Beside its chunks each actor has a call for a report in work, which comes back after some seconds even if there is
+nothing to tell. So an actor that died is noticed by an error, and one that hangs, or whose machine does, by a report
+that does not come. Its chunks are lost then, as those of a worker that died, and another actor takes its place, where
+the cluster has room. Deaths of several actors of one machine at the same time count once.
+
+Lifetime: `close` ends the actors. If this program dies, Ray ends them, and workers end with their actor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import time
+import warnings
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuload.errors import WorkerError
+from gpuload.ring.ring import Ring
+from gpuload.workers.deaths import Deaths
+from gpuload.workers.engine import Event, Lost
+from gpuload.workers.job import Job, pack
+from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.ray.host import Done, Host, Plan, Report, versions
+from gpuload.workers.ray.options import CHUNKS_PER_WORKER, WORKERS_PER_ACTOR, RayWorkers
+
+__all__ = ["RayPool"]
+
+REPORT_S: Final = 5.0
+SLOW_S: Final = 60.0  # a warning says what has not come for so long
+WAIT_S: Final = 1.0
+CLOSE_S: Final = 2.0
+
+
+@dataclass(eq=False)
+class _Actor:
+    """An actor with the workers from number `first` on."""
+
+    handle: Any
+    first: int
+    workers: int
+    started_at: float
+    asked_at: float  # for the report that is in work
+    chunks: int = 0  # in work
+    said: Report | None = None  # the last report; None: it has not started, and may never do
+    warned: bool = False
+
+    @property
+    def started(self) -> bool:
+        return self.said is not None
+
+    @property
+    def name(self) -> str:
+        last = self.first + self.workers - 1
+        numbers = f"worker {self.first}" if self.workers == 1 else f"workers {self.first} to {last}"
+        return f"the Ray actor of {numbers}" + (f" on {self.said.address}" if self.said else "")
+
+
+class RayPool:
+    """Workers of a Ray cluster that do chunks of one job.
+
+    Args:
+        job: dataset, transforms and options; sent once to each machine.
+        workers: how many, and where.
+        ring: where the slots lie.
+        timeout_s, max_restarts, own_queues: as for a `WorkerPool`.
+
+    Raises:
+        WorkerError: there is no such cluster.
+        ImportError: Ray is not installed.
+        TypeError: the job cannot be sent.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        workers: RayWorkers,
+        ring: Ring,
+        *,
+        timeout_s: float = 0.0,
+        max_restarts: int = 10,
+        own_queues: bool = False,
+    ) -> None:
+        self.broken: WorkerError | None = None
+        self.deaths = Deaths(max_restarts)
+        self._pid = os.getpid()
+        self._ring = ring
+        self._timeout_s = timeout_s
+        self._own_queues = own_queues
+        self._workers = workers
+        self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
+        self._wanted_from = 0
+        self._closed = self._halted = False
+        self._unsaid: list[str] = []  # warnings
+        self._known: set[str] = set()  # what was warned of once and for all
+        self._actors: list[_Actor] = []
+        self._calls: dict[
+            Any, tuple[_Actor, Request | None]
+        ] = {}  # in work, by the reference to the result; None: a report
+        self._waiting: deque[Request] = deque()  # for an actor that starts
+        self._died_at: dict[str, float] = {}  # by machine: when the last death of an actor there was counted
+        parcel = pack(job)
+        self._ray = _connected(workers.address)
+        self._session = self._ray.get_runtime_context().get_job_id()
+        self._parcel = self._ray.put(parcel)
+        self._per_actor = workers.workers_per_actor or self._fitting()
+        try:
+            for first in range(0, workers.count, self._per_actor):
+                self._start(first)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ready(self) -> bool:
+        """Whether each worker has said hello."""
+        return all(actor.said is not None and actor.said.ready for actor in self._actors)
+
+    def submit(self, request: Request) -> bool:
+        """Give a chunk to an actor; False if all have enough. Never blocks."""
+        self._check_usable()
+        actor = self._actor_for(request)
+        if actor is not None:
+            self._send(request, actor)
+        elif any(actor.started for actor in self._actors) and request.iterable is None:
+            return False
+        else:
+            self._waiting.append(request)
+        return True
+
+    def _actor_for(self, request: Request) -> _Actor | None:
+        """The actor that has the least to do, None if all have enough or none has started; or, for an iterable dataset,
+        the one whose worker it is, if that has started."""
+        if request.iterable is not None:
+            actor = self._actors[request.iterable.worker // self._per_actor]
+            return actor if actor.started else None
+        actors = [actor for actor in self._actors if actor.started]
+        actor = min(actors, key=lambda actor: actor.chunks / actor.workers, default=None)
+        return None if actor is None or actor.chunks >= CHUNKS_PER_WORKER * actor.workers else actor
+
+    def _send(self, request: Request, actor: _Actor) -> None:
+        self._calls[actor.handle.do.remote(request.pack())] = actor, request
+        actor.chunks += 1
+
+    def disown(self, before: int) -> None:
+        """Chunks with a number below `before` are no longer wanted; workers stop theirs at the next sample."""
+        self._wanted_from = before
+        if self._is_connected and not self._closed:
+            for actor in self._actors:
+                if actor.started:
+                    actor.handle.disown.remote(before)
+
+    def forgive(self) -> None:
+        """Forget the deaths so far, for a new epoch."""
+        self.deaths.forgive()
+
+    def gather(self, timeout_s: float) -> list[Event]:
+        """The events since the last call; waits up to `timeout_s` seconds for one.
+
+        Raises:
+            WorkerError: a worker could not start, workers died too often, or Ray was shut down.
+        """
+        self._check_usable()
+        try:
+            return self._gather(timeout_s)
+        except WorkerError as error:
+            self.broken = error
+            raise
+
+    def _gather(self, timeout_s: float) -> list[Event]:
+        events: list[Event] = []
+        deadline = time.monotonic() + timeout_s
+        while True:
+            while self._unsaid:
+                warnings.warn(self._unsaid.pop(0), RuntimeWarning, stacklevel=2)
+            if self._halted:
+                raise RuntimeError("this Loader's workers are closed")
+            references = list(self._calls)
+            ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+            left_s = deadline - time.monotonic()
+            if not ready and left_s > 0:
+                ready, _ = self._ray.wait(references, num_returns=1, timeout=min(left_s, WAIT_S))
+            for reference in ready:
+                self._take_in(reference, events)
+            self._watch(events)
+            self._send_waiting(events)
+            if events or time.monotonic() >= deadline:
+                return events
+
+    def _send_waiting(self, events: list[Event]) -> None:
+        """What no actor could take when it came."""
+        for _ in range(len(self._waiting)):
+            request = self._waiting.popleft()
+            if request.chunk < self._wanted_from:
+                events.append(Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b""))
+            elif (actor := self._actor_for(request)) is not None:
+                self._send(request, actor)
+            else:
+                self._waiting.append(request)
+
+    def halt(self) -> None:
+        """Make `gather`, in another thread, end within a second."""
+        self._halted = True
+
+    def close(self) -> None:
+        """End all actors. Idempotent; takes a few seconds at most."""
+        if self._closed:
+            return
+        self._closed = True
+        actors, self._actors = self._actors, []
+        self._calls.clear()
+        self._waiting.clear()
+        if os.getpid() != self._pid or not self._is_connected:
+            return  # they are another process's; or have ended with Ray
+        with contextlib.suppress(Exception):
+            alive = [actor.handle.close.remote() for actor in actors if actor.said is not None]
+            if alive:
+                self._ray.wait(alive, num_returns=len(alive), timeout=CLOSE_S)
+        for actor in actors:
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor.handle)
+        self._parcel = None
+
+    # -- starting ---------------------------------------------------------------------------------------------------
+
+    def _fitting(self) -> int:
+        """How many workers an actor has: so many that some machine can take it."""
+        cpus = max((node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
+        most = math.floor(cpus / self._workers.cpus_per_worker) if self._workers.cpus_per_worker else WORKERS_PER_ACTOR
+        return max(1, min(WORKERS_PER_ACTOR, most, self._workers.count))
+
+    def _start(self, first: int, at: int | None = None) -> None:
+        workers = min(self._per_actor, self._workers.count - first)
+        plan = Plan(first, workers, self._workers.count, self._ring.ring_bytes, self._timeout_s, self._own_queues)
+        options = {"scheduling_strategy": "SPREAD", **self._workers.actor_options}
+        maker = self._ray.remote(Host).options(num_cpus=self._workers.cpus_per_worker * workers, **options)
+        now = time.monotonic()
+        actor = _Actor(maker.remote(plan, self._parcel), first, workers, now, now)
+        if at is None:
+            self._actors.append(actor)
+        else:
+            self._actors[at] = actor
+        self._ask(actor)
+
+    def _ask(self, actor: _Actor) -> None:
+        actor.asked_at = time.monotonic()
+        self._calls[actor.handle.report.remote(self._report_s)] = actor, None
+
+    # -- listening --------------------------------------------------------------------------------------------------
+
+    def _take_in(self, reference: Any, events: list[Event]) -> None:
+        if reference not in self._calls:
+            return  # of an actor that was buried a moment ago
+        actor, request = self._calls[reference]
+        try:
+            result: Done | Report = self._ray.get(reference)
+        except self._ray.exceptions.RayActorError as error:
+            self._bury(actor, _first_line(error), events)
+            return
+        except self._ray.exceptions.RayTaskError as error:
+            raise WorkerError(f"{actor.name} failed, which is an error of gpuload:\n\n{error}") from error
+        except self._ray.exceptions.RayError as error:  # the object is lost, not the actor
+            if request is None:
+                self._bury(actor, _first_line(error), events)
+            else:
+                del self._calls[reference]
+                actor.chunks -= 1
+                events.append(_lost(request, _first_line(error)))
+            return
+        del self._calls[reference]
+        if isinstance(result, Report):
+            self._hear(actor, result)
+        else:
+            assert request is not None
+            actor.chunks -= 1
+            events.append(self._received(request, result))
+
+    def _received(self, request: Request, done: Done) -> Event:
+        if done.lost is not None:
+            return done.lost
+        reply = Reply.unpack(done.reply)
+        if done.data is not None and request.chunk >= self._wanted_from:
+            self._ring.bytes[request.slot_offset : request.slot_offset + len(done.data)] = done.data
+        elif reply.status is Status.DONE and reply.nbytes:
+            reply.status = Status.UNWANTED
+        return reply
+
+    def _hear(self, actor: _Actor, report: Report) -> None:
+        first = actor.said is None
+        actor.said, actor.warned = report, False
+        if first:
+            self._compare(actor, report)
+        self._unsaid += [f"{text} (on {report.address})" for text in report.warnings]
+        if report.broken is not None:
+            text, kinds = report.broken
+            kinds = [kind for kind in kinds if not kind.startswith("gpuload.")]
+            raise WorkerError(f"{text}\n\n(on {report.address}, a machine of the Ray cluster)", kinds)
+        for cause, stack in report.deaths:
+            self.deaths.add(f"{cause} on {report.address}", stack)
+        self._ask(actor)
+
+    def _compare(self, actor: _Actor, report: Report) -> None:
+        """The same versions give the same pixels."""
+        ours = versions()
+        others = {name: theirs for name, theirs in report.versions.items() if ours.get(name) != theirs}
+        others |= dict.fromkeys(ours.keys() - report.versions.keys(), "none")
+        if not others:
+            return
+        told = ", ".join(f"{name} {theirs} (here {ours.get(name, 'none')})" for name, theirs in sorted(others.items()))
+        if {"gpuload", "python"} & others.keys():
+            raise WorkerError(f"{report.address} has {told}: install the same versions on all machines of the cluster")
+        if told not in self._known:
+            self._known.add(told)
+            self._unsaid.append(f"{report.address} has {told}: its pixels may differ from those of other machines")
+
+    # -- deaths -----------------------------------------------------------------------------------------------------
+
+    def _bury(self, actor: _Actor, cause: str, events: list[Event]) -> None:
+        """An actor is gone, and with it its workers and what they made: its chunks are lost."""
+        if actor.said is None and "creation task" in cause:  # it would fail again
+            raise WorkerError(f"{actor.name} could not start: {cause}")
+        theirs = {reference: request for reference, (other, request) in self._calls.items() if other is actor}
+        with contextlib.suppress(Exception):
+            self._ray.kill(actor.handle)
+        for reference, request in theirs.items():
+            del self._calls[reference]
+            if request is not None:
+                events.append(_lost(request, f"{actor.name} died: {cause}"))
+        self._start(actor.first, self._actors.index(actor))
+        node = actor.said.node if actor.said is not None else ""
+        if actor.started_at >= self._died_at.get(node, -math.inf):
+            self._died_at[node] = time.monotonic()
+            self.deaths.add(f"{actor.name} died: {cause}")
+
+    def _watch(self, events: list[Event]) -> None:
+        """End actors that do not answer, if there is a timeout; else warn of them."""
+        now = time.monotonic()
+        for actor in list(self._actors):
+            silent_s = now - actor.asked_at
+            if silent_s <= SLOW_S and (not self._timeout_s or silent_s <= self._timeout_s + 2 * self._report_s):
+                continue
+            theirs = [
+                reference for reference, (other, request) in self._calls.items() if other is actor and not request
+            ]
+            if self._ray.wait(theirs, timeout=0)[0]:
+                continue  # it came while this program did something else
+            if self._timeout_s and actor.started:
+                self._bury(actor, f"no answer for {silent_s:.0f} seconds", events)
+            elif not actor.warned and silent_s > SLOW_S:
+                actor.warned = True
+                self._unsaid.append(self._why_silent(actor, silent_s))
+
+    def _why_silent(self, actor: _Actor, silent_s: float) -> str:
+        if actor.started:
+            return f"{actor.name} has not answered for {silent_s:.0f} seconds; timeout=… would replace it"
+        needed = f"{self._workers.cpus_per_worker * actor.workers:g} free CPUs"
+        if self._workers.actor_options:
+            needed += " and what actor_options ask for"
+        free, all_ = self._ray.available_resources().get("CPU", 0), self._ray.cluster_resources().get("CPU", 0)
+        return (
+            f"{actor.name} waits for a machine with {needed}: the cluster has {free:g} free of {all_:g} CPUs. Add "
+            "machines, or ask for fewer workers, or fewer per actor (workers_per_actor)"
+        )
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    @property
+    def _is_connected(self) -> bool:
+        ray = self._ray
+        return ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._session
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this Loader's workers belong to the process that this one was forked from; "
+                "make a new Loader in the child"
+            )
+        if self._closed or self._halted:
+            raise RuntimeError("this Loader's workers are closed")
+        if self.broken is not None:
+            raise WorkerError(f"this epoch is over: {self.broken}")
+        if not self._is_connected:
+            self.broken = error = WorkerError("Ray was shut down while this Loader had workers in its cluster")
+            raise error
+
+
+def _connected(address: str) -> Any:
+    """The module `ray`, connected to a cluster."""
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise ImportError("workers=RayWorkers(…) needs Ray: pip install 'gpuload[ray]'") from error
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise WorkerError(
+                f"there is no Ray cluster at address={address!r} ({_first_line(error)}). Start one with `ray start "
+                "--head` here and `ray start --address=…` on the other machines, or give its address"
+            ) from error
+    return ray
+
+
+def _lost(request: Request, cause: str) -> Lost:
+    return Lost(request.chunk, request.attempt, row=None, cause=cause, slot_is_free=True, outside=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:1000]

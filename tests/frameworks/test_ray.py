@@ -1,0 +1,154 @@
+"""Ray itself: workers of a cluster of two nodes, one of which dies; a program that dies; Ray Train and Ray Data."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from frameworks.jobs import LIMIT_S, needs, run, seen
+
+pytestmark = [needs("ray"), pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "scaling.md"
+
+# The first epoch is read by this process, the others by workers on two nodes. One of these dies in the third epoch, and
+# with it an actor; in the fourth another node has taken its place.
+NODES = """
+import logging, subprocess, time
+import ray
+from ray.cluster_utils import Cluster
+
+impatient = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+small = {"num_cpus": 1, "object_store_memory": 100 << 20}
+first = {**small, "include_dashboard": False, "_system_config": impatient}
+cluster = Cluster(initialize_head=True, head_node_args=first)
+other = cluster.add_node(**small)
+ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+
+
+def epoch(name, loader, then=lambda: None):
+    loader.set_epoch(3)
+    seen = Seen(name)
+    for step, (images, numbers) in enumerate(loader):
+        seen.note(3, images, numbers)
+        if step == 9:
+            then()
+
+
+def options(**more):
+    return {"batch_size": 32, "shuffle": True, "transforms": CHAIN, "seed": 5, **more}
+
+
+def kill():
+    cluster.remove_node(other, allow_graceful=False)
+
+
+def come():
+    cluster.add_node(**small)
+    while not loader._session.engine.ready:
+        loader._session.feed.pump(0.1)
+
+
+epoch("here", gl.Loader(Numbered(2000), num_workers=0, **options()))
+loader = gl.Loader(Numbered(2000), workers=gl.RayWorkers(count=2, workers_per_actor=1), **options())
+with loader:
+    epoch("there", loader)
+    nodes = {actor.said.node for actor in loader._session.engine._actors}
+    epoch("killed", loader, kill)
+    deaths = loader._session.engine.deaths.causes
+    epoch("replaced", loader, come)
+
+# A program that is killed in mid-epoch.
+victim = '''
+import logging, os, sys, time
+import ray
+import gpuload as gl
+
+class Pids:
+    def __len__(self):
+        return 10**6
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return os.getpid()
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
+pids = set()
+for batch in gl.Loader(Pids(), 8, workers=gl.RayWorkers(count=2, workers_per_actor=2)):
+    pids |= set(batch.tolist())
+    if len(pids) == 2:
+        print(*pids, flush=True)
+        time.sleep(600)
+'''
+cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+program = subprocess.Popen([sys.executable, "-c", victim, cluster.address], stdout=subprocess.PIPE, text=True)
+pids = [int(word) for word in program.stdout.readline().split()]
+alive = [os.path.exists(f"/proc/{pid}") for pid in pids]
+program.kill()
+program.wait()
+deadline = time.monotonic() + 30
+while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+    time.sleep(0.05)
+left = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+(folder / "told.json").write_text(json.dumps({"nodes": len(nodes), "deaths": deaths, "alive": alive, "left": left}))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_workers_of_a_cluster_give_the_same_bits_and_a_dead_node_or_program_leaves_nothing_lost(tmp_path):
+    status, said = run(tmp_path, NODES, {})
+    assert status == 0, said
+    here = seen(tmp_path, "here")
+    assert sorted(number for _, numbers, _ in here for number in numbers) == list(range(2000))
+    for name in ("there", "killed", "replaced"):
+        assert seen(tmp_path, name) == here, name
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["nodes"] == 2
+    assert len(told["deaths"]) == 1
+    assert "died" in told["deaths"][0]
+    assert told["alive"] == [True, True]
+    assert told["left"] == []
+
+
+def example(title: str) -> str:
+    """The program of a section of docs/scaling.md."""
+    return re.search(rf"## {title}\n.*?```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1]
+
+
+IMAGES = """
+import logging
+import ray
+from PIL import Image
+
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+root, results = str(folder / "images"), str(folder / "results")
+for index in range(48):
+    path = Path(root) / ("ant", "bee")[index % 2] / f"{index:02d}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(Numbered(48)[index][0]).save(path)
+
+
+def training_step(images, labels):
+    rank = os.environ.get("RANK")
+    with open(folder / f"steps.{rank}.jsonl", "a") as file:
+        file.write(json.dumps([list(images.shape), labels.tolist()]) + "\\n")
+
+
+"""
+
+
+def test_the_examples_of_ray_train_and_ray_data_in_the_documentation_run(tmp_path):
+    script = IMAGES + example("Ray Train") + "\n\n" + example("Ray Data") + "\nray.shutdown()\n"
+    status, said = run(tmp_path, script, {})
+    assert status == 0, said
+    # Each of two ranks trained on half of the samples; Ray Data was read twice: as it came, and as Parquet.
+    for rank, samples in (("0", 24), ("1", 24), ("None", 96)):
+        steps = [json.loads(line) for line in (tmp_path / f"steps.{rank}.jsonl").read_text().splitlines()]
+        labels = [label for _, labels in steps for label in labels]
+        assert len(labels) == samples
+        assert {tuple(shape[1:]) for shape, _ in steps} == {(3, 224, 224)}
+        if rank == "None":
+            assert sum(labels) == samples // 2

@@ -1,0 +1,237 @@
+"""Workers of a cluster that dies, hangs or has no room. tests/frameworks/test_ray.py has a real one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from workers.ray.cluster import Cluster, RayError
+
+import gpuload as gl
+from gpuload.workers.ray import pool as module
+from gpuload.workers.ray.host import Host
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+class Numbers:
+    """Samples that are their indices, but `bad`: that one does what it is told."""
+
+    def __init__(self, samples=64, bad=None, act=lambda: None):
+        self.samples, self.bad, self.act = samples, bad, act
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            self.act()
+        return index
+
+
+def leave():
+    os._exit(7)
+
+
+def refuse():
+    raise LookupError("nobody reads this")
+
+
+def hang():
+    time.sleep(600)
+
+
+@pytest.fixture
+def cluster(monkeypatch) -> Iterator[Cluster]:
+    made = Cluster()
+    monkeypatch.setattr(module, "_connected", lambda address: made)
+    yield made
+    made.close()
+
+
+def loader(dataset=None, *, count=2, per_actor=1, **options):
+    workers = gl.RayWorkers(count=count, workers_per_actor=per_actor)
+    return gl.Loader(dataset or Numbers(), 8, workers=workers, chunk_size=4, **options)
+
+
+def numbers(batches) -> list[int]:
+    return [int(number) for batch in batches for number in batch]
+
+
+def test_samples_that_fail_kill_or_hang_are_listed_as_those_of_local_workers_are(cluster):
+    def records(act, **options):
+        with loader(Numbers(24, 5, act), on_error="skip", **options) as loader_:
+            assert numbers(loader_) == [number for number in range(24) if number != 5]
+            [record] = loader_.errors
+            return record.index, record.cause, record.traceback
+
+    with pytest.warns(RuntimeWarning, match="sample 5"):
+        index, cause, traceback = records(refuse)
+    assert (index, cause) == (5, "LookupError: nobody reads this")
+    assert "in refuse" in traceback
+    with pytest.warns(RuntimeWarning, match="sample 5"):
+        assert records(leave)[1] == (
+            "WorkerError: the worker that was alone with it died 2 times: exited with status 7"
+        )
+    with pytest.warns(RuntimeWarning, match="sample 5"):
+        _, cause, stack = records(hang, timeout=0.3)
+    assert cause.endswith("died 2 times: no progress for timeout=0.3 seconds")
+    assert "in hang" in stack
+
+
+def test_a_dead_actor_is_replaced_and_its_chunks_are_done_again(cluster):
+    with loader(Numbers(400)) as loader_:
+        epoch = iter(loader_)
+        seen = numbers([next(epoch)])
+        loader_._session.feed.await_engine()
+        cluster.actors[0].die()
+        seen += numbers(epoch)
+        assert seen == list(range(400))
+        assert [actor.node for actor in cluster.actors] == ["a", "b", "a"]
+        [death] = loader_._session.engine.deaths.causes
+        assert death == f"the Ray actor of worker 0 on {os.uname().nodename} died: The actor died"
+        assert numbers(loader_) == list(range(400))
+
+
+def test_where_a_machine_dies_its_actors_count_as_one_death_and_others_go_on_without_it(cluster):
+    with loader(count=3, prefetch_factor=8, faults=gl.Faults(max_restarts=1)) as loader_:
+        cluster.nodes_in_turn = ["a", "a", "b"]
+        epoch = iter(loader_)
+        seen = numbers([next(epoch)])
+        loader_._session.feed.await_engine()
+        cluster.nodes_in_turn = [None, None]
+        for actor in cluster.actors[:2]:
+            actor.die()
+        assert seen + numbers(epoch) == list(range(64))
+        assert len(loader_._session.engine.deaths.causes) == 1
+
+
+def test_too_many_deaths_end_the_epoch(cluster):
+    told = r"died 2 times .*status 7 at sample 5 \(position 5\) on "
+    with (
+        loader(Numbers(64, 5, leave), faults=gl.Faults(max_restarts=1)) as loader_,
+        pytest.raises(gl.WorkerError, match=told),
+    ):
+        list(loader_)
+
+
+def test_an_actor_that_hangs_is_replaced_after_the_timeout(cluster):
+    with loader(prefetch_factor=8, timeout=0.5) as loader_:
+        epoch = iter(loader_)
+        seen = numbers([next(epoch)])
+        loader_._session.feed.await_engine()
+        cluster.actors[1].hangs = True
+        assert seen + numbers(epoch) == list(range(64))
+        assert "no answer for 2 seconds" in loader_._session.engine.deaths.causes[0]
+
+
+def test_an_object_that_is_lost_is_made_again(cluster, monkeypatch):
+    whole, lost = cluster.get, []
+
+    def get(call):
+        if type(whole(call)).__name__ == "Done" and not lost:
+            lost.append(call)
+            raise RayError("the machine that had it is gone")
+        return whole(call)
+
+    monkeypatch.setattr(cluster, "get", get)
+    with loader() as loader_:
+        assert numbers(loader_) == list(range(64))
+        assert lost
+        assert not loader_._session.engine.deaths.causes
+
+
+def test_the_error_of_a_workers_start_comes_with_its_kind_and_its_machine(cluster):
+    with loader(worker_init_fn=lambda worker: refuse()) as loader_:
+        with pytest.raises(
+            LookupError, match=r"(?s)worker_init_fn raised.*nobody reads this.*a machine of the Ray"
+        ) as caught:
+            iter(loader_)
+        assert isinstance(caught.value, gl.WorkerError)
+
+
+def test_an_actor_without_a_machine_is_waited_for_and_told_of(cluster, monkeypatch):
+    monkeypatch.setattr(module, "SLOW_S", 0.1)
+    cluster.nodes_in_turn = [None]
+    with (
+        loader(count=1) as loader_,
+        pytest.raises(
+            RuntimeWarning, match=r"worker 0 waits for a machine with 1 free CPUs: the cluster has 1 free of 4"
+        ),
+    ):
+        next(iter(loader_))
+
+
+def test_other_versions_are_told_or_refused(cluster, monkeypatch):
+    def with_versions(**others):
+        monkeypatch.setattr(
+            Host, "__init__", lambda host, *arguments: (before(host, *arguments), host._versions.update(others))[0]
+        )
+
+    before = Host.__init__
+    with_versions(pillow="1.0")
+    with loader() as loader_, pytest.warns(RuntimeWarning, match=r"has pillow 1\.0 \(here .*its pixels may differ"):
+        assert numbers(loader_) == list(range(64))
+    with_versions(gpuload="9")
+    with (
+        loader() as loader_,
+        pytest.raises(gl.WorkerError, match=r"has gpuload 9 \(here .*: install the same versions"),
+    ):
+        list(loader_)
+
+
+def test_when_ray_is_shut_down_the_epoch_says_so(cluster):
+    with loader() as loader_:
+        epoch = iter(loader_)
+        next(epoch)
+        cluster.up = False
+        with pytest.raises(gl.WorkerError, match="Ray was shut down while"):
+            list(epoch)
+
+
+def test_workers_have_numbers_and_an_iterable_dataset_goes_on_with_another_actor(cluster):
+    class Stream:
+        def __iter__(self):
+            info = gl.get_worker_info()
+            yield from range(info.id, 48, info.num_workers)
+
+    want = [list(range(start + worker, start + 16, 2)) for start in (0, 16, 32) for worker in (0, 1)]
+    with loader(Stream()) as loader_:
+        epoch = iter(loader_)
+        got = [next(epoch).tolist()]
+        cluster.actors[0].die()
+        assert got + [batch.tolist() for batch in epoch] == want
+        assert len(cluster.actors) == 3
+    assert not any(actor.alive for actor in cluster.actors)
+
+
+def test_slots_on_the_other_machine_come_back_and_each_worker_has_two_chunks_at_most(cluster):
+    pictures = [(np.full((64, 64, 3), number % 256, np.uint8), number) for number in range(200)]
+    with loader(pictures, count=2, per_actor=2) as loader_:
+        for images, labels in loader_:
+            assert images[:, 0, 0, 0].tolist() == labels.tolist()
+        [actor] = cluster.actors
+        assert actor.host._ring.slots <= 4
+        assert not actor.host._flying
+
+
+def test_what_is_shared_with_this_machines_processes_is_refused(cluster):
+    import multiprocessing
+
+    import torch
+
+    for shared in (
+        torch.zeros(3).share_memory_(),
+        multiprocessing.get_context("spawn").Value("i"),
+        multiprocessing.get_context("spawn").Lock(),
+    ):
+        dataset = Numbers()
+        dataset.shared = shared
+        with (
+            loader(dataset) as loader_,
+            pytest.raises(TypeError, match=r"dataset\.shared.* \(an? .*workers on other machines cannot"),
+        ):
+            next(iter(loader_))
