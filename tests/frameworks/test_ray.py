@@ -46,7 +46,7 @@ def kill():
 
 
 def come():
-    cluster.add_node(**small)
+    cluster.add_node(**{**small, "num_cpus": 3})
     while not loader._session.engine.ready:
         loader._session.feed.pump(0.1)
 
@@ -82,7 +82,6 @@ for batch in gl.Loader(Pids(), 8, workers=gl.RayWorkers(count=2, workers_per_act
         print(*pids, flush=True)
         time.sleep(600)
 '''
-cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
 program = subprocess.Popen([sys.executable, "-c", victim, cluster.address], stdout=subprocess.PIPE, text=True)
 pids = [int(word) for word in program.stdout.readline().split()]
 alive = [os.path.exists(f"/proc/{pid}") for pid in pids]
@@ -123,7 +122,7 @@ import logging
 import ray
 from PIL import Image
 
-ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 root, results = str(folder / "images"), str(folder / "results")
 for index in range(48):
     path = Path(root) / ("ant", "bee")[index % 2] / f"{index:02d}.png"
