@@ -19,6 +19,7 @@ NODES = """
 import logging, subprocess, time
 import ray
 from ray.cluster_utils import Cluster
+from gpuload.cli.processes import tree
 
 impatient = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 small = {"num_cpus": 1, "object_store_memory": 100 << 20}
@@ -41,8 +42,12 @@ def options(**more):
     return {"batch_size": 32, "shuffle": True, "transforms": CHAIN, "seed": 5, **more}
 
 
-def kill():
+def kill():  # all of its processes, as when a machine loses power
+    for pid in tree(other.all_processes["raylet"][0].process.pid):
+        os.kill(pid, signal.SIGKILL)
     cluster.remove_node(other, allow_graceful=False)
+    while not loader._session.engine.deaths.causes:
+        loader._session.feed.pump(0.1)
 
 
 def come():
