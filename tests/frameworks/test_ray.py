@@ -19,6 +19,7 @@ NODES = """
 import logging, subprocess, time
 import ray
 from ray.cluster_utils import Cluster
+from gpuload.cli.processes import tree
 
 impatient = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 small = {"num_cpus": 1, "object_store_memory": 100 << 20}
@@ -41,12 +42,16 @@ def options(**more):
     return {"batch_size": 32, "shuffle": True, "transforms": CHAIN, "seed": 5, **more}
 
 
-def kill():
+def kill():  # all of its processes, as when a machine loses power
+    for pid in tree(other.all_processes["raylet"][0].process.pid):
+        os.kill(pid, signal.SIGKILL)
     cluster.remove_node(other, allow_graceful=False)
+    while not loader._session.engine.deaths.causes:
+        loader._session.feed.pump(0.1)
 
 
 def come():
-    cluster.add_node(**small)
+    cluster.add_node(**{**small, "num_cpus": 3})
     while not loader._session.engine.ready:
         loader._session.feed.pump(0.1)
 
@@ -82,7 +87,6 @@ for batch in gl.Loader(Pids(), 8, workers=gl.RayWorkers(count=2, workers_per_act
         print(*pids, flush=True)
         time.sleep(600)
 '''
-cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
 program = subprocess.Popen([sys.executable, "-c", victim, cluster.address], stdout=subprocess.PIPE, text=True)
 pids = [int(word) for word in program.stdout.readline().split()]
 alive = [os.path.exists(f"/proc/{pid}") for pid in pids]
@@ -123,7 +127,7 @@ import logging
 import ray
 from PIL import Image
 
-ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 root, results = str(folder / "images"), str(folder / "results")
 for index in range(48):
     path = Path(root) / ("ant", "bee")[index % 2] / f"{index:02d}.png"

@@ -303,7 +303,6 @@ class RayPool:
         self._unsaid += [f"{text} (on {report.address})" for text in report.warnings]
         if report.broken is not None:
             text, kinds = report.broken
-            kinds = [kind for kind in kinds if not kind.startswith("gpuload.")]
             raise WorkerError(f"{text}\n\n(on {report.address}, a machine of the Ray cluster)", kinds)
         for cause, stack in report.deaths:
             self.deaths.add(f"{cause} on {report.address}", stack)

@@ -44,6 +44,10 @@ def hang():
     time.sleep(600)
 
 
+def nap():
+    time.sleep(2)
+
+
 @pytest.fixture
 def cluster(monkeypatch) -> Iterator[Cluster]:
     made = Cluster()
@@ -97,7 +101,7 @@ def test_a_dead_actor_is_replaced_and_its_chunks_are_done_again(cluster):
 
 
 def test_where_a_machine_dies_its_actors_count_as_one_death_and_others_go_on_without_it(cluster):
-    with loader(count=3, prefetch_factor=8, faults=gl.Faults(max_restarts=1)) as loader_:
+    with loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader_:
         cluster.nodes_in_turn = ["a", "a", "b"]
         epoch = iter(loader_)
         seen = numbers([next(epoch)])
@@ -105,7 +109,7 @@ def test_where_a_machine_dies_its_actors_count_as_one_death_and_others_go_on_wit
         cluster.nodes_in_turn = [None, None]
         for actor in cluster.actors[:2]:
             actor.die()
-        assert seen + numbers(epoch) == list(range(64))
+        assert seen + numbers(epoch) == list(range(400))
         assert len(loader_._session.engine.deaths.causes) == 1
 
 
@@ -119,12 +123,12 @@ def test_too_many_deaths_end_the_epoch(cluster):
 
 
 def test_an_actor_that_hangs_is_replaced_after_the_timeout(cluster):
-    with loader(prefetch_factor=8, timeout=0.5) as loader_:
+    with loader(Numbers(400), timeout=0.5) as loader_:
         epoch = iter(loader_)
         seen = numbers([next(epoch)])
         loader_._session.feed.await_engine()
         cluster.actors[1].hangs = True
-        assert seen + numbers(epoch) == list(range(64))
+        assert seen + numbers(epoch) == list(range(400))
         assert "no answer for 2 seconds" in loader_._session.engine.deaths.causes[0]
 
 
@@ -235,3 +239,14 @@ def test_what_is_shared_with_this_machines_processes_is_refused(cluster):
             pytest.raises(TypeError, match=r"dataset\.shared.* \(an? .*workers on other machines cannot"),
         ):
             next(iter(loader_))
+
+
+def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
+    monkeypatch.setattr("gpuload.workers.pool.WATCH_INTERVAL_S", 0.05)
+    told = rf"(?s)has been at sample 50 .*timeout=… would end it.*in nap.*\(on {os.uname().nodename}\)"
+    with loader(Numbers(64, 50, nap), count=1) as loader_:
+        epoch = iter(loader_)
+        next(epoch)
+        monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
+        with pytest.raises(RuntimeWarning, match=told):
+            list(epoch)
