@@ -6,10 +6,10 @@ descriptor that was inherited is the same open file: so each process opens the m
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import os
+import weakref
 from typing import Any, Final
 
 from gpuload.datasets.cache.layout import Shape
@@ -39,17 +39,13 @@ class Memory:
         else:
             os.set_inheritable(fd, False)
         self.fd = fd
-        self.is_new = True
+        self._finalizer = weakref.finalize(self, os.close, fd)
 
     def open(self) -> int:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memory, (self.shape,)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
-            os.close(self.fd)
 
 
 class Folder:
@@ -69,6 +65,7 @@ class Folder:
         if held:
             os.makedirs(path, mode=0o700, exist_ok=True)
             self._held = os.open(os.path.join(path, IN_USE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._finalizer = weakref.finalize(self, os.close, self._held)
             try:
                 fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self.is_new = True
@@ -79,6 +76,7 @@ class Folder:
         """From here on others may use it too."""
         if self._held >= 0:
             fcntl.flock(self._held, fcntl.LOCK_SH)
+        self.is_new = False
 
     def open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -86,11 +84,6 @@ class Folder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _folder, (self.path, self.shape)
-
-    def __del__(self) -> None:
-        if getattr(self, "_held", -1) >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._held)
 
 
 def _folder(path: str, shape: Shape) -> Folder:

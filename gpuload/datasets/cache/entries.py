@@ -21,6 +21,7 @@ import errno
 import fcntl
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -54,6 +55,7 @@ class Entries:
         self._shape, self._backing = backing.shape, backing
         self._lock = threading.Lock()
         self._fd = backing.open()
+        close = weakref.finalize(self, os.close, self._fd)
         try:
             self._prepare(backing)
             self._tables = Tables(self._fd, self._shape)
@@ -62,8 +64,7 @@ class Entries:
                 self._tables.head[Head.SLOT] += np.uint64(1)
             self._counters = self._tables.slots[slot % SLOTS]
         except BaseException:
-            os.close(self._fd)
-            self._fd = -1
+            close()
             raise
 
     def _prepare(self, backing: Memory | Folder) -> None:
@@ -238,11 +239,6 @@ class Entries:
         elif possible - rate > WORTH:
             head[Head.ALLOWED] = min(limit, 2 * allowed)
         head[Head.AGAIN], head[Head.HITS], head[Head.NEAR] = hits + again, hits, near
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:

@@ -1,0 +1,16 @@
+"""The benchmark of caches that are too small: hits are those that are expected."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import cache
+
+
+def test_hits_of_a_small_cache_are_those_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "SAMPLES", 600)
+    monkeypatch.setattr(cache, "EPOCHS", 4)
+    hits, size = cache.measured(0.75)
+    assert hits == pytest.approx(cache.expected(0.75), abs=0.04)
+    assert size == 1
+    assert cache.measured(1.0) == (1.0, 1.0)
