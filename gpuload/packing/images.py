@@ -196,7 +196,9 @@ def _ends(data: bytes, header: Header) -> bool:
     """Whether the file has an end, where its format says so: cheap, and finds what was cut off."""
     if header.format == "PNG":
         return b"IEND" in data[-64:]
-    return header.jpeg is None or has_end(data, header.jpeg)
+    if header.format == "JPEG":
+        return header.jpeg is not None and has_end(data, header.jpeg)
+    return True
 
 
 def _is_cuttable(data: bytes) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -52,6 +53,7 @@ def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_b
     made = [one for _, one in good]
     each = max(1.0, float(np.mean([_nbytes(to, one) for one in made])))
     limit = shard_bytes if to in ("tar", "parquet") else min(shard_bytes, PART_BYTES)
+    limit -= tarfile.RECORDSIZE if to == "tar" else 0  # which an archive is filled up to
     sizes = _file_sizes(dataset) if options.short_side is None and not options.cuttable and to != "array" else None
     bounds = _cut(sizes, limit) if sizes is not None else _even(count, max(1, int(limit // each)))
     like: Any = None

@@ -87,7 +87,7 @@ def _write_parquet(part: Part) -> dict[str, Any]:
             writer.write_table(arrow.Table.from_pylist(rows, schema), row_group_size=GROUP_ROWS)
             rows.clear()
 
-    options = {"compression": "none", "write_page_checksum": True, "use_dictionary": False}
+    options = {"compression": "none", "write_page_checksum": True, "use_dictionary": False, "write_statistics": False}
     with draft(path, part.job.work) as name, Hashed(name) as file:
         with parquet.ParquetWriter(file, schema, **options) as writer:
             for _, row in part.prepared(prepare):
