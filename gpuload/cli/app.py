@@ -101,6 +101,10 @@ def pack(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave damaged images out.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Decode every image, to find all damage.")] = False,
     exif: Annotated[bool, typer.Option("--exif", help="With --to array: turn images upright.")] = False,
+    ray: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; 'auto' is the one that this machine belongs to."),
+    ] = None,
     fields: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Of tar shards that are read: 'jpg,cls'. Default: all."),
@@ -134,6 +138,7 @@ def pack(
         skip_bad=skip_bad,
         check=check,
         exif=exif,
+        ray=ray,
     )
     raise typer.Exit(status)
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
-__all__ = ["WORK", "Hashed", "draft", "read_json", "sha256_of", "write_json", "write_whole"]
+__all__ = ["WORK", "Hashed", "draft", "hash_of", "new_hash", "read_json", "write_json", "write_whole"]
 
 WORK: Final = ".gpuload-pack"  # the folder of what is not finished, within the packed set
 PIECE: Final = 4 << 20
@@ -55,6 +55,12 @@ def read_json(path: str) -> Any:
         return None
 
 
+def new_hash(data: bytes = b"") -> Any:
+    """What ``b2sum -l 256`` computes. (Without instructions for SHA-256, that took 1.7 times as long, and half the
+    CPU time of packing files as they are.)"""
+    return hashlib.blake2b(data, digest_size=32)
+
+
 def _sync(path: str) -> None:
     """Make what is in a file, or the names in a folder, last."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -64,9 +70,9 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
-def sha256_of(path: str, start: int = 0, nbytes: int | None = None) -> str:
-    """The SHA-256 of a file, or of a span of it, in hexadecimal digits."""
-    digest, left = hashlib.sha256(), os.path.getsize(path) - start if nbytes is None else nbytes
+def hash_of(path: str, start: int = 0, nbytes: int | None = None) -> str:
+    """The BLAKE2b hash of a file, or of a span of it, in hexadecimal digits."""
+    digest, left = new_hash(), os.path.getsize(path) - start if nbytes is None else nbytes
     buffer = memoryview(bytearray(PIECE))
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
@@ -77,11 +83,11 @@ def sha256_of(path: str, start: int = 0, nbytes: int | None = None) -> str:
 
 
 class Hashed:
-    """A file that is written from beginning to end, with the SHA-256 of its bytes."""
+    """A file that is written from beginning to end, with the BLAKE2b hash of its bytes."""
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "xb", buffering=1 << 20)  # noqa: SIM115
-        self._digest = hashlib.sha256()
+        self._digest = new_hash()
         self.nbytes = 0
         self.closed = False
 
@@ -111,7 +117,7 @@ class Hashed:
         return False
 
     @property
-    def sha256(self) -> str:
+    def digest(self) -> str:
         return self._digest.hexdigest()
 
     def __enter__(self) -> Hashed:

@@ -163,16 +163,15 @@ class Images:
             told["exif"] = Pillow.Exif()
             told["exif"][ORIENTATION] = header.orientation
         small = image.resize((width, height), Pillow.Resampling.LANCZOS, box=box)
-        made = _saved(small, header.format, told)
-        if not options.cuttable or header.format == "PNG":
-            return made
-        jpeg = scan_markers(made)
-        interval = choose_interval(made, jpeg) if jpeg is not None and jpeg.plain else None
-        if interval is not None:
-            made = _saved(small, header.format, {**told, "restart_marker_blocks": interval})
-        if not _is_cuttable(made):
-            self._note("not cuttable")
-        return made
+        if options.cuttable and header.format == "JPEG":
+            trial = _saved(small, "JPEG", {**told, "optimize": False})  # the interval depends on the size, about
+            jpeg = scan_markers(trial)
+            interval = choose_interval(trial, jpeg) if jpeg is not None and jpeg.plain else None
+            if interval is None:
+                self._note("not cuttable")
+            else:
+                told["restart_marker_blocks"] = interval
+        return _saved(small, header.format, told)
 
 
 def _saved(image: Any, name: str, options: dict[str, Any]) -> bytes:

@@ -1,13 +1,12 @@
 """What lies beside a packed set: ``manifest.json``, by which `verify` knows what has to be there, and how to read it.
 
-It has the SHA-256 of each part (a shard; of an LMDB or an array, a span of samples) and of the small files, the samples
-that were left out with their causes, and how the set is read. ``manifest-crc32.npy`` has a CRC-32 of each sample, which
-says where in a damaged part the damage is.
+It has the BLAKE2b hash of each part (a shard; of an LMDB or an array, a span of samples) and of small files, the
+samples that were left out with their causes, and how the set is read. ``manifest-crc32.npy`` has a CRC-32 of each
+sample, which says where in a damaged part the damage is.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.errors import GpuloadError
-from gpuload.packing.durable import read_json
+from gpuload.packing.durable import new_hash, read_json
 
 __all__ = [
     "CLASSES",
@@ -39,12 +38,12 @@ LABELS: Final = "labels.npy"
 
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
     """The manifest with a hash of itself."""
-    return {**manifest, "sha256": _own_hash(manifest)}
+    return {**manifest, "blake2b": _own_hash(manifest)}
 
 
 def _own_hash(manifest: dict[str, Any]) -> str:
-    rest = {name: value for name, value in manifest.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    rest = {name: value for name, value in manifest.items() if name != "blake2b"}
+    return new_hash(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
         what = "is not finished: run the same gpuload pack again" if unfinished else "is no packed set"
         raise FileNotFoundError(f"{folder!r} {what}; it has no {MANIFEST}")
     manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("sha256") != _own_hash(manifest):
+    if not isinstance(manifest, dict) or manifest.get("blake2b") != _own_hash(manifest):
         raise GpuloadError(
             f"{path!r} is damaged, so nothing can be said of the rest: take it from a copy, or pack again"
         )

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -24,11 +23,12 @@ from gpuload.datasets.kinds import is_iterable
 from gpuload.errors import GpuloadError
 from gpuload.loader.cpus import usable_cpus
 from gpuload.packing import manifest as set_manifest
-from gpuload.packing.durable import WORK, draft, read_json, sha256_of, write_json, write_whole
+from gpuload.packing.durable import WORK, draft, hash_of, new_hash, read_json, write_json, write_whole
 from gpuload.packing.images import ImageOptions
-from gpuload.packing.job import Job, Store, record_path, stamp_of
+from gpuload.packing.job import Job, Report, Store, record_path, stamp_of
 from gpuload.packing.plan import identity_of, planned
 from gpuload.packing.pool import make_parts
+from gpuload.packing.ray_tasks import make_parts_on_ray
 from gpuload.packing.stores import append_to_lmdb, array_file, lmdb_file, npy_header, part_file
 
 __all__ = ["BadSamples", "Packed", "Progress", "pack"]
@@ -39,6 +39,9 @@ STORES: Final = ("tar", "lmdb", "parquet", "array")
 
 Progress = Callable[[int, int, int], None]
 """Called with how many samples are done, of how many, and how many bytes were written."""
+
+
+Making = Callable[[Sequence[int], Report], Generator[dict[str, Any], None, None]]
 
 
 class BadSamples(GpuloadError):
@@ -95,6 +98,7 @@ def pack(
     skip_bad: bool = False,
     check: bool = False,
     exif: bool = False,
+    ray: str | None = None,
     progress: Progress | None = None,
 ) -> Packed:
     """Write a dataset to few large files, from which the same samples are read in the same order.
@@ -122,6 +126,9 @@ def pack(
             resized.
         exif: for an array, turn images upright by their EXIF orientation, as ``Decode(exif=True)`` does. (In all other
             stores the orientation stays in the file.)
+        ray: the address of a Ray cluster that makes the parts, ``"auto"`` for the one that this machine belongs to. Its
+            machines have to see the source and the folder under the same paths. `workers` are then tasks at once, on
+            the whole cluster; default: its CPUs. Needs ray: ``pip install 'gpuload[ray]'``.
         progress: called with samples done, samples in all, and bytes written, a few times a second.
 
     Raises:
@@ -167,7 +174,13 @@ def pack(
             return _summary(full, finished, finished["samples"])
         job = planned(dataset, full, to, options, shard_bytes)
         job = _taken_up(job, asked)
-        return _run(job, asked, workers, skip_bad, progress)
+
+        def making(numbers: Sequence[int], report: Report) -> Generator[dict[str, Any], None, None]:
+            if ray is not None:
+                return make_parts_on_ray(job, numbers, ray, workers, report)
+            return make_parts(job, numbers, min(MOST_WORKERS, usable_cpus()) if workers is None else workers, report)
+
+        return _run(job, asked, making, skip_bad, progress)
 
 
 def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, workers: int | None) -> None:
@@ -272,7 +285,7 @@ def _taken_up(job: Job, asked: dict[str, Any]) -> Job:
     return job
 
 
-def _run(job: Job, asked: dict[str, Any], workers: int | None, skip_bad: bool, progress: Progress | None) -> Packed:
+def _run(job: Job, asked: dict[str, Any], making: Making, skip_bad: bool, progress: Progress | None) -> Packed:
     count, total = len(job.bounds) - 1, job.bounds[-1]
     committed = _committed(job)
     records: dict[int, dict[str, Any]] = {}
@@ -291,9 +304,8 @@ def _run(job: Job, asked: dict[str, Any], workers: int | None, skip_bad: bool, p
 
     report(0, 0)
     missing = [number for number in range(count) if number not in records]
-    processes = min(MOST_WORKERS, usable_cpus()) if workers is None else workers
     appended = committed
-    with contextlib.closing(make_parts(job, missing, processes, report)) as made:
+    with contextlib.closing(making(missing, report)) as made:
         while True:
             while job.to == "lmdb" and appended in records and (skip_bad or not records[appended]["bad"]):
                 append_to_lmdb(job, appended)
@@ -333,7 +345,7 @@ def _is_whole(job: Job, number: int, record: dict[str, Any], skip_bad: bool, com
         return True
     path = part_file(job, number)
     if job.to == "lmdb":
-        return number < committed or (os.path.exists(path) and sha256_of(path) == record["sha256"])
+        return number < committed or (os.path.exists(path) and hash_of(path) == record["blake2b"])
     return os.path.exists(path) and os.path.getsize(path) == record["bytes"]
 
 
@@ -367,9 +379,9 @@ def _finish(job: Job, asked: dict[str, Any], records: list[dict[str, Any]], bad:
             "samples": len(sums),
             "read": set_manifest.how_to_read(job.to, job.form, records, job.like),
             "parts": [
-                {name: record[name] for name in ("file", "first", "samples", "bytes", "sha256")} for record in records
+                {name: record[name] for name in ("file", "first", "samples", "bytes", "blake2b")} for record in records
             ],
-            "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+            "files": {name: new_hash(data).hexdigest() for name, data in files.items()},
             "left_out": bad,
             "kept": kept,
             "plan": asked,

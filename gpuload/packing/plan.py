@@ -7,7 +7,6 @@ the whole. The plan is written down, and a job that is taken up again follows it
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tarfile
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.errors import DecodeError, GpuloadError, one_line
+from gpuload.packing.durable import new_hash
 from gpuload.packing.images import ImageOptions, Images
 from gpuload.packing.job import Job, Store, each_sample
 from gpuload.packing.samples import Unfit, array_of, fields_of, row_of, values_of
@@ -127,7 +127,7 @@ def _even(count: int, each: int) -> list[int]:
 
 def identity_of(dataset: Any) -> dict[str, Any]:
     """By what a dataset is known again when a job is taken up: not by the contents of its files."""
-    digest = hashlib.sha256()
+    digest = new_hash()
     for name in ("paths", "keys", "files", "shards", "path"):
         found = getattr(dataset, name, None)
         if found is None:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import struct
@@ -23,7 +22,7 @@ import numpy as np
 from gpuload.datasets.stores.store import needed
 from gpuload.datasets.stores.tar.shards import open_shards
 from gpuload.errors import DecodeError
-from gpuload.packing.durable import Hashed, draft
+from gpuload.packing.durable import Hashed, draft, new_hash
 from gpuload.packing.samples import array_of, fields_of, row_of, values_of
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def _write_span(part: Part) -> dict[str, Any]:
     each = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     start = len(npy_header(dtype, (job.bounds[-1], *shape))) + part.span.start * each
     labels: list[int | float | None] = []
-    digest = hashlib.sha256()
+    digest = new_hash()
 
     def prepare(sample: Any) -> tuple[np.ndarray, int | float | None]:
         array, label, _ = array_of(sample, part.images)
@@ -210,11 +209,11 @@ def _write_span(part: Part) -> dict[str, Any]:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return {"file": "images.npy", "bytes": at - start, "sha256": digest.hexdigest(), "labels": labels}
+    return {"file": "images.npy", "bytes": at - start, "blake2b": digest.hexdigest(), "labels": labels}
 
 
 def _told(path: str, file: Hashed) -> dict[str, Any]:
-    return {"file": os.path.basename(path), "bytes": file.nbytes, "sha256": file.sha256}
+    return {"file": os.path.basename(path), "bytes": file.nbytes, "blake2b": file.digest}
 
 
 WRITERS: Final[dict[str, Callable[[Part], dict[str, Any]]]] = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuload.datasets.stores.store import needed
 from gpuload.errors import DecodeError
-from gpuload.packing.durable import sha256_of
+from gpuload.packing.durable import hash_of
 from gpuload.packing.manifest import MANIFEST, SUMS, open_packed, read_manifest
 
 __all__ = ["verify"]
@@ -63,12 +63,12 @@ def verify(
             return []
         if manifest["to"] == "array":
             before = sum(other["bytes"] for other in parts[:number])
-            whole = sha256_of(path, header + before, part["bytes"]) == part["sha256"]
+            whole = hash_of(path, header + before, part["bytes"]) == part["blake2b"]
         else:
             size = os.path.getsize(path)
             if size != part["bytes"]:
                 return [f"{part['file']} has {size:,} bytes instead of {part['bytes']:,}{_where(manifest, number)}"]
-            whole = sha256_of(path) == part["sha256"]
+            whole = hash_of(path) == part["blake2b"]
         if whole:
             return []
         found = _damaged_samples(full, manifest, part, sums[starts[number] : starts[number + 1]], starts[number])
@@ -86,8 +86,8 @@ def _small_files(folder: str, manifest: dict[str, Any]) -> Iterator[str]:
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
             yield f"{name} is missing"
-        elif sha256_of(path) != digest:
-            yield f"{name} is damaged: its SHA-256 is not that in {MANIFEST}"
+        elif hash_of(path) != digest:
+            yield f"{name} is damaged: its BLAKE2b hash is not that in {MANIFEST}"
 
 
 def _sums(folder: str, manifest: dict[str, Any]) -> np.ndarray:

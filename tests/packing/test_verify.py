@@ -63,7 +63,7 @@ def test_missing_cut_and_added_files_are_named(packed: Packing) -> None:
     (path / "classes.json").write_text("[]")
     (path / "manifest-crc32.npy").unlink()
     assert gl.verify(path) == [
-        "classes.json is damaged: its SHA-256 is not that in manifest.json",
+        "classes.json is damaged: its BLAKE2b hash is not that in manifest.json",
         "manifest-crc32.npy is missing",
         f"{held[2]['file']} is missing",
         "shard-99999.tar is too much: the manifest does not name it, but a pattern may read it",
