@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -67,7 +66,7 @@ def _part(job: Job, number: int) -> dict[str, Any]:
     """On a machine of the cluster."""
     if not os.path.isdir(job.work):
         raise FileNotFoundError(
-            f"{job.folder!r} is not on the machine {socket.gethostname()!r} of the cluster; all of its machines have "
+            f"{job.folder!r} is not on the machine {os.uname().nodename!r} of the cluster; all of its machines have "
             "to see the set's folder (and the source) under one path, on a file system that they share"
         )
     return make_part(job, number)

@@ -130,9 +130,7 @@ def test_errors_of_tasks_are_told_and_the_others_cancelled(cluster: Cluster, pac
         packed("tar", ray="auto", workers=None)
     assert len(cluster.cancelled) == 2
     cluster.elsewhere, cluster.dies = True, None
-    with pytest.raises(
-        gl.GpuloadError, match=r"FileNotFoundError: '/nowhere' is not on the machine"
-    ):
+    with pytest.raises(gl.GpuloadError, match=r"FileNotFoundError: '/nowhere' is not on the machine"):
         packed("tar", ray="auto", workers=None)
 
 
