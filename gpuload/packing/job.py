@@ -7,6 +7,7 @@ once does no harm: each writes under a name of its own, and the bytes are equal.
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ Report = Callable[[int, int], None]
 """Called with how many more samples are done, and how many more bytes were written."""
 
 AT_ONCE: Final = 16  # samples that are asked for together
+MACHINES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # no sample's fault
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class Part:
                     raise sample
                 made = prepare(sample)
             except (DecodeError, OSError, ValueError, LookupError) as error:
-                if isinstance(error, OSError) and error.filename is None and error.errno is not None:
-                    raise  # no file of the sample's, but the machine's fault
+                if isinstance(error, OSError) and error.errno in MACHINES:
+                    raise
                 self.bad.append(
                     {"index": index, "source": _source(self.job.dataset, sample, index), "cause": _cause(error)}
                 )

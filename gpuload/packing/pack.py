@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.kinds import is_iterable
+from gpuload.datasets.stores.store import needed
 from gpuload.errors import GpuloadError
 from gpuload.loader.cpus import usable_cpus
 from gpuload.packing import manifest as set_manifest
@@ -329,10 +330,13 @@ def _committed(job: Job) -> int:
     """How many parts are in the LMDB."""
     if job.to != "lmdb" or not os.path.exists(lmdb_file(job)):
         return 0
-    import lmdb
-
-    with lmdb.open(lmdb_file(job), subdir=False, lock=False, readonly=True) as env:
-        return env.info()["last_txnid"]
+    lmdb = needed("lmdb", "pack(to='lmdb')", "lmdb")
+    try:
+        with lmdb.open(lmdb_file(job), subdir=False, lock=False, readonly=True) as env:
+            return env.info()["last_txnid"]
+    except lmdb.Error:  # it had not even its first pages yet
+        os.unlink(lmdb_file(job))
+        return 0
 
 
 def _is_whole(job: Job, number: int, record: dict[str, Any], skip_bad: bool, committed: int) -> bool:

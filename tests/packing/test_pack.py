@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from pictures import jpeg_bytes, smooth_image
 
 import gpuload as gl
+from gpuload.packing import pack as pack_module
 from gpuload.packing.manifest import open_packed
 from gpuload.packing.pack import BadSamples
 
@@ -226,6 +228,15 @@ def test_a_mended_image_is_taken_in_and_the_rest_is_not_made_again(folder: Path,
     assert 0 < made.taken_up < COUNT
 
 
+def test_a_sample_without_a_path_that_failed_is_tried_again(tmp_path: Path) -> None:
+    dataset = Samples(image(0), gl.Encoded(b"nothing"), image(2))
+    with pytest.raises(BadSamples):
+        gl.pack(dataset, tmp_path / "set", to="tar", workers=0, shard_bytes=1)
+    dataset.samples = (image(0), image(1), image(2))
+    made = gl.pack(dataset, tmp_path / "set", to="tar", workers=0, shard_bytes=1)
+    assert (made.samples, made.taken_up) == (3, 2)
+
+
 def test_an_image_that_was_changed_meanwhile_is_packed_as_it_is_now(folder: Path, packed: Packing) -> None:
     damage(folder)
     with pytest.raises(BadSamples):
@@ -378,10 +389,13 @@ def _data(sample: Any) -> Any:
 
 
 def test_columns_of_a_table_come_back(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
     samples = [{"image": image(number), "label": number, "caption": f"no. {number}"} for number in range(3)]
     gl.pack(Samples(*samples), tmp_path / "set", to="parquet", workers=0)
     back = open_packed(str(tmp_path / "set"))
+    column = pyarrow.parquet.ParquetFile(tmp_path / "set" / "shard-00000.parquet").metadata.row_group(0).column(0)
+    assert column.statistics is None  # which would hold whole images
     assert [(one["image"].data, one["label"], one["caption"]) for one in back] == [
         (one["image"].data, one["label"], one["caption"]) for one in samples
     ]
@@ -409,19 +423,59 @@ def test_arrays_of_any_dtype_are_packed(tmp_path: Path) -> None:
         np.testing.assert_array_equal(back[2].hwc if name == "clips" else back[2], volumes[2])
 
 
-def test_a_full_disk_is_no_damaged_image(folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch) -> None:
-    import errno
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+def test_too_many_open_files_are_no_damaged_image_but_a_bad_sector_is(tmp_path: Path, code: int) -> None:
+    class Fails(Samples):
+        def __getitem__(self, index: int) -> Any:
+            if index == 1:
+                raise OSError(code, os.strerror(code))
+            return image(index)
 
-    from gpuload.packing import durable
+    error, told = (OSError, "Too many open files") if code == errno.EMFILE else (BadSamples, "sample 1: OSError")
+    with pytest.raises(error, match=told):
+        gl.pack(Fails(*range(3)), tmp_path / "set", to="tar", workers=0)
 
-    def full(self: Any, data: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(durable.Hashed, "write", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        packed("tar", skip_bad=True)
+@pytest.mark.parametrize("to", ["lmdb", "array", "array with a gap"])
+def test_it_ends_as_it_should_though_it_was_killed_at_the_end(
+    folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    needs(to)
+    if to == "array with a gap":
+        damage(folder)
+    to = to.split()[0]
+    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
+    expected = content(packed(to, "expected", skip_bad=True, **options))
+
+    def killed(path: str, *others: Any) -> None:
+        if path.endswith("manifest.json"):
+            raise KeyboardInterrupt
+        write(path, *others)
+
+    write = pack_module.write_json
+    monkeypatch.setattr(pack_module, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        packed(to, skip_bad=True, **options)
     monkeypatch.undo()
-    assert gl.verify(packed("tar", skip_bad=True)) == []
+    assert content(packed(to, skip_bad=True, **options)) == expected
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_pages_of_a_transaction_that_was_cut_short_leave_no_trace(folder: Path, packed: Packing, whole: bool) -> None:
+    """And where not even the first pages were written, the database is begun anew."""
+    pytest.importorskip("lmdb")
+    expected = content(packed("lmdb", "expected"))
+    path = folder / "cät" / "008.jpg"
+    data = path.read_bytes()
+    path.write_bytes(data[:-150])
+    with pytest.raises(BadSamples):
+        packed("lmdb")
+    path.write_bytes(data)
+    database = folder.parent / "set" / ".gpuload-pack" / "data.mdb"
+    assert database.stat().st_size > 5 * 4096
+    with open(database, "ab" if whole else "wb") as file:
+        file.write(bytes(range(256)) * 16)
+    assert content(packed("lmdb")) == expected
 
 
 @pytest.mark.processes
