@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     )
     from gpuload.loader.loader import Loader
     from gpuload.order.blocks import BlockShuffle
+    from gpuload.packing.pack import pack
+    from gpuload.packing.verify import verify
     from gpuload.rng.generators import sample_rng
     from gpuload.workers.faults import Faults
     from gpuload.workers.ray.options import RayWorkers
@@ -83,11 +85,13 @@ _HOMES = {
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
     "get_worker_info": "gpuload.datasets.worker",
+    "pack": "gpuload.packing.pack",
     "pad": "gpuload.batches.pad",
     "pad_collate": "gpuload.batches.pad",
     "read": "gpuload.datasets.sample",
     "sample_rng": "gpuload.rng.generators",
     "transforms": "gpuload.transforms",
+    "verify": "gpuload.packing.verify",
     "wrap": "gpuload.datasets.wrap",
 }
 
@@ -125,11 +129,13 @@ __all__ = [
     "WorkerError",
     "__version__",
     "get_worker_info",
+    "pack",
     "pad",
     "pad_collate",
     "read",
     "sample_rng",
     "transforms",
+    "verify",
     "wrap",
 ]
 

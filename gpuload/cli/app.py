@@ -72,3 +72,80 @@ def index(
     from gpuload.cli.index import run
 
     raise typer.Exit(run(shards, workers=workers, again=again))
+
+
+@app.command()
+def pack(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of class folders or of images, a packed set, or a store: 'shards-*.tar', '*.parquet', an "
+            "LMDB, .h5, .npy, a .csv of paths."
+        ),
+    ],
+    folder: Annotated[str, typer.Argument(help="Where the set goes: a new folder, or one where this was begun.")],
+    to: Annotated[str, typer.Option(help="tar, lmdb, parquet or array.")],
+    short_side: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Resize larger images so that their shorter side has as many pixels."),
+    ] = None,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="Of JPEGs that are resized.")] = 90,
+    cuttable: Annotated[
+        bool, typer.Option("--cuttable", help="JPEGs with restart markers: crops are cut before they are decoded.")
+    ] = False,
+    shard_bytes: Annotated[str, typer.Option(help="How large a shard may be, about.")] = "256MB",
+    workers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, help="Processes. Default: one for each CPU of this process, up to 16."),
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave damaged images out.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Decode every image, to find all damage.")] = False,
+    exif: Annotated[bool, typer.Option("--exif", help="With --to array: turn images upright.")] = False,
+    ray: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; 'auto' is the one that this machine belongs to."),
+    ] = None,
+    fields: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of tar shards that are read: 'jpg,cls'. Default: all."),
+    ] = None,
+    image: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of a store that is read: the column, or the pattern of keys, of images."),
+    ] = None,
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of a store that is read: that of labels; '' for none."),
+    ] = None,
+) -> None:
+    """Write a data set to few large files, for fast training. Killed, it goes on when it is run again."""
+    from gpuload.cli.pack import run_pack, size_of
+
+    try:
+        nbytes = size_of(shard_bytes)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--shard-bytes") from None
+    status = run_pack(
+        source,
+        folder,
+        given={"fields": fields, "image": image, "target": target},
+        to=to,
+        short_side=short_side,
+        quality=quality,
+        cuttable=cuttable,
+        shard_bytes=nbytes,
+        workers=workers,
+        skip_bad=skip_bad,
+        check=check,
+        exif=exif,
+        ray=ray,
+    )
+    raise typer.Exit(status)
+
+
+@app.command()
+def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None:
+    """Say what is damaged, missing or too much in a packed set, by the hashes in its manifest."""
+    from gpuload.cli.pack import run_verify
+
+    raise typer.Exit(run_verify(folder))

@@ -112,6 +112,11 @@ class PillowImage:
             value = self._image.getexif().get(0x0112, 1)
         return value if value in range(1, 9) else 1
 
+    @property
+    def single(self) -> bool:
+        """Whether it is one frame, in which no colour stands for transparency."""
+        return "transparency" not in self._image.info and getattr(self._image, "n_frames", 1) == 1
+
     def tag(self, number: int) -> int:
         """The number that a tag of a TIFF holds; 0 if there is none."""
         value = self._image.tag_v2.get(number, 0)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,230 @@
+"""What becomes of an image on its way into a store: its bytes as they are, or resized, or with restart markers.
+
+Runs where parts are made, one `Images` for each. Pillow resizes, by Lanczos, a JPEG from a decoder that has already
+halved it as long as it stays twice as large as it will be. Orientation and ICC profile are kept, as pixels are kept as
+stored: a resized file is turned upright by whoever turns the original upright, and only then.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from gpuload.datasets.sample import Encoded, Image
+from gpuload.decode.cut import grid_of
+from gpuload.decode.cuttable import LONGEST, SHORTEST, choose_interval, make_cuttable
+from gpuload.decode.decoder import Decoder
+from gpuload.decode.header import Header, read_header
+from gpuload.decode.jpeg_header import has_end, scan_markers
+from gpuload.decode.native_messages import listen
+from gpuload.decode.options import Decode
+from gpuload.decode.pillow_images import quiet
+from gpuload.errors import DecodeError, one_line
+
+__all__ = ["ImageOptions", "Images"]
+
+RESIZED: Final = {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("L", "LA", "RGB", "RGBA")}
+MOST_EXIF: Final = 65_000  # bytes that one segment of a JPEG holds
+ORIENTATION: Final = 0x0112
+LARGER: Final = 2  # times as large as it will be: so far a JPEG may be made smaller by its decoder
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """What is asked for: see `pack`."""
+
+    short_side: int | None = None
+    quality: int = 90
+    cuttable: bool = False
+    check: bool = False
+    exif: bool = False
+
+
+class Images:
+    """Prepares images, one at a time.
+
+    Attributes:
+        kept: how many images stayed as they were though something was asked for, by why.
+    """
+
+    def __init__(self, options: ImageOptions) -> None:
+        self._options = options
+        self._decoder = Decoder(Decode(exif=options.exif))
+        self.kept: dict[str, int] = {}
+
+    def bytes_of(self, encoded: Encoded) -> bytes:
+        """The bytes that are stored for an image.
+
+        Raises:
+            DecodeError: it is damaged, as far as was looked: the header and the end, or with `check` and where it is
+                resized, all of it.
+            GpuloadError: jpegtran is not installed.
+        """
+        options, data = self._options, encoded.data
+        header = read_header(data, Decode(exif=True))
+        wanted = options.short_side is not None and min(header.height, header.width) > options.short_side
+        if wanted and _resizable(header):
+            return self._resized(data, header)
+        if wanted:
+            self._note(f"not resized: {header.format} of mode {header.mode}")
+        if options.check or not _ends(data, header):
+            self._decode(data, header)
+        if not options.cuttable or header.format != "JPEG":
+            return data
+        made = make_cuttable(data)
+        if not _is_cuttable(made):
+            self._note("not cuttable")
+        return made
+
+    def pixels_of(self, image: Any) -> np.ndarray:
+        """The numbers that are stored for an image in an array, H×W×C of a file's, else as they are.
+
+        With `short_side` the middle square of it, of that side.
+
+        Raises:
+            DecodeError: it is damaged.
+        """
+        if isinstance(image, Image):
+            return image.hwc
+        if not isinstance(image, Encoded):
+            return image
+        pixels = self._decoder.decode(image, self._decoder.header(image))
+        side = self._options.short_side
+        if side is None:
+            return pixels
+        if pixels.dtype != np.uint8 or pixels.shape[2] not in (1, 3, 4):
+            raise DecodeError(
+                f"short_side resizes grey, RGB and RGBA images of 8 bits, this one has {pixels.shape[2]} channels of "
+                f"{pixels.dtype}"
+            )
+        from PIL import Image as Pillow
+
+        height, width, channels = pixels.shape
+        square = min(height, width)
+        top, left = (height - square) / 2, (width - square) / 2
+        picture = Pillow.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+        box = (left, top, left + square, top + square)
+        made = np.asarray(picture.resize((side, side), Pillow.Resampling.LANCZOS, box=box))
+        return made.reshape(side, side, channels)
+
+    def _note(self, why: str) -> None:
+        self.kept[why] = self.kept.get(why, 0) + 1
+
+    def _decode(self, data: bytes, header: Header) -> None:
+        """Decode all of it, only to see whether that can be done."""
+        whole = (0, 0, header.height, header.width)
+        if header.opened is None:
+            self._decoder.decode(Encoded(data, "unchanged"), header._replace(orientation=1), whole)
+            return
+        values, complaint = listen(header.opened.values, whole)
+        if values is None:
+            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}")
+
+    def _resized(self, data: bytes, header: Header) -> bytes:
+        try:
+            with quiet():
+                return self._resized_by_pillow(data, header)
+        except DecodeError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {one_line(str(error))}") from error
+
+    def _resized_by_pillow(self, data: bytes, header: Header) -> bytes:
+        from PIL import Image as Pillow
+        from PIL.JpegImagePlugin import JpegImageFile, get_sampling
+        from PIL.PngImagePlugin import PngImageFile
+
+        options = self._options
+        short = options.short_side
+        assert short is not None
+        told: dict[str, Any] = {}
+        box = None
+        if header.format == "PNG":
+            image: Any = PngImageFile(io.BytesIO(data))
+            width, height = _scaled(header, short)
+        else:
+            image = JpegImageFile(io.BytesIO(data))
+            sampling = get_sampling(image)
+            mcu = 8 if header.mode == "L" or sampling == 0 else 16
+            width, height = _scaled(header, short, mcu if options.cuttable and header.mode != "CMYK" else None)
+            drafted = image.draft(None, (LARGER * width, LARGER * height))
+            box = drafted[1] if drafted else None
+            told = {"quality": options.quality, "subsampling": sampling, "optimize": True}
+        image.load()
+        if image.info.get("icc_profile"):
+            told["icc_profile"] = image.info["icc_profile"]
+        exif = image.info.get("exif", b"")
+        if 0 < len(exif) <= MOST_EXIF:
+            told["exif"] = exif
+        elif header.orientation != 1:  # told by XMP, or in a block that is too long for Pillow to write
+            told["exif"] = Pillow.Exif()
+            told["exif"][ORIENTATION] = header.orientation
+        small = image.resize((width, height), Pillow.Resampling.LANCZOS, box=box)
+        if options.cuttable and header.format == "JPEG":
+            trial = _saved(small, "JPEG", {**told, "optimize": False})  # the interval depends on the size, about
+            jpeg = scan_markers(trial)
+            interval = choose_interval(trial, jpeg) if jpeg is not None and jpeg.plain else None
+            if interval is None:
+                self._note("not cuttable")
+            else:
+                told["restart_marker_blocks"] = interval
+        return _saved(small, header.format, told)
+
+
+def _saved(image: Any, name: str, options: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    image.save(file, name, **options)
+    return file.getvalue()
+
+
+def _resizable(header: Header) -> bool:
+    """Whether the picture can be made smaller without losing what it is; what has more bits, a palette, a colour that
+    is transparent, or frames, stays."""
+    if header.mode not in RESIZED.get(header.format, ()):
+        return False
+    if header.format == "JPEG":
+        return header.jpeg is None or header.jpeg.bits == 8
+    opened = header.opened
+    return opened is not None and opened.dtype == "uint8" and opened.single
+
+
+def _ends(data: bytes, header: Header) -> bool:
+    """Whether the file has an end, where its format says so: cheap, and finds what was cut off."""
+    if header.format == "PNG":
+        return b"IEND" in data[-64:]
+    if header.format == "JPEG":
+        return header.jpeg is not None and has_end(data, header.jpeg)
+    return True
+
+
+def _is_cuttable(data: bytes) -> bool:
+    jpeg = scan_markers(data)
+    grid = None if jpeg is None else grid_of(data, jpeg)
+    return grid is not None and grid.columns > 1
+
+
+def _scaled(header: Header, short: int, mcu: int | None = None) -> tuple[int, int]:
+    """Width and height with this short side; with `mcu`, the nearest width of which a row of MCUs can be divided."""
+    width, height = header.width, header.height
+    scale = short / min(width, height)
+    wide = max(short, round(width * scale))
+    if mcu is not None:
+        wide = _dividable(wide, mcu, short, width)
+    if width <= height:  # the width is the short side: the height goes with it
+        return wide, max(short, round(height * wide / width))
+    return wide, short
+
+
+def _dividable(width: int, mcu: int, least: int, most: int) -> int:
+    """The width nearest to this one, between two others, with a number of MCUs in a row that has a divisor."""
+
+    def divides(count: int) -> bool:
+        return any(count % n == 0 for n in range(SHORTEST, min(LONGEST, count - 1) + 1))
+
+    near = sorted(
+        range(max(least, width - 8 * mcu), min(most, width + 8 * mcu) + 1), key=lambda other: abs(other - width)
+    )
+    return next((other for other in near if divides(-(-other // mcu))), width)

@@ -1,0 +1,153 @@
+"""Before a job begins: where its parts are cut, what all entries are like, and by what a begun job is known again.
+
+A part has to be one whatever the number of workers, so it is cut before anything is made: exactly, by the sizes of the
+files, where these are stored as they are; else by the mean of a few samples that are made on trial, taken evenly from
+the whole. The plan is written down, and a job that is taken up again follows it.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from gpuload.errors import DecodeError, GpuloadError, one_line
+from gpuload.packing.durable import new_hash
+from gpuload.packing.images import ImageOptions, Images
+from gpuload.packing.job import Job, Store, each_sample
+from gpuload.packing.samples import Unfit, array_of, fields_of, row_of, values_of
+from gpuload.packing.stores import schema_like
+
+__all__ = ["identity_of", "planned"]
+
+TRIALS: Final = 32
+PART_BYTES: Final = 16 << 20  # of a store that is one file: how much a worker does at a time
+TAR_BLOCK: Final = 512
+FIELD_BYTES: Final = 64  # about what a target takes
+FORMS: Final[dict[str, Callable[[Any, Images, Job], Any]]] = {
+    "tar": lambda sample, images, job: fields_of(sample, images),
+    "lmdb": lambda sample, images, job: values_of(sample, images),
+    "parquet": lambda sample, images, job: row_of(sample, images, job.root),
+    "array": lambda sample, images, job: array_of(sample, images),
+}
+
+
+def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> Job:
+    """The job, with its parts cut.
+
+    Raises:
+        GpuloadError: none of the samples that are tried can be read, or the store has no form for them.
+    """
+    count = len(dataset)
+    job = Job(dataset, folder, to, options, [0, count], digits=max(8, len(str(count - 1))))
+    tried = [_tried(job, at) for at in np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()]
+    good = [one for one in tried if not isinstance(one, Exception)]
+    if not good:
+        raise GpuloadError(
+            f"none of {len(tried)} samples from all over {dataset!r} can be read; the first: {one_line(str(tried[0]))}"
+        ) from tried[0]
+    made = [one for _, one in good]
+    each = max(1.0, float(np.mean([_nbytes(to, one) for one in made])))
+    limit = shard_bytes if to in ("tar", "parquet") else min(shard_bytes, PART_BYTES)
+    limit -= tarfile.RECORDSIZE if to == "tar" else 0  # which an archive is filled up to
+    sizes = _file_sizes(dataset) if options.short_side is None and not options.cuttable and to != "array" else None
+    bounds = _cut(sizes, limit) if sizes is not None else _even(count, max(1, int(limit // each)))
+    like: Any = None
+    if to == "array":
+        first, _, raw = made[0]
+        like = first.dtype.str, first.shape, raw
+    elif to == "parquet":
+        like = schema_like(made[0])
+    return replace(job, bounds=bounds, like=like, form=good[0][0])
+
+
+def _tried(job: Job, index: int) -> Any:
+    """The form of one sample and what becomes of it, or why it cannot be read."""
+    ((_, sample),) = each_sample(job.dataset, range(index, index + 1))
+    if isinstance(sample, Exception):
+        return sample
+    form = (
+        "dict" if isinstance(sample, Mapping) else "pair" if isinstance(sample, tuple) and len(sample) > 1 else "alone"
+    )
+    try:
+        return form, FORMS[job.to](sample, Images(job.options), job)
+    except Unfit as error:
+        raise GpuloadError(f"sample {index} of {job.dataset!r} cannot be packed: {error}") from error
+    except (DecodeError, OSError, ValueError) as error:
+        return error
+
+
+def _nbytes(to: Store, made: Any) -> int:
+    """What a sample takes in the store."""
+    match to:
+        case "tar":
+            return sum(TAR_BLOCK + _padded(len(data)) for _, data in made)
+        case "array":
+            return made[0].nbytes
+        case "parquet":
+            return sum(len(value["bytes"]) if isinstance(value, dict) else FIELD_BYTES for value in made.values())
+        case _:
+            return sum(len(value) + FIELD_BYTES for value in made[:2] if value is not None)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // TAR_BLOCK) * TAR_BLOCK
+
+
+def _file_sizes(dataset: Any) -> np.ndarray | None:
+    """What each sample takes in a tar, or a little less elsewhere; None if they are no files of their own."""
+    paths = getattr(dataset, "paths", None)
+    if paths is None:
+        return None
+    sizes = np.zeros(len(dataset), np.int64)
+    for index in range(len(dataset)):
+        try:
+            sizes[index] = _padded(os.stat(paths[index]).st_size) + 3 * TAR_BLOCK
+        except OSError:
+            sizes[index] = TAR_BLOCK  # told when it is read
+    return sizes
+
+
+def _cut(sizes: np.ndarray, limit: int) -> list[int]:
+    """Bounds of parts with at most so many bytes, or one sample."""
+    ends, bounds = np.cumsum(sizes), [0]
+    while bounds[-1] < len(sizes):
+        before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
+        bounds.append(max(bounds[-1] + 1, int(np.searchsorted(ends, before + limit, "right"))))
+    return bounds
+
+
+def _even(count: int, each: int) -> list[int]:
+    return [*range(0, count, each), count]
+
+
+def identity_of(dataset: Any) -> dict[str, Any]:
+    """By what a dataset is known again when a job is taken up: not by the contents of its files."""
+    digest = new_hash()
+    for name in ("paths", "keys", "files", "shards", "path"):
+        found = getattr(dataset, name, None)
+        if found is None:
+            continue
+        if hasattr(found, "data") and hasattr(found, "offsets"):  # packed paths
+            digest.update(os.fsencode(found.root) + found.offsets.tobytes() + found.data.tobytes())
+        elif isinstance(found, str):
+            digest.update(os.fsencode(found) + _stamped(found))
+        elif isinstance(found, list):
+            digest.update(b"".join(os.fsencode(path) + b"\0" + _stamped(path) for path in found))
+    labels = getattr(dataset, "labels", None)
+    if isinstance(labels, np.ndarray):
+        digest.update(labels.tobytes())
+    kind = type(dataset)
+    return {"kind": f"{kind.__module__}.{kind.__qualname__}", "samples": len(dataset), "digest": digest.hexdigest()}
+
+
+def _stamped(path: str) -> bytes:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return b"missing"
+    return b"" if os.path.isdir(path) else b"%d %d" % (status.st_size, status.st_mtime_ns)

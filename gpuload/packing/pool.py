@@ -1,0 +1,163 @@
+"""Worker processes that make parts. The main process hands out numbers, one at a time, and hears records.
+
+A worker is a fresh interpreter. Job and import path reach it in a memfd, numbers and records as lines of JSON through a
+pair of sockets. It holds the read end of a pipe that nobody writes to, so the kernel kills it with the main process: no
+worker of a job that was killed writes on while the job is taken up again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Generator, Sequence
+from typing import Any, Final
+
+from gpuload.errors import GpuloadError, WorkerError
+from gpuload.packing.job import Job, Report, make_part
+from gpuload.workers.job import receive, ship
+from gpuload.workers.process import THREAD_VARIABLES, check_platform
+from gpuload.workers.protocol import arm_lifeline
+
+__all__ = ["make_parts", "serve"]
+
+PROGRAM: Final = """
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+given = json.loads(sys.argv[1])
+sys.path[:] = given["path"]
+from gpuload.packing.pool import serve
+serve(*given["descriptors"])
+"""
+TELL_S: Final = 0.2  # how often a worker says how far it is
+
+
+def make_parts(job: Job, numbers: Sequence[int], workers: int, report: Report) -> Generator[dict[str, Any], None, None]:
+    """Make these parts, by so many processes, or by this one with 0. Yields their records as they are done.
+
+    Raises:
+        GpuloadError, OSError: as `make_part`, by a process's words.
+        WorkerError: a process ended; what it was at is named.
+    """
+    if not workers:
+        for number in numbers:
+            yield make_part(job, number, report)
+        return
+    check_platform()
+    waiting = list(reversed(numbers))
+    with contextlib.ExitStack() as undo:
+        shared = ship(job, {})
+        for descriptor in shared:
+            undo.callback(os.close, descriptor)
+        working: dict[int, _Worker] = {}
+        for _ in range(min(workers, len(numbers))):
+            worker = undo.enter_context(_Worker(shared))
+            worker.give(waiting.pop())
+            working[worker.end.fileno()] = worker
+        poll = select.poll()
+        for descriptor in working:
+            poll.register(descriptor, select.POLLIN)
+        while any(worker.number is not None for worker in working.values()):
+            for descriptor, _ in poll.poll():
+                worker = working[descriptor]
+                for told in worker.hear(job):
+                    if "error" in told:
+                        raise GpuloadError(f"{told['error']}\n\nWhere it happened:\n{told['traceback']}")
+                    report(told.pop("done"), told.pop("bytes_done"))
+                    if told:
+                        worker.number = None
+                        yield told
+                        if waiting:
+                            worker.give(waiting.pop())
+
+
+class _Worker:
+    """A process at work on one part at a time.
+
+    Attributes:
+        number: of the part, or None.
+    """
+
+    def __init__(self, shared: Sequence[int]) -> None:
+        self.number: int | None = None
+        self.end, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        descriptors = [shared[0], theirs.fileno(), lifeline]
+        given = json.dumps({"path": sys.path, "descriptors": descriptors})
+        environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(THREAD_VARIABLES, "1"))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM, given],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(*shared, theirs.fileno(), lifeline),
+                env=environment,
+            )
+            arm_lifeline(lifeline, self._process.pid)
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        self._heard = b""
+
+    def give(self, number: int) -> None:
+        self.number = number
+        with contextlib.suppress(OSError):  # it has ended, which is noticed as it is heard
+            self.end.sendall(b"%d\n" % number)
+
+    def hear(self, job: Job) -> list[dict[str, Any]]:
+        """What it has said since; WorkerError if it has ended."""
+        try:
+            data = self.end.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            assert self.number is not None
+            status = self._process.wait()
+            why = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            raise WorkerError(
+                f"a worker process {why} while it made part {self.number}, samples {job.bounds[self.number]} to "
+                f"{job.bounds[self.number + 1] - 1}. What is done is kept: run the same again, with fewer workers if "
+                "memory was short"
+            )
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.end.close()
+        os.close(self._lifeline)
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(job_descriptor: int, end_descriptor: int, lifeline: int) -> None:
+    """In a worker: make the parts that are asked for, until nobody asks."""
+    arm_lifeline(lifeline, os.getpid())
+    job: Job = receive(job_descriptor)
+    with socket.socket(fileno=end_descriptor) as end, end.makefile("rb") as asked:
+        for line in asked:
+            state = [0, 0, time.monotonic()]
+
+            def tell(record: dict[str, Any], state: list[Any] = state) -> None:
+                told = {"done": state[0], "bytes_done": state[1], **record}
+                state[:] = 0, 0, time.monotonic()
+                end.sendall(json.dumps(told).encode() + b"\n")
+
+            def report(samples: int, nbytes: int, state: list[Any] = state, tell: Any = tell) -> None:
+                state[0] += samples
+                state[1] += nbytes
+                if time.monotonic() - state[2] > TELL_S:
+                    tell({})
+
+            try:
+                tell(make_part(job, int(line), report))
+            except Exception as error:
+                tell({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+                return

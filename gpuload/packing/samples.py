@@ -1,0 +1,168 @@
+"""Samples as stores hold them: files of a tar, values of an LMDB, a row of a table, an entry of an array.
+
+What comes back from the store has to be the sample that went in. So what a store has no form for is refused, with the
+name of one that has.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from gpuload.datasets.files import sniff
+from gpuload.datasets.sample import Encoded, Image, Mask
+from gpuload.datasets.stores.tar.fields import CONVERSIONS, IMAGES, KEY, MASKS
+from gpuload.packing.images import Images
+
+__all__ = ["Unfit", "array_of", "fields_of", "row_of", "values_of"]
+
+ENDINGS: Final = {
+    "JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "AVIF": "avif",
+    "JPEG2000": "jp2", "PPM": "ppm", "QOI": "qoi",
+}  # fmt: skip
+
+
+class Unfit(TypeError):
+    """A sample that a store has no form for, whatever its bytes: the fault is the dataset's, not one sample's."""
+
+
+def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
+    """The files of a sample in a tar, by WebDataset's convention: the ends of their names, and their bytes."""
+    if isinstance(sample, Mapping):
+        return [_field(name, value, images) for name, value in sample.items() if name != KEY]
+    return [(ending, data) for ending, data, _ in (_file(value, images) for value in _pair(sample, "a tar"))]
+
+
+def values_of(sample: Any, images: Images) -> tuple[bytes, bytes | None, str | None]:
+    """The image and its label as values of an LMDB, and whether the label is an ``"int"`` or a ``"text"``."""
+    if isinstance(sample, Mapping):
+        raise Unfit(f"an LMDB holds images, or images and a label, got a dict of {_shown(sample)}; pack it to a tar")
+    image, *target = _pair(sample, "an LMDB")
+    if not target:
+        return images.bytes_of(image), None, None
+    (value,) = map(_plain, target)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise Unfit(f"the label of an LMDB is an int or a str, got {type(value).__name__}; pack it to a tar or parquet")
+    return images.bytes_of(image), str(value).encode(), "int" if isinstance(value, int) else "text"
+
+
+def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
+    """A sample as a row of a table: the image as a struct of bytes and path, Hugging Face's layout."""
+    if isinstance(sample, Mapping):
+        given = {str(name): value for name, value in sample.items() if name != KEY}
+        found = [name for name, value in given.items() if isinstance(value, Encoded)]
+        if len(found) != 1:
+            raise Unfit(f"a Parquet file has one column of images, got {len(found)} in a dict of {_shown(sample)}")
+    else:
+        given = dict(zip(("image", "label"), _pair(sample, "Parquet"), strict=False))
+    row: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, Encoded):
+            row[name] = {"bytes": images.bytes_of(value), "path": _path(value.source, root)}
+        else:
+            row[name] = _plain(value)
+            if not isinstance(row[name], bool | int | float | str | bytes | list | np.ndarray):
+                raise Unfit(f"column {name!r} would hold {type(value).__name__}; pack it to a tar, or leave it out")
+    return row
+
+
+def array_of(sample: Any, images: Images) -> tuple[np.ndarray, int | float | None, bool]:
+    """The numbers of a sample's image, its label, and whether the image is an array and no more."""
+    if isinstance(sample, Mapping):
+        raise Unfit(f"an array holds images, or images and labels, got a dict of {_shown(sample)}; pack it to a tar")
+    image, *target = sample if isinstance(sample, tuple) else (sample,)
+    if not isinstance(image, Encoded | Image | np.ndarray) or len(target) > 1:
+        raise Unfit(f"an array holds images, or images and labels, got {_name(sample)}; pack it to a tar")
+    label = _plain(target[0]) if target else None
+    if target and not isinstance(label, bool | int | float):
+        raise Unfit(f"labels beside an array are numbers, got {type(label).__name__}; pack it to a tar or parquet")
+    return images.pixels_of(image), label, isinstance(image, np.ndarray)
+
+
+def _pair(sample: Any, store: str) -> tuple[Any, ...]:
+    """An image, or an image and its target."""
+    parts = sample if isinstance(sample, tuple) else (sample,)
+    if len(parts) > 2 or not parts or not isinstance(parts[0], Encoded):
+        hint = ""
+        if parts and isinstance(parts[0], Image | np.ndarray):
+            hint = "; decoded images go to an array (to='array')"
+        raise Unfit(
+            f"{store} takes samples of Encoded, (Encoded, target), or dicts with Encoded, got {_name(sample)}{hint}"
+        )
+    return parts
+
+
+def _field(name: Any, value: Any, images: Images) -> tuple[str, bytes]:
+    """A field of a dict: under its own name, if that gives the same kind of value back, else with an ending more."""
+    if not isinstance(name, str) or name != name.lower() or not name or "/" in name or name.split() != [name]:
+        raise Unfit(f"a tar's fields have names in small letters, without blanks or slashes, got {name!r}; rename it")
+    ending, data, group = _file(value, images)
+    before, _, last = name.rpartition(".")
+    masked = before.rpartition(".")[2] in MASKS
+    fits = last in group and masked == isinstance(value, Mask)
+    return (name if fits else f"{name}.{ending}"), data
+
+
+def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
+    """A value as a file: the ending of its name, its bytes, and which endings give such a value back."""
+    if isinstance(value, Encoded):
+        data = images.bytes_of(value)
+        return ENDINGS[sniff(data) or "JPEG"], data, IMAGES
+    if isinstance(value, Mask):
+        if not isinstance(value.array, Encoded):
+            raise Unfit("a Mask of an array has no form in a tar: encode it as a PNG, Mask(Encoded(png))")
+        data = value.array.data
+        return f"mask.{ENDINGS[sniff(data) or 'PNG']}", data, IMAGES
+    value = _plain(value)
+    if isinstance(value, bytes):
+        return "bin", value, ()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "cls", b"%d" % value, _alike("cls")
+    if isinstance(value, str):
+        return "txt", value.encode(), _alike("txt")
+    if isinstance(value, np.ndarray):
+        file = io.BytesIO()
+        np.lib.format.write_array(file, value, (1, 0), allow_pickle=False)
+        return "npy", file.getvalue(), _alike("npy")
+    try:
+        return "json", json.dumps(value, allow_nan=False).encode(), _alike("json")
+    except (TypeError, ValueError) as error:
+        raise Unfit(
+            f"a {type(value).__name__} has no form in a tar ({error}); leave it out, or make it an array"
+        ) from None
+
+
+def _alike(ending: str) -> tuple[str, ...]:
+    return tuple(other for other, convert in CONVERSIONS.items() if convert is CONVERSIONS[ending])
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's; an array as one in memory."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value)
+    return value
+
+
+def _path(source: str | None, root: str | None) -> str | None:
+    """Where an image was, from the data set's root on."""
+    inside = None if root is None else os.path.join(root, "")
+    if source is None or inside is None or not source.startswith(inside):
+        return None
+    return os.fsencode(source[len(inside) :]).decode("utf-8", "replace")
+
+
+def _name(sample: Any) -> str:
+    if isinstance(sample, tuple):
+        return f"a tuple of ({', '.join(type(part).__name__ for part in sample)})"
+    return f"a {type(sample).__name__}"
+
+
+def _shown(sample: Mapping[Any, Any]) -> str:
+    return ", ".join(f"{name!r}: {type(value).__name__}" for name, value in list(sample.items())[:8])

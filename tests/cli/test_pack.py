@@ -1,0 +1,146 @@
+"""``gpuload pack`` and ``gpuload verify``: what they take, what they say, how they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pictures import jpeg_bytes, smooth_image
+from stored import COUNT, LABELS, jpegs
+from tars import shards_of_pictures
+
+pytest.importorskip("typer", reason="the extra `cli` is not installed")
+from typer.testing import CliRunner
+
+import gpuload as gl
+from gpuload.cli.app import app
+from gpuload.cli.pack import size_of, source_of
+from gpuload.packing.manifest import open_packed
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.output
+
+
+def images(root: Path) -> Path:
+    for data, label in zip(jpegs(), LABELS, strict=True):
+        path = root / f"class {label}" / f"{len(list(root.glob('*/*')))}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def test_a_folder_is_packed_and_verified(tmp_path: Path) -> None:
+    source, target = images(tmp_path / "images"), tmp_path / "[bold]set"
+    status, text = run("pack", source, target, "--to", "tar", "--workers", "0", "--shard-bytes", "15KB")
+    shards = sorted(target.glob("*.tar"))
+    nbytes = sum(path.stat().st_size for path in shards)
+    assert status == 0, text
+    lines = text.splitlines()
+    assert lines[0] == f"ImageFolder({str(source)!r}: 12 images in 3 classes)"
+    assert lines[-3:] == [
+        "12 of 12 samples",
+        f"12 samples, {nbytes:,} bytes in {len(shards)} file(s) in {target}",
+        f"Read it with gpuload.TarShards('{target}/shard-*.tar', fields=('jpg', 'cls'))",
+    ]
+    assert run("verify", target)[1].splitlines()[-1] == f"{target}: all is as it was packed"
+    shards[1].unlink()
+    status, text = run("verify", target)
+    assert status == 1
+    assert f"{shards[1].name} is missing" in text
+    assert text.splitlines()[-1].startswith("1 problem(s) in ")
+
+
+def test_damage_is_an_error_and_says_what_to_do(tmp_path: Path) -> None:
+    source, target = images(tmp_path / "images"), tmp_path / "set"
+    bad = source / "class 1" / "bad.jpg"
+    bad.write_bytes(b"nothing")
+    status, text = run("pack", source, target, "--to", "tar", "--workers", "0")
+    assert status == 1
+    assert f"{bad}: DecodeError: not an image" in text
+    assert "leave them out with --skip-bad" in text
+    status, text = run("pack", source, target, "--to", "tar", "--workers", "0", "--skip-bad")
+    assert status == 0
+    assert f"left out: {bad}: DecodeError" in text
+    assert "12 samples" in text
+
+
+def test_what_is_kept_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "images"
+    source.mkdir()
+    (source / "a.jpg").write_bytes(jpeg_bytes(smooth_image(64, 64, 0)))
+    from PIL import Image
+
+    Image.fromarray(smooth_image(64, 64, 0)).save(source / "b.webp")
+    status, text = run("pack", source, tmp_path / "set", "--to", "tar", "--short-side", "32", "--workers", "0")
+    assert status == 0
+    assert text.splitlines()[0] == f"ImageFiles({str(source)!r}: 2 images)"
+    assert "1 images kept as they are, not resized: WEBP of mode RGB" in text
+
+
+def test_all_that_can_be_named_is_read(tmp_path: Path) -> None:
+    folder = images(tmp_path / "images")
+    pattern = shards_of_pictures(tmp_path, 2, 3)
+    (tmp_path / "list.csv").write_text("path,label\nimages/class 0/0.jpg,1\n")
+    np.save(tmp_path / "array.npy", np.zeros((3, 8, 8, 3), np.uint8))
+    assert isinstance(source_of(str(folder), {}), gl.ImageFolder)
+    assert isinstance(source_of(str(folder / "class 0"), {}), gl.ImageFiles)
+    assert source_of(pattern, {"fields": "jpg,cls"})[4][1] == 4
+    assert len(source_of(str(tmp_path / "list.csv"), {})) == 1
+    assert len(source_of(str(tmp_path / "array.npy"), {})) == 3
+    status, text = run("pack", folder, tmp_path / "set", "--to", "tar", "--workers", "0")
+    assert status == 0, text
+    assert isinstance(source_of(str(tmp_path / "set"), {}), gl.TarShards)
+
+
+def test_stores_are_read_with_their_columns(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("lmdb")
+    folder = images(tmp_path / "images")
+    for to in ("parquet", "lmdb"):
+        assert run("pack", folder, tmp_path / to, "--to", to, "--workers", "0")[0] == 0
+        (tmp_path / to / "manifest.json").unlink()
+    assert source_of(str(tmp_path / "parquet"), {"target": ""})[0] == source_of(str(tmp_path / "parquet"), {})[0][0]
+    back = source_of(str(tmp_path / "lmdb"), {"image": "{}.image", "target": "{}.label"})
+    assert [label for _, label in back] == gl.ImageFolder(folder).labels.tolist()
+    assert len(back) == COUNT
+
+
+def test_what_is_no_source_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.zip").write_bytes(b"PK")
+    none, zipped = str(tmp_path / "none"), str(tmp_path / "x.zip")
+    assert run("pack", none, tmp_path / "set", "--to", "tar")[1].startswith(
+        f"{none!r} does not exist; expected a folder"
+    )
+    status, text = run("pack", zipped, tmp_path / "set", "--to", "tar")
+    assert status == 1
+    assert text.startswith(
+        f"{zipped!r} is of no kind that is known: expected a folder of images, or a name that ends in .tar"
+    )
+    images(tmp_path / "images")
+    status, text = run("pack", tmp_path / "images", tmp_path / "set", "--to", "tar", "--fields", "jpg")
+    assert (status, text) == (1, f"--fields is for TarShards, and '{tmp_path}/images' is read by ImageFolder\n")
+    assert run("pack", tmp_path / "images", tmp_path / "set", "--to", "tar", "--shard-bytes", "many")[0] == 2
+    assert run("verify", tmp_path)[0] == 1
+
+
+def test_sizes() -> None:
+    assert [size_of(text) for text in ("256MB", "1GiB", "1.5 k", "7", "3mb")] == [
+        256_000_000,
+        1 << 30,
+        1500,
+        7,
+        3_000_000,
+    ]
+    for text in ("", "MB", "1XB", "-1"):
+        with pytest.raises(ValueError, match="expected a number of bytes"):
+            size_of(text)
+
+
+def test_classes_are_kept(tmp_path: Path) -> None:
+    run("pack", images(tmp_path / "images"), tmp_path / "set", "--to", "tar", "--workers", "0")
+    assert json.loads((tmp_path / "set" / "classes.json").read_text()) == ["class 0", "class 1", "class 2"]
+    assert open_packed(str(tmp_path / "set"))[11][1] == 2

@@ -1,0 +1,174 @@
+"""What becomes of an image: kept to the byte, or resized with all that belongs to it, or refused."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import jpeg_bytes, smooth_image
+from PIL import Image
+
+from gpuload.datasets.sample import Encoded
+from gpuload.decode.cut import find_intervals, grid_of
+from gpuload.decode.jpeg_header import scan_markers
+from gpuload.errors import DecodeError
+from gpuload.packing.images import ImageOptions, Images
+
+PROFILE = b"an ICC profile, or what stands for one"
+
+
+def encoded(mode: str = "RGB", name: str = "JPEG", size: tuple[int, int] = (120, 80), **options: Any) -> bytes:
+    """An image of W×H."""
+    file = io.BytesIO()
+    image = Image.fromarray(smooth_image(size[1], size[0], 1))
+    image.convert(mode).save(file, name, **options)
+    return file.getvalue()
+
+
+def made(data: bytes, **options: Any) -> tuple[bytes, dict[str, int]]:
+    images = Images(ImageOptions(**options))
+    return images.bytes_of(Encoded(data)), images.kept
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"), [("RGB", "JPEG"), ("L", "PNG"), ("P", "GIF"), ("I;16", "PNG"), ("CMYK", "JPEG")]
+)
+def test_without_a_resize_bytes_are_kept(mode: str, name: str) -> None:
+    data = encoded(mode, name)
+    assert made(data) == made(data, check=True) == made(data, short_side=80) == (data, {})
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_resized_jpeg_keeps_what_belongs_to_it(mode: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(mode, size=(300, 200), exif=exif, icc_profile=PROFILE, quality=95, subsampling=1)
+    small, kept = made(data, short_side=50, quality=95)
+    image = opened(small)
+    assert (image.size, image.mode, image.format, kept) == ((75, 50), mode, "JPEG", {})
+    assert (image.getexif().get(0x0112, 1), image.info["icc_profile"]) == (orientation, PROFILE)
+    expected = opened(data).resize((75, 50), Image.Resampling.LANCZOS)
+    difference = np.asarray(image, int) - np.asarray(expected, int)
+    assert np.abs(difference).mean() < 3
+
+
+def test_an_orientation_that_xmp_tells_is_kept() -> None:
+    xmp = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'
+    data = encoded()
+    data = data[:2] + b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp + data[2:]
+    assert opened(made(data, short_side=40)[0]).getexif()[0x0112] == 6
+
+
+def test_the_sampling_of_chroma_and_the_quality_are_what_they_should_be() -> None:
+    for sampling in (0, 1, 2):
+        small = made(encoded(subsampling=sampling), short_side=40)[0]
+        factors = {0: 0x11, 1: 0x21, 2: 0x22}[sampling]
+        header = scan_markers(small)
+        assert header is not None
+        assert small[header.frame_at + 11] == factors
+    assert len(made(encoded(), short_side=60, quality=30)[0]) < len(made(encoded(), short_side=60)[0])
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
+def test_a_resized_png_stays_one(mode: str) -> None:
+    small, kept = made(encoded(mode, "PNG", icc_profile=PROFILE), short_side=40)
+    image = opened(small)
+    assert (image.size, image.mode, image.format, kept) == ((60, 40), mode, "PNG", {})
+    assert image.info["icc_profile"] == PROFILE
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "options", "told"),
+    [
+        ("P", "PNG", {}, "PNG of mode P"),
+        ("I;16", "PNG", {}, "PNG of mode I;16"),
+        ("1", "PNG", {}, "PNG of mode 1"),
+        ("RGB", "PNG", {"transparency": (1, 2, 3)}, "PNG of mode RGB"),
+        ("P", "GIF", {}, "GIF of mode P"),
+        ("RGB", "WEBP", {}, "WEBP of mode RGB"),
+        ("RGB", "BMP", {}, "BMP of mode RGB"),
+        ("RGB", "TIFF", {}, "TIFF of mode RGB"),
+    ],
+)
+def test_what_cannot_be_resized_is_kept_and_counted(mode: str, name: str, options: dict[str, Any], told: str) -> None:
+    data = encoded(mode, name, **options)
+    assert made(data, short_side=40) == (data, {f"not resized: {told}": 1})
+
+
+def test_a_smaller_image_is_not_made_larger() -> None:
+    assert made(data := encoded(), short_side=81) == (data, {})
+
+
+@pytest.mark.parametrize("options", [{}, {"short_side": 40}, {"check": True}])
+def test_damage_is_found(options: dict[str, Any]) -> None:
+    jpeg, png = encoded(), encoded(name="PNG")
+    for damaged in (b"", b"nonsense", jpeg[:-300], png[: len(png) // 2], jpeg[:40]):
+        with pytest.raises(DecodeError):
+            made(damaged, **options)
+
+
+def test_only_a_check_finds_damage_within() -> None:
+    png = bytearray(encoded(name="PNG"))
+    png[len(png) // 2] ^= 0xFF
+    assert made(bytes(png)) == (bytes(png), {})
+    with pytest.raises(DecodeError, match="the PNG cannot be decoded"):
+        made(bytes(png), check=True)
+
+
+def test_pixels_of_an_array_are_the_middle_square() -> None:
+    images = Images(ImageOptions(short_side=20))
+    pixels = images.pixels_of(Encoded(encoded("L", "PNG"), "L"))
+    expected = opened(encoded("L", "PNG")).resize((20, 20), Image.Resampling.LANCZOS, box=(20, 0, 100, 80))
+    np.testing.assert_array_equal(pixels[:, :, 0], np.asarray(expected))
+    assert pixels.shape == (20, 20, 1)
+
+
+def test_pixels_are_turned_upright_if_that_is_asked_for() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = Encoded(encoded(exif=exif))
+    stored, upright = (Images(ImageOptions(exif=turn)).pixels_of(data) for turn in (False, True))
+    assert (stored.shape, upright.shape) == ((80, 120, 3), (120, 80, 3))
+    np.testing.assert_array_equal(upright, np.rot90(stored, -1))
+
+
+@pytest.mark.parametrize("size", [(683, 512), (512, 683), (752, 400), (400, 752), (376, 376)])
+@pytest.mark.parametrize("sampling", [0, 2])
+def test_a_resized_jpeg_has_a_width_that_divides(size: tuple[int, int], sampling: int) -> None:
+    short = min(size) * 3 // 4
+    data = encoded(size=size, subsampling=sampling)
+    plain, _ = made(data, short_side=short)
+    small, kept = made(data, short_side=short, cuttable=True)
+    header = scan_markers(small)
+    assert header is not None
+    assert kept == {}
+    assert grid_of(small, header).columns > 1
+    assert find_intervals(small, header) is not None
+    width, height = opened(small).size
+    assert min(width, height) >= short
+    before = opened(plain).size
+    assert abs(width - before[0]) <= 32
+    assert abs(width / height - before[0] / before[1]) < 0.06 * before[0] / before[1]
+    if (width, height) == before:
+        np.testing.assert_array_equal(np.asarray(opened(small)), np.asarray(opened(plain)))
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("jpegtran") is None, reason="jpegtran is not installed")
+def test_jpegs_that_are_not_resized_are_made_cuttable_by_jpegtran() -> None:
+    data = jpeg_bytes(smooth_image(64, 128, 0))
+    cuttable, kept = made(data, cuttable=True)
+    np.testing.assert_array_equal(np.asarray(opened(cuttable)), np.asarray(opened(data)))
+    assert grid_of(cuttable, scan_markers(cuttable)).columns > 1
+    assert kept == {}
+    odd = jpeg_bytes(smooth_image(64, 47 * 16, 0))
+    assert made(odd, cuttable=True) == (odd, {"not cuttable": 1})
+    assert made(png := encoded(name="PNG"), cuttable=True) == (png, {})

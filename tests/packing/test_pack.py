@@ -1,0 +1,497 @@
+"""A packed set gives the samples back, and its bytes depend on nothing else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import jpeg_bytes, smooth_image
+
+import gpuload as gl
+from gpuload.packing import pack as pack_module
+from gpuload.packing.manifest import open_packed
+from gpuload.packing.pack import BadSamples
+
+from .conftest import COUNT, content
+
+Packing = Callable[..., Path]
+STORES = ["tar", "parquet", "lmdb", "array"]
+
+
+def needs(to: str) -> None:
+    """Skip where the store's library is absent."""
+    if to in ("lmdb", "parquet"):
+        pytest.importorskip({"parquet": "pyarrow"}.get(to, to))
+
+
+def decoded(encoded: gl.Encoded) -> np.ndarray:
+    from gpuload.decode import Decoder
+
+    decoder = Decoder(gl.Decode())
+    return decoder.decode(encoded, decoder.header(encoded))
+
+
+@pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
+def test_samples_come_back_as_they_were_in_their_order(folder: Path, packed: Packing, to: str) -> None:
+    needs(to)
+    dataset, path = gl.ImageFolder(folder), packed(to)
+    back = open_packed(str(path))
+    assert [(image.data, label) for image, label in back] == [(image.data, label) for image, label in dataset]
+    assert json.loads((path / "classes.json").read_text(encoding="utf-8")) == dataset.classes == ["ant", "bee", "cät"]
+    parts = json.loads((path / "manifest.json").read_text())["parts"]
+    assert len(parts) > 2
+    assert not (path / ".gpuload-pack").exists()
+    assert gl.verify(path) == []
+
+
+def test_an_array_holds_the_pixels_and_labels(tmp_path: Path, packed: Packing) -> None:
+    root = tmp_path / "equal" / "only"
+    root.mkdir(parents=True)
+    for number in range(5):
+        (root / f"{number}.jpg").write_bytes(jpeg_bytes(smooth_image(16, 24, number)))
+    dataset = gl.ImageFolder(root.parent)
+    path = packed("array", dataset=dataset)
+    back = gl.ArrayFile(path / "images.npy", labels=path / "labels.npy")
+    for (image, label), (encoded, expected) in zip(back, dataset, strict=True):
+        np.testing.assert_array_equal(image.hwc, decoded(encoded))
+        assert label == expected
+    np.testing.assert_array_equal(np.load(path / "images.npy")[3], decoded(dataset[3][0]))
+    assert gl.verify(path) == []
+
+
+def test_the_line_that_reads_a_set_is_told(folder: Path, tmp_path: Path) -> None:
+    (folder / "ant" / "other.png").write_bytes(_png())
+    made = gl.pack(gl.ImageFolder(folder), tmp_path / "set", to="tar", workers=0)
+    assert made.read == f"gpuload.TarShards('{tmp_path}/set/shard-*.tar', fields=('jpg;png', 'cls'))"
+    back = eval(made.read, {"gpuload": gl})
+    assert [label for _, label in back] == gl.ImageFolder(folder).labels.tolist()
+    assert (made.samples, made.files, made.left_out, made.taken_up) == (COUNT + 1, 1, [], 0)
+
+
+def _png() -> bytes:
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(smooth_image(20, 20, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_packed_set_is_packed_to_another_store(folder: Path, packed: Packing) -> None:
+    pytest.importorskip("pyarrow")
+    first = packed("tar")
+    again = packed("parquet", "again", dataset=open_packed(str(first)))
+    expected = [(image.data, label) for image, label in gl.ImageFolder(folder)]
+    assert [(image.data, label) for image, label in open_packed(str(again))] == expected
+
+
+@pytest.mark.parametrize("to", STORES)
+def test_no_shard_is_larger_than_was_asked_for_and_none_is_cut_short(folder: Path, packed: Packing, to: str) -> None:
+    needs(to)
+    path = packed(to, shard_bytes=22_000, **({"short_side": 16} if to == "array" else {}))
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert [part["first"] for part in manifest["parts"]] == sorted({part["first"] for part in manifest["parts"]})
+    assert sum(part["samples"] for part in manifest["parts"]) == COUNT
+    if to in ("tar", "parquet"):
+        sizes = [os.path.getsize(path / part["file"]) for part in manifest["parts"]]
+        assert max(sizes) <= 22_000
+        assert len(sizes) < COUNT
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("to", ["tar", "lmdb"])
+def test_the_bytes_do_not_depend_on_the_workers(packed: Packing, to: str) -> None:
+    needs(to)
+    assert content(packed(to, "alone")) == content(packed(to, "two", workers=2))
+
+
+DRIVER = """
+import os, random, signal, sys, warnings
+import numpy, PIL.JpegImagePlugin
+import gpuload as gl
+from gpuload.packing.pack import pack
+source, target, to, size = sys.argv[1:5]
+if to == "parquet":
+    import pyarrow.parquet
+draw, calls = random.Random(to), 0
+
+def run(path, last):  # to its end, or to this call of a function of C's
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    def count(frame, event, function):
+        global calls
+        calls += event == "c_call"
+        if calls == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.setprofile(count)
+    side = 16 if to == "array" else None
+    pack(gl.ImageFolder(source), path, to=to, workers=0, shard_bytes=int(size), short_side=side)
+    sys.setprofile(None)
+    open(f"{target}/calls", "w").write(str(calls))
+    os._exit(0)
+
+assert run(f"{target}/whole", -1) == 0
+most = int(open(f"{target}/calls").read())
+for number in range(int(sys.argv[5])):
+    kills = sum(run(f"{target}/{number}", draw.randrange(1, most)) == signal.SIGKILL for _ in range(3))
+    assert run(f"{target}/{number}", -1) == 0
+    print(kills)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("to", STORES)
+def test_killed_at_random_moments_and_run_again_it_makes_the_same_bytes(folder: Path, tmp_path: Path, to: str) -> None:
+    needs(to)
+    target, size = tmp_path / "sets", "1700" if to == "array" else "16000"
+    target.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(folder), str(target), to, size, "3"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    kills = [int(line) for line in done.stdout.split()]
+    assert sum(kills) > 3, kills
+    expected = content(target / "whole")
+    for number in range(len(kills)):
+        assert content(target / str(number)) == expected
+
+
+def damage(folder: Path) -> tuple[Path, Path]:
+    """Cut one image off, and make another one of the next class no image."""
+    cut, none = folder / "ant" / "003.jpg", folder / "bee" / "004.jpg"
+    cut.write_bytes(cut.read_bytes()[:-150])
+    none.write_bytes(b"nothing")
+    return cut, none
+
+
+@pytest.mark.parametrize("to", STORES)
+def test_damaged_images_are_all_listed_and_left_out_only_if_that_is_asked_for(
+    folder: Path, packed: Packing, to: str
+) -> None:
+    needs(to)
+    cut, none = damage(folder)
+    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
+    with pytest.raises(BadSamples) as raised:
+        packed(to, **options)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == f"2 of 12 samples are damaged, so {str(folder.parent / 'set')!r} is not finished:"
+    assert lines[1].startswith(f"  {cut}: DecodeError: the JPEG cannot be decoded: ")
+    assert lines[2].startswith(f"  {none}: DecodeError: not an image that gpuload decodes: 7 bytes")
+    assert "--skip-bad" in lines[3]
+    with pytest.raises(FileNotFoundError, match="is not finished: run the same gpuload pack again"):
+        gl.verify(folder.parent / "set")
+    path = packed(to, skip_bad=True, **options)
+    left = [(image, label) for index, (image, label) in _good(gl.ImageFolder(folder)) if index not in (1, 5)]
+    back = open_packed(str(path))
+    assert [label for _, label in back] == [label for _, label in left]
+    if to != "array":
+        assert [image.data for image, _ in back] == [image.data for image, _ in left]
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert [(one["index"], one["source"]) for one in manifest["left_out"]] == [(1, str(cut)), (5, str(none))]
+    assert gl.verify(path) == []
+    assert content(packed(to, "at once", skip_bad=True, **options)) == content(path)
+
+
+def _good(dataset: gl.ImageFolder) -> list[tuple[int, Any]]:
+    return list(enumerate(dataset))
+
+
+@pytest.mark.parametrize("to", ["tar", "lmdb"])
+def test_a_mended_image_is_taken_in_and_the_rest_is_not_made_again(folder: Path, packed: Packing, to: str) -> None:
+    needs(to)
+    expected = content(packed(to, "expected"))
+    path = folder / "ant" / "003.jpg"
+    data, moment = path.read_bytes(), path.stat().st_mtime_ns
+    path.write_bytes(data[:-150])
+    with pytest.raises(BadSamples):
+        packed(to)
+    path.write_bytes(data)
+    os.utime(path, ns=(moment, moment))
+    made = gl.pack(gl.ImageFolder(folder), folder.parent / "set", to=to, workers=0, shard_bytes=12_500)
+    assert content(folder.parent / "set") == expected
+    assert 0 < made.taken_up < COUNT
+
+
+def test_a_sample_without_a_path_that_failed_is_tried_again(tmp_path: Path) -> None:
+    dataset = Samples(image(0), gl.Encoded(b"nothing"), image(2))
+    with pytest.raises(BadSamples):
+        gl.pack(dataset, tmp_path / "set", to="tar", workers=0, shard_bytes=1)
+    dataset.samples = (image(0), image(1), image(2))
+    made = gl.pack(dataset, tmp_path / "set", to="tar", workers=0, shard_bytes=1)
+    assert (made.samples, made.taken_up) == (3, 2)
+
+
+def test_an_image_that_was_changed_meanwhile_is_packed_as_it_is_now(folder: Path, packed: Packing) -> None:
+    damage(folder)
+    with pytest.raises(BadSamples):
+        packed("tar")
+    (folder / "cät" / "002.jpg").write_bytes(jpeg_bytes(smooth_image(8, 8, 5)))
+    path = packed("tar", skip_bad=True)
+    assert next(image.data for image, label in open_packed(str(path)) if label == 2) == jpeg_bytes(
+        smooth_image(8, 8, 5)
+    )
+
+
+def test_a_finished_set_is_not_made_again(folder: Path, packed: Packing) -> None:
+    path = packed("tar")
+    moments = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+    made = gl.pack(gl.ImageFolder(folder), path, to="tar", workers=0, shard_bytes=12_500)
+    assert (made.samples, made.taken_up) == (COUNT, COUNT)
+    assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == moments
+
+
+def test_what_was_asked_for_otherwise_is_not_mixed(folder: Path, packed: Packing) -> None:
+    path = packed("tar")
+    end = r"\. Use the same arguments, another folder, or remove this one$"
+    with pytest.raises(FileExistsError, match=f"holds a finished set .*: short_side=None instead of 16{end}"):
+        packed("tar", short_side=16)
+    shutil.rmtree(path)
+    damage(folder)
+    with pytest.raises(BadSamples):
+        packed("tar")
+    with pytest.raises(FileExistsError, match=f"holds the beginning of a set .*: quality=90 instead of 80{end}"):
+        packed("tar", quality=80)
+    (folder / "ant" / "another.jpg").write_bytes(jpeg_bytes(smooth_image(8, 8, 0)))
+    with pytest.raises(FileExistsError, match=f"asked for otherwise: other data{end}"):
+        packed("tar")
+
+
+def test_a_folder_with_other_files_is_not_written_to(folder: Path, packed: Packing, tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError, match=r"holds other files \(ant, bee, cät …\); expected a folder that is new"):
+        packed("tar", "images")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FileExistsError, match="is a file; expected a folder"):
+        packed("tar", "file")
+
+
+def test_two_do_not_pack_to_one_folder(folder: Path, packed: Packing, tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / "set" / ".gpuload-pack").mkdir(parents=True)
+    with open(tmp_path / "set" / ".gpuload-pack" / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(gl.GpuloadError, match="another process is packing to"):
+            packed("tar")
+
+
+class Samples:
+    """A dataset of samples as they are given."""
+
+    def __init__(self, *samples: Any) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def image(number: int = 0) -> gl.Encoded:
+    return gl.Encoded(jpeg_bytes(smooth_image(16, 16, number)))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments", "error", "message"),
+    [
+        (Samples(), {}, ValueError, "has no samples to pack"),
+        (iter([1]), {}, TypeError, "takes map-style datasets"),
+        (Samples(image()), {"to": "zip"}, ValueError, "to must be one of 'tar', 'lmdb', 'parquet', 'array', got 'zip'"),
+        (Samples(image()), {"quality": 0}, ValueError, "quality must be a whole number from 1 to 100, got 0"),
+        (Samples(image()), {"exif": True}, ValueError, "exif=True is for to='array'"),
+        (Samples(image()), {"to": "array", "cuttable": True}, ValueError, "cuttable=True is for JPEGs"),
+        (Samples("a.jpg"), {}, gl.GpuloadError, r"sample 0 .* a tar takes samples of Encoded, .*, got a str$"),
+        (Samples((gl.Image(np.zeros((4, 4, 3), np.uint8)), 1)), {}, gl.GpuloadError, r"to an array \(to='array'\)"),
+        (Samples({"image": image(), "boxes": gl.Boxes([])}), {}, gl.GpuloadError, "a Boxes has no form in a tar"),
+        (Samples({"Image": image()}), {}, gl.GpuloadError, "fields have names in small letters.*got 'Image'"),
+        (
+            Samples((image(), 1.5)),
+            {"to": "lmdb"},
+            gl.GpuloadError,
+            "the label of an LMDB is an int or a str, got float",
+        ),
+        (Samples({"a": image(), "b": image()}), {"to": "parquet"}, gl.GpuloadError, "one column of images, got 2"),
+        (
+            Samples({"image": image(), "box": None}),
+            {"to": "parquet"},
+            gl.GpuloadError,
+            "column 'box' would hold NoneType",
+        ),
+        (Samples((image(), "cat")), {"to": "array"}, gl.GpuloadError, "labels beside an array are numbers, got str"),
+        (
+            Samples(gl.Encoded(b"1"), gl.Encoded(b"2")),
+            {},
+            gl.GpuloadError,
+            "none of 2 samples from all over .* can be read",
+        ),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(
+    tmp_path: Path, dataset: Any, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gl.pack(dataset, tmp_path / "set", **{"to": "tar", "workers": 0, **arguments})
+
+
+def test_fields_of_dicts_come_back_under_their_names(tmp_path: Path) -> None:
+    mask = gl.Mask(gl.Encoded(_png()))
+    samples = [
+        {
+            "jpg": image(number),
+            "cls": number,
+            "caption": "a wörd",
+            "seg.png": mask,
+            "boxes": np.arange(8.0).reshape(2, 4),
+            "info.json": {"a": [1, None]},
+            "score": 0.5,
+            "raw": b"123",
+        }
+        for number in range(3)
+    ]
+    gl.pack(Samples(*samples), tmp_path / "set", to="tar", workers=0)
+    for number, back in enumerate(open_packed(str(tmp_path / "set"))):
+        assert back.pop("__key__") == f"0000000{number}"
+        assert list(back) == ["jpg", "cls", "caption.txt", "seg.png", "boxes.npy", "info.json", "score.json", "raw.bin"]
+        assert back["jpg"].data == image(number).data
+        assert isinstance(back["seg.png"], gl.Mask)
+        np.testing.assert_array_equal(back["boxes.npy"], samples[0]["boxes"])
+        assert (back["cls"], back["caption.txt"], back["score.json"]) == (number, "a wörd", 0.5)
+        assert (back["info.json"], back["raw.bin"]) == ({"a": [1, None]}, b"123")
+
+
+@pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
+def test_images_alone_and_text_come_back(tmp_path: Path, to: str) -> None:
+    needs(to)
+    for name, samples in (("alone", [image(0), image(1)]), ("text", [(image(0), "cat"), (image(1), "dög")])):
+        gl.pack(Samples(*samples), tmp_path / name, to=to, workers=0)
+        back = list(open_packed(str(tmp_path / name)))
+        assert [_data(sample) for sample in back] == [_data(sample) for sample in samples]
+
+
+def _data(sample: Any) -> Any:
+    return sample.data if isinstance(sample, gl.Encoded) else (sample[0].data, *sample[1:])
+
+
+def test_columns_of_a_table_come_back(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    samples = [{"image": image(number), "label": number, "caption": f"no. {number}"} for number in range(3)]
+    gl.pack(Samples(*samples), tmp_path / "set", to="parquet", workers=0)
+    back = open_packed(str(tmp_path / "set"))
+    column = pyarrow.parquet.ParquetFile(tmp_path / "set" / "shard-00000.parquet").metadata.row_group(0).column(0)
+    assert column.statistics is None  # which would hold whole images
+    assert [(one["image"].data, one["label"], one["caption"]) for one in back] == [
+        (one["image"].data, one["label"], one["caption"]) for one in samples
+    ]
+
+
+def test_a_row_that_differs_is_a_bad_sample(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    with pytest.raises(BadSamples, match=r"1 of 3 samples .*\n  sample 1: Arrow"):
+        gl.pack(Samples((image(), 1), (image(), "two"), (image(), 3)), tmp_path / "set", to="parquet", workers=0)
+
+
+def test_images_of_several_sizes_are_no_array(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(
+        BadSamples, match=r"this is uint8 of shape \(32, 48, 3\), the first \|u1 of shape \(24, 48, 3\)"
+    ):
+        gl.pack(gl.ImageFolder(folder), tmp_path / "set", to="array", workers=0)
+
+
+def test_arrays_of_any_dtype_are_packed(tmp_path: Path) -> None:
+    volumes = [np.full((2, 9, 8, 5), number, np.float32) for number in range(3)]
+    gl.pack(Samples(*map(gl.Image, volumes)), tmp_path / "clips", to="array", workers=0)
+    gl.pack(Samples(*volumes), tmp_path / "data", to="array", workers=0)
+    for name in ("clips", "data"):
+        back = open_packed(str(tmp_path / name))
+        np.testing.assert_array_equal(back[2].hwc if name == "clips" else back[2], volumes[2])
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+def test_too_many_open_files_are_no_damaged_image_but_a_bad_sector_is(tmp_path: Path, code: int) -> None:
+    class Fails(Samples):
+        def __getitem__(self, index: int) -> Any:
+            if index == 1:
+                raise OSError(code, os.strerror(code))
+            return image(index)
+
+    error, told = (OSError, "Too many open files") if code == errno.EMFILE else (BadSamples, "sample 1: OSError")
+    with pytest.raises(error, match=told):
+        gl.pack(Fails(*range(3)), tmp_path / "set", to="tar", workers=0)
+
+
+@pytest.mark.parametrize("to", ["lmdb", "array", "array with a gap"])
+def test_it_ends_as_it_should_though_it_was_killed_at_the_end(
+    folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    needs(to)
+    if to == "array with a gap":
+        damage(folder)
+    to = to.split()[0]
+    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
+    expected = content(packed(to, "expected", skip_bad=True, **options))
+
+    def killed(path: str, *others: Any) -> None:
+        if path.endswith("manifest.json"):
+            raise KeyboardInterrupt
+        write(path, *others)
+
+    write = pack_module.write_json
+    monkeypatch.setattr(pack_module, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        packed(to, skip_bad=True, **options)
+    monkeypatch.undo()
+    assert content(packed(to, skip_bad=True, **options)) == expected
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_pages_of_a_transaction_that_was_cut_short_leave_no_trace(folder: Path, packed: Packing, whole: bool) -> None:
+    """And where not even the first pages were written, the database is begun anew."""
+    pytest.importorskip("lmdb")
+    expected = content(packed("lmdb", "expected"))
+    path = folder / "cät" / "008.jpg"
+    data = path.read_bytes()
+    path.write_bytes(data[:-150])
+    with pytest.raises(BadSamples):
+        packed("lmdb")
+    path.write_bytes(data)
+    database = folder.parent / "set" / ".gpuload-pack" / "data.mdb"
+    assert database.stat().st_size > 5 * 4096
+    with open(database, "ab" if whole else "wb") as file:
+        file.write(bytes(range(256)) * 16)
+    assert content(packed("lmdb")) == expected
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_killed_or_fails_is_told(tmp_path: Path) -> None:
+    here = os.getpid()
+
+    class Kills(Samples):
+        def __getitem__(self, index: int) -> Any:
+            if index == 5 and os.getpid() != here:
+                if self.samples[0] == "kill":
+                    os.kill(os.getpid(), 9)
+                raise RuntimeError("the user's own mistake")
+            return image(index), index
+
+    message = r"a worker process was killed by signal 9 while it made part \d, samples 5 to 5\. What is done is kept"
+    with pytest.raises(gl.WorkerError, match=message):
+        gl.pack(Kills("kill", *range(7)), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
+    with pytest.raises(gl.GpuloadError, match=r"(?s)RuntimeError: the user's own mistake.*Where it happened"):
+        gl.pack(Kills("fail", *range(7)), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
