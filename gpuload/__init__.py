@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TarShards,
     )
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
+    from gpuload.datasets.stores.remote.options import Remote
     from gpuload.datasets.worker import get_worker_info
     from gpuload.datasets.wrap import wrap
     from gpuload.decode import Decode
@@ -80,6 +81,7 @@ _HOMES = {
     "Padded": "gpuload.batches.pad",
     "Parquet": "gpuload.datasets",
     "RayWorkers": "gpuload.workers.ray.options",
+    "Remote": "gpuload.datasets.stores.remote.options",
     "SampleError": "gpuload.errors",
     "TarShards": "gpuload.datasets",
     "TooManyErrors": "gpuload.errors",
@@ -123,6 +125,7 @@ __all__ = [
     "Padded",
     "Parquet",
     "RayWorkers",
+    "Remote",
     "SampleError",
     "TarShards",
     "TooManyErrors",

@@ -50,6 +50,7 @@ MOST_ENTRIES = 13
 # Test files that are about no single module, but about what several do together.
 ABOUT_SEVERAL = {
     "batches/test_waits",
+    "datasets/stores/remote/test_datasets",
     "decode/test_corpus",
     "decode/test_damage",
     "decode/test_formats",

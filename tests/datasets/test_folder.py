@@ -73,7 +73,7 @@ def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path:
         ("target_transform", r"dataset\.labels = table\[dataset\.labels\]$"),
         ("loader", r"decode=gpuload\.Decode\(…\) says how$"),
         ("is_valid_file", r"extensions=\('\.jpg', …\) says which"),
-        ("rot", "its arguments are root, extensions, follow_links, mode$"),
+        ("rot", "its arguments are root, extensions, follow_links, mode, storage_options$"),
     ],
 )
 def test_of_torchvisions_arguments_it_says_what_takes_their_place(kind, name, instead, tmp_path: Path) -> None:
@@ -606,3 +606,15 @@ def test_importing_and_reading_needs_no_torch(many: ImageFolder) -> None:
         [sys.executable, "-c", code, many.root], env=environment, check=True, capture_output=True, text=True
     )
     assert found.stdout == "[]\n"
+
+
+def test_files_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        (tmp_path / name).write_bytes(b"...")
+    dataset, told = ImageFiles(tmp_path), []
+    (tmp_path / "b.jpg").unlink()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *how: told.append((os.readlink(f"/proc/self/fd/{fd}"), *how)))
+    dataset.will_need([2, 1, -3])
+    assert told == [(f"{tmp_path}/{name}", 0, 0, os.POSIX_FADV_WILLNEED) for name in ("c.jpg", "a.jpg")]
+    assert len(os.listdir("/proc/self/fd")) == before
