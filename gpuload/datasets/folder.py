@@ -126,6 +126,12 @@ class Joined:
                 samples[row] = sample
         return samples
 
+    def will_need(self, indices: Iterable[SupportsIndex]) -> None:
+        """Let each dataset that can have the kernel read these samples, which are asked for soon."""
+        for which, number in map(self._place, indices):
+            if (will_need := getattr(self.datasets[which], "will_need", None)) is not None:
+                will_need([number])
+
     def blocks(self) -> np.ndarray | None:
         """Where the blocks of each dataset begin, and the length; single samples of one that has none. None if none
         has any."""

@@ -616,5 +616,8 @@ def test_files_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, monk
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, *how: told.append((os.readlink(f"/proc/self/fd/{fd}"), *how)))
     dataset.will_need([2, 1, -3])
-    assert told == [(f"{tmp_path}/{name}", 0, 0, os.POSIX_FADV_WILLNEED) for name in ("c.jpg", "a.jpg")]
+    expected = [(f"{tmp_path}/{name}", 0, 0, os.POSIX_FADV_WILLNEED) for name in ("c.jpg", "a.jpg")]
+    assert told == expected
+    Joined([["not on a disk"], dataset]).will_need([0, 3, 1])
+    assert told == expected * 2
     assert len(os.listdir("/proc/self/fd")) == before
