@@ -109,11 +109,13 @@ def told(folder: str, read: dict[str, Any]) -> str:
 
 
 def open_packed(folder: str, **others: Any) -> Any:
-    """The dataset that reads a packed set."""
+    """The dataset that reads a packed set; its `classes` are the names of labels, or None."""
     import gpuload.datasets
 
     read = read_manifest(folder)["read"]
-    return getattr(gpuload.datasets, read["dataset"])(_path(folder, read), **_arguments(folder, read), **others)
+    dataset = getattr(gpuload.datasets, read["dataset"])(_path(folder, read), **_arguments(folder, read), **others)
+    dataset.classes = read_json(os.path.join(folder, CLASSES))
+    return dataset
 
 
 def _path(folder: str, read: dict[str, Any]) -> str:

@@ -92,6 +92,7 @@ def test_a_packed_set_is_packed_to_another_store(folder: Path, packed: Packing) 
     first = packed("tar")
     again = packed("parquet", "again", dataset=open_packed(str(first)))
     expected = [(image.data, label) for image, label in gl.ImageFolder(folder)]
+    assert open_packed(str(again)).classes == ["ant", "bee", "cät"]
     assert [(image.data, label) for image, label in open_packed(str(again))] == expected
 
 
