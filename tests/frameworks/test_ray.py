@@ -52,13 +52,14 @@ def kill():  # all of its processes, as when a machine loses power
 
 def come():
     cluster.add_node(**{**small, "num_cpus": 3})
-    while not loader._session.engine.ready:
-        loader._session.feed.pump(0.1)
+    loader._session.feed.await_engine()
 
 
 epoch("here", gl.Loader(Numbered(2000), num_workers=0, **options()))
 loader = gl.Loader(Numbered(2000), workers=gl.RayWorkers(count=2, workers_per_actor=1), **options())
 with loader:
+    begun = iter(loader)
+    loader._session.feed.await_engine()
     epoch("there", loader)
     nodes = {actor.said.node for actor in loader._session.engine._actors}
     epoch("killed", loader, kill)

@@ -37,6 +37,7 @@ from gpuload.workers.ray.options import CHUNKS_PER_WORKER, WORKERS_PER_ACTOR, Ra
 __all__ = ["RayPool"]
 
 REPORT_S: Final = 5.0
+NODE_DIED: Final = "its node has died"  # how Ray says that
 SLOW_S: Final = 60.0  # a warning says what has not come for so long
 WAIT_S: Final = 1.0
 CLOSE_S: Final = 2.0
@@ -336,6 +337,8 @@ class RayPool:
             if request is not None:
                 events.append(_lost(request, f"{actor.name} died: {cause}"))
         self._start(actor.first, self._actors.index(actor))
+        if not actor.started and NODE_DIED in cause:  # sent to a machine of which Ray did not know yet that it is dead
+            return
         node = actor.said.node if actor.said is not None else ""
         if actor.started_at >= self._died_at.get(node, -math.inf):
             self._died_at[node] = time.monotonic()

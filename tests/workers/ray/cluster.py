@@ -72,7 +72,7 @@ async def _end_all() -> None:
 
 
 class Cluster:
-    """Takes the place of the module `ray`. Actors go to `nodes` in turn; None: there is no room, now."""
+    """Takes the place of the module `ray`. Actors go to `nodes_in_turn`; None: there is no room, now."""
 
     def __init__(self) -> None:
         self.nodes_in_turn: list[str | None] = ["a", "b"]
@@ -120,6 +120,10 @@ class Cluster:
 
     def _start(self, *arguments: Any) -> Any:
         node = self.nodes_in_turn.pop(0)
+        if node == "dead":
+            failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            failed.set_exception(RayActorError("The actor died because its node has died. The actor never ran"))
+            return SimpleNamespace(report=SimpleNamespace(remote=lambda *_: failed))
         if node is None:
             never: concurrent.futures.Future[Any] = concurrent.futures.Future()
             return SimpleNamespace(report=SimpleNamespace(remote=lambda *_: never))

@@ -106,7 +106,7 @@ def test_where_a_machine_dies_its_actors_count_as_one_death_and_others_go_on_wit
         epoch = iter(loader_)
         seen = numbers([next(epoch)])
         loader_._session.feed.await_engine()
-        cluster.nodes_in_turn = [None, None]
+        cluster.nodes_in_turn = ["dead", None, None]
         for actor in cluster.actors[:2]:
             actor.die()
         assert seen + numbers(epoch) == list(range(400))
