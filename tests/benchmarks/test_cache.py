@@ -7,6 +7,7 @@ import pytest
 from benchmarks import cache
 
 
+@pytest.mark.slow
 def test_hits_of_a_small_cache_are_those_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SAMPLES", 600)
     monkeypatch.setattr(cache, "EPOCHS", 4)

@@ -8,6 +8,7 @@ from benchmarks import shuffle
 from gpuload.order.blocks import BlockShuffle
 
 
+@pytest.mark.slow
 def test_figures_of_orders_whose_figures_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle, "SAMPLES", 64_000)
     full, blocks = shuffle.figures(None), shuffle.figures(BlockShuffle(block=64, window=16))

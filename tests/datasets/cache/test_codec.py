@@ -33,6 +33,7 @@ def again(sample: Any) -> Any:
     return unpack(memoryview(pack(sample)))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(SAMPLES)
 def test_a_sample_comes_back_as_it_was(sample: Any) -> None:
@@ -94,6 +95,7 @@ def test_what_is_not_kept_is_named(sample: Any, error: str) -> None:
         pack(sample)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.binary(max_size=60), SAMPLES)
 def test_bytes_that_are_no_sample_raise_a_value_error(junk: bytes, sample: Any) -> None:

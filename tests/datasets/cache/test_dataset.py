@@ -140,6 +140,7 @@ def test_a_file_that_was_changed_while_it_was_read_is_not_kept(folder: Path) -> 
     assert (dataset.statistics().hits, dataset.statistics().entries) == (0, 0)
 
 
+@pytest.mark.processes
 def test_a_cache_on_disk_is_there_for_the_next_run_and_for_no_other_version(folder: Path) -> None:
     program = """
         import sys, gpuload as gl

@@ -94,6 +94,7 @@ def test_half_an_entry_and_that_of_another_sample_are_never_given() -> None:
     assert found(cache, 2) is None
 
 
+@pytest.mark.slow
 def test_size_follows_the_hit_rate() -> None:
     """A cache of a 20th of what is read in turn is of no use, and shrinks; it grows again for what fits."""
     limit, fit = 1 << 18, 28  # 32 entries of two pages

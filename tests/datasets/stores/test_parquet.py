@@ -44,6 +44,7 @@ def test_row_groups_are_its_blocks(tmp_path: Path) -> None:
     assert Parquet(tmp_path).blocks().tolist() == [0, 5, 10, 12, 20, 24]
 
 
+@pytest.mark.slow
 def test_a_block_shuffle_reads_a_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the rows of a window fit into what is kept, and a full shuffle reads one for nearly each sample."""
     content = table()
