@@ -1,4 +1,4 @@
-"""The same photographs in every store: how fast each is read, whether all give the same batches, how small its index is.
+"""The same photographs in every store: how fast each is read, whether all give equal batches, how small an index is.
 
 python -m benchmarks.sources                 images/s of each store, beside its native reader
 python -m benchmarks.sources.equal           equal batches from every dataset

@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
     parser.add_argument("--files", type=int, default=2000, help="how many files they are copied to (default 2000)")
     parser.add_argument("--cache", type=Path, default=Path(__file__).parents[2] / ".data", help="where they are kept")
-    parser.add_argument("--only", help=f"comma-separated, of {', '.join(map(repr, STORES))}")
+    parser.add_argument("--only", help=f"separated by semicolons, of: {'; '.join(STORES)}")
     options = parser.parse_args(arguments)
     names = [name.strip() for name in options.only.split(";")] if options.only else list(STORES)
     console = Console(highlight=False)
@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     good = sum(found.good for found in results)
     told = ", ".join(f"{name} {number}" for name, number in versions().items())
     console.print(
-        f"{len(paths_in(base)):,} photographs of {source}; {good} of {len(results)} datasets give equal batches\n{told}",
+        f"{len(paths_in(base)):,} photographs of {source}: {good} of {len(results)} give equal batches\n{told}",
         soft_wrap=True,
     )
     return 0 if good == len(results) else 1

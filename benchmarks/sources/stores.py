@@ -23,11 +23,12 @@ from PIL import Image
 
 import gpuload as gl
 
-__all__ = ["ARRAYS", "SHARDS", "STORES", "Dataset", "labels_in", "paths_in", "squares", "write"]
+__all__ = ["ARRAYS", "SEED", "SHARDS", "STORES", "Dataset", "labels_in", "order", "paths_in", "squares", "write"]
 
 SHARDS: Final = 4  # archives, and Parquet files
 SIDE: Final = 224  # of the squares in arrays
 ROWS: Final = 16  # of a row group
+SEED: Final = 0
 BOX: Final = (10, 20, 30, 40)  # in every photograph: left, top, width, height
 
 Sample = tuple[str, bytes, int]  # its path below train/, the file, its class
@@ -73,6 +74,11 @@ def write(base: Path, names: Sequence[str] | None = None) -> None:
             done.parent.mkdir(exist_ok=True)
             writer(done.parent, samples(), len(paths))
             done.touch()
+
+
+def order(count: int, random: bool) -> list[int]:
+    """The numbers of samples, in the order in which they lie or in a random one, the same for all."""
+    return (np.random.default_rng(SEED).permutation(count) if random else np.arange(count)).tolist()
 
 
 def squares(data: bytes) -> np.ndarray:
