@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpuload.batches.pad import Padded, pad, pad_collate
     from gpuload.datasets import HDF5, LMDB, ArrayFile, Coco, FileList, ImageFiles, ImageFolder, Parquet, TarShards
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
+    from gpuload.datasets.stores.remote.options import Remote
     from gpuload.datasets.worker import get_worker_info
     from gpuload.datasets.wrap import wrap
     from gpuload.decode import Decode
@@ -62,6 +63,7 @@ _HOMES = {
     "Mask": "gpuload.datasets.sample",
     "Padded": "gpuload.batches.pad",
     "Parquet": "gpuload.datasets",
+    "Remote": "gpuload.datasets.stores.remote.options",
     "SampleError": "gpuload.errors",
     "TarShards": "gpuload.datasets",
     "TooManyErrors": "gpuload.errors",
@@ -100,6 +102,7 @@ __all__ = [
     "Mask",
     "Padded",
     "Parquet",
+    "Remote",
     "SampleError",
     "TarShards",
     "TooManyErrors",

@@ -47,8 +47,10 @@ FOLDERS = {
 # What a machine with a GPU may lack, by what errors call it. CI has all of it.
 OPTIONAL = {
     "accelerate": "accelerate",
+    "aiohttp": "aiohttp",
     "datasets": "datasets",
     "DALI": "nvidia.dali",
+    "fsspec": "fsspec",
     "h5py": "h5py",
     "hypothesis": "hypothesis",
     "Kornia": "kornia",
@@ -62,6 +64,7 @@ OPTIONAL = {
     "pytorch_lightning": "pytorch_lightning",
     "lightning_utilities": "lightning_utilities",
     "rich": "rich",
+    "s3fs": "s3fs",
     "scipy": "scipy",
     "simplejpeg": "simplejpeg",
     "skimage": "skimage",

@@ -47,6 +47,7 @@ MOST_ENTRIES = 12
 # Test files that are about no single module, but about what several do together.
 ABOUT_SEVERAL = {
     "batches/test_waits",
+    "datasets/stores/remote/test_datasets",
     "decode/test_corpus",
     "decode/test_damage",
     "decode/test_formats",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
@@ -18,13 +18,17 @@ from gpuload.datasets.files import read_file
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner
+from gpuload.datasets.stores.opening import client, is_url, read_whole, remote_for
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
 
 __all__ = ["EXTENSIONS", "ImageFiles", "ImageFolder"]
 
 # torchvision's, so that both number the same files alike.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-ARGUMENTS: Final = ("root", "extensions", "follow_links", "mode")
+ARGUMENTS: Final = ("root", "extensions", "follow_links", "mode", "storage_options")
 # What takes the place of torchvision's other arguments.
 INSTEAD: Final[dict[str, str]] = {
     "transform": "images are transformed in batches, by gpuload.Loader(dataset, transforms=[…])",
@@ -43,6 +47,7 @@ class _Images:
     mode: Mode
     paths: Paths
     """The full path of each image, as str."""
+    _remote: Remote | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -54,7 +59,28 @@ class _Images:
 
     def _encoded(self, index: int) -> Encoded:
         path = self.paths[index]
-        return Encoded(read_file(path), self.mode, path)
+        return Encoded(read_file(path) if self._remote is None else self._fetched([path])[0], self.mode, path)
+
+    def _fetched(self, paths: list[str]) -> list[bytes]:
+        return read_whole(paths, self._remote)
+
+    def _with(self, number: int, image: Encoded) -> Any:
+        """The sample of an image; as ``self[number]`` gives it."""
+        raise NotImplementedError
+
+    @property
+    def __getitems__(self) -> Any:
+        """Samples of several indices, fetched together: of URLs alone, since files are better read one by one, each
+        before it is decoded."""
+        if self._remote is None:
+            raise AttributeError("__getitems__")
+        return self._fetch_many
+
+    def _fetch_many(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+        numbers = [self._from_start(index) for index in indices]
+        paths = [self.paths[number] for number in numbers]
+        images = [Encoded(data, self.mode, path) for data, path in zip(self._fetched(paths), paths, strict=True)]
+        return [self._with(number, image) for number, image in zip(numbers, images, strict=True)]
 
     def _from_start(self, index: SupportsIndex) -> int:
         return _from_start(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
@@ -113,10 +139,11 @@ class ImageFolder(_Images):
     by name.
 
     Args:
-        root: the folder that holds one folder per class.
+        root: the folder that holds one folder per class; or a URL of one, such as ``s3://bucket/train``.
         extensions: the endings of image files' names; case does not matter.
         follow_links: whether symbolic links may lead out of `root`; links that stay inside are always followed.
         mode: what the pixels become, see `Encoded`.
+        storage_options: of a URL, what fsspec takes, or a `Remote`.
 
     Attributes:
         classes: the names of the classes, sorted.
@@ -151,12 +178,14 @@ class ImageFolder(_Images):
         extensions: str | Iterable[str] = EXTENSIONS,
         follow_links: bool = False,
         mode: Mode = "RGB",
+        storage_options: StorageOptions = None,
         **others: Any,
     ) -> None:
         _refuse_others(type(self).__name__, others)
         self.mode = _checked_mode(mode)
         folder, endings = _existing(root), _checked_extensions(extensions)
-        scanner = Scanner(folder, extensions=endings, follow_links=follow_links)
+        self._remote = remote_for(root, storage_options)
+        scanner = _scanner(folder, self._remote, endings, follow_links)
         names = scanner.folders()
         if not names:
             hint = ""
@@ -192,6 +221,9 @@ class ImageFolder(_Images):
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, int]:
         number = self._from_start(index)
         return self._encoded(number), int(self.labels[number])
+
+    def _with(self, number: int, image: Encoded) -> tuple[Encoded, int]:
+        return image, int(self.labels[number])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ImageFolder):
@@ -236,18 +268,23 @@ class ImageFiles(_Images):
         extensions: str | Iterable[str] = EXTENSIONS,
         follow_links: bool = False,
         mode: Mode = "RGB",
+        storage_options: StorageOptions = None,
         **others: Any,
     ) -> None:
         _refuse_others(type(self).__name__, others)
         self.mode = _checked_mode(mode)
         folder, endings = _existing(root), _checked_extensions(extensions)
-        piece = Scanner(folder, extensions=endings, follow_links=follow_links).images()
+        self._remote = remote_for(root, storage_options)
+        piece = _scanner(folder, self._remote, endings, follow_links).images()
         if not len(piece[1]):
             raise FileNotFoundError(f"{folder!r} has no images in it: {_looked_for(endings)}")
         self.paths = Paths.pack(folder, [piece])
 
     def __getitem__(self, index: SupportsIndex) -> Encoded:
         return self._encoded(self._from_start(index))
+
+    def _with(self, number: int, image: Encoded) -> Encoded:
+        return image
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ImageFiles):
@@ -275,8 +312,18 @@ def _has_samples(other: Any) -> bool:
     return hasattr(other, "__getitem__") and hasattr(other, "__len__") and not isinstance(other, str | dict)
 
 
+def _scanner(folder: str, remote: Remote | None, endings: tuple[str, ...], follow_links: bool) -> Any:
+    if remote is None:
+        return Scanner(folder, extensions=endings, follow_links=follow_links)
+    from gpuload.datasets.stores.remote.listing import RemoteScanner
+
+    return RemoteScanner(client(remote), folder, extensions=endings)
+
+
 def _existing(root: str | os.PathLike[str]) -> str:
-    """`root` as an absolute path, which does not depend on the working directory."""
+    """`root` as an absolute path, which does not depend on the working directory; a URL as it is."""
+    if is_url(root):
+        return os.fsdecode(root).rstrip("/")
     folder = os.path.abspath(os.path.expanduser(os.fsdecode(root)))
     if not os.path.exists(folder):
         raise FileNotFoundError(f"{folder!r} does not exist; expected a folder of images (got {root!r})")

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from gpuload.datasets.box_formats import BoxFormat, format_name
 from gpuload.datasets.files import read_file
+from gpuload.datasets.stores.opening import read_whole, remote_for
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import StorageOptions
 
 __all__ = ["LEAVES", "PIXELS", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "read"]
 
@@ -269,15 +273,21 @@ def _refuse_file(name: str, value: Any, remedy: str) -> None:
         raise TypeError(f"{name}() takes an array of numbers, got {got}; {remedy}")
 
 
-def read(path: str | os.PathLike[str]) -> Encoded:
-    """Read an image file without decoding it.
+def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None) -> Encoded:
+    """Read an image file, or one at a URL, without decoding it.
 
     As in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload decodes
     only the region that the first crop needs.
+
+    Args:
+        path: of the file; a URL is read through fsspec.
+        storage_options: of a URL, what fsspec takes, or a `Remote`.
 
     Raises:
         OSError: the file is missing, or is none (a folder, a FIFO, a device).
         DecodeError: it has more bytes than `Decode.max_bytes` of the loader that asks for the sample, or than 1 GiB
             elsewhere; or more than 16 MiB, and does not begin as an image.
     """
+    if (remote := remote_for(path, storage_options)) is not None:
+        return Encoded(read_whole([os.fspath(path)], remote)[0], "RGB", os.fspath(path))
     return Encoded(read_file(path), "RGB", os.fspath(path))

@@ -72,7 +72,7 @@ def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path:
         ("target_transform", r"dataset\.labels = table\[dataset\.labels\]$"),
         ("loader", r"decode=gpuload\.Decode\(…\) says how$"),
         ("is_valid_file", r"extensions=\('\.jpg', …\) says which"),
-        ("rot", "its arguments are root, extensions, follow_links, mode$"),
+        ("rot", "its arguments are root, extensions, follow_links, mode, storage_options$"),
     ],
 )
 def test_of_torchvisions_arguments_it_says_what_takes_their_place(kind, name, instead, tmp_path: Path) -> None:

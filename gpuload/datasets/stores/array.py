@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from gpuload.datasets.sample import PIXELS, Image
+from gpuload.datasets.stores.opening import OpenFiles, open_seekable, remote_for
 from gpuload.datasets.stores.store import (
     Store,
     check_stamp,
@@ -22,6 +23,9 @@ from gpuload.datasets.stores.store import (
     stamp,
     value_of,
 )
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import StorageOptions
 
 __all__ = ["ArrayFile", "Layout", "Pixels"]
 
@@ -100,7 +104,7 @@ class ArrayFile(Store):
     """An array N×… in a file, mapped into memory: no decoding, any dtype, any number of channels, volumes too.
 
     Yields ``(Image, label)``, or `Image` without labels. What cannot be an image (other dtypes, other axes) comes as
-    the array itself, which no transform touches.
+    the array itself, which no transform touches. At a URL, samples are read as ranges of bytes.
 
     Args:
         path: a ``.npy`` file; or one that holds nothing but numbers, with `dtype` and `shape`.
@@ -112,6 +116,7 @@ class ArrayFile(Store):
             dtypes.
         dtype, shape: of a file of plain numbers, in C order; the first axis may be -1.
         offset: where in such a file the numbers begin, in bytes.
+        storage_options: of a URL, what fsspec takes, or a `Remote`.
 
     Attributes:
         shape, dtype: of the whole array.
@@ -144,11 +149,13 @@ class ArrayFile(Store):
         dtype: Any = None,
         shape: tuple[int, ...] | None = None,
         offset: int = 0,
+        storage_options: StorageOptions = None,
     ) -> None:
+        self._remote = remote_for(path, storage_options)
         self.path = existing_file(path, "a .npy file, or plain numbers with dtype= and shape=")
-        self._stamp = stamp(self.path)
+        self._stamp = stamp(self.path, self._remote)
         nbytes = self._stamp[0]
-        with open(self.path, "rb") as file:
+        with open_seekable(self.path, self._remote) as file:
             start = file.read(16)
             if start.startswith(MAGIC):
                 if dtype is not None or shape is not None or offset:
@@ -178,14 +185,17 @@ class ArrayFile(Store):
             )
         self._pixels = Pixels(self.shape[1:], self.dtype, layout, as_dtype, repr(self.path))
         if isinstance(labels, str | os.PathLike):
-            labels = np.array(ArrayFile(labels, layout="data")._handle[0])
+            options = None if remote_for(labels, None) is None else storage_options
+            labels = ArrayFile(labels, layout="data", storage_options=options)._all()
         self.labels = labels_array(labels, self.shape[0], f"the {self.shape[0]} samples of {self.path!r}")
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def _open(self) -> tuple[np.ndarray, mmap.mmap | None]:
-        check_stamp(self.path, self._stamp)
+    def _open(self) -> Any:
+        check_stamp(self.path, self._stamp, self._remote)
+        if self._remote is not None:
+            return OpenFiles(1, self._remote)
         extent = self._offset + self.shape[0] * self._sample_bytes
         if not self.shape[0]:
             return np.empty(self.shape, self.dtype), None
@@ -193,14 +203,31 @@ class ArrayFile(Store):
             mapping = mmap.mmap(file.fileno(), extent, mmap.MAP_SHARED, mmap.PROT_READ)
         return np.ndarray(self.shape, self.dtype, mapping, self._offset), mapping
 
-    def _read(self, handle: tuple[np.ndarray, mmap.mmap | None], numbers: list[int]) -> list[Any]:
-        array, mapping = handle
-        if mapping is not None:
-            self._announce(mapping, numbers)
-        images = [self._pixels.sample(array[number]) for number in numbers]
+    def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
+        if isinstance(handle, OpenFiles):
+            arrays = self._fetched(handle, numbers)
+        else:
+            array, mapping = handle
+            if mapping is not None:
+                self._announce(mapping, numbers)
+            arrays = [array[number] for number in numbers]
+        images = [self._pixels.sample(array) for array in arrays]
         if self.labels is None:
             return images
         return [(image, value_of(self.labels, number)) for image, number in zip(images, numbers, strict=True)]
+
+    def _all(self) -> np.ndarray:
+        """The whole array, in memory."""
+        if isinstance(self._handle, OpenFiles):
+            (data,) = self._handle.read([(self.path, self._offset, self.shape[0] * self._sample_bytes)])
+            return np.frombuffer(data, self.dtype).reshape(self.shape)
+        return np.array(self._handle[0])
+
+    def _fetched(self, files: OpenFiles, numbers: list[int]) -> list[np.ndarray]:
+        """Entries of an array at a URL."""
+        each = self._sample_bytes
+        data = files.read([(self.path, self._offset + number * each, each) for number in numbers])
+        return [np.frombuffer(own, self.dtype).reshape(self.shape[1:]) for own in data]
 
     def _announce(self, mapping: mmap.mmap, numbers: list[int]) -> None:
         """Let the kernel read all samples of a chunk at once, instead of one page fault after the other."""

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Collection
 from itertools import pairwise
-from typing import Any, Final, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
@@ -20,8 +20,12 @@ from gpuload.datasets.folder import _checked_mode, _existing, _Images
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.opening import is_url, open_stream, remote_for
 from gpuload.datasets.stores.store import existing_file, stamp
 from gpuload.datasets.wrap import _inside, _pack
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
 
 __all__ = ["Coco"]
 
@@ -43,6 +47,7 @@ class Coco(_Images):
             neither; ``"raw"``: the list of annotations as the file has it.
         crowds: False leaves out annotations of crowds (``iscrowd``).
         mode: what the pixels become, see `Encoded`.
+        storage_options: of a folder or file at a URL, what fsspec takes, or a `Remote`.
 
     Attributes:
         ids: the id of each image in the file.
@@ -66,15 +71,19 @@ class Coco(_Images):
         targets: Literal["raw"] | Collection[str] | None = None,
         crowds: bool = True,
         mode: Mode = "RGB",
+        storage_options: StorageOptions = None,
     ) -> None:
         if not isinstance(crowds, bool):
             raise TypeError(f"crowds must be True or False, got {crowds!r}")
         names = chosen(targets, "targets")
         self.mode: Mode = _checked_mode(mode)
+        remote = remote_for([images, annotations], storage_options)
         root = _existing(images)
+        self._remote = remote if is_url(root) else None
         self.annotations = existing_file(annotations, "COCO's annotations, a JSON file")
-        asked = [root, names, crowds]
-        found = cached(self.annotations, [*stamp(self.annotations), *asked], lambda: _index(self.annotations, *asked))
+        asked = (root, names, crowds)
+        known = stamp(self.annotations, remote)
+        found = cached(self.annotations, [*known, *asked], lambda: _index(self.annotations, *asked, remote))
         told = json.loads(found["told"].tobytes())
         self.ids = found["ids"]
         self.paths = Paths(root, found["paths"], found["path_offsets"])
@@ -95,15 +104,18 @@ class Coco(_Images):
                 "out of the file",
                 error.filename,
             ) from None
+        return self._with(number, image)
+
+    def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
         return image, self.targets[number]
 
     def __repr__(self) -> str:
         return f"Coco({self.root!r}: {len(self)} images)"
 
 
-def _index(path: str, root: str, names: Any, crowds: bool) -> dict[str, np.ndarray]:
+def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None) -> dict[str, np.ndarray]:
     """What a file says, checked, in arrays; what is short as JSON."""
-    listed, objects, categories = _parts(path)
+    listed, objects, categories = _parts(path, remote)
     listed.sort(key=lambda image: image["id"])
     own: dict[int, list[Any]] = {image["id"]: [] for image in listed}
     if len(own) < len(listed):
@@ -112,7 +124,9 @@ def _index(path: str, root: str, names: Any, crowds: bool) -> dict[str, np.ndarr
     for one in objects:
         if one.get("image_id") in own and (crowds or not one.get("iscrowd")):
             own[one["image_id"]].append(one)
-    paths = _pack([_inside(image["file_name"], image["id"], root) for image in listed], root)
+    # A URL is no path, but what goes on after it is checked like one.
+    folder = root if not is_url(root) else "/" + root.partition("://")[2]
+    paths = _pack([_inside(image["file_name"], image["id"], folder) for image in listed], folder)
     told: dict[str, Any] = {"categories": [(one["id"], one["name"]) for one in categories]}
     arrays = {"ids": np.array(list(own), np.int64), "paths": paths.data, "path_offsets": paths.offsets}
     if names == "raw":
@@ -126,11 +140,11 @@ def _index(path: str, root: str, names: Any, crowds: bool) -> dict[str, np.ndarr
     return {**arrays, "told": np.frombuffer(json.dumps(told).encode(), np.uint8)}
 
 
-def _parts(path: str) -> tuple[list[Any], list[Any], list[Any]]:
+def _parts(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list[Any]]:
     """Images, annotations and categories of a file."""
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+        with open_stream(path, remote) as file:
+            found = json.loads(file.read().decode("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path!r} is no JSON, or is cut off: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(found.get(name), list) for name in ("images", "annotations")):

@@ -7,19 +7,24 @@ read from there the next time. Generated names take no memory at all.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
 from gpuload.datasets.folder import _checked_mode, _Images
 from gpuload.datasets.paths import Paths
-from gpuload.datasets.sample import Mode
+from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for
 from gpuload.datasets.stores.store import absolute, existing_file, labels_array, needed, stamp, value_of
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
 
 __all__ = ["FileList", "NumberedPaths"]
 
@@ -84,6 +89,7 @@ class FileList(_Images):
         count, start: how many generated names there are, and the first number.
         labels: of generated names, one for each: an array or list.
         mode: what the pixels become, see `Encoded`.
+        storage_options: of a manifest or root at a URL, what fsspec takes, or a `Remote`.
 
     Attributes:
         paths: the full path of each image: a sequence that makes each str when it is asked for.
@@ -117,13 +123,16 @@ class FileList(_Images):
         start: int = 0,
         labels: Any = None,
         mode: Mode = "RGB",
+        storage_options: StorageOptions = None,
     ) -> None:
         self.mode: Mode = _checked_mode(mode)
         self.classes: list[str] | None = None
         name = os.fsdecode(manifest)
+        remote = remote_for([manifest, root], storage_options)
         if "{index" in name:
             self.paths: Any = _numbered(name, root, count, start)
             self.labels = labels_array(labels, len(self.paths), f"the {len(self.paths)} generated names")
+            self._remote = remote if is_url(self.paths.root) else None
             return
         if count is not None or start or labels is not None:
             raise ValueError(
@@ -136,10 +145,14 @@ class FileList(_Images):
         between = delimiter or ("\t" if file.endswith((".tsv", ".txt")) else ",")
 
         def build() -> dict[str, np.ndarray]:
-            rows = _parquet_rows(file, path, target) if is_parquet else _csv_rows(file, path, target, between)
+            if is_parquet:
+                rows = _parquet_rows(file, path, target, remote)
+            else:
+                rows = _csv_rows(file, path, target, between, remote)
             return _packed(rows, file, folder, "row" if is_parquet else "line", target is not None)
 
-        found = cached(file, [*stamp(file), folder, path, target, between], build)
+        self._remote = remote if is_url(folder) else None
+        found = cached(file, [*stamp(file, remote), folder, path, target, between], build)
         self.paths = Paths(folder, found["data"], found["offsets"])
         self.labels = found.get("targets")
         if "classes" in found:
@@ -152,7 +165,9 @@ class FileList(_Images):
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         number = self._from_start(index)
-        image = self._encoded(number)
+        return self._with(number, self._encoded(number))
+
+    def _with(self, number: int, image: Encoded) -> Any:
         return image if self.labels is None else (image, value_of(self.labels, number))
 
     def __repr__(self) -> str:
@@ -170,17 +185,27 @@ def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | No
         raise ValueError(
             f"{pattern!r} cannot be filled in: {error}; expected a name such as 'img_{{index:07d}}.jpg'"
         ) from None
+    if is_url(pattern):
+        above, _, pattern = pattern.rpartition("/")
+        if root is not None or "{index" in above:
+            raise ValueError(
+                f"{above + '/' + pattern!r} is a URL: give root= the part that stays the same, and the generated name "
+                "below it"
+            )
+        root = above
     return NumberedPaths(absolute("." if root is None else root), pattern, count, start)
 
 
-def _csv_rows(file: str, path: str | int, target: str | int | None, delimiter: str) -> Iterator[Row]:
+def _csv_rows(
+    file: str, path: str | int, target: str | int | None, delimiter: str, remote: Remote | None
+) -> Iterator[Row]:
     """The rows of a CSV file, with their lines."""
     wanted = [path] if target is None else [path, target]
     if len({type(column) for column in wanted}) > 1:
         raise ValueError(
             f"path and target must both be names of columns, or both numbers (without a line of names), got {wanted}"
         )
-    with open(file, encoding="utf-8-sig", newline="") as opened:
+    with io.TextIOWrapper(open_stream(file, remote), encoding="utf-8-sig", newline="") as opened:
         rows = csv.reader(opened, delimiter=delimiter, strict=True)
         try:
             if isinstance(path, str):
@@ -208,12 +233,12 @@ def _csv_rows(file: str, path: str | int, target: str | int | None, delimiter: s
             raise ValueError(f"{file!r} cannot be read as CSV in UTF-8, near line {rows.line_num}: {error}") from error
 
 
-def _parquet_rows(file: str, path: str | int, target: str | int | None) -> Iterator[Row]:
+def _parquet_rows(file: str, path: str | int, target: str | int | None, remote: Remote | None) -> Iterator[Row]:
     """The rows of a Parquet file, with their numbers."""
     wanted = [path] if target is None else [path, target]
     parquet = needed("pyarrow.parquet", "FileList", "parquet")
     try:
-        opened = parquet.ParquetFile(file)
+        opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file!r} is no Parquet file, or is cut off: {error}") from error
     with opened:
@@ -240,9 +265,9 @@ def _packed(rows: Iterator[Row], file: str, root: str, unit: str, targets: bool)
         where = f"{unit} {number} of {file!r}"
         if not isinstance(path, str) or not path:
             raise ValueError(f"{where} has no path, but {path!r}")
-        if path.startswith("/") or ".." in path:
-            full = os.path.normpath(os.path.join(root, path))
-            if not full.startswith(inside):
+        if path.startswith("/") or ".." in path or is_url(path):
+            full = path if is_url(path) else normal(root, path)
+            if not full.startswith(inside) or "/../" in full:
                 raise ValueError(
                     f"{where} has the path {path!r}, which leads out of {root!r}; give a root= that holds all images"
                 )

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.array import Layout, Pixels
+from gpuload.datasets.stores.opening import is_url, open_seekable, remote_for
 from gpuload.datasets.stores.store import (
     Store,
     check_stamp,
@@ -26,6 +27,9 @@ from gpuload.datasets.stores.store import (
     stamp,
     value_of,
 )
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import StorageOptions
 
 __all__ = ["HDF5"]
 
@@ -45,6 +49,7 @@ class HDF5(Store):
         layout, as_dtype: of pixels, as `ArrayFile` has them.
         mode: of bytes, what the pixels become, see `Encoded`.
         cache_bytes: how much each worker keeps of decompressed chunks, in HDF5's own cache.
+        storage_options: of a URL, what fsspec takes, or a `Remote`. There chunks are read one after the other.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -65,13 +70,15 @@ class HDF5(Store):
         as_dtype: Literal["uint8", "uint16", "float32"] | None = None,
         mode: Mode = "RGB",
         cache_bytes: int = 32 << 20,
+        storage_options: StorageOptions = None,
     ) -> None:
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
         self.mode: Mode = _checked_mode(mode)
+        self._remote = remote_for(path, storage_options)
         self.path = existing_file(path, "an HDF5 file")
         self.image, self.target, self._cache_bytes = image, target, cache_bytes
-        self._stamp = stamp(self.path)
+        self._stamp = stamp(self.path, self._remote)
         h5py = needed("h5py", "HDF5", "hdf5")
         self.labels: np.ndarray | None = None
         with self._open() as file:
@@ -116,7 +123,11 @@ class HDF5(Store):
                 f"{self.path!r} has no dataset {name!r} with an axis of samples; it has {', '.join(names) or 'none'}. "
                 f"Say which with {argument}={none}"
             )
-        if found.external or found.is_virtual or os.path.realpath(found.file.filename) != os.path.realpath(self.path):
+        if (
+            found.external
+            or found.is_virtual
+            or os.path.realpath(found.file.filename) != os.path.realpath(file.filename)
+        ):
             raise ValueError(
                 f"the dataset {name!r} of {self.path!r} lies in other files, which are not read because a data file "
                 "names them; copy it into one file"
@@ -127,9 +138,11 @@ class HDF5(Store):
         return self._count
 
     def _open(self) -> Any:
-        check_stamp(self.path, self._stamp)
+        check_stamp(self.path, self._stamp, self._remote)
         h5py = needed("h5py", "HDF5", "hdf5")
         try:
+            if is_url(self.path):
+                return h5py.File(open_seekable(self.path, self._remote), "r", rdcc_nbytes=self._cache_bytes)
             return h5py.File(self.path, "r", locking=False, rdcc_nbytes=self._cache_bytes)
         except OSError as error:
             raise ValueError(f"{self.path!r} is no HDF5 file, or is cut off: {error}") from error

@@ -21,6 +21,7 @@ from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.opening import is_url
 from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, needed, stamp, value_of
 
 __all__ = ["LMDB"]
@@ -83,6 +84,11 @@ class LMDB(Store):
         if decode is not None and not callable(decode):
             raise TypeError(f"decode must be a function of (key, value), got {decode!r}")
         self.target_type, self.decode, self.database = target_type, decode, database
+        if is_url(path):
+            raise ValueError(
+                f"{path!r} is a URL, and LMDB maps its file into memory, so it has to be on this machine: copy it "
+                "here, or keep the images as tar archives, which gpuload.TarShards reads from URLs"
+            )
         self.path = absolute(path)
         self._file = os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path
         if not os.path.isfile(self._file):

@@ -1,25 +1,96 @@
 """Opening files for reads at offsets: the one place that knows where a path's bytes are.
 
 Runs where datasets do. `OpenFiles` keeps the last few files open, each process its own: descriptors are never pickled.
+A path may be a URL; a `Remote` says how it is read, and `gpuload.datasets.stores.remote` does it, imported when the
+first URL is opened.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 from collections import OrderedDict
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpuload.datasets.files import FLAGS, KINDS
+from gpuload.datasets.files import FLAGS, KINDS, read_file
 
-__all__ = ["OpenFile", "OpenFiles", "open_file", "open_stream"]
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.client import Client
+    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
+
+__all__ = [
+    "OpenFile",
+    "OpenFiles",
+    "client",
+    "is_url",
+    "normal",
+    "open_file",
+    "open_seekable",
+    "open_stream",
+    "read_whole",
+    "remote_for",
+    "windows",
+]
 
 KEPT_OPEN: Final = 64
 AT_ONCE: Final = 1 << 30  # one call reads at most 2 GiB
 STREAM_BYTES: Final = 128 << 10
+URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_url(path: Any) -> bool:
+    """Whether a path is a URL, as ``s3://bucket/key`` is."""
+    return isinstance(path, str) and "://" in path and URL.match(path) is not None
+
+
+def normal(root: str, path: str) -> str:
+    """A path below a root, or an absolute one, without ``..`` and the like; a root that is a URL keeps its beginning,
+    which nothing leads out of."""
+    if not is_url(root):
+        return os.path.normpath(os.path.join(root, path))
+    start, between, rest = root.partition("://")
+    return start + between + os.path.normpath(os.path.join("/" + rest, path))[1:]
+
+
+def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
+    """How the URLs among these paths are read; None if there are none.
+
+    Raises:
+        TypeError: `storage_options` are of a wrong type.
+        ValueError: they are given, but no path is a URL.
+    """
+    given = paths if isinstance(paths, list | tuple) else [paths]
+    if any(map(is_url, given)):
+        from gpuload.datasets.stores.remote.options import remote_options
+
+        return remote_options(storage_options)
+    if storage_options is not None:
+        raise ValueError(
+            f"storage_options= are for URLs such as 's3://bucket/key', got the path {next(iter(given), None)!r}"
+        )
+    return None
+
+
+def client(remote: Remote | None) -> Client:
+    """What reads URLs in this process; with no options if there are none."""
+    from gpuload.datasets.stores.remote.client import client_of
+    from gpuload.datasets.stores.remote.options import Remote
+
+    return client_of(remote or _defaults(Remote))
+
+
+_default: list[Any] = []
+
+
+def _defaults(cls: Any) -> Any:
+    if not _default:
+        _default.append(cls())
+    return _default[0]
 
 
 class OpenFile:
@@ -74,9 +145,44 @@ class OpenFile:
             os.close(self._descriptor)
 
 
-def open_file(path: str) -> OpenFile:
-    """The file at this path, for reads at offsets. All stores open their files here."""
+def open_file(path: str, remote: Remote | None = None) -> OpenFile:
+    """The file at this path or URL, for reads at offsets. All stores open their files here."""
+    if is_url(path):
+        from gpuload.datasets.stores.remote.file import RemoteFile
+
+        return RemoteFile(client(remote), path)  # pyright: ignore[reportReturnType]
     return OpenFile(path)
+
+
+def read_whole(paths: Sequence[str], remote: Remote | None = None) -> list[bytes]:
+    """Whole image files: those at URLs together."""
+    if remote is None:
+        return [read_file(path) for path in paths]
+    return client(remote).whole(paths)
+
+
+class _Window:
+    """Reads that lie near each other, by few calls; see `windows`."""
+
+    def __init__(self, file: OpenFile, nbytes: int) -> None:
+        self._file, self._least, self._at, self._data = file, nbytes, 0, b""
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        begin = offset - self._at
+        if begin >= 0 and begin + nbytes <= len(self._data):
+            return self._data[begin : begin + nbytes]
+        self._at, self._data = offset, self._file.read_at(offset, max(nbytes, self._least - offset % self._least))
+        return self._data[:nbytes]
+
+
+def windows(file: OpenFile, nbytes: int) -> Any:
+    """Something with `read_at`, for small reads that lie near each other: each reads at least so many bytes, of a file
+    at a URL as many as seem wise."""
+    if isinstance(file, OpenFile):
+        return _Window(file, nbytes)
+    from gpuload.datasets.stores.remote.file import Windows
+
+    return Windows(file)
 
 
 class OpenFiles:
@@ -84,10 +190,11 @@ class OpenFiles:
 
     Args:
         limit: how many are kept.
+        remote: how URLs are read, if they are URLs.
     """
 
-    def __init__(self, limit: int = KEPT_OPEN) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = KEPT_OPEN, remote: Remote | None = None) -> None:
+        self.limit, self.remote = limit, remote
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -96,22 +203,59 @@ class OpenFiles:
         with self._lock:
             file = self._files.get(path)
             if file is None:
-                file = self._files[path] = open_file(path)
+                file = self._files[path] = open_file(path, self.remote)
                 while len(self._files) > self.limit:
                     self._files.popitem(last=False)
             else:
                 self._files.move_to_end(path)
             return file
 
+    def read(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Bytes at these places (path, offset, how many); fewer only where a file ends. Those at URLs are asked for
+        together."""
+        if self.remote is None:
+            return [self.get(path).read_at(offset, nbytes) for path, offset, nbytes in places]
+        self.look(path for path, _, _ in places)
+        files: list[Any] = [self.get(path) for path, _, _ in places]
+        parts = [file.part(offset, nbytes) for file, (_, offset, nbytes) in zip(files, places, strict=True)]
+        return client(self.remote).read(parts)
+
+    def look(self, paths: Iterable[str]) -> None:
+        """Open the URLs among these that are not, together."""
+        if self.remote is None:
+            return
+        from gpuload.datasets.stores.remote.file import RemoteFile
+
+        with self._lock:
+            new = [path for path in dict.fromkeys(paths) if path not in self._files]
+        reader = client(self.remote)
+        for path, found in zip(new, reader.look(new), strict=True):
+            with self._lock:
+                self._files[path] = RemoteFile(reader, path, found)  # pyright: ignore[reportArgumentType]
+
     def __len__(self) -> int:
         return len(self._files)
 
-    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
-        return OpenFiles, (self.limit,)
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int, Remote | None]]:
+        return OpenFiles, (self.limit, self.remote)
 
 
-def open_stream(path: str) -> Any:
-    """What is at this path, for reading from its beginning on: a file, a FIFO, or with ``"-"`` the standard input."""
+def open_stream(path: str, remote: Remote | None = None) -> Any:
+    """What is at this path or URL, for reading from its beginning on: a file, a FIFO, or with ``"-"`` the standard
+    input."""
     if path == "-":
         return open(0, "rb", buffering=STREAM_BYTES, closefd=False)
+    if is_url(path):
+        import io
+
+        return io.BufferedReader(open_seekable(path, remote), STREAM_BYTES)
     return open(path, "rb", buffering=STREAM_BYTES)
+
+
+def open_seekable(path: str, remote: Remote | None = None) -> Any:
+    """A file object, for libraries that read where they like."""
+    if is_url(path):
+        from gpuload.datasets.stores.remote.file import RemoteFile, RemoteIO
+
+        return RemoteIO(RemoteFile(client(remote), path))
+    return open(path, "rb")

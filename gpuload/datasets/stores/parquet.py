@@ -12,13 +12,17 @@ import glob
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.stores.opening import client, is_url, open_seekable, remote_for
 from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, needed, stamp
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
 
 __all__ = ["Parquet"]
 
@@ -43,6 +47,7 @@ class Parquet(Store):
             ``.bytes``), the target, and these. No other columns are read.
         mode: what the pixels become, see `Encoded`.
         cache_bytes: how much of the row groups read last each worker keeps; of the last one everything.
+        storage_options: of URLs, what fsspec takes, or a `Remote`.
 
     Attributes:
         files: the path of each file.
@@ -65,14 +70,17 @@ class Parquet(Store):
         columns: Sequence[str] = (),
         mode: Mode = "RGB",
         cache_bytes: int = 256 << 20,
+        storage_options: StorageOptions = None,
     ) -> None:
         if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
             raise TypeError(f"columns must be the names of columns, as in ('caption',), got {columns!r}")
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
         self.mode: Mode = _checked_mode(mode)
-        self.files = _files(paths)
-        self.path = self.files[0] if len(self.files) == 1 else os.path.commonpath(self.files)
+        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        self._remote = remote_for(given, storage_options)
+        self.files = _files(given, self._remote)
+        self.path = self.files[0] if len(self.files) == 1 or self._remote else os.path.commonpath(self.files)
         self.image, self.target, self.columns = image, target, tuple(columns)
         self._cache_bytes = cache_bytes
         wanted = [image, *([] if target is None else [target]), *columns]
@@ -80,8 +88,8 @@ class Parquet(Store):
         counts: list[list[int]] = []
         stamps: list[tuple[int, int]] = []
         for path in self.files:
-            stamps.append(stamp(path))
-            with _open(path) as file:
+            stamps.append(stamp(path, self._remote))
+            with _open(path, self._remote) as file:
                 types = [_type(file.schema_arrow, name, path) for name in wanted]
                 meta = file.metadata
                 counts.append([meta.row_group(group).num_rows for group in range(meta.num_row_groups)])
@@ -106,7 +114,7 @@ class Parquet(Store):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def _open(self) -> _Groups:
-        return _Groups(self._cache_bytes)
+        return _Groups(self._cache_bytes, self._remote)
 
     def _read(self, handle: _Groups, numbers: list[int]) -> list[Any]:
         places = np.searchsorted(self._ends, numbers, "right").tolist()
@@ -125,6 +133,8 @@ class Parquet(Store):
         path = self.files[which]
         stamped: tuple[int, int] = tuple(self._stamps[which].tolist())  # pyright: ignore[reportAssignmentType]
         file = handle.file(which, path, stamped)
+        if self._remote is not None:
+            file.source.load(_ranges(file.metadata.row_group(group), self._wanted))
         try:
             table = file.read_row_group(group, columns=self._wanted, use_threads=False)
         except (OSError, ValueError) as error:  # pyarrow's own errors are of these types too
@@ -158,8 +168,8 @@ class Parquet(Store):
 class _Groups:
     """What a process has read lately: columns of row groups, up to a number of bytes; and open files."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+    def __init__(self, limit_bytes: int, remote: Remote | None) -> None:
+        self._limit, self._remote = limit_bytes, remote
         self._groups: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._files: OrderedDict[int, Any] = OrderedDict()
         self._nbytes = 0
@@ -180,30 +190,51 @@ class _Groups:
         if which in self._files:
             self._files.move_to_end(which)
             return self._files[which]
-        check_stamp(path, stamped)
-        self._files[which] = _open(path)
+        check_stamp(path, stamped, self._remote)
+        self._files[which] = _open(path, self._remote)
         if len(self._files) > OPEN_FILES:
             self._files.popitem(last=False)[1].close()
         return self._files[which]
 
 
-def _open(path: str) -> Any:
+def _open(path: str, remote: Remote | None) -> Any:
     parquet = needed("pyarrow.parquet", "Parquet", "parquet")
     try:
-        return parquet.ParquetFile(path, page_checksum_verification=True)
+        if not is_url(path):
+            return parquet.ParquetFile(path, page_checksum_verification=True)
+        source = open_seekable(path, remote)
+        file = parquet.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
+        file.source = source
+        return file
     except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
+        if isinstance(error, FileNotFoundError | PermissionError) or getattr(error, "filename", None):
             raise
         raise ValueError(f"{path!r} is no Parquet file, or is cut off: {error}") from error
 
 
-def _files(paths: Any) -> list[str]:
+def _ranges(group: Any, names: list[str]) -> list[tuple[int, int]]:
+    """Where the bytes of columns lie in the file."""
+    found = []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if any(column.path_in_schema == name or column.path_in_schema.startswith(name + ".") for name in names):
+            begin = min(filter(None, (column.data_page_offset, column.dictionary_page_offset)))
+            found.append((begin, begin + column.total_compressed_size))
+    return found
+
+
+def _files(given: list[Any], remote: Remote | None) -> list[str]:
     """The files, as absolute paths."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[str] = []
     for path in given:
         full = absolute(path)
-        if os.path.isdir(full):
+        if is_url(full):
+            own = [full]
+            if "*" in full or not full.endswith(".parquet"):
+                pattern = full if "*" in full else f"{full}/*.parquet"
+                if not (own := client(remote).glob(pattern)):
+                    raise FileNotFoundError(f"no files match {pattern!r}")
+        elif os.path.isdir(full):
             own = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
             if not own:
                 raise FileNotFoundError(f"the folder {full!r} has no *.parquet in it")

@@ -16,6 +16,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.folder import Joined, _from_start, _has_samples
+from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError
 
 __all__ = [
@@ -98,17 +99,21 @@ def needed(module: str, called: str, extra: str) -> Any:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A path that does not depend on the working directory."""
+    """A path that does not depend on the working directory; a URL as it is."""
+    if is_url(path):
+        return os.fsdecode(path).rstrip("/")
     return os.path.abspath(os.path.expanduser(os.fsdecode(path)))
 
 
 def existing_file(path: str | os.PathLike[str], expected: str) -> str:
-    """The absolute path of a file.
+    """The absolute path of a file. A URL is looked at when its stamp is taken.
 
     Raises:
         FileNotFoundError, IsADirectoryError: there is none.
     """
     full = absolute(path)
+    if is_url(full):
+        return full
     if not os.path.exists(full):
         raise FileNotFoundError(f"{full!r} does not exist; expected {expected} (got {path!r})")
     if os.path.isdir(full):
@@ -123,15 +128,17 @@ def damaged(path: str, complaint: str) -> DecodeError:
     return error
 
 
-def stamp(path: str) -> tuple[int, int]:
-    """By what a file is known to be the same: its bytes, and when it was written."""
+def stamp(path: str, remote: Any = None) -> tuple[int, int]:
+    """By what a file is known to be the same: its bytes, and when it was written (of a URL: its version)."""
+    if is_url(path):
+        return client(remote).look([path])[0][:2]
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
-def check_stamp(path: str, expected: tuple[int, int]) -> None:
+def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> None:
     """Raise a `DecodeError` if a file is not the one that the dataset was made of."""
-    if (found := stamp(path)) != expected:
+    if (found := stamp(path, remote)) != expected:
         raise damaged(
             path,
             f"it has been written to since the dataset was made, when it had {expected[0]:,} bytes (now {found[0]:,}); "

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import numpy as np
 
 from gpuload.datasets.files import check_size
 from gpuload.datasets.folder import _from_start
 from gpuload.datasets.sample import Mode
-from gpuload.datasets.stores.opening import OpenFile, OpenFiles
+from gpuload.datasets.stores.opening import OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import KEY, Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
 from gpuload.datasets.stores.tar.index import Shard
-from gpuload.datasets.stores.tar.patterns import Patterns, find_shards
+from gpuload.datasets.stores.tar.patterns import Patterns, as_list, find_shards
 from gpuload.datasets.stores.tar.shards import open_shards
 from gpuload.datasets.stores.tar.stream import TarStream
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import StorageOptions
 
 __all__ = ["TarShards"]
 
@@ -51,6 +54,7 @@ class TarShards(Store):
             and ``"-"``, the standard input. Without an index, and with a shuffle of limited reach.
         shuffle_buffer: with `stream`: 0 for the order of the archives; else these are read in another order in each
             epoch, and a sample is drawn from as many as this, in memory.
+        storage_options: of URLs, what fsspec takes, or a `Remote`.
         workers: processes that make indexes; default: one for each CPU that this process may use, up to 16.
 
     Attributes:
@@ -92,6 +96,7 @@ class TarShards(Store):
         stream: bool = False,
         shuffle_buffer: int = 0,
         workers: int | None = None,
+        storage_options: StorageOptions = None,
     ) -> None:
         if shuffle_buffer:
             raise ValueError(
@@ -99,7 +104,9 @@ class TarShards(Store):
                 "gpuload.Loader(dataset, shuffle=True)"
             )
         self._fields = Fields(fields, mode)
-        self._shards = open_shards(find_shards(shards), workers=workers)
+        shards = as_list(shards)
+        self._remote = remote_for(shards, storage_options)
+        self._shards = open_shards(find_shards(shards, self._remote), workers=workers, remote=self._remote)
         self._ends: list[int] = np.cumsum([shard.samples for shard in self._shards]).tolist()
         if not len(self):
             raise ValueError(
@@ -127,15 +134,26 @@ class TarShards(Store):
         return self._ends[-1]
 
     def _open(self) -> OpenFiles:
-        return OpenFiles()
+        return OpenFiles(remote=self._remote)
 
     def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
         """Several samples at once, read in the order in which they lie; neighbours by one call."""
         plans = [self._plan(*self._place(number)) for number in numbers]
         data: list[dict[str, bytes]] = [{} for _ in plans]
-        for shard, run in _runs(sorted(part for number, plan in enumerate(plans) for part in plan.parts(number))):
-            low, high = run[0].begin, max(part.begin + part.size for part in run)
-            read = _read_part(handle, self._shards[shard], low, high)
+        ordered = sorted(part for number, plan in enumerate(plans) for part in plan.parts(number))
+        runs = list(_runs(ordered, GAP_BYTES if self._remote is None else self._remote.gap_bytes))
+        ends = [max(part.begin + part.size for part in run) for _, run in runs]
+        handle.look(self._shards[shard].path for shard, _ in runs)
+        places = [
+            _place(handle, self._shards[shard], run[0].begin, end) for (shard, run), end in zip(runs, ends, strict=True)
+        ]
+        for (shard, run), end, read in zip(runs, ends, handle.read(places), strict=True):
+            low = run[0].begin
+            if len(read) < end - low:
+                raise ValueError(
+                    f"{self._shards[shard].path!r} gave {len(read):,} bytes from offset {low:,} on, where its index "
+                    f"expects {end - low:,}: it was changed after it was opened; make the dataset again"
+                )
             for part in run:
                 at = part.begin - low
                 data[part.sample][part.name] = read if part.size == len(read) else read[at : at + part.size]
@@ -191,7 +209,7 @@ class _Plan(NamedTuple):
         return (_Part(self.shard, begin, size, number, name) for name, (begin, size) in self.places.items())
 
 
-def _runs(parts: Iterable[_Part]) -> Iterator[tuple[int, list[_Part]]]:
+def _runs(parts: Iterable[_Part], gap_bytes: int) -> Iterator[tuple[int, list[_Part]]]:
     """Parts that are read together, and their shard; the parts come in the order in which they lie."""
     run: list[_Part] = []
     end = 0
@@ -199,7 +217,7 @@ def _runs(parts: Iterable[_Part]) -> Iterator[tuple[int, list[_Part]]]:
         after = part.begin + part.size
         if run and (
             part.shard != run[0].shard
-            or part.begin > end + GAP_BYTES
+            or part.begin > end + gap_bytes
             or max(end, after) - run[0].begin > max(READ_BYTES, end - run[0].begin)
         ):
             yield run[0].shard, run
@@ -230,19 +248,12 @@ class _Keys(Sequence[str]):
         return self._dataset._shards[shard].key(number)
 
 
-def _read_part(files: OpenFiles, shard: Shard, begin: int, end: int) -> bytes:
-    if begin == end:
-        return b""
+def _place(files: OpenFiles, shard: Shard, begin: int, end: int) -> tuple[str, int, int]:
+    """What is read of a shard, which is still the one that was indexed."""
     file = files.get(shard.path)
     if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
         raise _changed(shard, file)
-    data = file.read_at(begin, end - begin) if end <= shard.size else b""
-    if len(data) < end - begin:
-        raise ValueError(
-            f"{shard.path!r} gave {len(data):,} bytes from offset {begin:,} on, where its index expects "
-            f"{end - begin:,}: it was changed after it was opened; make the dataset again"
-        )
-    return data
+    return shard.path, begin, end - begin
 
 
 def _changed(shard: Shard, file: OpenFile) -> ValueError:

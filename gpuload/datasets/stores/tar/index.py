@@ -16,20 +16,22 @@ Each part begins at a multiple of 8. A sample of an image and a class takes 18 t
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from array import array
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.datasets.stores.opening import OpenFile, open_file
+from gpuload.datasets.stores.opening import OpenFile, open_file, windows
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
 from gpuload.datasets.stores.tar.unpacking import COMPRESSED
 
-__all__ = ["Shard", "Unusable", "build", "read", "split_name", "twice"]
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import Remote
+
+__all__ = ["Shard", "Unusable", "build", "read", "restamped", "split_name", "twice"]
 
 MAGIC: Final = b"gltar\0\0\1"
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
@@ -96,18 +98,19 @@ class Shard:
         return f"Shard({self.path!r}: {self.samples} samples)"
 
 
-def build(path: str, remark: Any = lambda text: None) -> Shard:
+def build(path: str, remark: Any = lambda text: None, remote: Remote | None = None) -> Shard:
     """The shard with an index made from its headers.
 
     Args:
         path: of the archive.
         remark: called with what looks odd, as text.
+        remote: how a URL is read.
 
     Raises:
         OSError: it cannot be read.
         Damage: it is cut off, no tar, or holds what is refused; or two samples with one key.
     """
-    file = open_file(path)
+    file = open_file(path, remote)
     file.read_randomly()
     _refuse_compressed(path, file)
     first, ends = array("Q"), array("Q", [0])
@@ -125,7 +128,7 @@ def build(path: str, remark: Any = lambda text: None) -> Shard:
         )
 
     try:
-        for name, start, data, nbytes in members(_Window(file).read_at, path, file.size, unfinished=unfinished):
+        for name, start, data, nbytes in members(windows(file, WINDOW).read_at, path, file.size, unfinished=unfinished):
             split = split_name(name)
             if split is None:
                 continue
@@ -152,7 +155,7 @@ def build(path: str, remark: Any = lambda text: None) -> Shard:
         count = f". {whole} whole samples lie before that; mend the shard, or leave it out" if first else ""
         raise Damage(f"{damage}{count}", damage.offset, damage.member) from None
     first.append(len(blocks))
-    after = open_file(path)
+    after = open_file(path, remote)
     if (after.size, after.mtime_ns) != (file.size, file.mtime_ns):
         raise Damage(f"{path!r} was changed while it was indexed; wait until it is written", 0)
     return Shard(path, _table(file, (first, ends, blocks, sizes, fields), bytes(keys), b"\0".join(names)))
@@ -166,14 +169,20 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
     return name[:dot], name[dot + 1 :].lower()
 
 
-def read(path: str, index: str, status: os.stat_result) -> Shard | None:
+def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = None) -> Shard | None:
     """The shard with the index from a file; None if there is none, or of another archive, or of one since changed.
+
+    Args:
+        path: of the archive.
+        index: of the index.
+        stamp: the archive's, see `store.stamp`.
+        remote: how `index` is read, if it is a URL.
 
     Raises:
         Unusable: the file is cut or damaged.
     """
     try:
-        file = open_file(index)
+        file = open_file(index, remote)
     except FileNotFoundError:
         return None
     table = np.empty(file.size, np.uint8)
@@ -189,21 +198,15 @@ def read(path: str, index: str, status: os.stat_result) -> Shard | None:
     if _sum(table) != HEAD.unpack_from(table.data)[-2]:
         raise Unusable("its sum is wrong")
     shard = Shard(path, table)
-    return shard if (shard.size, shard.mtime_ns) == (status.st_size, status.st_mtime_ns) else None
+    return shard if (shard.size, shard.mtime_ns) == stamp else None
 
 
-class _Window:
-    """Reads of headers that lie near each other, by few calls."""
-
-    def __init__(self, file: OpenFile) -> None:
-        self._file, self._at, self._data = file, 0, b""
-
-    def read_at(self, offset: int, nbytes: int) -> bytes:
-        begin = offset - self._at
-        if begin >= 0 and begin + nbytes <= len(self._data):
-            return self._data[begin : begin + nbytes]
-        self._at, self._data = offset, self._file.read_at(offset, max(nbytes, WINDOW - offset % WINDOW))
-        return self._data[:nbytes]
+def restamped(shard: Shard, mtime_ns: int) -> Shard:
+    """The same shard, known by another time."""
+    table = shard.table.copy()
+    table[16:24] = np.frombuffer(struct.pack("<q", mtime_ns), np.uint8)
+    table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _sum(table)), np.uint8)
+    return Shard(shard.path, table)
 
 
 def _table(file: OpenFile, columns: Iterable[array], keys: bytes, names: bytes) -> np.ndarray:

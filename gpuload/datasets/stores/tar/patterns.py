@@ -1,4 +1,5 @@
-"""The shards that a pattern stands for: braces, then wildcards. Main process; pure but for looking into folders."""
+"""The shards that a pattern stands for: braces, then wildcards. Main process; pure but for looking into folders, and of
+URLs with wildcards for listing theirs."""
 
 from __future__ import annotations
 
@@ -7,9 +8,14 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["Patterns", "expand", "find_shards"]
+from gpuload.datasets.stores.opening import client, is_url
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import Remote
+
+__all__ = ["Patterns", "as_list", "expand", "find_shards"]
 
 Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -18,19 +24,23 @@ MOST: Final = 10_000_000
 SHOWN: Final = 3
 
 
-def find_shards(patterns: Patterns) -> list[str]:
-    """The absolute paths, in the order of the patterns; those of a wildcard sorted.
+def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
+    """The absolute paths, in the order of the patterns; those of a wildcard sorted. URLs are looked at when they are
+    opened.
 
     Raises:
         FileNotFoundError: a pattern finds nothing, or a file that it names is missing.
         TypeError, ValueError: it is no path; a range in it is too long.
     """
-    given = [patterns] if isinstance(patterns, str | os.PathLike) else list(patterns)
+    given = as_list(patterns)
     found, missing = [], []
     for pattern in given:
         if not isinstance(pattern, str | os.PathLike):
             raise TypeError(f"shards are given as paths, got {pattern!r} ({type(pattern).__name__})")
         for name in expand(os.fsdecode(pattern)):
+            if is_url(name):
+                found += _at_url(name, remote)
+                continue
             path = os.path.abspath(os.path.expanduser(name))
             if os.path.lexists(path):
                 found.append(path)
@@ -48,6 +58,19 @@ def find_shards(patterns: Patterns) -> list[str]:
     if not found:
         raise FileNotFoundError(f"no shard is found for {given!r}: an empty list of paths")
     return found
+
+
+def as_list(patterns: Patterns) -> list[str | os.PathLike[str]]:
+    """The patterns, if it is one or several."""
+    return [patterns] if isinstance(patterns, str | os.PathLike) else list(patterns)
+
+
+def _at_url(name: str, remote: Remote | None) -> list[str]:
+    if "*" not in name:  # what else is a wildcard elsewhere may stand in a URL
+        return [name]
+    if not (matches := client(remote).glob(name)):
+        raise FileNotFoundError(f"no shard is found for {name!r}")
+    return matches
 
 
 def expand(pattern: str) -> Iterator[str]:

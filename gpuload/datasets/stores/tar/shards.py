@@ -1,5 +1,7 @@
 """The indexes of many shards: read where they are fresh, else made by several processes, and kept beside the shards.
 
+Indexes of archives at URLs are made by threads, which wait for the network, and kept in the cache folder alone.
+
 Runs in the main process. Parsing headers is Python's work, so threads would take turns; processes are fresh
 interpreters that are given paths and say in lines of JSON which of them are done. An index file is written under
 another name and then renamed, so nobody ever reads half of one, also if several processes make the same.
@@ -17,11 +19,17 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
+from gpuload.datasets.stores.opening import is_url, open_file
+from gpuload.datasets.stores.store import stamp
 from gpuload.datasets.stores.tar import index as index_file
 from gpuload.datasets.stores.tar.headers import Damage
 from gpuload.datasets.stores.tar.index import Shard, Unusable
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import Remote
 
 __all__ = ["SUFFIX", "make_here", "open_shards"]
 
@@ -51,6 +59,7 @@ def open_shards(
     workers: int | None = None,
     again: bool = False,
     progress: Progress = lambda path, made: None,
+    remote: Remote | None = None,
 ) -> list[Shard]:
     """The shards with their indexes.
 
@@ -59,6 +68,7 @@ def open_shards(
         workers: processes that make indexes; None: the CPUs that this process may use, up to 16.
         again: make all indexes, also those that are fresh.
         progress: called as they become ready.
+        remote: how URLs are read.
 
     Raises:
         OSError: a shard cannot be read.
@@ -68,7 +78,9 @@ def open_shards(
     shards: dict[str, Shard] = {}
     pieces = [unique[start : start + PIECE] for start in range(0, len(unique), PIECE)]
     with ThreadPoolExecutor(THREADS) as pool:
-        for piece, kept in zip(pieces, pool.map(lambda piece: list(map(_kept, piece)), pieces), strict=True):
+        for piece, kept in zip(
+            pieces, pool.map(lambda piece: [_kept(path, remote) for path in piece], pieces), strict=True
+        ):
             for path, (shard, remarks) in zip(piece, kept, strict=True):
                 _warn(remarks)
                 if shard is not None and not again:
@@ -76,7 +88,7 @@ def open_shards(
                     progress(path, False)
     missing = [path for path in unique if path not in shards]
     errors: dict[str, Exception] = {}
-    for path, made, remarks in _made(missing, workers):
+    for path, made, remarks in _made(missing, workers, remote):
         _warn(remarks)
         if isinstance(made, Exception):
             errors[path] = made
@@ -88,8 +100,14 @@ def open_shards(
     return [shards[path] for path in paths]
 
 
-def _made(paths: list[str], workers: int | None) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
+def _made(
+    paths: list[str], workers: int | None, remote: Remote | None
+) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
     """Make the indexes of these; each with what went wrong, and remarks."""
+    if remote is not None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            yield from pool.map(partial(_make, remote=remote), paths)
+        return
     count = min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
     count = min(count, len(paths), sum(map(_size, paths)) // FEW_BYTES)
     if count < 2 or not sys.executable:
@@ -137,10 +155,10 @@ def make_here(paths: Sequence[str]) -> None:
             print(json.dumps([path, remarks]), flush=True)
 
 
-def _make(path: str) -> tuple[str, Shard | Exception, list[str]]:
+def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
     remarks: list[str] = []
     try:
-        shard = index_file.build(path, remarks.append)
+        shard = index_file.build(path, remarks.append, remote)
     except (Damage, OSError) as error:
         return path, error, remarks
     problem = _keep(shard)
@@ -152,27 +170,50 @@ def _make(path: str) -> tuple[str, Shard | Exception, list[str]]:
     return path, shard, remarks
 
 
-def _kept(path: str) -> tuple[Shard | None, list[str]]:
+def _kept(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
     """The shard with an index from a file, or None; and what is wrong with files that are there."""
     remarks = []
     try:
-        status = os.stat(path)
+        known = stamp(path, remote)
     except OSError:
         return None, []  # told when it is read
-    for where in (_beside, _in_cache):
+    at_url = is_url(path)
+    for where in (_in_cache, _beside) if at_url else (_beside, _in_cache):
         place = where(path)
         try:
-            if (shard := index_file.read(path, place, status)) is not None:
+            if at_url and where is _beside:
+                shard = _at_url(path, place, known, remote)
+            else:
+                shard = index_file.read(path, place, known)
+            if shard is not None:
                 return shard, []
         except (Unusable, OSError) as error:
             remarks.append(f"the index file {place!r} cannot be used, and is made again: {error}")
     return None, remarks
 
 
+def _at_url(path: str, place: str, known: tuple[int, int], remote: Remote | None) -> Shard | None:
+    """The shard with the index that lies beside it: made somewhere else, so it has another time of the archive's. It is
+    taken if the archive's size is right, and it was not written before the archive."""
+    try:
+        index, archive = open_file(place, remote), open_file(path, remote)
+    except (FileNotFoundError, PermissionError):
+        return None  # some servers refuse what they do not have
+    head = index.read_at(0, index_file.HEAD.size)
+    if index.time < archive.time or len(head) < index_file.HEAD.size:  # pyright: ignore[reportAttributeAccessIssue]
+        return None
+    size, mtime_ns = index_file.HEAD.unpack_from(head)[1:3]
+    shard = index_file.read(path, place, (size, mtime_ns), remote) if size == known[0] else None
+    if shard is not None:
+        shard = index_file.restamped(shard, known[1])
+        _keep(shard)
+    return shard
+
+
 def _keep(shard: Shard) -> str | None:
     """Write its index beside it, else to the cache; returns why neither was possible."""
     problem = None
-    for where in (_beside, _in_cache):
+    for where in (_in_cache,) if is_url(shard.path) else (_beside, _in_cache):
         place = where(shard.path)
         draft = f"{place}.{os.urandom(8).hex()}"  # other machines may write there too
         try:
@@ -202,7 +243,8 @@ def _cache() -> str:
 def _in_cache(path: str) -> str:
     import hashlib  # likewise
 
-    name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=16).hexdigest()
+    real = path if is_url(path) else os.path.realpath(path)
+    name = hashlib.blake2b(os.fsencode(real), digest_size=16).hexdigest()
     return os.path.join(_cache(), name + SUFFIX)
 
 

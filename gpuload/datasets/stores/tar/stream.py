@@ -12,22 +12,26 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gpuload.datasets.files import check_size
 from gpuload.datasets.sample import Mode
+from gpuload.datasets.stores.opening import remote_for
 from gpuload.datasets.stores.tar.buffer import ShuffleBuffer, shard_order
 from gpuload.datasets.stores.tar.fields import Fields
 from gpuload.datasets.stores.tar.headers import Damage, members
 from gpuload.datasets.stores.tar.index import split_name, twice
-from gpuload.datasets.stores.tar.patterns import Patterns, find_shards
+from gpuload.datasets.stores.tar.patterns import Patterns, as_list, find_shards
 from gpuload.datasets.stores.tar.unpacking import Sequential
 from gpuload.datasets.worker import get_worker_info
 from gpuload.errors import DecodeError
 from gpuload.rng.generators import sample_being_made
 from gpuload.rng.philox import epoch_key
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import StorageOptions
 
 __all__ = ["TarPass", "TarStream"]
 
@@ -37,7 +41,7 @@ class TarStream:
 
     Args:
         shards: as for `TarShards`; also FIFOs, and ``"-"`` for the standard input.
-        fields, mode, shuffle_buffer: as for `TarShards`.
+        fields, mode, shuffle_buffer, storage_options: as for `TarShards`.
     """
 
     def __init__(
@@ -47,12 +51,15 @@ class TarStream:
         fields: str | Sequence[str] | None = None,
         mode: Mode = "RGB",
         shuffle_buffer: int = 0,
+        storage_options: StorageOptions = None,
     ) -> None:
         if not isinstance(shuffle_buffer, int | np.integer) or shuffle_buffer < 0:
             raise ValueError(
                 f"shuffle_buffer must be how many samples are kept, 0 for no shuffle; got {shuffle_buffer!r}"
             )
-        self.shards = ["-"] if shards == "-" else find_shards(shards)
+        shards = as_list(shards)
+        self._remote = remote_for(shards, storage_options)
+        self.shards = ["-"] if shards == ["-"] else find_shards(shards, self._remote)
         self.shuffle_buffer = int(shuffle_buffer)
         self.fields = Fields(fields, mode)
 
@@ -156,7 +163,7 @@ class TarPass:
         path, (shard, start, number) = self._shards[self._next.shard], self._next
         wanted = self._stream.fields.names
         current, begin, parts, needed = None, start, {}, True
-        with contextlib.closing(Sequential(path)) as file:
+        with contextlib.closing(Sequential(path, self._stream._remote)) as file:
 
             def unfinished(offset: int) -> None:
                 if file.position < offset:

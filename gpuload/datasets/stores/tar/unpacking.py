@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuload.datasets.stores.opening import open_stream
 from gpuload.datasets.stores.tar.headers import Damage
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import Remote
 
 __all__ = ["COMPRESSED", "Sequential"]
 
@@ -18,7 +21,8 @@ class Sequential:
     """Reads at offsets that never decrease; what lies between is passed over.
 
     Args:
-        path: a file, a FIFO, or ``"-"``.
+        path: a file, a FIFO, a URL, or ``"-"``.
+        remote: how a URL is read.
 
     Attributes:
         position: how far it has come, in bytes that are unpacked.
@@ -28,10 +32,10 @@ class Sequential:
         ImportError: it is compressed by zstd, and there is nothing to unpack that with.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, remote: Remote | None = None) -> None:
         self.path = path
         self.position = 0
-        self._file = open_stream(path)
+        self._file = open_stream(path, remote)
         self._stream: Any = self._file
         try:
             start = self._file.peek(6)[:6]
@@ -51,7 +55,7 @@ class Sequential:
         """
         try:
             if self._seeks and offset > self.position:
-                end = os.fstat(self._file.fileno()).st_size
+                end = self._size()
                 self.position = self._file.seek(min(offset, end))
             while self.position < offset and (skipped := self._stream.read(min(PIECE, offset - self.position))):
                 self.position += len(skipped)
@@ -69,6 +73,11 @@ class Sequential:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self.position += len(data)
         return data
+
+    def _size(self) -> int:
+        """The bytes of what is not compressed."""
+        raw = self._file.raw
+        return raw.size if hasattr(raw, "size") else os.fstat(self._file.fileno()).st_size
 
     def finish(self) -> None:
         """Read what cannot be passed over to its end: sums are checked there, and who writes to a pipe may end.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tars import archive
 
+from gpuload.datasets.stores.store import stamp
 from gpuload.datasets.stores.tar import index as index_module
 from gpuload.datasets.stores.tar.headers import Damage
 from gpuload.datasets.stores.tar.index import Shard, Unusable, build, read, split_name
@@ -147,7 +148,7 @@ def test_one_that_is_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytes
 
 def test_a_file_that_is_no_index_or_is_damaged_anywhere(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
-    table, file, status = build(str(path)).table, tmp_path / "index", path.stat()
+    table, file, status = build(str(path)).table, tmp_path / "index", stamp(str(path))
     file.write_bytes(table)
     assert read(str(path), str(file), status).samples == 2
     assert read(str(path), str(tmp_path / "none"), status) is None

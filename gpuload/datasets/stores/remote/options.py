@@ -1,0 +1,72 @@
+"""`Remote`: how files at URLs are read. A plain value: what it opens belongs to `client`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+__all__ = ["GAP_BYTES", "Remote", "StorageOptions", "remote_options"]
+
+GAP_BYTES: Final = 256 << 10
+
+
+@dataclass(frozen=True, eq=False)
+class Remote:
+    """How a dataset reads URLs: ``storage_options=gl.Remote({"anon": True}, cache_bytes=50 << 30)``.
+
+    Args:
+        options: what fsspec's file system takes, as ``storage_options`` of pandas: keys, tokens, endpoints. They travel
+            to the workers, and are shown nowhere.
+        gap_bytes: two ranges of one file that are asked for together become one request if no more than this lies
+            between them.
+        in_flight: the most requests that a process has under way.
+        retries: how often a request is made again that timed out, lost its connection, was cut short, or was answered
+            429 or 5xx. Between two lies 0.25 s, then twice as long each time, up to 10 s, or what the server asks for.
+        timeout_s: how long an answer may take, and one second more for each MiB of it. File systems that are not
+            asynchronous (``hf``, ``sftp``) have times of their own.
+        cache_bytes: how much of what was read is kept on this machine's disk, for all processes together, the least
+            recently used going first; 0 keeps nothing.
+        cache_folder: where; default: ``remote`` in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``).
+
+    Raises:
+        TypeError, ValueError: an argument is not valid.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gap_bytes: int = GAP_BYTES
+    in_flight: int = 16
+    retries: int = 5
+    timeout_s: float = 60.0
+    cache_bytes: int = 0
+    cache_folder: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.options, Mapping):
+            raise TypeError(
+                "storage_options must be a dict of what fsspec's file system takes, such as {'anon': True}, or a "
+                f"gpuload.Remote, got {type(self.options).__name__}"
+            )
+        for name, least in (("gap_bytes", 0), ("in_flight", 1), ("retries", 0), ("cache_bytes", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"Remote({name}=…) must be a whole number, {least} or more, got {value!r}")
+        if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
+            raise ValueError(f"Remote(timeout_s=…) must be a number of seconds above 0, got {self.timeout_s!r}")
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(str, self.options)) or "none"
+        return f"<Remote, with the options {names}>"
+
+
+StorageOptions = Mapping[str, Any] | Remote | None
+
+
+def remote_options(given: StorageOptions) -> Remote:
+    """What ``storage_options=`` says.
+
+    Raises:
+        TypeError: it is neither a mapping nor a `Remote`.
+    """
+    return given if isinstance(given, Remote) else Remote({} if given is None else given)

@@ -1,0 +1,258 @@
+"""Reading URLs: what is asked for, what is asked for again, and what is said when it is of no use."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Server, served
+
+from gpuload.datasets.stores.remote import client as module
+from gpuload.datasets.stores.remote.client import Client, Part, client_of
+from gpuload.datasets.stores.remote.file import RemoteFile, RemoteIO, Windows
+from gpuload.datasets.stores.remote.options import Remote
+
+pytest.importorskip("aiohttp")
+
+DATA = bytes(os.urandom(300_000))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+    with served({"a.bin": DATA, "b.bin": DATA[::-1], "folder/c d.bin": b"c"}) as found:
+        yield found
+
+
+def client(**options: Any) -> Client:
+    return Client(Remote(**options))
+
+
+def part(server: Server, begin: int, end: int, name: str = "a.bin") -> Part:
+    return Part(f"{server.url}/{name}", begin, end, len(DATA), 1)
+
+
+def test_neighbours_are_one_request_and_others_several_in_flight(server: Server) -> None:
+    server.slow_s = 0.05
+    reader = client(gap_bytes=1000)
+    spans = [(200_000, 200_010), (0, 10), (900, 1000), (2000, 2100), (100_000, 100_005), (1000, 1000)]
+    assert reader.read([part(server, *span) for span in spans]) == [DATA[begin:end] for begin, end in spans]
+    assert sorted(server.ranges()) == ["bytes=0-2099", "bytes=100000-100004", "bytes=200000-200009"]
+    assert server.most == 3
+    server.asked.clear()
+    server.most = 0
+    reader = client(gap_bytes=0, in_flight=2)
+    assert reader.read([part(server, *span) for span in spans[:5]]) == [DATA[begin:end] for begin, end in spans[:5]]
+    assert (len(server.ranges()), server.most) == (5, 2)
+
+
+def test_a_long_range_is_asked_for_in_pieces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 100_000)
+    assert client().read([part(server, 5, 250_000)]) == [DATA[5:250_000]]
+    assert sorted(server.ranges()) == ["bytes=100005-200004", "bytes=200005-249999", "bytes=5-100004"]
+
+
+@pytest.mark.parametrize("fault", [503, 429, 500, "reset", "short", "less"])
+def test_two_failures_and_then_an_answer(server: Server, fault: Any) -> None:
+    server.faults = [fault, fault]
+    assert client().read([part(server, 10, 5000)]) == [DATA[10:5000]]
+    assert len(server.ranges()) == 3
+
+
+def test_a_server_that_stalls_is_asked_again(server: Server) -> None:
+    server.faults = ["stall"]
+    assert client(timeout_s=0.2).read([part(server, 10, 50)]) == [DATA[10:50]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "told"),
+    [
+        (503, OSError, r"the server answered 503, in each of 3 attempts: 'http://.*/a.bin'"),
+        ("reset", ConnectionError, r"the connection failed, or was closed early \(ServerDisconnected.*each of 3 att"),
+        ("short", ConnectionError, r"the answer has fewer bytes than it announced .*in each of 3 attempts"),
+        ("less", ConnectionError, r"the answer has fewer bytes than it announced \(Short: 45 bytes from 10 on, whe"),
+        ("stall", TimeoutError, r"no whole answer within 0.1.* s, in each of 3 attempts"),
+    ],
+)  # fmt: skip
+def test_what_lasts_is_an_error_that_says_so(server: Server, fault: Any, kind: type[Exception], told: str) -> None:
+    server.always = fault
+    with pytest.raises(kind, match=told) as caught:
+        client(retries=2, timeout_s=0.1).read([part(server, 10, 100)])
+    assert caught.value.filename == f"{server.url}/a.bin"
+    assert len(server.ranges()) in (3, 6)  # aiohttp tries a lost connection once more itself
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "told"),
+    [
+        (
+            403,
+            PermissionError,
+            r"no permission to read it \(the server answered 403\); look at the credentials in stor",
+        ),
+        (401, PermissionError, r"no permission to read it \(the server answered 401\)"),
+        (404, FileNotFoundError, r"there is no such file"),
+        (418, OSError, r"the server answered 418"),
+    ],
+)
+def test_what_another_attempt_does_not_mend_is_told_at_once(
+    server: Server, status: int, kind: type[Exception], told: str
+) -> None:
+    server.always = status
+    for call in (lambda reader: reader.read([part(server, 10, 100)]), lambda reader: reader.look([server.url + "/x"])):
+        server.asked.clear()
+        with pytest.raises(kind, match=told):
+            call(client())
+        assert len(server.ranges()) == 1
+
+
+def test_a_server_without_ranges_is_told_of(server: Server) -> None:
+    server.always = "whole"
+    with pytest.raises(OSError, match=r"300,000 bytes where 90 were asked for: it does not serve ranges"):
+        client().read([part(server, 10, 100)])
+    assert client().whole([server.url + "/a.bin"]) == [DATA]
+
+
+def test_nobody_listens() -> None:
+    with served({}) as server:
+        url = server.url
+    with pytest.raises(ConnectionError, match=r"the connection failed.*, in each of 2 attempts"):
+        Client(Remote(retries=1)).whole([f"{url}/x"])
+
+
+def test_messages_show_no_secret(server: Server) -> None:
+    server.always = 403
+    url = server.url.replace("//", "//user:hidden@") + "/a.bin?signature=hidden"
+    with pytest.raises(PermissionError, match=r"'http://127.*/a.bin'") as caught:
+        client().whole([url])
+    assert "hidden" not in str(caught.value)
+    assert "hidden" not in repr(Remote({"key": "hidden"}))
+
+
+def test_how_long_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = client()
+
+    class Busy(Exception):
+        status = 503
+
+    class Told(Busy):
+        def __init__(self) -> None:
+            self.headers = {"Retry-After": "7"}
+
+    waits = [reader._wait(module.failure_of(Busy(), "s3://x/y", 1), "", attempt, Busy()) for attempt in range(1, 6)]
+    assert all(0.5 <= wait / (0.25 * 2**n) <= 1 for n, wait in enumerate(waits))
+    assert 3.5 <= reader._wait(module.failure_of(Told(), "s3://x/y", 1), "", 1, Told()) <= 7
+
+
+def test_files_are_looked_at_and_listed(server: Server) -> None:
+    reader = client()
+    (first,) = reader.look([server.url + "/a.bin"])
+    server.version = "2"
+    (second,) = reader.look([server.url + "/a.bin"])
+    assert first.size == second.size == len(DATA)
+    assert 0 < first.version != second.version < 1 << 63
+    assert reader.files(server.url) == [("a.bin",) * 2, ("b.bin",) * 2, ("folder/c%20d.bin", "folder/c d.bin")]
+    assert reader.glob(f"{server.url}/*.bin") == [f"{server.url}/a.bin", f"{server.url}/b.bin"]
+
+
+def test_each_process_has_a_client_of_its_own(server: Server) -> None:
+    remote = Remote({"headers": {"x": "y"}}, retries=1)
+    reader = client_of(remote)
+    assert client_of(remote) is reader
+    copy = pickle.loads(pickle.dumps(remote))
+    assert (copy.options, copy.retries) == ({"headers": {"x": "y"}}, 1)
+    assert client_of(copy) is not reader
+    reader.look([server.url + "/a.bin"])
+    if not (child := os.fork()):
+        try:
+            os._exit(
+                client_of(remote) is reader or client_of(remote).look([server.url + "/a.bin"])[0].size != len(DATA)
+            )
+        finally:
+            os._exit(9)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_cache_is_shared_and_follows_the_version(server: Server, tmp_path: Path) -> None:
+    options = {"cache_bytes": 1 << 20, "cache_folder": tmp_path, "gap_bytes": 0}
+    spans = [(10, 20), (131_000, 132_000), (299_990, 300_000)]
+    for asked in (1, 0):  # all three blocks are neighbours
+        server.asked.clear()
+        assert client(**options).read([part(server, *span) for span in spans]) == [DATA[b:e] for b, e in spans]
+        assert len(server.ranges()) == asked
+    changed = part(server, 10, 20)._replace(version=2)
+    client(**options).read([changed])
+    assert len(server.ranges()) == 1
+    for asked in (1, 1):
+        assert client(**options).whole([server.url + "/b.bin"]) == [DATA[::-1]]
+        assert len(server.ranges("b.bin")) == asked
+
+
+def test_windows_grow_where_reads_follow_each_other(server: Server) -> None:
+    file = RemoteFile(client(), f"{server.url}/a.bin")
+    server.asked.clear()
+    near = Windows(file)
+    assert all(near.read_at(at, 512) == DATA[at : at + 512] for at in range(0, 299_000, 2000))
+    assert len(server.ranges()) == 3  # 64, 128, 256 KiB
+    server.asked.clear()
+    far = Windows(file)
+    assert [far.read_at(at, 512) for at in (0, 200_000)] == [DATA[:512], DATA[200_000:200_512]]
+    assert server.ranges() == ["bytes=0-65535", "bytes=200000-265535"]
+    assert far.read_at(299_999, 512) == DATA[299_999:]
+
+
+def test_a_file_object_seeks_and_takes_what_was_loaded(server: Server) -> None:
+    file = RemoteIO(RemoteFile(client(), f"{server.url}/a.bin"))
+    file.load([(100, 200), (250_000, 250_010)])
+    server.asked.clear()
+    assert (file.seek(150), file.read(50), file.tell()) == (150, DATA[150:200], 200)
+    assert (file.seek(-50_000, 2), file.read(10)) == (250_000, DATA[250_000:250_010])
+    assert server.ranges() == []
+    file.unload()
+    assert (file.seek(-5, 2), file.read(50)) == (299_995, DATA[-5:])
+
+
+def test_other_file_systems_are_read_by_threads() -> None:
+    import fsspec
+
+    fsspec.filesystem("memory").pipe({"/test-client/a": DATA, "/test-client/b": b"b"})
+    reader = client()
+    urls = ["memory://test-client/a", "memory://test-client/b"]
+    assert reader.whole(urls) == [DATA, b"b"]
+    assert [found.size for found in reader.look(urls)] == [len(DATA), 1]
+    assert reader.glob("memory://test-client/*") == ["memory:///test-client/a", "memory:///test-client/b"]
+    with pytest.raises(FileNotFoundError, match=r"there is no such file; what is in memory:// belongs to one process"):
+        reader.look(["memory://test-client/none"])
+    with pytest.raises(IsADirectoryError):
+        reader.look(["memory://test-client"])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"in_flight": 0}, r"in_flight=…\) must be a whole number, 1 or more"),
+        ({"timeout_s": 0}, r"timeout_s=…\) must be a number of seconds above 0"),
+        ({"options": "anon"}, r"storage_options must be a dict of what fsspec"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        Remote(**options)
+
+
+def test_an_unknown_scheme_says_so() -> None:
+    with pytest.raises(ValueError, match=r"'nonesuch://x/y' cannot be opened: Protocol not known"):
+        client().whole(["nonesuch://x/y"])
+
+
+def test_a_slow_answer_is_not_waited_for_twice_as_long(server: Server) -> None:
+    server.always = "stall"
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        client(timeout_s=0.1, retries=1).read([part(server, n * 50_000, n * 50_000 + 5) for n in range(6)])
+    assert time.monotonic() - start < 5

@@ -1,0 +1,281 @@
+"""Every dataset at a URL gives what it gives from a folder; and what is wrong with URLs is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from served import Server, served
+from stored import COUNT, LABELS, check_loader, jpegs
+from tars import archive
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.datasets.stores.opening import client
+from gpuload.datasets.stores.remote import client as client_module
+from gpuload.datasets.stores.tar.shards import SUFFIX
+
+pytest.importorskip("aiohttp")
+
+CROP = [T.CenterCrop(16)]
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the same images in every form."""
+    root = tmp_path_factory.mktemp("everything")
+    names = [f"img/{'a-b' if label else 'a'}/sub {label}/{n:03d}.jpg" for n, label in enumerate(LABELS)]
+    for name, data in zip(names, jpegs(), strict=True):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    for shard in range(2):
+        span = range(shard * 6, shard * 6 + 6)
+        members = [pair for n in span for pair in ((f"{n}.jpg", jpegs()[n]), (f"{n}.cls", str(LABELS[n]).encode()))]
+        archive(root / f"t-{shard}.tar", members)
+    pixels = np.arange(COUNT * 8 * 9 * 3, dtype=np.uint16).reshape(COUNT, 8, 9, 3)
+    np.save(root / "a.npy", pixels)
+    np.save(root / "l.npy", LABELS)
+    (root / "m.csv").write_text(
+        "path,label\n" + "".join(f"{name},{label}\n" for name, label in zip(names, LABELS, strict=True))
+    )
+    images = [{"id": n, "file_name": name[4:], "height": 24, "width": 32} for n, name in enumerate(names)]
+    boxes = [{"id": 1, "image_id": 3, "bbox": [1, 2, 10, 12], "category_id": 1, "area": 3, "iscrowd": 0}]
+    told = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+    (root / "c.json").write_text(json.dumps(told))
+    return root
+
+
+@pytest.fixture
+def server(local: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(client_module, "FIRST_WAIT_S", 0.01)
+    files = {path.relative_to(local).as_posix(): path.read_bytes() for path in local.rglob("*") if path.is_file()}
+    with served({name: data for name, data in files.items() if not name.endswith(SUFFIX)}) as found:
+        yield found
+
+
+def plain(sample: Any) -> Any:
+    if isinstance(sample, gl.Encoded):
+        return sample.data
+    if isinstance(sample, gl.Image):
+        return sample.hwc.tolist()
+    if isinstance(sample, gl.Boxes | np.ndarray):
+        return np.asarray(getattr(sample, "array", sample)).tolist()
+    if isinstance(sample, dict):
+        return {key: plain(value) for key, value in sample.items()}
+    return tuple(map(plain, sample)) if isinstance(sample, tuple | list) else sample
+
+
+def contents(dataset: Any) -> list[Any]:
+    """All samples, one chunk in another order."""
+    if not hasattr(dataset, "__len__"):
+        return list(map(plain, dataset))
+    order = np.random.default_rng(0).permutation(len(dataset)).tolist()
+    if hasattr(dataset, "__getitems__"):
+        return list(map(plain, dataset.__getitems__(order)))
+    return [plain(dataset[number]) for number in order]
+
+
+def parquet(root: str, **options: Any) -> Any:
+    pytest.importorskip("pyarrow")
+    return gl.Parquet(f"{root}/p.parquet", columns=("n",), **options)
+
+
+def hdf5(root: str, **options: Any) -> Any:
+    pytest.importorskip("h5py")
+    return gl.HDF5(f"{root}/h.h5", **options)
+
+
+DATASETS: dict[str, Callable[..., Any]] = {
+    "ImageFolder": lambda root, **options: gl.ImageFolder(f"{root}/img", **options),
+    "ImageFiles": lambda root, **options: gl.ImageFiles(f"{root}/img/", **options),
+    "TarShards": lambda root, **options: gl.TarShards(root + "/t-{0..1}.tar", fields=("jpg", "cls"), **options),
+    "TarShards, wildcard": lambda root, **options: gl.TarShards(f"{root}/t-*.tar", **options),
+    "TarShards, stream": lambda root, **options: gl.TarShards([f"{root}/t-1.tar"], stream=True, **options),
+    "ArrayFile": lambda root, **options: gl.ArrayFile(f"{root}/a.npy", labels=f"{root}/l.npy", **options),
+    "FileList": lambda root, **options: gl.FileList(f"{root}/m.csv", **options),
+    "FileList, numbers": lambda root, **options: gl.FileList(
+        "{index:03d}.jpg", root=f"{root}/img/a/sub 0", count=1, start=3, **options
+    ),
+    "Coco": lambda root, **options: gl.Coco(f"{root}/img", f"{root}/c.json", **options),
+    "Parquet": parquet,
+    "HDF5": hdf5,
+}
+
+
+def add_libraries_own(root: Path) -> None:
+    """The files that pyarrow and h5py write, where these are installed."""
+    if not (root / "p.parquet").exists():
+        arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        image = [{"bytes": data, "path": "x"} for data in jpegs()]
+        table = arrow.table({"image": image, "label": LABELS, "n": list(range(COUNT)), "unread": ["x" * 9999] * COUNT})
+        writer.write_table(table, root / "p.parquet", row_group_size=4, compression="none", use_dictionary=False)
+    if not (root / "h.h5").exists():
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(root / "h.h5", "w") as file:
+            images = file.create_dataset("images", (COUNT,), h5py.vlen_dtype("uint8"))
+            for number, data in enumerate(jpegs()):
+                images[number] = np.frombuffer(data, np.uint8)
+            file["labels"] = LABELS
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_dataset_at_a_url_gives_what_a_folder_gives(name: str, local: Path, server: Server, tmp_path: Path) -> None:
+    if name in ("Parquet", "HDF5"):
+        add_libraries_own(local)
+        server.files |= {file: (local / file).read_bytes() for file in ("p.parquet", "h.h5")}
+    make = DATASETS[name]
+    expected = contents(make(str(local)))
+    dataset = make(server.url)
+    assert contents(dataset) == expected
+    assert contents(pickle.loads(pickle.dumps(dataset))) == expected
+    kept = gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks")
+    assert contents(make(server.url, storage_options=kept)) == expected
+    again = make(server.url, storage_options=gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks"))
+    server.asked.clear()
+    assert contents(again) == expected
+    assert server.ranges() == []  # all of it was on the disk
+
+
+def test_only_what_is_wanted_of_a_row_group_is_read_and_at_once(local: Path, server: Server) -> None:
+    add_libraries_own(local)
+    server.files["p.parquet"] = (local / "p.parquet").read_bytes()
+    dataset = gl.Parquet(f"{server.url}/p.parquet")
+    server.asked.clear()
+    dataset.__getitems__([0, 1, 2, 3])
+    *footer, columns = server.ranges()  # which lie near each other
+    assert len(footer) <= 1
+    begin, end = map(int, columns.removeprefix("bytes=").split("-"))
+    assert 0 < end - begin - sum(map(len, jpegs()[:4])) < 2000
+
+
+@pytest.mark.processes
+def test_batches_from_urls_are_those_of_the_images(server: Server) -> None:
+    check_loader(gl.TarShards(server.url + "/t-{0..1}.tar", fields=("jpg", "cls")))
+
+
+def test_a_loader_reads_what_belongs_to_this_process(local: Path) -> None:
+    import fsspec
+
+    files = {f"/loader/{path.name}": path.read_bytes() for path in (local / "img/a/sub 0").iterdir()}
+    fsspec.filesystem("memory").pipe(files)
+    loader = gl.Loader(gl.ImageFiles("memory://loader"), 2, transforms=CROP, num_workers=0, device="cpu")
+    assert [len(batch) for batch in loader] == [2, 2]
+    assert gl.read("memory://loader/000.jpg").data == jpegs()[0]
+
+
+def test_an_image_that_is_not_there_is_one_bad_sample(server: Server) -> None:
+    dataset = gl.ImageFolder(server.url + "/img")
+    del server.files["img/a/sub 0/003.jpg"]
+    loader = gl.Loader(dataset, 4, transforms=CROP, num_workers=0, device="cpu", on_error="skip")
+    with pytest.warns(RuntimeWarning, match=r"003.jpg\), at position 1 of epoch 0: FileNotFoundError"):
+        assert sum(len(labels) for _, labels in loader) == COUNT - 1
+    (record,) = loader.errors
+    assert "there is no such file: 'http://127.0.0.1" in record.cause
+    with pytest.raises(FileNotFoundError, match=r"image 3 of 'http.*c.json' is not in the folder"):
+        gl.Coco(server.url + "/img", server.url + "/c.json")[3]
+
+
+def test_an_index_is_made_in_few_requests_and_kept(server: Server) -> None:
+    name = "/t-{0..1}.tar"
+    server.asked.clear()
+    gl.TarShards(server.url + name)
+    assert len(server.ranges(".tar")) <= 2 * 2  # the first bytes, and a window
+    server.asked.clear()
+    gl.TarShards(server.url + name)
+    assert server.ranges() == []
+    server.version = "2"
+    gl.TarShards(server.url + name)
+    assert server.ranges(".tar")
+
+
+def test_an_index_beside_the_archive_is_taken(
+    local: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t-0.tar"
+    shutil.copy(local / "t-0.tar", path)
+    expected = contents(gl.TarShards(path))
+    index = (tmp_path / f"t-0.tar{SUFFIX}").read_bytes()
+    server.files[f"t-0.tar{SUFFIX}"] = index
+    dataset = gl.TarShards(server.url + "/t-0.tar")
+    assert server.ranges(".tar") == []
+    assert contents(dataset) == expected
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "other"))
+    server.files["t-0.tar"] += bytes(10240)  # another size: it is not taken
+    server.asked.clear()
+    assert contents(gl.TarShards(server.url + "/t-0.tar")) == expected
+    assert server.ranges(".tar")
+
+
+def test_an_archive_that_changes_is_told_of(server: Server) -> None:
+    dataset = gl.TarShards(server.url + "/t-0.tar")
+    server.version = "2"
+    with pytest.raises(ValueError, match=r"t-0.tar' was changed after its index was read"):
+        dataset[0]
+
+
+def test_what_goes_wrong_while_a_dataset_is_made(server: Server, local: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no such file: 'http.*/none.tar'"):
+        gl.TarShards(server.url + "/none.tar")
+    with pytest.raises(FileNotFoundError, match=r"no shard is found for 'http.*/x-\*.tar'"):
+        gl.TarShards(server.url + "/x-*.tar")
+    with pytest.raises(ValueError, match=r"LMDB maps its file into memory, so it has to be on this machine"):
+        gl.LMDB(server.url + "/data.mdb")
+    with pytest.raises(ValueError, match=r"storage_options= are for URLs such as 's3://bucket/key', got the path"):
+        gl.ImageFolder(local / "img", storage_options={"anon": True})
+    with pytest.raises(TypeError, match=r"storage_options must be a dict"):
+        gl.ImageFolder(server.url + "/img", storage_options="anon")
+    server.always = 403
+    for make in DATASETS.values():
+        with pytest.raises(OSError, match=r"no permission to read it \(the server answered 403\)"):
+            contents(make(server.url))
+
+
+@pytest.mark.parametrize("path", ["../x.jpg", "a/../../x.jpg", "/x.jpg", "http://other/x.jpg"])
+def test_no_path_from_data_leaves_the_root(path: str, server: Server) -> None:
+    server.files["m.csv"] = f"path,label\n{path},1\n".encode()
+    with pytest.raises(ValueError, match="leads out of"):
+        gl.FileList(server.url + "/m.csv", root=server.url + "/img")
+    told = json.loads(server.files["c.json"])
+    told["images"][0]["file_name"] = path
+    server.files["c.json"] = json.dumps(told).encode()
+    if not path.startswith("http"):
+        with pytest.raises(ValueError, match="leads out of"):
+            gl.Coco(server.url + "/img", server.url + "/c.json")
+
+
+def test_a_large_file_is_looked_at_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LARGE_BYTES", 1000)
+    server.files |= {"large.jpg": b"\xff\xd8\xff" + bytes(5000), "large.bin": bytes(5000)}
+    assert gl.read(server.url + "/large.jpg").data == server.files["large.jpg"]
+    with pytest.raises(gl.DecodeError, match=r"large.bin': not an image that gpuload decodes: 5000 bytes"):
+        gl.read(server.url + "/large.bin")
+
+
+def test_nothing_is_imported_before_a_url_is_read() -> None:
+    import subprocess
+    import sys
+
+    program = "import sys, gpuload as gl; gl.ImageFolder; gl.TarShards; print('fsspec' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_the_request_that_a_client_counts(server: Server) -> None:
+    remote = gl.Remote()
+    dataset = gl.ImageFolder(server.url + "/img", storage_options=remote)
+    before = client(remote).requests
+    dataset.__getitems__(range(COUNT))
+    assert client(remote).requests - before == COUNT

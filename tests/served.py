@@ -1,0 +1,137 @@
+"""A small HTTP server on loopback, in this process, with ranges, and with faults: what clouds do now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote, unquote
+
+
+class Server(ThreadingHTTPServer):
+    """Serves files from memory.
+
+    Attributes:
+        files: path → bytes, without a slash in front.
+        faults: how the next requests for bytes end, one after the other: a status such as 503, "stall" (nothing comes),
+            "reset" (closed without an answer), "short" (half of the body), "less" (a whole answer of half the range),
+            "whole" (without regard to the range), or "fine".
+        always: how all further ones end.
+        asked: path, range and method of each request.
+        most: how many were under way at one time.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+    block_on_close = False
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files = dict(files)
+        self.faults: list[int | str] = []
+        self.always: int | str = "fine"
+        self.asked: list[tuple[str, str, str]] = []
+        self.most = self.now = 0
+        self.slow_s = 0.0
+        self.version = "1"
+        self.lock = threading.Lock()
+        self.over = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def ranges(self, ending: str = "") -> list[str]:
+        """The ranges that were asked for, of files whose names end so."""
+        return [span for path, span, method in self.asked if method == "GET" and path.endswith(ending)]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        with self.server.lock:
+            self.server.now += 1
+            self.server.most = max(self.server.most, self.server.now)
+        try:
+            if self.server.slow_s:
+                time.sleep(self.server.slow_s)
+            self.answer(with_body=True)
+        finally:
+            with self.server.lock:
+                self.server.now -= 1
+
+    def answer(self, *, with_body: bool) -> None:
+        name, span = unquote(self.path.partition("?")[0]).lstrip("/"), self.headers.get("Range", "")
+        with self.server.lock:
+            self.server.asked.append((name, span, self.command))
+            fault = self.server.always
+            if with_body and self.server.faults:
+                fault = self.server.faults.pop(0)
+        if isinstance(fault, int):
+            self.reply(fault, b"", {})
+        elif fault == "stall":
+            self.server.over.wait(20)
+            self.close_connection = True
+        elif fault == "reset":
+            self.close_connection = True
+        elif any(path.startswith(folder := name.rstrip("/") + "/" if name else "") for path in self.server.files):
+            self.reply(200, self.listing(folder), {"Content-Type": "text/html"}, with_body=with_body)
+        elif name not in self.server.files:
+            self.reply(404, b"", {})
+        else:
+            self.send(self.server.files[name], span, str(fault), with_body)
+
+    def send(self, data: bytes, span: str, fault: str, with_body: bool) -> None:
+        headers = {"ETag": f'"{len(data)}-{self.server.version}"', "Accept-Ranges": "bytes"}
+        status = 200
+        if (found := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "whole":
+            begin, end = int(found[1]), min(int(found[2]) + 1, len(data))
+            if fault == "less":
+                end = (begin + end) // 2
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
+            data, status = data[begin:end], 206
+        self.reply(status, data, headers, cut=len(data) // 2 if fault == "short" else None, with_body=with_body)
+
+    def reply(
+        self, status: int, data: bytes, headers: dict[str, str], cut: int | None = None, with_body: bool = True
+    ) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(data[:cut])
+        if cut is not None:
+            self.close_connection = True
+
+    def listing(self, folder: str) -> bytes:
+        rest = [name[len(folder) :] for name in self.server.files if name.startswith(folder)]
+        names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in rest}
+        return "".join(f'<a href="{quote(name)}">{name}</a>\n' for name in ["../", *sorted(names)]).encode()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(files: Mapping[str, bytes]) -> Iterator[Server]:
+    """A server with these files, as long as the block lasts."""
+    server = Server(files)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.over.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
