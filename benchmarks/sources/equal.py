@@ -1,11 +1,12 @@
 """The same photographs through every dataset: are all batches equal to the last bit?
 
-    python -m benchmarks.sources.equal --photos DIR [--files 2000]
+    python -m benchmarks.sources.equal --photos DIR [--files 2000] [--remote]
 
 Each dataset is read with no workers, with two, and on from a state in the middle: by no workers from the state of two,
 and by two from the state of none. (A stream's state is one of as many workers.) Images and targets of each batch are
 hashed. All have to be the batches of the files themselves; of datasets that hold decoded squares, the batches of the
 same squares in memory; of a stream, which comes in the order of its archives, the batches of the files in that order.
+With ``--remote`` all of it again over HTTP and S3 (`benchmarks.servers`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import hashlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ import gpuload as gl
 from benchmarks.machine import versions
 from benchmarks.peers.recipe import MEAN, STD
 from benchmarks.photos import copy_photos, find_photos
+from benchmarks.servers import serving
 from benchmarks.sources.stores import ARRAYS, SHARDS, STORES, labels_in, paths_in, squares, write
 from gpuload import transforms as T
 
@@ -99,11 +101,11 @@ class Comparison:
         self._half = len(self._paths) // batch_size // 2  # where states are taken: after so many batches
         self._known: dict[tuple[str, int], list[bytes]] = {}
 
-    def of(self, name: str, where: str, base: str) -> Found:
-        """Read the dataset of this name from BASE in all ways."""
+    def of(self, name: str, where: str, base: str, options: Mapping[str, Any]) -> Found:
+        """Read the dataset of this name from BASE in all ways; `options` are fsspec's, of a URL."""
         started = time.perf_counter()
         try:
-            dataset = STORES[name].open(base)
+            dataset = STORES[name].open(base, **({"storage_options": options} if "://" in base else {}))
             states: dict[int, Any] = {}
             given = {workers: self._read(dataset, workers, states) for workers in (0, 2)}
             stream = not hasattr(dataset, "__getitem__")
@@ -153,8 +155,8 @@ def _digest(batch: Any) -> bytes:
     if isinstance(targets, list):  # COCO's, with one box in each photograph
         targets = torch.cat([target["labels"] for target in targets])
     summed = hashlib.blake2b(repr((tuple(images.shape), images.dtype)).encode(), digest_size=16)
-    summed.update(images.contiguous().numpy())
-    summed.update(targets.to(torch.int64).numpy())
+    summed.update(images.contiguous().numpy().data)
+    summed.update(targets.to(torch.int64).numpy().data)
     return summed.digest()
 
 
@@ -180,6 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
     parser.add_argument("--files", type=int, default=2000, help="how many files they are copied to (default 2000)")
     parser.add_argument("--cache", type=Path, default=Path(__file__).parents[2] / ".data", help="where they are kept")
+    parser.add_argument("--remote", action="store_true", help="also over HTTP (nginx) and S3 (rclone), on loopback")
     parser.add_argument("--only", help=f"separated by semicolons, of: {'; '.join(STORES)}")
     options = parser.parse_args(arguments)
     names = [name.strip() for name in options.only.split(";")] if options.only else list(STORES)
@@ -191,19 +194,24 @@ def main(arguments: list[str] | None = None) -> int:
     write(base, names)
     comparison = Comparison(base)
     results = []
-    for name in names:
-        with console.status(f"{name}, local"):
-            results.append(comparison.of(name, "local", str(base)))
-        if results[-1].error:
-            console.print(f"[red]{name}: {results[-1].error}[/]", soft_wrap=True)
+    with serving(base) as servers:
+        places = {"local": (str(base), {}), **(servers if options.remote else {})}
+        for where, (url, own) in places.items():
+            for name in names if where == "local" else [name for name in names if STORES[name].is_remote]:
+                with console.status(f"{name}, {where}"):
+                    results.append(comparison.of(name, where, url, own))
+                if results[-1].error:
+                    console.print(f"[red]{name}, {where}: {results[-1].error}[/]", soft_wrap=True)
     console.print(_table(results))
+    if options.remote and len(places) < 3:
+        console.print("[red]a server is not installed: see benchmarks/servers.py[/]")
     good = sum(found.good for found in results)
     told = ", ".join(f"{name} {number}" for name, number in versions().items())
     console.print(
         f"{len(paths_in(base)):,} photographs of {source}: {good} of {len(results)} give equal batches\n{told}",
         soft_wrap=True,
     )
-    return 0 if good == len(results) else 1
+    return 0 if good == len(results) and (not options.remote or len(places) == 3) else 1
 
 
 if __name__ == "__main__":

@@ -40,12 +40,12 @@ class Dataset:
 
     Args:
         write: makes the store in a folder, from the samples and their number.
-        open: makes the dataset from BASE, a folder or a URL.
+        open: makes the dataset from BASE, a folder or a URL; of a URL also with `storage_options`.
         is_remote: whether BASE may be a URL.
     """
 
     write: Callable[[Path, Iterator[Sample], int], None]
-    open: Callable[[str], Any]
+    open: Callable[..., Any]
     is_remote: bool = True
 
 
@@ -185,26 +185,36 @@ def _shards(base: str, **options: Any) -> Any:
     return gl.TarShards(f"{base}/stores/train-{{000..{SHARDS - 1:03d}}}.tar", fields=("jpg", "cls"), **options)
 
 
-def _parquet_files(base: str) -> list[str]:
-    return [f"{base}/stores/parquet/train-{part:03d}.parquet" for part in range(SHARDS)]
+def _arrays(base: str, **options: Any) -> Any:
+    return gl.ArrayFile(f"{base}/stores/pixels.npy", labels=f"{base}/stores/labels.npy", **options)
+
+
+def _coco(base: str, **options: Any) -> Any:
+    return gl.Coco(f"{base}/train", f"{base}/stores/coco.json", targets=(), **options)
+
+
+def _file_list(base: str, **options: Any) -> Any:
+    return gl.FileList(f"{base}/stores/train.csv", root=f"{base}/train", **options)
+
+
+def _lmdb(base: str) -> Any:
+    return gl.LMDB(f"{base}/stores/train.lmdb", image="{}.jpg", target="{}.cls")
+
+
+def _parquet(base: str, **options: Any) -> Any:
+    return gl.Parquet([f"{base}/stores/parquet/train-{part:03d}.parquet" for part in range(SHARDS)], **options)
 
 
 STORES: Final[dict[str, Dataset]] = {
-    "ImageFolder": Dataset(nothing, lambda base: gl.ImageFolder(f"{base}/train"), is_remote=False),
+    "ImageFolder": Dataset(nothing, lambda base, **options: gl.ImageFolder(f"{base}/train", **options)),
     "TarShards": Dataset(tar, _shards),
-    "TarShards, stream": Dataset(tar, lambda base: _shards(base, stream=True)),
-    "LMDB": Dataset(
-        lmdb,
-        lambda base: gl.LMDB(f"{base}/stores/train.lmdb", image="{}.jpg", target="{}.cls"),
-        is_remote=False,
-    ),
-    "HDF5": Dataset(hdf5, lambda base: gl.HDF5(f"{base}/stores/train.h5")),
-    "Parquet": Dataset(parquet, lambda base: gl.Parquet(_parquet_files(base))),
-    "FileList": Dataset(file_list, lambda base: gl.FileList(f"{base}/stores/train.csv", root=f"{base}/train")),
-    "Coco": Dataset(coco, lambda base: gl.Coco(f"{base}/train", f"{base}/stores/coco.json", targets=())),
-    "ArrayFile": Dataset(
-        arrays, lambda base: gl.ArrayFile(f"{base}/stores/pixels.npy", labels=f"{base}/stores/labels.npy")
-    ),
-    "HDF5, pixels": Dataset(hdf5_pixels, lambda base: gl.HDF5(f"{base}/stores/pixels.h5")),
+    "TarShards, stream": Dataset(tar, lambda base, **options: _shards(base, stream=True, **options)),
+    "LMDB": Dataset(lmdb, _lmdb, is_remote=False),
+    "HDF5": Dataset(hdf5, lambda base, **options: gl.HDF5(f"{base}/stores/train.h5", **options)),
+    "Parquet": Dataset(parquet, _parquet),
+    "FileList": Dataset(file_list, _file_list),
+    "Coco": Dataset(coco, _coco),
+    "ArrayFile": Dataset(arrays, _arrays),
+    "HDF5, pixels": Dataset(hdf5_pixels, lambda base, **options: gl.HDF5(f"{base}/stores/pixels.h5", **options)),
 }
 ARRAYS: Final = ("ArrayFile", "HDF5, pixels")  # squares, already decoded

@@ -36,21 +36,31 @@ def cache_folder() -> str:
     return os.path.join(base, "gpuload")
 
 
-def cached(path: str, identity: Any, build: Callable[[], Arrays]) -> Arrays:
+def cached(
+    path: str,
+    identity: Any,
+    build: Callable[[], Arrays],
+    *,
+    is_fresh: Callable[[Arrays], bool] = lambda arrays: True,
+    is_kept: Callable[[Arrays], bool] = lambda arrays: True,
+) -> Arrays:
     """The index of a source: from its file if that is of the same source, else built, and kept for the next time.
 
     Args:
         path: the source's, which names the file.
         identity: all that the index depends on, such as size and time of the source and what was asked for; JSON.
         build: makes the arrays.
+        is_fresh: whether arrays from a file are still true, where `identity` does not say it.
+        is_kept: whether those that were built may be kept.
     """
     name = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index"
     file = os.path.join(cache_folder(), name)
     identity = json.loads(json.dumps([path, identity]))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return _read(file, identity)
+        if is_fresh(arrays := _read(file, identity)):
+            return arrays
     arrays = build()
-    if sum(array.nbytes for array in arrays.values()) >= LEAST_BYTES:
+    if sum(array.nbytes for array in arrays.values()) >= LEAST_BYTES and is_kept(arrays):
         with contextlib.suppress(OSError):
             _write(file, identity, arrays)
     return arrays
