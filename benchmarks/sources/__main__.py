@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.machine import cpu_model
 from benchmarks.photos import copy_photos, find_photos
 from benchmarks.sources.pages import best_drop
-from benchmarks.sources.reading import LEVELS, MEMCPY, ORDERS, Task
+from benchmarks.sources.reading import LEVELS, MEMCPY, NATIVE, ORDERS, Task
 from benchmarks.sources.stores import STORES, write
 from benchmarks.sources.tables import judge, rates_table
 
@@ -33,7 +33,6 @@ __all__ = ["main"]
 
 REPOSITORY: Final = Path(__file__).parents[2]
 LIMIT_S: Final = 600
-NATIVE: Final = ("torchvision ImageFolder", "WebDataset", "Hugging Face datasets", "LitData", "Mosaic Streaming")
 # Memory that was freed stays with the process, as it does in one that has been at work for a while; for all readers.
 MALLOC: Final = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=134217728:glibc.malloc.mmap_threshold=33554432"}
 # The packages, and what they import of others that gpuload's tests do not bring.
@@ -150,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(rates_table(level, options.readers, rounds, failed))
     for reader, error in failed.items():
         console.print(f"[red]{reader} could not be measured:[/] {error}", soft_wrap=True)
-    verdicts = judge(rounds, NATIVE)
+    verdicts = judge(rounds, list(NATIVE))
     for verdict in verdicts:
         console.print(f"{'[green]met   [/]' if verdict.met else '[red]missed[/]'} {verdict.text}", soft_wrap=True)
     nbytes = sum(path.stat().st_size for path in (base / "train").rglob("*.jpg")) / options.files / 1000

@@ -15,7 +15,7 @@ import argparse
 import hashlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +29,7 @@ from benchmarks.machine import versions
 from benchmarks.peers.recipe import MEAN, STD
 from benchmarks.photos import copy_photos, find_photos
 from benchmarks.servers import serving
-from benchmarks.sources.stores import ARRAYS, SHARDS, STORES, labels_in, paths_in, squares, write
+from benchmarks.sources.stores import ARRAYS, STORES, Held, Streamed, labels_in, paths_in, squares, write
 from gpuload import transforms as T
 
 __all__ = ["WAYS", "Comparison", "Found", "main"]
@@ -56,35 +56,6 @@ class Found(NamedTuple):
     @property
     def good(self) -> bool:
         return len(self.equal) == len(WAYS) and all(self.equal)
-
-
-class _Held:
-    """Files by their paths, or squares in memory, with their classes."""
-
-    def __init__(self, images: Sequence[Any], labels: Sequence[int]) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, number: int) -> tuple[Any, int]:
-        image = self.images[number]
-        return gl.read(image) if isinstance(image, Path) else gl.Image(image), self.labels[number]
-
-
-class _Streamed:
-    """The same in one pass, shared out among workers as `TarShards(stream=True)` shares archives."""
-
-    def __init__(self, held: _Held) -> None:
-        self.held = held
-
-    def __iter__(self) -> Iterator[tuple[Any, int]]:
-        info = gl.get_worker_info()
-        first, step = (info.id, info.num_workers) if info else (0, 1)
-        count = len(self.held)
-        for part in range(first, SHARDS, step):
-            for number in range(part * count // SHARDS, (part + 1) * count // SHARDS):
-                yield self.held[number]
 
 
 class Comparison:
@@ -124,8 +95,8 @@ class Comparison:
         key = kind, workers if kind == "stream" else 0
         if key not in self._known:
             images = [squares(path.read_bytes()) for path in self._paths] if kind == "squares" else self._paths
-            held = _Held(images, self._labels)
-            self._known[key] = self._read(_Streamed(held) if kind == "stream" else held, key[1], {})
+            held = Held(images, self._labels)
+            self._known[key] = self._read(Streamed(held) if kind == "stream" else held, key[1], {})
         return self._known[key]
 
     def _read(self, dataset: Any, workers: int, states: dict[int, Any], state: Any = None) -> list[bytes]:

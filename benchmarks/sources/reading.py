@@ -14,6 +14,7 @@ Prints one line of JSON, the last on its standard output.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -31,12 +32,19 @@ from benchmarks.sources.pages import Drop, bytes_from_disk, drop
 from benchmarks.sources.stores import ARRAYS, STORES, order
 from gpuload.cli.processes import cpu_seconds
 
-__all__ = ["LEVELS", "MEMCPY", "ORDERS", "STATES", "Task", "main"]
+__all__ = ["LEVELS", "MEMCPY", "NATIVE", "ORDERS", "STATES", "Task", "main"]
 
 LEVELS: Final = ("raw", "decoded")
 ORDERS: Final = ("in order", "random")
 STATES: Final = ("cold", "warm")
 MEMCPY: Final = "memcpy"
+NATIVE: Final = {  # other libraries' readers, and what they import
+    "torchvision ImageFolder": "torchvision",
+    "WebDataset": "webdataset",
+    "Hugging Face datasets": "datasets",
+    "LitData": "litdata",
+    "Mosaic Streaming": "streaming",
+}
 CHUNK: Final = 32
 RING: Final = 6 * CHUNK  # squares that copies go to, in turn: as many as slots hold for two workers
 
@@ -161,6 +169,8 @@ def run(task: Task) -> dict[str, Any]:
     elif task.reader in STORES:
         reader = Own(task)
     else:
+        if importlib.util.find_spec(NATIVE[task.reader]) is None:
+            raise ModuleNotFoundError(f"{NATIVE[task.reader]} is not installed")
         from benchmarks.sources.natives import NATIVES
 
         reader = NATIVES[task.reader](Path(task.base))

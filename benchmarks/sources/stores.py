@@ -4,7 +4,7 @@
     BASE/stores/…                       all other stores, with the same samples in the same order
 
 Names in a store are made of a sample's number, so every store gives the samples in this order. Each photograph has its
-class as the target, and for `Coco` a box. `ArrayFile` and the HDF5 file of pixels hold squares cut from the middle.
+class as the target, and for `Coco` a box. `ArrayFile` and the HDF5 file of pixels hold squares cut from the middle. Imports no torch: workers import it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,20 @@ from PIL import Image
 
 import gpuload as gl
 
-__all__ = ["ARRAYS", "SEED", "SHARDS", "STORES", "Dataset", "labels_in", "order", "paths_in", "squares", "write"]
+__all__ = [
+    "ARRAYS",
+    "SEED",
+    "SHARDS",
+    "STORES",
+    "Dataset",
+    "Held",
+    "Streamed",
+    "labels_in",
+    "order",
+    "paths_in",
+    "squares",
+    "write",
+]
 
 SHARDS: Final = 4  # archives, and Parquet files
 SIDE: Final = 224  # of the squares in arrays
@@ -87,6 +100,35 @@ def squares(data: bytes) -> np.ndarray:
     side = min(image.size)
     left, top = ((length - side) // 2 for length in image.size)
     return np.asarray(image.resize((SIDE, SIDE), box=(left, top, left + side, top + side)))
+
+
+class Held:
+    """Files by their paths, or squares in memory, with their classes."""
+
+    def __init__(self, images: Sequence[Any], labels: Sequence[int]) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        image = self.images[number]
+        return gl.read(image) if isinstance(image, Path) else gl.Image(image), self.labels[number]
+
+
+class Streamed:
+    """The same in one pass, shared out among workers as `TarShards(stream=True)` shares archives."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        info = gl.get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        count = len(self.held)
+        for part in range(first, SHARDS, step):
+            for number in range(part * count // SHARDS, (part + 1) * count // SHARDS):
+                yield self.held[number]
 
 
 def _parts(samples: Iterator[Sample], count: int) -> Iterator[tuple[int, list[tuple[int, Sample]]]]:

@@ -43,6 +43,7 @@ def cached(
     *,
     is_fresh: Callable[[Arrays], bool] = lambda arrays: True,
     is_kept: Callable[[Arrays], bool] = lambda arrays: True,
+    least_bytes: int | None = None,
 ) -> Arrays:
     """The index of a source: from its file if that is of the same source, else built, and kept for the next time.
 
@@ -52,6 +53,7 @@ def cached(
         build: makes the arrays.
         is_fresh: whether arrays from a file are still true, where `identity` does not say it.
         is_kept: whether those that were built may be kept.
+        least_bytes: what is smaller is not kept; default `LEAST_BYTES`.
     """
     name = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index"
     file = os.path.join(cache_folder(), name)
@@ -60,7 +62,8 @@ def cached(
         if is_fresh(arrays := _read(file, identity)):
             return arrays
     arrays = build()
-    if sum(array.nbytes for array in arrays.values()) >= LEAST_BYTES and is_kept(arrays):
+    least = LEAST_BYTES if least_bytes is None else least_bytes
+    if sum(array.nbytes for array in arrays.values()) >= least and is_kept(arrays):
         with contextlib.suppress(OSError):
             _write(file, identity, arrays)
     return arrays
