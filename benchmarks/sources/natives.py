@@ -7,6 +7,9 @@ samples; LitData and Mosaic all of them too, shard by shard; WebDataset the orde
 `Native.raw` gives the bytes of files, in one process; `Native.loader` batches of floats.
 """
 
+# pyright: reportMissingImports=false
+# (They are in an environment of their own.)
+
 from __future__ import annotations
 
 import sys

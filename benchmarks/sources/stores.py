@@ -3,8 +3,9 @@
     BASE/train/class_0/00000.jpg …      the files (`benchmarks.photos.copy_photos`), in the order of `ImageFolder`
     BASE/stores/…                       all other stores, with the same samples in the same order
 
-Names in a store are made of a sample's number, so every store gives the samples in this order. Each photograph has its
-class as the target, and for `Coco` a box. `ArrayFile` and the HDF5 file of pixels hold squares cut from the middle. Imports no torch: workers import it.
+Names in a store are made of a sample's number, so every store gives the samples in this order. Each photograph has
+its class as the target, and for `Coco` a box. `ArrayFile` and the HDF5 file of pixels hold squares cut from the
+middle. This imports no torch: workers import it.
 """
 
 from __future__ import annotations

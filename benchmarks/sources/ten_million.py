@@ -7,8 +7,8 @@ which builds the index where there is one, and then by a fresh process, which is
 which read all of the index; what each has of its own, beside what all share, is read from /proc.
 
 What ten million files would only make slow is left out: `ImageFolder` and `ImageFiles` scan real folders, and are told
-the names of files in them; `TarShards` reads a thousand hard links to one archive; the annotations of `Coco` are those
-of ten thousand images, repeated.
+the names of files in them; `TarShards` reads a thousand hard links to one archive, with copies of its index; the
+annotations of `Coco` are those of ten thousand images, repeated.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ import gpuload as gl
 from benchmarks.machine import cpu_model
 from gpuload.datasets.scan import Scanner
 from gpuload.datasets.stores import coco
+from gpuload.datasets.stores.tar.shards import SUFFIX
 
 __all__ = ["CASES", "MOST_BYTES", "MOST_S", "main"]
 
@@ -82,7 +83,7 @@ def _csv(folder: Path, count: int) -> None:
 
 
 def _tar(folder: Path, count: int) -> None:
-    """A real archive, and hard links to it: size and time of all of them are equal."""
+    """A real archive, and hard links to it: since size and time are equal, the index of one is that of all."""
     each = -(-count // FOLDERS)
     with tarfile.open(folder / "train-000.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
         for number in range(each):
@@ -90,8 +91,11 @@ def _tar(folder: Path, count: int) -> None:
                 info = tarfile.TarInfo(f"n01440764_{number:08d}.{ending}")
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
+    first = folder / "train-000.tar"
+    gl.TarShards(first)
     for number in range(1, FOLDERS):
-        os.link(folder / "train-000.tar", folder / f"train-{number:03d}.tar")
+        os.link(first, folder / f"train-{number:03d}.tar")
+        shutil.copyfile(f"{first}{SUFFIX}", folder / f"train-{number:03d}.tar{SUFFIX}")
 
 
 def _lmdb(folder: Path, count: int) -> None:
