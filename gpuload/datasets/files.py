@@ -16,7 +16,7 @@ from typing import Final
 
 from gpuload.errors import DecodeError
 
-__all__ = ["MAX_BYTES", "check_size", "limited", "no_image", "read_file", "sniff", "too_large"]
+__all__ = ["MAX_BYTES", "check_size", "limited", "no_image", "read_file", "sniff", "too_large", "will_read"]
 
 MAX_BYTES: Final = 1 << 30
 LARGE_BYTES = 16 << 20  # larger files are looked at before they are read
@@ -73,6 +73,16 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         return data if len(data) == size and size else _read_on(descriptor, data, os.fspath(path))
     finally:
         os.close(descriptor)
+
+
+def will_read(path: str | os.PathLike[str]) -> None:
+    """Let the kernel read a file that is going to be read; what cannot be read is told then."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, FLAGS)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
 
 
 def _read_on(descriptor: int, data: bytes, path: str) -> bytes:

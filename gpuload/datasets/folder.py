@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.files import read_file
+from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner, scanned
@@ -60,6 +60,12 @@ class _Images:
     def _encoded(self, index: int) -> Encoded:
         path = self.paths[index]
         return Encoded(read_file(path) if self._remote is None else self._fetched([path])[0], self.mode, path)
+
+    def will_need(self, indices: Iterable[SupportsIndex]) -> None:
+        """Let the kernel read the files of these samples, which are asked for soon."""
+        if self._remote is None:
+            for index in indices:
+                will_read(self.paths[self._from_start(index)])
 
     def _fetched(self, paths: list[str]) -> list[bytes]:
         return read_whole(paths, self._remote)

@@ -35,6 +35,7 @@ from gpuload.workers.protocol import (
     Reply,
     Request,
     arm_lifeline,
+    next_request,
     read_message,
 )
 from gpuload.workers.runner import ChunkRunner
@@ -76,6 +77,8 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
             replies.send(HELLO)
             memory = memoryview(bytearray(MESSAGE_BYTES))
             while message := read_message(queue, memory):
+                if runner.source.reads_ahead:
+                    runner.source.will_need(next_request(queue, memory))
                 replies.send(_do(Request.unpack(message), worker, runner, board, ring).pack())
                 board.write(worker, IDLE, 0, 0)
 

@@ -45,6 +45,7 @@ __all__ = [
     "Request",
     "Status",
     "arm_lifeline",
+    "next_request",
     "read_message",
 ]
 
@@ -65,6 +66,15 @@ def read_message(end: socket.socket, memory: memoryview) -> bytes:
     """The next message, empty if the other end is closed; `memory` of `MESSAGE_BYTES` is used again for each. (`recv`
     takes as much anew from the system and gives it back, which takes ten times as long as the message.)"""
     return memory[: end.recv_into(memory)].tobytes()
+
+
+def next_request(end: socket.socket, memory: memoryview) -> Request | None:
+    """The request that some worker takes next; it stays where it is. None if none is waiting."""
+    try:
+        nbytes = end.recv_into(memory, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    return Request.unpack(memory[:nbytes].tobytes()) if nbytes else None
 
 
 def arm_lifeline(fd: int, pid: int) -> None:

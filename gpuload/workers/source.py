@@ -2,14 +2,18 @@
 
 Runs in a worker, or with num_workers=0 in the main process. Seeds the global generators before each sample of a user's
 own dataset, so that its draws are a function of (seed, epoch, position).
+
+Read-ahead: a dataset with ``will_need(indices)`` is told which samples come after those of this chunk, for the kernel
+to read them meanwhile. Only while reading takes long: what is in memory already is read in less time than that.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,6 +24,9 @@ from gpuload.workers.iterable import Ended, Pass
 from gpuload.workers.protocol import Request
 
 __all__ = ["Ended", "Source"]
+
+SLOW_S: Final = 200e-6  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
+CHUNKS_AHEAD: Final = 64  # for so many chunks after a slow one: read-ahead makes them quick
 
 
 class Source:
@@ -42,6 +49,8 @@ class Source:
         self._many = fetches_many(dataset)
         self._without_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
+        self._will_need: Callable[[list[int]], None] | None = getattr(dataset, "will_need", None)
+        self._read_s, self._read, self._slow_left = 0.0, 0, 0  # by the last chunk; and for how many more it is slow
         self._told_epoch = -1
         self._epoch = -1
         self.introduce: Callable[..., None] = lambda epoch, position=None: None
@@ -68,13 +77,20 @@ class Source:
             keys: list[Any] = request.indices.tolist()
         else:
             keys = [int(key) if isinstance(key, np.integer) else key for key in request.indices]
+        if self._will_need is not None:
+            self._note_speed()
         positions = request.positions.tolist()
         seeds = seeds_of(self._seed, request.epoch, request.positions) if self.seeds else []
 
         def one(row: int) -> Any:
             if seeds:
                 seed_generators(self._seed, request.epoch, positions[row], seeds[row])
-            sample = self._fetch_many([keys[row]])[0] if self._many else self._dataset[keys[row]]
+            if self._will_need is not None:
+                start = time.perf_counter()
+                sample = self._fetch_many([keys[row]])[0] if self._many else self._dataset[keys[row]]
+                self._read_s, self._read = self._read_s + time.perf_counter() - start, self._read + 1
+            else:
+                sample = self._fetch_many([keys[row]])[0] if self._many else self._dataset[keys[row]]
             if self._without_torch and seeds and "torch" in sys.modules:
                 # Imported meanwhile, so it was neither seeded nor told which worker this is: again.
                 self._without_torch = False
@@ -89,10 +105,35 @@ class Source:
             self._without_torch = False
         if self.seeds:  # once for all of them, so their draws depend on the chunk
             seed_generators(self._seed, request.epoch, positions[0])
+        start = time.perf_counter()
         try:
             return self._fetch_many(keys).__getitem__
         except Exception:  # one by one, to find which
             return one
+        finally:
+            self._read_s, self._read = time.perf_counter() - start, len(keys)
+
+    def _note_speed(self) -> None:
+        """Note whether the samples of the chunk before took long to read."""
+        if self._read_s > SLOW_S * self._read:
+            self._slow_left = CHUNKS_AHEAD
+        else:
+            self._slow_left = max(0, self._slow_left - 1)
+        self._read_s, self._read = 0.0, 0
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it helps to name the samples that come next."""
+        return self._slow_left > 0 and self._will_need is not None
+
+    def will_need(self, request: Request | None) -> None:
+        """The chunk that comes next, whoever does it. A dataset that cannot use it is not told again."""
+        if request is None or request.iterable is not None or self._will_need is None:
+            return
+        try:
+            self._will_need(np.asarray(request.indices).tolist())
+        except Exception:  # an error of the sample, when it is read
+            self._will_need = None
 
     def _fetch_many(self, keys: list[Any]) -> list[Any]:
         samples = list(self._dataset.__getitems__(keys))

@@ -610,3 +610,15 @@ def test_a_scan_of_a_folder_that_was_just_changed_is_not_kept(kept: Path, tmp_pa
     (kept / "ant" / "3.jpg").touch()
     assert len(ImageFolder(kept)) == 4
     assert not (tmp_path / "cache").exists(), "another file may come within the same tick of the clock"
+
+
+def test_files_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        (tmp_path / name).write_bytes(b"...")
+    dataset, told = ImageFiles(tmp_path), []
+    (tmp_path / "b.jpg").unlink()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *how: told.append((os.readlink(f"/proc/self/fd/{fd}"), *how)))
+    dataset.will_need([2, 1, -3])
+    assert told == [(f"{tmp_path}/{name}", 0, 0, os.POSIX_FADV_WILLNEED) for name in ("c.jpg", "a.jpg")]
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -136,6 +136,10 @@ class OpenFile:
             got += more
         return got
 
+    def will_read(self, offset: int, nbytes: int) -> None:
+        """Let the kernel read these bytes, which are asked for soon."""
+        os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
     def read_randomly(self) -> None:
         """Tell the kernel to read nothing beyond what is asked for."""
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)

@@ -254,7 +254,7 @@ class Client:
                     self._threads = ThreadPoolExecutor(self.in_flight, "gpuload-remote")
             results = list(self._threads.map(self._in_thread, places, calls))
         for result in results:
-            if isinstance(result, Exception):
+            if isinstance(result, BaseException):
                 raise result
         return results
 

@@ -166,6 +166,17 @@ class TarShards(Store):
             for plan, parts in zip(plans, data, strict=True)
         ]
 
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Let the kernel read these samples, which are asked for soon."""
+        if self._remote is not None:
+            return
+        for number in indices:
+            plan = self._plan(*self._place(_from_start(number, len(self), repr(self))))
+            if plan.places:
+                begin = min(begin for begin, _ in plan.places.values())
+                end = max(begin + size for begin, size in plan.places.values())
+                self._handle.get(self._shards[plan.shard].path).will_read(begin, end - begin)
+
     def _place(self, number: int) -> tuple[int, int]:
         """The number of its shard, and its number in there."""
         shard = bisect_right(self._ends, number)

@@ -259,6 +259,7 @@ def test_a_large_file_is_looked_at_first(server: Server, monkeypatch: pytest.Mon
         gl.read(server.url + "/large.bin")
 
 
+@pytest.mark.processes
 def test_nothing_is_imported_before_a_url_is_read() -> None:
     import subprocess
     import sys

@@ -240,3 +240,16 @@ def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
     assert (gl.TarShards(path, fields="cls") + gl.TarShards(path, fields="cls"))[1] == 1
     with pytest.raises(TypeError, match="unsupported operand"):
         _ = gl.TarShards(path) + 3
+
+
+def test_samples_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = archive(tmp_path / "x.tar", {"a.jpg": b"x" * 600, "a.cls": b"1", "a.txt": b"x" * 5000, "b.jpg": b"y" * 10})
+    dataset, told = gl.TarShards(path, fields=("jpg;none", "cls;txt;jpg")), []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *how: told.append((os.readlink(f"/proc/self/fd/{fd}"), *how)))
+    dataset.will_need([1, 0])
+    places = [(begin, nbytes) for _, begin, nbytes, _ in told]
+    data = path.read_bytes()
+    assert data[places[0][0] : sum(places[0])] == b"y" * 10
+    assert data[places[1][0] : sum(places[1])].startswith(b"x" * 600)
+    assert data[: sum(places[1])].endswith(b"1")
+    assert {how for *_, how in told} == {os.POSIX_FADV_WILLNEED}

