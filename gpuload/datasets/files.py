@@ -105,15 +105,16 @@ def _check_large(descriptor: int, size: int, path: str) -> None:
         raise _refused(no_image(start, size), path)
 
 
-def check_size(nbytes: int, source: str) -> None:
-    """Refuse what would be read from a part of a file, as `read_file` refuses whole ones.
+def check_size(nbytes: int, *source: str) -> None:
+    """Refuse what would be read from a part of a file, as `read_file` refuses whole ones; `source` is put together
+    where it is needed.
 
     Raises:
         DecodeError: it is larger than is allowed.
     """
     limit = _max_bytes.get()
     if limit is not None and nbytes > limit:
-        raise _refused(too_large(nbytes, limit), source)
+        raise _refused(too_large(nbytes, limit), "".join(source))
 
 
 def _refused(complaint: str, path: str) -> DecodeError:

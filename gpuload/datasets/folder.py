@@ -18,7 +18,7 @@ from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.kinds import fetched, natural_blocks
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import MODES, Encoded, Mode
-from gpuload.datasets.scan import Scanner
+from gpuload.datasets.scan import Scanner, scanned
 from gpuload.datasets.stores.opening import client, is_url, read_whole, remote_for
 
 if TYPE_CHECKING:
@@ -225,22 +225,21 @@ class ImageFolder(_Images):
         folder, endings = _existing(root), _checked_extensions(extensions)
         self._remote = remote_for(root, storage_options)
         scanner = _scanner(folder, self._remote, endings, follow_links)
-        names = scanner.folders()
-        if not names:
-            hint = ""
-            if len(scanner.images()[1]):
-                hint = " There are images directly in it: gpuload.ImageFiles reads those, without labels."
-            raise FileNotFoundError(
-                f"{folder!r} has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg.{hint}"
-            )
-        pieces = [scanner.images(name) for name in names]
-        counts = [len(lengths) for _, lengths in pieces]
-        self.classes = [os.fsdecode(name) for name in names]
-        if 0 in counts:
-            _refuse_empty(folder, [name for name, n in zip(self.classes, counts, strict=True) if n == 0], endings)
+
+        def scan() -> dict[str, np.ndarray]:
+            names, pieces = _classes_in(scanner, folder, endings)
+            paths = Paths.pack(folder, pieces)
+            counts = np.array([len(lengths) for _, lengths in pieces])
+            return {"names": np.frombuffer(b"\0".join(names), np.uint8), "counts": counts, **_arrays(paths)}
+
+        found = (
+            scan() if self._remote is not None else scanned(scanner, folder, ["classes", endings, follow_links], scan)
+        )
+        self.classes = [os.fsdecode(name) for name in found["names"].tobytes().split(b"\0")]
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        self.paths = Paths.pack(folder, pieces)
-        self.labels = np.repeat(np.arange(len(names), dtype=np.min_scalar_type(len(names) - 1)), counts)
+        self.paths = Paths(folder, found["data"], found["offsets"])
+        kind = np.min_scalar_type(len(self.classes) - 1)
+        self.labels = np.repeat(np.arange(len(self.classes), dtype=kind), found["counts"])
 
     @property
     def targets(self) -> np.ndarray:
@@ -314,10 +313,16 @@ class ImageFiles(_Images):
         self.mode = _checked_mode(mode)
         folder, endings = _existing(root), _checked_extensions(extensions)
         self._remote = remote_for(root, storage_options)
-        piece = _scanner(folder, self._remote, endings, follow_links).images()
-        if not len(piece[1]):
-            raise FileNotFoundError(f"{folder!r} has no images in it: {_looked_for(endings)}")
-        self.paths = Paths.pack(folder, [piece])
+        scanner = _scanner(folder, self._remote, endings, follow_links)
+
+        def scan() -> dict[str, np.ndarray]:
+            piece = scanner.images()
+            if not len(piece[1]):
+                raise FileNotFoundError(f"{folder!r} has no images in it: {_looked_for(endings)}")
+            return _arrays(Paths.pack(folder, [piece]))
+
+        found = scan() if self._remote is not None else scanned(scanner, folder, ["files", endings, follow_links], scan)
+        self.paths = Paths(folder, found["data"], found["offsets"])
 
     def __getitem__(self, index: SupportsIndex) -> Encoded:
         return self._encoded(self._from_start(index))
@@ -349,6 +354,26 @@ def _from_start(index: SupportsIndex, count: int, text: str) -> int:
 
 def _has_samples(other: Any) -> bool:
     return hasattr(other, "__getitem__") and hasattr(other, "__len__") and not isinstance(other, str | dict)
+
+
+def _classes_in(scanner: Any, folder: str, endings: tuple[str, ...]) -> tuple[list[bytes], list[Any]]:
+    """The names of the classes, and the images of each."""
+    names = scanner.folders()
+    if not names:
+        hint = ""
+        if len(scanner.images()[1]):
+            hint = " There are images directly in it: gpuload.ImageFiles reads those, without labels."
+        raise FileNotFoundError(
+            f"{folder!r} has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg.{hint}"
+        )
+    pieces = [scanner.images(name) for name in names]
+    if empty := [os.fsdecode(name) for name, (_, lengths) in zip(names, pieces, strict=True) if not len(lengths)]:
+        _refuse_empty(folder, empty, endings)
+    return names, pieces
+
+
+def _arrays(paths: Paths) -> dict[str, np.ndarray]:
+    return {"data": paths.data, "offsets": paths.offsets}
 
 
 def _scanner(folder: str, remote: Remote | None, endings: tuple[str, ...], follow_links: bool) -> Any:

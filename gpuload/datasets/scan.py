@@ -2,7 +2,7 @@
 
 Runs once, in the main process, when a dataset is made. Names are handled as bytes, so the locale and the order of
 `os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are read:
-only one folder's names exist as objects.
+only one folder's names exist as objects. What a long scan finds is kept for the next time (`scanned`).
 
 The order is that of torchvision's ImageFolder: folders sorted by path (`a-b` before `a/b`, since "-" comes before "/"),
 files of one folder by name. torchvision compares text, not bytes; for UTF-8 names the order is the same.
@@ -13,12 +13,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["Scanner"]
+__all__ = ["Scanner", "scanned"]
+
+SETTLED_NS: Final = 2_000_000_000  # a folder that was changed later than this before a scan may change unseen
 
 
 class _Folder(NamedTuple):
@@ -41,10 +44,11 @@ class Scanner:
         self._real_root = os.path.realpath(self._root)
         self._extensions = tuple(os.fsencode(extension) for extension in extensions)
         self._follow_links = follow_links
+        self._seen: dict[bytes, int] = {}  # when each folder was changed last, before it was read
 
     def folders(self) -> list[bytes]:
         """The names of the folders directly in the root, sorted."""
-        with os.scandir(self._root) as entries:
+        with self._entries(b"") as entries:
             return sorted(entry.name for entry in entries if self._is_folder(entry, b""))
 
     def images(self, start: bytes = b"") -> tuple[bytes, np.ndarray]:
@@ -62,7 +66,7 @@ class Scanner:
         while waiting:
             folder = waiting.pop()
             names: list[bytes] = []
-            with os.scandir(os.path.join(self._root, folder)) as entries:
+            with self._entries(folder) as entries:
                 for entry in entries:
                     if self._is_folder(entry, folder):
                         waiting.append(os.path.join(folder, entry.name))
@@ -73,6 +77,23 @@ class Scanner:
         found.sort(key=lambda folder: folder.path)
         lengths = [folder.lengths for folder in found] or [np.empty(0, np.uint32)]
         return b"".join(folder.joined for folder in found), np.concatenate(lengths)
+
+    def _entries(self, folder: bytes) -> Any:
+        path = os.path.join(self._root, folder)
+        self._seen[folder] = os.stat(path).st_mtime_ns
+        return os.scandir(path)
+
+    def times(self) -> dict[str, np.ndarray]:
+        """The folders that were read, and when each was changed last."""
+        folders = np.frombuffer(b"\0".join(self._seen), np.uint8)
+        return {"folders": folders, "times": np.array(list(self._seen.values()), np.int64)}
+
+    def is_fresh(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Whether the folders of an earlier scan are as they were: a file that comes, goes or is renamed changes its
+        folder's time."""
+        folders = arrays["folders"].tobytes().split(b"\0")
+        times = [os.stat(os.path.join(self._root, folder)).st_mtime_ns for folder in folders]
+        return times == arrays["times"].tolist()
 
     def _is_folder(self, entry: os.DirEntry[bytes], folder: bytes) -> bool:
         try:
@@ -118,6 +139,27 @@ class Scanner:
         return ValueError(
             f"{os.fsdecode(link)!r} is a link that leads in a circle (to {os.fsdecode(os.readlink(link))!r}); remove it"
         )
+
+
+def scanned(
+    scanner: Scanner, root: str, asked: list[Any], build: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """What `build` makes with a scanner of a folder; that of a large one is kept, until a folder changes.
+
+    Args:
+        root: the scanner's, an absolute path.
+        asked: what else it depends on, as JSON.
+    """
+    from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
+
+    started = time.time_ns()
+    return cached(
+        root,
+        ["scan", *asked],
+        lambda: {**build(), **scanner.times()},
+        is_fresh=scanner.is_fresh,
+        is_kept=lambda arrays: int(arrays["times"].max()) < started - SETTLED_NS,
+    )
 
 
 def _pack(folder: bytes, names: list[bytes]) -> _Folder:

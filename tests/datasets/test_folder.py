@@ -21,6 +21,8 @@ from gpuload.datasets import folder as folder_module
 from gpuload.datasets.folder import Joined
 from gpuload.datasets.kinds import draws_nothing, fetches_many
 from gpuload.datasets.sample import Encoded
+from gpuload.datasets.scan import Scanner
+from gpuload.datasets.stores import cached as cached_module
 
 ENDINGS = ".jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp"
 
@@ -606,6 +608,50 @@ def test_importing_and_reading_needs_no_torch(many: ImageFolder) -> None:
         [sys.executable, "-c", code, many.root], env=environment, check=True, capture_output=True, text=True
     )
     assert found.stdout == "[]\n"
+
+
+# Kept for the next time
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of images, changed an hour ago; also short scans are kept."""
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
+    return settled(make(tmp_path / "root", "ant/1.jpg", "ant/deep/2.jpg", b"\xe9t\xe9/1.jpg"))
+
+
+def settled(root: Path, when: float = 1e9) -> Path:
+    for folder, _, _ in os.walk(root):
+        os.utime(folder, (when, when))
+    return root
+
+
+@pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
+def test_a_scan_is_kept_until_a_folder_changes(kind, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = kind(kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scanner, "images", lambda *_: pytest.fail("scanned again"))
+        assert kind(kept) == first
+        assert kind(kept)[-1] == first[-1]
+    (kept / "ant" / "deep" / "3.jpg").touch()
+    assert len(kind(kept)) == len(first) + 1
+    (kept / "ant" / "deep" / "2.jpg").rename(kept / "ant" / "deep" / "4.jpg")
+    settled(kept / "ant" / "deep", 1e9 + 1)
+    assert [os.path.basename(path) for path in kind(kept).paths].count("4.jpg") == 1
+
+
+def test_other_arguments_scan_again(kept: Path) -> None:
+    (kept / "ant" / "3.png").touch()
+    settled(kept)
+    assert [len(ImageFolder(kept, extensions=ending)) for ending in (".jpg", (".jpg", ".png"), ".jpg")] == [3, 4, 3]
+    assert len(ImageFiles(kept)) == 4
+
+
+def test_a_scan_of_a_folder_that_was_just_changed_is_not_kept(kept: Path, tmp_path: Path) -> None:
+    (kept / "ant" / "3.jpg").touch()
+    assert len(ImageFolder(kept)) == 4
+    assert not (tmp_path / "cache").exists(), "another file may come within the same tick of the clock"
 
 
 def test_files_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

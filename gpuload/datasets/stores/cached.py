@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,8 @@ __all__ = ["cache_folder", "cached"]
 MAGIC: Final = b"gpuload index 1\n"
 LEAST_BYTES: Final = 1 << 20  # a smaller index is built as quickly as it is read
 ALIGN: Final = 64
+PART_BYTES: Final = 32 << 20  # of an array, read by one call
+THREADS: Final = 4
 
 Arrays = dict[str, np.ndarray]
 
@@ -36,21 +39,34 @@ def cache_folder() -> str:
     return os.path.join(base, "gpuload")
 
 
-def cached(path: str, identity: Any, build: Callable[[], Arrays]) -> Arrays:
+def cached(
+    path: str,
+    identity: Any,
+    build: Callable[[], Arrays],
+    *,
+    is_fresh: Callable[[Arrays], bool] = lambda arrays: True,
+    is_kept: Callable[[Arrays], bool] = lambda arrays: True,
+    least_bytes: int | None = None,
+) -> Arrays:
     """The index of a source: from its file if that is of the same source, else built, and kept for the next time.
 
     Args:
         path: the source's, which names the file.
         identity: all that the index depends on, such as size and time of the source and what was asked for; JSON.
         build: makes the arrays.
+        is_fresh: whether arrays from a file are still true, where `identity` does not say it.
+        is_kept: whether those that were built may be kept.
+        least_bytes: what is smaller is not kept; default `LEAST_BYTES`.
     """
     name = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index"
     file = os.path.join(cache_folder(), name)
     identity = json.loads(json.dumps([path, identity]))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return _read(file, identity)
+        if is_fresh(arrays := _read(file, identity)):
+            return arrays
     arrays = build()
-    if sum(array.nbytes for array in arrays.values()) >= LEAST_BYTES:
+    least = LEAST_BYTES if least_bytes is None else least_bytes
+    if sum(array.nbytes for array in arrays.values()) >= least and is_kept(arrays):
         with contextlib.suppress(OSError):
             _write(file, identity, arrays)
     return arrays
@@ -72,12 +88,24 @@ def _read(path: str, identity: Any) -> Arrays:
         if header["identity"] != identity or header["size"] != size:
             raise ValueError(path)
         arrays: Arrays = {}
+        parts: list[tuple[np.ndarray, int]] = []
         for name, (dtype, count, offset) in header["arrays"].items():
-            file.seek(offset)
-            arrays[name] = np.fromfile(file, np.dtype(dtype), count)
-            if len(arrays[name]) != count:
-                raise ValueError(path)
+            arrays[name] = np.empty(count, np.dtype(dtype))
+            own = arrays[name].view(np.uint8)
+            parts += [(own[at : at + PART_BYTES], offset + at) for at in range(0, len(own), PART_BYTES)]
+        if size < PART_BYTES:
+            filled = [_fill(file.fileno(), *part) for part in parts]
+        else:  # a gigabyte takes one thread half a second
+            with ThreadPoolExecutor(THREADS) as pool:
+                filled = list(pool.map(lambda part: _fill(file.fileno(), *part), parts))
+        if not all(filled):
+            raise ValueError(path)
         return arrays
+
+
+def _fill(descriptor: int, part: np.ndarray, offset: int) -> bool:
+    """Read a part of an array; whether all of it was there."""
+    return os.preadv(descriptor, [part.data], offset) == len(part)
 
 
 def _write(path: str, identity: Any, arrays: Arrays) -> None:

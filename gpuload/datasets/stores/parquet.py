@@ -18,6 +18,7 @@ import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import client, is_url, open_seekable, remote_for
 from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, needed, stamp
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Parquet"]
 
 OPEN_FILES: Final = 16  # in each worker
+LEAST_BYTES: Final = 32 << 10  # what 4,000 row groups take: reading it from so many takes a hundred times as long
 
 
 class Parquet(Store):
@@ -84,31 +86,39 @@ class Parquet(Store):
         self.image, self.target, self.columns = image, target, tuple(columns)
         self._cache_bytes = cache_bytes
         wanted = [image, *([] if target is None else [target]), *columns]
+        needed("pyarrow.parquet", "Parquet", "parquet")
+        stamps = [stamp(path, self._remote) for path in self.files]
+        identity = ["parquet", self.files, stamps, wanted]
+        found = cached(self.path, identity, lambda: self._look(wanted), least_bytes=LEAST_BYTES)
+        self._wanted = list(dict.fromkeys(wanted))
+        self._key = image.removesuffix(".bytes")
+        self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
+        groups = found["groups"]
+        self._file_of = np.repeat(np.arange(len(groups), dtype=np.int32), groups)
+        self._group_of = np.concatenate([np.arange(n, dtype=np.int32) for n in groups])
+        self._ends = np.cumsum(found["rows"], dtype=np.int64)
+
+    def _look(self, wanted: list[str]) -> dict[str, np.ndarray]:
+        """How many row groups each file has, and rows each group, by the files' ends; and whether they fit."""
         first: list[Any] = []
-        counts: list[list[int]] = []
-        stamps: list[tuple[int, int]] = []
+        groups: list[int] = []
+        rows: list[int] = []
         for path in self.files:
-            stamps.append(stamp(path, self._remote))
             with _open(path, self._remote) as file:
                 types = [_type(file.schema_arrow, name, path) for name in wanted]
                 meta = file.metadata
-                counts.append([meta.row_group(group).num_rows for group in range(meta.num_row_groups)])
+                groups.append(meta.num_row_groups)
+                rows += [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
             if not first:
                 first = types
-                _check_image(types[0], image, path)
+                _check_image(types[0], self.image, path)
             for name, mine, other in zip(wanted, types, first, strict=True):
                 if mine != other:
                     raise ValueError(
                         f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {mine} there, {other} "
                         "in the first; read them as two datasets, or write one of them anew"
                     )
-        self._wanted = list(dict.fromkeys(wanted))
-        self._key = image.removesuffix(".bytes")
-        self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
-        groups = [len(own) for own in counts]
-        self._file_of = np.repeat(np.arange(len(groups), dtype=np.int32), groups)
-        self._group_of = np.concatenate([np.arange(n, dtype=np.int32) for n in groups])
-        self._ends = np.cumsum([rows for own in counts for rows in own], dtype=np.int64)
+        return {"groups": np.array(groups, np.int64), "rows": np.array(rows, np.int64)}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

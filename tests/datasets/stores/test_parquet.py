@@ -283,3 +283,19 @@ def test_without_pyarrow_the_error_says_what_to_do(tmp_path: Path, monkeypatch: 
     message = "gpuload.Parquet needs pyarrow, which is not installed: pip install 'gpuload[parquet]'"
     with pytest.raises(ModuleNotFoundError, match=exactly(message)):
         Parquet(path)
+
+
+def test_where_rows_are_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "LEAST_BYTES", 0)
+    for number in range(2):
+        written(tmp_path / f"{number}.parquet")
+    first = Parquet(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Parquet, "_look", lambda *_: pytest.fail("read again"))
+        again = Parquet(tmp_path)
+        assert [again[number] for number in range(-2 * COUNT, 2 * COUNT)] == 2 * [*first]
+    with pytest.raises(ValueError, match="no column 'class'"):
+        Parquet(tmp_path, target="class")
+    written(tmp_path / "0.parquet", table().slice(3), 2)
+    assert len(Parquet(tmp_path)) == 2 * COUNT - 3

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TarShards"]
 
 GAP_BYTES: Final = 64 << 10  # what lies between two reads is read too, up to here: it costs less than a call
+LARGE_BYTES: Final = 32 << 10  # a field of a file from here on is read by itself: another call costs less than a copy
 READ_BYTES: Final = 32 << 20  # the most that several samples are read together
 
 
@@ -141,7 +142,10 @@ class TarShards(Store):
         plans = [self._plan(*self._place(number)) for number in numbers]
         data: list[dict[str, bytes]] = [{} for _ in plans]
         ordered = sorted(part for number, plan in enumerate(plans) for part in plan.parts(number))
-        runs = list(_runs(ordered, GAP_BYTES if self._remote is None else self._remote.gap_bytes))
+        if self._remote is None:
+            runs = list(_runs(ordered, GAP_BYTES, LARGE_BYTES))
+        else:
+            runs = list(_runs(ordered, self._remote.gap_bytes, READ_BYTES))
         ends = [max(part.begin + part.size for part in run) for _, run in runs]
         handle.look(self._shards[shard].path for shard, _ in runs)
         places = [
@@ -182,15 +186,17 @@ class TarShards(Store):
         """What has to be read for a sample."""
         source = self._shards[shard]
         columns = source.columns
-        first, end = int(columns.first[number]), int(columns.first[number + 1])
-        there = {columns.names[field]: first + at for at, field in enumerate(columns.fields[first:end].tolist())}
+        first, end = columns.first[number : number + 2].tolist()
+        there = {columns.names[field]: at for at, field in enumerate(columns.fields[first:end].tolist())}
+        blocks, sizes = columns.blocks[first:end].tolist(), columns.sizes[first:end].tolist()
         key = source.key(number)
         chosen = self._fields.choose(there, source.path, key)
         places = {}
         for name in chosen:
             if name != KEY:
-                places[name] = int(columns.blocks[there[name]]) * BLOCK, int(columns.sizes[there[name]])
-                check_size(places[name][1], f"{source.path}:{key}.{name}")
+                at = there[name]
+                places[name] = blocks[at] * BLOCK, sizes[at]
+                check_size(sizes[at], source.path, ":", key, ".", name)
         return _Plan(shard, key, chosen, places)
 
     def __repr__(self) -> str:
@@ -220,14 +226,15 @@ class _Plan(NamedTuple):
         return (_Part(self.shard, begin, size, number, name) for name, (begin, size) in self.places.items())
 
 
-def _runs(parts: Iterable[_Part], gap_bytes: int) -> Iterator[tuple[int, list[_Part]]]:
+def _runs(parts: Iterable[_Part], gap_bytes: int, large_bytes: int) -> Iterator[tuple[int, list[_Part]]]:
     """Parts that are read together, and their shard; the parts come in the order in which they lie."""
     run: list[_Part] = []
     end = 0
     for part in parts:
         after = part.begin + part.size
         if run and (
-            part.shard != run[0].shard
+            max(part.size, run[-1].size) >= large_bytes
+            or part.shard != run[0].shard
             or part.begin > end + gap_bytes
             or max(end, after) - run[0].begin > max(READ_BYTES, end - run[0].begin)
         ):

@@ -88,8 +88,8 @@ class Shard:
 
     def key(self, number: int) -> str:
         """The key of a sample."""
-        ends = self.columns.key_ends
-        return self.columns.keys[int(ends[number]) : int(ends[number + 1])].tobytes().decode("utf-8", "surrogateescape")
+        start, end = self.columns.key_ends[number : number + 2].tolist()
+        return self.columns.keys[start:end].tobytes().decode("utf-8", "surrogateescape")
 
     def __reduce__(self) -> tuple[type[Shard], tuple[str, np.ndarray]]:
         return Shard, (self.path, self.table)

@@ -1,0 +1,189 @@
+"""The same photographs through every dataset: are all batches equal to the last bit?
+
+    python -m benchmarks.sources.equal --photos DIR [--files 2000] [--remote]
+
+Each dataset is read with no workers, with two, and on from a state in the middle: by no workers from the state of two,
+and by two from the state of none. (A stream's state is one of as many workers.) Images and targets of each batch are
+hashed. All have to be the batches of the files themselves; of datasets that hold decoded squares, the batches of the
+same squares in memory; of a stream, which comes in the order of its archives, the batches of the files in that order.
+With ``--remote`` all of it again over HTTP and S3 (`benchmarks.servers`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import gpuload as gl
+from benchmarks.machine import versions
+from benchmarks.peers.recipe import MEAN, STD
+from benchmarks.photos import copy_photos, find_photos
+from benchmarks.servers import serving
+from benchmarks.sources.stores import ARRAYS, STORES, Held, Streamed, labels_in, paths_in, squares, write
+from gpuload import transforms as T
+
+__all__ = ["WAYS", "Comparison", "Found", "main"]
+
+WAYS: Final = ("0 workers", "2 workers", "resumed by 0", "resumed by 2")
+
+
+class Found(NamedTuple):
+    """What one dataset gave.
+
+    Attributes:
+        equal: for each of `WAYS`, whether its batches are the expected ones; empty where there is an error.
+        digest: of all batches.
+    """
+
+    name: str
+    where: str
+    equal: tuple[bool, ...] = ()
+    batches: int = 0
+    digest: str = ""
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def good(self) -> bool:
+        return len(self.equal) == len(WAYS) and all(self.equal)
+
+
+class Comparison:
+    """Compares datasets of the same photographs.
+
+    Args:
+        base: the folder, as `stores` lays it out.
+        size: of the crops.
+    """
+
+    def __init__(self, base: Path, batch_size: int = 64, size: int = 224) -> None:
+        self._paths, self._labels = paths_in(base), labels_in(base)
+        self._batch_size, self._size = batch_size, size
+        self._half = len(self._paths) // batch_size // 2  # where states are taken: after so many batches
+        self._known: dict[tuple[str, int], list[bytes]] = {}
+
+    def of(self, name: str, where: str, base: str, options: Mapping[str, Any]) -> Found:
+        """Read the dataset of this name from BASE in all ways; `options` are fsspec's, of a URL."""
+        started = time.perf_counter()
+        try:
+            dataset = STORES[name].open(base, **({"storage_options": options} if "://" in base else {}))
+            states: dict[int, Any] = {}
+            given = {workers: self._read(dataset, workers, states) for workers in (0, 2)}
+            stream = not hasattr(dataset, "__getitem__")
+            resumed = [self._read(dataset, w, {}, states[w if stream else 2 - w]) for w in (0, 2)]
+        except Exception as error:
+            return Found(name, where, error=f"{type(error).__name__}: {error}")
+        kind = "stream" if stream else "squares" if name in ARRAYS else "files"
+        expected = [self._expected(kind, workers) for workers in (0, 2)]
+        equal = [given[0] == expected[0], given[2] == expected[1]]
+        equal += [rest == whole[self._half :] for rest, whole in zip(resumed, expected, strict=True)]
+        digest = hashlib.blake2b(b"".join(given[0]), digest_size=6).hexdigest()
+        return Found(name, where, tuple(equal), len(given[0]), digest, time.perf_counter() - started)
+
+    def _expected(self, kind: str, workers: int) -> list[bytes]:
+        """The digests of what has to come; only those of a stream depend on the workers."""
+        key = kind, workers if kind == "stream" else 0
+        if key not in self._known:
+            images = [squares(path.read_bytes()) for path in self._paths] if kind == "squares" else self._paths
+            held = Held(images, self._labels)
+            self._known[key] = self._read(Streamed(held) if kind == "stream" else held, key[1], {})
+        return self._known[key]
+
+    def _read(self, dataset: Any, workers: int, states: dict[int, Any], state: Any = None) -> list[bytes]:
+        """The digest of each batch, from a state on. The state in the middle is put down under `workers`."""
+        steps = [T.RandomResizedCrop(self._size), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
+        with gl.Loader(
+            dataset,
+            self._batch_size,
+            shuffle=hasattr(dataset, "__getitem__"),
+            transforms=steps,
+            num_workers=workers,
+            device="cpu",
+        ) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            digests = []
+            for batch in loader:
+                digests.append(_digest(batch))
+                if len(digests) == self._half:
+                    states[workers] = loader.state_dict()
+        return digests
+
+
+def _digest(batch: Any) -> bytes:
+    """Of images and classes, to the last bit."""
+    images, targets = batch
+    if isinstance(targets, list):  # COCO's, with one box in each photograph
+        targets = torch.cat([target["labels"] for target in targets])
+    summed = hashlib.blake2b(repr((tuple(images.shape), images.dtype)).encode(), digest_size=16)
+    summed.update(images.contiguous().numpy().data)
+    summed.update(targets.to(torch.int64).numpy().data)
+    return summed.digest()
+
+
+def _table(results: Sequence[Found]) -> Table:
+    table = Table(box=box.SIMPLE)
+    for heading in ("dataset", "where", *WAYS, "batches", "hash of all", "s"):
+        table.add_column(heading, no_wrap=True)
+    for found in results:
+        if found.error:
+            table.add_row(found.name, found.where, "[red]error[/]")
+            continue
+        marks = ["equal" if same else "[red]DIFFERENT[/]" for same in found.equal]
+        row = (found.name, found.where, *marks, str(found.batches), found.digest, f"{found.seconds:.0f}")
+        table.add_row(*row)
+    return table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare and report. Returns the exit status: 1 where batches differ or a dataset cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sources.equal", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
+    parser.add_argument("--files", type=int, default=2000, help="how many files they are copied to (default 2000)")
+    parser.add_argument("--cache", type=Path, default=Path(__file__).parents[2] / ".data", help="where they are kept")
+    parser.add_argument("--remote", action="store_true", help="also over HTTP (nginx) and S3 (rclone), on loopback")
+    parser.add_argument("--only", help=f"separated by semicolons, of: {'; '.join(STORES)}")
+    options = parser.parse_args(arguments)
+    names = [name.strip() for name in options.only.split(";")] if options.only else list(STORES)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 140
+    source = options.photos or find_photos(options.cache)[0]
+    base = copy_photos(source, options.cache, options.files).parent
+    write(base, names)
+    comparison = Comparison(base)
+    results = []
+    with serving(base) as servers:
+        places = {"local": (str(base), {}), **(servers if options.remote else {})}
+        for where, (url, own) in places.items():
+            for name in names if where == "local" else [name for name in names if STORES[name].is_remote]:
+                with console.status(f"{name}, {where}"):
+                    results.append(comparison.of(name, where, url, own))
+                if results[-1].error:
+                    console.print(f"[red]{name}, {where}: {results[-1].error}[/]", soft_wrap=True)
+    console.print(_table(results))
+    if options.remote and len(places) < 3:
+        console.print("[red]a server is not installed: see benchmarks/servers.py[/]")
+    good = sum(found.good for found in results)
+    told = ", ".join(f"{name} {number}" for name, number in versions().items())
+    console.print(
+        f"{len(paths_in(base)):,} photographs of {source}: {good} of {len(results)} give equal batches\n{told}",
+        soft_wrap=True,
+    )
+    return 0 if good == len(results) and (not options.remote or len(places) == 3) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

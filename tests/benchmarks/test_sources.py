@@ -1,0 +1,137 @@
+"""The benchmarks of stores: equal batches are called equal and others are not, ratios are within rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from served import served
+from stored import jpegs
+
+import gpuload as gl
+from benchmarks.sources import __main__ as rates
+from benchmarks.sources import equal, ten_million
+from benchmarks.sources.stores import STORES, write
+from benchmarks.sources.tables import judge
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small photographs of three classes, in the order of their names, and all stores of them."""
+    base = tmp_path_factory.mktemp("sources")
+    for number, data in enumerate(jpegs()[:COUNT]):
+        folder = base / "train" / f"class_{number // 4}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:05d}.jpg").write_bytes(data)
+    for store in dict.fromkeys(one.write for one in STORES.values()):
+        write(base, [name for name, one in STORES.items() if one.write is store])
+    return base
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["TarShards, stream", "Coco"])
+def test_the_same_photographs_are_the_same_batches(base: Path, name: str) -> None:
+    found = equal.Comparison(base, batch_size=3, size=16).of(name, "local", str(base), {})
+    assert (found.error, found.equal, found.batches, found.good) == ("", (True,) * 4, 4, True)
+
+
+@pytest.mark.processes
+def test_the_same_photographs_over_http_are_the_same_batches(base: Path) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    files = {str(path.relative_to(base)): path.read_bytes() for path in base.rglob("*") if path.is_file()}
+    with served(files) as server:
+        found = equal.Comparison(base, batch_size=3, size=16).of("TarShards", "http", server.url, {})
+    assert (found.error, found.equal) == ("", (True,) * 4)
+
+
+@pytest.mark.processes
+def test_other_pixels_and_other_targets_are_told(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed:
+        """One class, in one sample, is another."""
+
+        def __init__(self, dataset: Any) -> None:
+            self.dataset = dataset
+
+        def __len__(self) -> int:
+            return len(self.dataset)
+
+        def __getitem__(self, number: int) -> Any:
+            image, label = self.dataset[number]
+            return image, label + (number == 7)
+
+    real = STORES["ImageFolder"]
+    changed = dataclasses.replace(real, open=lambda base: Changed(real.open(base)))
+    monkeypatch.setitem(STORES, "ImageFolder", changed)
+    found = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
+    assert not any(found.equal[:2])
+    assert not found.good
+    absent = dataclasses.replace(real, open=lambda base: gl.ImageFolder(base + "/nowhere"))
+    monkeypatch.setitem(STORES, "ImageFolder", absent)
+    found = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
+    assert "FileNotFoundError" in found.error
+    assert not found.good
+
+
+def one_round(**rates: float) -> dict[str, Any]:
+    return {
+        name: {"raw, random": {"cold": None, "warm": {"images_per_s": rate, "cpu_us": 1, "disk_mb": 0}}}
+        for name, rate in rates.items()
+    }
+
+
+@pytest.mark.parametrize(("own", "met"), [(199, False), (200, True)])
+def test_the_fastest_of_others_is_the_measure(own: float, met: bool) -> None:
+    """A machine half as fast in the second round changes nothing."""
+    rounds = [one_round(TarShards=own, LitData=200, WebDataset=100)] * 2 + [one_round(TarShards=own / 2, LitData=100)]
+    (verdict,) = judge(rounds, ["LitData", "WebDataset", "Mosaic Streaming"])
+    assert verdict.met == met
+    assert verdict.text.endswith(f"{own / 200:.2f} times the fastest other (LitData)")
+
+
+@pytest.mark.parametrize(("own", "met"), [(79, False), (80, True)])
+def test_arrays_are_measured_by_memcpy(own: float, met: bool) -> None:
+    (verdict,) = judge([one_round(ArrayFile=own, memcpy=100)], [])
+    assert (verdict.met, verdict.text) == (met, f"ArrayFile, random, warm: at least 80% of memcpy: {own}%")
+
+
+@pytest.mark.processes
+def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also that a reader whose package is absent says so, and fails nothing."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number, data in enumerate(jpegs()[:4]):
+        (photos / f"{number}.jpg").write_bytes(data)
+    asked = ["--photos", str(photos), "--cache", str(tmp_path / "cache"), "--files", "10", "--quick"]
+    assert rates.main([*asked, "--only", "TarShards; ArrayFile; memcpy; Mosaic Streaming"]) == 0
+    told = capsys.readouterr().out
+    rows = {line.split("  ")[1].strip(): line for line in told.splitlines() if line.startswith("  ")}
+    assert rows["Mosaic Streaming"].count("not installed") == 4
+    assert all(rows[name].count("(") == 4 for name in ("TarShards", "ArrayFile", "memcpy"))
+    assert "of memcpy" in told
+
+
+@pytest.mark.processes
+def test_the_index_of_many_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("h5py", reason="h5py is not installed")
+    status = ten_million.main(["--samples", "10000", "--only", "HDF5", "--folder", str(tmp_path)])
+    told = capsys.readouterr().out
+    row = next(line for line in told.splitlines() if line.startswith("  HDF5"))
+    assert (status, float(row.split()[1])) == (0, 8.0), told
+    assert list(tmp_path.iterdir()) == [], "what was made is removed"
+
+
+def test_arrays_of_an_index_are_counted_once() -> None:
+    class Fake:
+        __module__ = "gpuload.fake"
+
+        def __init__(self) -> None:
+            self.one = np.zeros(3)
+            self.both = [self.one, {"another": np.zeros(5)}]
+            self._opened = np.zeros(7)
+
+    assert [len(array) for array in ten_million._arrays_in(Fake(), set())] == [3, 5]
