@@ -222,7 +222,7 @@ def _batch_times(
 
 def _wait_for_workers(own: Any) -> None:
     """Sleep until nobody has a chunk left to do."""
-    while own.feed._flying and not (
+    while (own.feed._flying or own.feed.plans.flying) and not (
         own.engine._queues[0].is_empty and all(_is_idle(own.engine, worker) for worker in own.engine._team)
     ):
         time.sleep(0.002)

@@ -77,6 +77,7 @@ class Session:
         self.launched: deque[_Launched] = deque()
         workers = options.workers
         self._ranks = ranks_of(options.order), find_group()
+        fusing = self.stage.fusing() if workers.num_workers else None
         job = Job(
             options.order.dataset,
             options.chain,
@@ -90,6 +91,7 @@ class Session:
             epoch=epoch,
             **self._ranks[0],
             group=self._ranks[1],
+            fusing=fusing,
         )
         _check_limits(options, device)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
@@ -120,6 +122,7 @@ class Session:
             workers=workers.num_workers,
             faults=workers.faults,
             candidates=partial(_candidates, options),
+            table_of=self.assembly.table_of if fusing is not None else lambda batch: None,
             reclaim=self.transfer.reclaim,
         )
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended

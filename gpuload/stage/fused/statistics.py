@@ -24,9 +24,8 @@ from gpuload.stage.reference.color import GUARD, LUMA
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import code as code_of
 
-__all__ = ["BLOCK", "JOB", "OPTIONS", "STATISTICS", "tables"]
+__all__ = ["BLOCK", "JOB", "OPTIONS", "tables"]
 
-STATISTICS: Final = ("contrast", "equalize", "autocontrast")  # the operations that need a table
 JOB: Final = 4  # numbers of a job: offset, height, width, code
 
 _CONTRAST: Final = tl.constexpr(code_of("contrast"))
@@ -48,7 +47,8 @@ def tables(pixels: torch.Tensor, jobs: np.ndarray, factors: np.ndarray, channels
     Args:
         pixels: uint8, one-dimensional, all images, each H×W×C without gaps.
         jobs: int64 (n, `JOB`): an image's first byte in `pixels`, its height and width, neither 0, and the code of its
-            operation, one of `STATISTICS`.
+            operation, one of `STATISTICS`
+            (`gpuload.transforms.program.fusing.passes`).
         factors: float64 (n,), of contrast; not read for others.
         channels: of all images, 1 or 3.
 

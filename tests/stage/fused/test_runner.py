@@ -14,8 +14,8 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import UNCHANGED
-from gpuload.stage.fused.grid import Tile
 from gpuload.stage.fused.runner import FusedRunner
+from gpuload.transforms.program.fusing.grid import Tile
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 STEP = 1 / 255 / 0.224  # a level, in finished numbers
@@ -116,7 +116,7 @@ def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(mo
     program = chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw)
     runner = FusedRunner(UNCHANGED, torch.device("cpu"))
     outputs = torch.empty(1, device="meta", dtype=torch.uint8).expand(1, 3, 6000, 8000)
-    [launch] = runner.prepare(ragged, program, program.windows_tlhw, outputs).launches
+    [launch] = runner.prepare(ragged, program, program.windows_tlhw, outputs).plan.launches
     assert launch.tiles == 750 * 250
     assert launch.grid[0] == launch.tiles  # only the first axis of a grid goes beyond 65,535
 
@@ -135,7 +135,7 @@ def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, o
     )
     batch = make_batch(chain, make_images(7, 6, low=25, high=40))
     expected = fused(chain, *batch, ragged=option)
-    monkeypatch.setattr("gpuload.stage.fused.grid.SECOND_AXIS", 2)
+    monkeypatch.setattr("gpuload.transforms.program.fusing.grid.SECOND_AXIS", 2)
     for one, other in zip(fused(chain, *batch, ragged=option), expected, strict=True):
         assert torch.equal(one, other)
 

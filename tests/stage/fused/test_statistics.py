@@ -8,6 +8,7 @@ import torch
 
 from gpuload.stage.reference.operations import OPERATIONS
 from gpuload.stage.reference.points import equalize_table, stretch_table
+from gpuload.transforms.program.fusing.passes import STATISTICS
 from gpuload.transforms.program.ops import VALUES, code
 
 pytest.importorskip("triton")
@@ -57,7 +58,7 @@ def expected(image: np.ndarray, name: str, factor: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", statistics.STATISTICS)
+@pytest.mark.parametrize("name", STATISTICS)
 def test_the_levels_are_those_of_the_reference(name, channels):
     factors = (0.0, 0.1, 0.7, 1.0, 1.3, 1.6, 1.9, 4.0) if name == "contrast" else (0.0,)
     images = pictures(channels)
