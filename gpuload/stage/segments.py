@@ -107,9 +107,8 @@ class SegmentRunner:
         `gpuload.stage.finished.apply_late`, `gathered` for each record that puts images together; None: rows 4k … 4k +
         3 are groups."""
         if isinstance(program, Made):
-            levels = self._levels[0]
-            assert isinstance(levels, Planned)
-            return levels.launch_made(program, images.pixels, outputs)
+            planned: Any = self._levels[0]  # as `fusing` found it
+            return planned.launch_made(program, images.pixels, outputs)
         program, late = program.split()
         later = [] if late is None else [self._parts(late.part(*run.bounds(late))) for run in self._after]
         # The same backend may apply the first of the late records in the same pass.

@@ -15,6 +15,7 @@ from gpuload.errors import ErrorRecord
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import ChunkContent
 from gpuload.ring.ring import Slot
+from gpuload.workers.protocol import Request
 
 if TYPE_CHECKING:
     from gpuload.transforms.program.fusing.plan import Made
@@ -47,6 +48,12 @@ class Part:
         """Some of its rows, as a part of their own."""
         positions, indices = self.positions[rows], self.indices[rows]
         return Part(self.batch, positions, indices, attempt=self.attempt, substitutes=self.substitutes)
+
+    def request(self, offset: int, nbytes: int, told_epoch: int) -> Request:
+        """What a worker is asked, for a slot of so many bytes."""
+        spec, whole = self.batch.spec, len(self.batch.parts) == 1
+        chunk = self.chunk, self.attempt, spec.epoch, offset, nbytes, self.positions, self.indices
+        return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=told_epoch)
 
     def failure(self, cause: str, stack: str) -> ChunkContent:
         """Its result if all of its samples failed."""

@@ -115,7 +115,7 @@ class Feed:
     def first(self) -> Request | None:
         """What will be asked for first in an epoch of which nothing was handed out; None at its end."""
         self._plan()
-        return self._request(self._waiting[0], 0, 0) if self._waiting else None
+        return self._waiting[0].request(0, 0, self._told_epoch) if self._waiting else None
 
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
@@ -204,12 +204,12 @@ class Feed:
 
     @property
     def _working(self) -> int:
-        """How many chunks the engine has and will report on."""
-        return len(self._flying) - len(self._limbo)
+        """How many chunks and plans the engine has and will report on."""
+        return len(self._flying) - len(self._limbo) + self.plans.working
 
     def idle(self) -> bool:
         """Whether no chunk is in work, of this epoch or an earlier one."""
-        return not self._flying
+        return not self._flying and not self.plans.flying
 
     # -- handing out ------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Feed:
     @property
     def _room(self) -> bool:
         """Whether another batch may begin: beside one that is being planned, or waits with its plan, one more."""
-        planned = any([batch.planning or batch.made for batch in self._batches])
+        planned = any(batch.planning or batch.made for batch in self._batches)
         return len(self._batches) < self._ahead_now + planned
 
     def _hand_out(self, *, waited_for: bool) -> None:
@@ -246,7 +246,7 @@ class Feed:
             part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
             sent = False
             try:
-                sent = self.engine.submit(self._request(part, slot.offset, slot.capacity_bytes))
+                sent = self.engine.submit(part.request(slot.offset, slot.capacity_bytes, self._told_epoch))
             finally:
                 if not sent:
                     self.ring.release(slot)
@@ -254,11 +254,6 @@ class Feed:
                 return
             self._flying[part.chunk, part.attempt] = (slot, part)
             self._waiting.popleft()
-
-    def _request(self, part: Part, offset: int, nbytes: int) -> Request:
-        spec, whole = part.batch.spec, len(part.batch.parts) == 1
-        chunk = part.chunk, part.attempt, spec.epoch, offset, nbytes, part.positions, part.indices
-        return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=self._told_epoch)
 
     def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
         size = max(part.need_bytes, self._slot_size.of(len(part.positions)))

@@ -24,7 +24,6 @@ from gpuload.errors import kinds_of
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
 from gpuload.workers.job import Job, receive
-from gpuload.workers.plans import make_plan
 from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
@@ -96,13 +95,10 @@ def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
 
 def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:
     chunk, attempt = request.chunk, request.attempt
-    slot = ring[request.slot_offset : request.slot_offset + request.slot_bytes]
-    board.write(worker, chunk, attempt, len(request.positions) if request.plans else 0)
-    if request.plans:
-        return make_plan(runner.job, request, slot)
+    board.write(worker, chunk, attempt, 0)
     return runner.run(
         request,
-        slot,
+        ring[request.slot_offset : request.slot_offset + request.slot_bytes],
         lambda row: board.write(worker, chunk, attempt, row),
         lambda: board.wanted_from <= chunk,
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -50,6 +50,11 @@ class Planner:
         self._table_of = table_of
         self._need_bytes = 0
         self.flying: dict[int, tuple[Slot, Batch | None]] = {}  # by chunk; None: it is lost, but may still be written
+
+    @property
+    def working(self) -> int:
+        """How many the engine has and will report on."""
+        return sum(batch is not None for _, batch in self.flying.values()) if self.flying else 0
 
     def ask(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
         """Ask for the plan of a complete batch, as chunk number `chunk`, in a slot of the usual size if that does."""
@@ -120,7 +125,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
     except Exception:  # the main process meets it again, where it can say of which batch
         return reply(Status.UNWANTED, 0)
     spans, end = spans_of(list(arrays.values()))
-    made: Any = Made(plan, dict(zip(arrays, spans, strict=True)), program.results_hw)
+    made = Made(plan, dict(zip(arrays, spans, strict=True)), program.results_hw[:1], count)
     described = pickle.dumps(made, 5)
     if end + len(described) > len(slot):
         return reply(Status.TOO_LARGE, align(end + len(described), ALIGNMENT))

@@ -10,6 +10,7 @@ from simulated.running import assert_equal, on_cpu, on_device
 from simulated.test_orders import options, samples
 
 from gpuload import transforms as T
+from gpuload.stage.fused.runner import FusedRunner
 
 ORDERS = ("lazy", "side first")
 NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
@@ -62,3 +63,19 @@ def test_kornias_batches_are_as_on_the_cpu(chain):
         found = on_device(given(chain, "kornia"), policy)
         assert_equal(found.values, expected)
         assert found.hidden == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("policy", ORDERS)
+def test_batches_that_workers_planned_are_as_on_the_cpu(policy, monkeypatch):
+    """Their numbers come to the device with the pixels."""
+    planned = []
+    launch = FusedRunner.launch_made
+    monkeypatch.setattr(FusedRunner, "launch_made", lambda *given: planned.append(launch(*given)))
+    chain = [T.RandomResizedCrop(8), T.ColorJitter(0.4, 0.4), NORMALIZE]
+    some = options(dataset=samples(16), transforms=chain, backend="fused", batch_size=2)
+    expected = on_cpu(some)
+    found = on_device({**some, "num_workers": 2}, policy)
+    assert_equal(found.values, expected)
+    assert found.hidden == []
+    assert planned

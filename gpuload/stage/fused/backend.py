@@ -22,7 +22,7 @@ from gpuload.stage.finished import Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing.passes import OPERATIONS
+from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Made, leading_erasing
 from gpuload.transforms.program.ops import Elastic, Flip, Mixture, Outline
 from gpuload.transforms.program.windows import rare_filter
@@ -73,7 +73,7 @@ class FusedBackend(Backend):
             return f"images of {len(outline.numbers.mean)} channels are left to torch"
         if not outline.operations:
             return rare_filter(outline.filters)
-        lacking = (name for name in outline.operations if name not in OPERATIONS)
+        lacking = (name for name in outline.operations if name not in passes.OPERATIONS)
         return next((LACKING.get(name, f"the kernels do not know {name}") for name in lacking), None)
 
     def levels(self, finish: Finish) -> Levels:

@@ -26,6 +26,7 @@ from gpuload.stage.fused.erasing import quantile_table
 from gpuload.stage.fused.grid import tile_of
 from gpuload.stage.fused.kernel import one_pass
 from gpuload.stage.fused.record import WARP
+from gpuload.stage.fused.statistics import JOB as TOLD
 from gpuload.stage.fused.statistics import tables
 from gpuload.stage.fused.weights import make_tables
 from gpuload.stage.ragged import RaggedImages
@@ -49,6 +50,8 @@ class Prepared:
     values: torch.Tensor
     places: torch.Tensor
     boxes: torch.Tensor
+    told: torch.Tensor
+    factors: torch.Tensor
 
 
 class FusedRunner:
@@ -97,6 +100,7 @@ class FusedRunner:
     def _prepared(self, plan: Plan, found: dict[str, torch.Tensor]) -> Prepared:
         # What there is none of is not read, but a kernel takes a pointer of its type.
         some = {"codes": found["ints"], "values": found["floats"], "places": self._places, "boxes": found["ints"]}
+        some |= {"told": found["ints"], "factors": found["floats"]}
         return Prepared(plan, **(some | found))
 
     def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
@@ -111,11 +115,13 @@ class FusedRunner:
                 target = outputs[0] if run.finished else pieces[run.number % 2]
                 statistics = pieces[0]
                 if run.statistics is not None:
-                    statistics = tables(source, *run.statistics, plan.channels)
+                    first, count, most = run.statistics
+                    told = prepared.told[first * TOLD : (first + count) * TOLD]
+                    statistics = tables(source, told, prepared.factors[first : first + count], most, plan.channels)
                 ints, floats = prepared.ints[run.first * JOB :], prepared.floats[run.first * FLOATS :]
                 weights = prepared.places
                 if run.tables is not None:
-                    weights = make_tables(ints, floats, run.count, run.tables, run.geometry, self.tile.rows)
+                    weights = make_tables(ints, floats, run.jobs, run.tables, run.geometry, self.tile.rows)
                 one_pass[run.grid](
                     source,
                     prepared.places,

@@ -41,7 +41,9 @@ def made(images: list[np.ndarray], names: list[str], factors: list[float], gap: 
         jobs.append((at + gap, *image.shape[:2], code(name)))
         at += gap + image.size
     pixels = torch.from_numpy(np.concatenate(parts)).to(DEVICE)
-    found = statistics.tables(pixels, np.array(jobs, np.int64), np.array(factors), images[0].shape[2])
+    told, given = (torch.from_numpy(np.array(own)).to(DEVICE) for own in (jobs, factors))
+    most = max(image.shape[0] * image.shape[1] for image in images)
+    found = statistics.tables(pixels, told.flatten(), given, most, images[0].shape[2])
     assert found.shape == (len(images), 3, 256)
     assert found.dtype == torch.uint8
     return found.cpu().numpy()
@@ -102,4 +104,4 @@ def test_operations_and_sizes_of_a_batch_may_differ():
 
 def test_no_images():
     pixels = torch.zeros(0, dtype=torch.uint8, device=DEVICE)
-    assert statistics.tables(pixels, np.empty((0, statistics.JOB), np.int64), np.empty(0), 3).shape == (0, 3, 256)
+    assert statistics.tables(pixels, pixels.long(), pixels.double(), 0, 3).shape == (0, 3, 256)

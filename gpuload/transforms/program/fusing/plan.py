@@ -25,7 +25,7 @@ from gpuload.transforms.program.ops import Erase, Ops
 __all__ = ["Fusing", "Images", "Launch", "Made", "Plan", "Written", "leading_erasing"]
 
 KINDS: Final = 8  # more than there are kinds of geometry
-ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes")  # of a batch on the device
+ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "told", "factors")  # of a batch on the device
 KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
 KERNELS[R.TABLE] = R.COPY
 CHANNELS: Final = (1, 3)  # that images may have
@@ -48,31 +48,38 @@ class Images(NamedTuple):
     regions_tlhw: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Counts(NamedTuple):
+    """The tables of statistics that a launch needs: the range of what is told of them, and the pixels of the largest
+    image."""
+
+    first: int
+    count: int
+    pixels: int
+
+
+class Launch(NamedTuple):
     """Pass `number` over some images whose geometries are of one kind: the range of its jobs, the tiles of the largest,
-    whether it is their last, and what is needed before it: statistics of some (jobs and factors), and weights.
+    whether it is their last, and what is needed before it: statistics of some, and weights.
 
     A kernel for one kind needs half the registers of one for all kinds.
     """
 
     first: int
-    count: int
+    jobs: int
     tiles: int
     number: int
     geometry: int
     finished: bool
-    statistics: tuple[np.ndarray, np.ndarray] | None
+    statistics: Counts | None
     tables: Tables | None
 
     @property
     def grid(self) -> tuple[int, int]:
         """Tiles come first: there may be more than the second axis of a grid takes."""
-        return self.tiles, self.count
+        return self.tiles, self.jobs
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """How a batch's passes are launched.
 
     Attributes:
@@ -114,8 +121,8 @@ class Plan:
         scratch = _place_scratch(passes)
         passes.set_last(((R.OUT_AT, written.starts), (R.OUT_CHANNEL, written.channel), (R.OUT_ROW, written.row)))
         boxes = _place_boxes(passes, late, channels[-1])
-        launches, ints, floats = _launches(passes, codes, values, tile)
-        own = ints, floats, [codes], [values], passes.tables, [boxes]
+        launches, jobs, statistics = _launches(passes, codes, values, tile)
+        own = *jobs, [codes], [values], passes.tables, [boxes], *statistics
         operates = any(isinstance(record, Ops | Erase) for record in program.records)
         plan = cls(launches, max(channels), channels[-1], operates, bool(late), scratch)
         return plan, {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
@@ -128,17 +135,19 @@ class Made:
     Attributes:
         plan: how to launch it.
         spans: where its arrays are, from `at` on; as in `gpuload.ring.arrays`.
-        results_hw: int64 (B, 2), the sizes of the results, all of one.
+        results_hw: int64 (1, 2), the size of all results.
+        images: how many there are.
         at: the first byte, in the memory of the batch's pixels.
     """
 
     plan: Plan
     spans: dict[str, tuple[int, int, str]]
     results_hw: np.ndarray
+    images: int
     at: int = 0
 
     def __len__(self) -> int:
-        return len(self.results_hw)
+        return self.images
 
 
 @dataclass(frozen=True)
@@ -215,9 +224,13 @@ def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.nda
 
 def _launches(
     passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
-) -> tuple[tuple[Launch, ...], list[np.ndarray], list[np.ndarray]]:
-    """The launches, in order, and the numbers of their jobs, in the same order, pass by pass."""
+) -> tuple[tuple[Launch, ...], list[list[np.ndarray]], list[list[np.ndarray]]]:
+    """The launches, in order; the numbers of their jobs, in the same order, pass by pass: int64 and float64; and what
+    makes the tables of statistics: what is told of each, and factors."""
     launches, ints, floats, first = [], [], [], 0
+    told: list[np.ndarray] = []
+    factors: list[np.ndarray] = []
+    tables = 0
     for number in range(passes.count):
         jobs, own_floats = passes.jobs[number], passes.floats[number]
         # Those of one launch are brought together: of one kernel, and that end here or do not.
@@ -235,27 +248,27 @@ def _launches(
         for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
             for own in portions(end - start, start):
-                statistics = None if not len(counted) else _statistics(jobs, own, counted, codes, values)
+                at, to = counted.searchsorted((own.start, own.stop)).tolist() if len(counted) else (0, 0)
+                statistics = None
+                if to > at:
+                    places = jobs[R.OPERATIONS_AT, counted[at:to]]  # what needs it comes first in a pass
+                    told.append(_told(jobs, counted[at:to], codes[places]))
+                    factors.append(values[places, 0])
+                    statistics = Counts(tables, to - at, int(told[-1][:, 1:3].prod(axis=1).max()))
+                    tables += to - at
                 weighed = place_tables(jobs[:, own].T, kind, tile.rows)
                 most, count = int(tiles[own].max()), own.stop - own.start
                 launches.append(Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
                 first += count
         ints.append(jobs.T)
         floats.append(own_floats)
-    return tuple(launches), ints, floats
+    return tuple(launches), [ints, floats], [told, factors]
 
 
-def _statistics(
-    jobs: np.ndarray, own: slice, counted: np.ndarray, codes: np.ndarray, values: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """The tables that a launch needs, for its `own` jobs of a pass of which those `counted` need one: the jobs and the
-    factors that make them; each job is told which one is its own. None: it needs none."""
-    at, to = counted.searchsorted((own.start, own.stop)).tolist()
-    if to == at:
-        return None
-    these = counted[at:to]
-    jobs[R.STATISTICS_AT, these] = np.arange(to - at)
-    places = jobs[R.OPERATIONS_AT, these]  # what needs it comes first in a pass
+def _told(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """What makes the tables of some jobs of a launch, int64 (n, 4), as `gpuload.stage.fused.statistics` reads it; each
+    job is told which one is its own."""
+    jobs[R.STATISTICS_AT, these] = np.arange(len(these))
     told = np.empty((len(these), 4), np.int64)
-    told[:, 0], told[:, 1:3], told[:, 3] = jobs[R.BASE, these], jobs[WHOLE, these].T, codes[places]
-    return told, values[places, 0]
+    told[:, 0], told[:, 1:3], told[:, 3] = jobs[R.BASE, these], jobs[WHOLE, these].T, codes
+    return told

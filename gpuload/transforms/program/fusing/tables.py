@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ COLUMNS: Final = 32  # of a program that makes tables
 WIDTHS: Final = np.array([2 * SUPPORT[name] for name in FILTERS])  # of filters, in pixels of the smaller image
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(NamedTuple):
     """The tables of the jobs of a launch.
 
     A job has one for columns: the first pixel of each, then pairs of weights, the first two of all columns, the next
