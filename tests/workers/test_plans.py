@@ -1,4 +1,4 @@
-"""Plans of batches, by the code that workers run, in this process: which batches have one, and what becomes of slots."""
+"""Plans of batches, made in this process by the code that workers run: which have one, and what becomes of slots."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
     def run(request: Request, slot: np.ndarray, *others: Any) -> Reply:
         if request.plans:
             asked.append(len(slot))
-            slot = slot[: 2048 * len(asked)]  # as if it were of so many bytes
+            slot = slot[:512] if len(asked) == 1 else slot  # as if it were of so many bytes
         return do(request, slot, *others)
 
     engine._runner.run = run  # pyright: ignore[reportAttributeAccessIssue]
@@ -193,8 +193,8 @@ def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
             pass
         found.append(batch.made is not None)
         feed.release(batch)
-    assert found[0] is False
-    assert feed.plans._need_bytes > 2048
+    assert found == [False, True, True]
+    assert asked[1] >= feed.plans._need_bytes > 512
     assert busy(feed) == 0
 
 
@@ -207,9 +207,7 @@ def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
     count = 0
     while (batch := feed.take()) is not None:
         count += 1
-        assert batch.spec.positions.tolist() == [part.positions.tolist() for part in batch.parts[:1]][0] + (
-            batch.parts[1].positions.tolist()
-        )
+        assert batch.made is None or len(batch.parts) == 3
         feed.release(batch)
     while not feed.idle():
         feed.pump(0.0)
