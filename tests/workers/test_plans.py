@@ -127,17 +127,28 @@ def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     engine.fate = "later"
     pump(feed)
     assert feed.take_if_ready() is None  # it waits for its plan
+    assert feed._working == 2  # two plans, which have slots
     batch = feed.take()
     assert batch is not None
-    assert (batch.made, len(batch.parts)) == (None, 2)
-    feed.release(batch)
     engine.fate = None
     pump(feed)
+    assert (batch.made, len(batch.parts)) == (None, 2)
+    feed.release(batch)
     second = feed.take_if_ready()
     assert second is not None
     assert second.made is not None
     feed.release(second)
     assert (busy(feed), feed.idle()) == (0, True)
+
+
+def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
+    feed, _ = made(SIZE)
+    while not feed._batches or feed._batches[0].planning is None:
+        feed.pump(0.0)
+    batch = feed.take()
+    assert batch is not None
+    assert batch.made is not None
+    feed.release(batch)
 
 
 @pytest.mark.parametrize("free", [True, False])
@@ -232,14 +243,15 @@ def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
 
 
 def test_a_small_ring_is_for_pixels():
-    feed, engine = made(ring_bytes=1 << 16)
-    feed.plans._need_bytes = 1 << 14
+    feed, engine = made(SIZE, ring_bytes=1 << 18)
+    feed._slot_size.of = lambda rows: 1 << 15  # pyright: ignore[reportAttributeAccessIssue]
+    feed.plans._need_bytes = 1 << 16
     engine.fate = lambda request: pytest.fail("a plan was asked for")
-    for _ in range(3):
-        batch = feed.take()
-        assert batch is not None
-        assert batch.made is None
-        feed.release(batch)
+    pump(feed)
+    batch = feed.take_if_ready()
+    assert batch is not None
+    assert batch.made is None
+    feed.release(batch)
 
 
 def test_with_a_plan_in_work_one_more_batch_is():
