@@ -7,9 +7,10 @@ launches are what a `Loader` on CUDA does; only the device's own work is left ou
 pixel is copied. Before each batch the main thread sleeps until workers have nothing left to do, so that it finds the
 next batch complete, as behind a training step; or, starved, it waits in `next()` while chunks come one by one.
 
-Processor time of the main thread, the median over batches: other work on the machine adds little to it. The whole is
-measured by itself, without the clocks that divide it; `draws` and so on are the medians of each part, and their sum is
-a little more than the whole.
+Processor time of the main thread: other work on the machine adds little to it. Of each epoch the mean over its
+batches, as one `next()` may do what another one left; of these the median, or the least. The whole is measured by
+itself, without the clocks that divide it, so that the sum of `draws` and so on is a little more. Workers plan batches
+(`gpuload.workers.plans`): what is left of draws and jobs here is for batches that came too late for that.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ RECIPES: Final[dict[str, tuple[Any, ...]]] = {
 }
 GOALS_MS: Final = {"classic + ColorJitter": 1.5, "RandAugment": 3.0}  # for 256 images, workers ahead
 BATCH: Final = 256
-LEAST: Final = 4 + session.LAUNCHED_AHEAD  # batches of an epoch, of which one is measured
+FIRST: Final = 6  # batches of an epoch, until as many are in work as will be
+LAST: Final = 3 + session.LAUNCHED_AHEAD  # batches that are launched or planned when all is handed out
+LEAST: Final = FIRST + LAST + 1  # batches of an epoch, of which one is measured
 SMALL_BYTES: Final = 1 << 20  # of labels; what is larger is on the device already
 # What is timed: where it is looked up, and the part that it belongs to. What one calls of another counts there.
 PARTS: Final = (
@@ -105,7 +108,7 @@ def _no_device() -> Iterator[None]:
         put(session, "make_transfer", lambda ring, device: _NoCopies(ring))
         put(runner, "one_pass", _NoKernel())
         put(weights, "_weigh", _NoKernel())
-        put(runner, "tables", lambda pixels, jobs, factors, channels: torch.empty(len(jobs), 3, 256))
+        put(runner, "tables", lambda pixels, told, factors, most, channels: torch.empty(len(factors), 3, 256))
         yield
 
 
@@ -180,8 +183,8 @@ def measure(
             own: Any = loader._session
             own.stage._cpu_threads = own.stage._pool = None  # as on a device
             before = _workers_s(own.engine.pids)
-            images = batches * batch_size
             ahead = _batch_times(loader, batches, ahead=True)
+            images = len(ahead) * len(loader) * batch_size
             cpu_us = 1e6 * (_workers_s(own.engine.pids) - before) / images
             starved = _batch_times(loader, batches, ahead=False)
             clocks = _Clocks()
@@ -201,11 +204,11 @@ def measure(
 def _batch_times(
     loader: gl.Loader, count: int, *, ahead: bool, clocks: _Clocks | None = None
 ) -> list[dict[str, float]]:
-    """The main thread's seconds in `next()` for so many batches, each by parts; without the first two of an epoch,
-    which hand out the work of several, and the last, which were made ahead."""
-    clocks, found = clocks or _Clocks(), []
-    while len(found) < count:
-        batches = iter(loader)
+    """The main thread's seconds in a `next()` by parts, in each of as many epochs as have so many batches; without the
+    first `FIRST` of an epoch, until as many are in work as will be, and the last, which were made ahead."""
+    clocks, means, measured = clocks or _Clocks(), [], 0
+    while measured < count:
+        batches, found = iter(loader), []
         own: Any = loader._session
         for number in range(len(loader)):
             if ahead:
@@ -213,16 +216,18 @@ def _batch_times(
             clocks.take()
             value = next(batches)
             seconds = clocks.take()
-            if 1 < number < len(loader) - 1 - session.LAUNCHED_AHEAD:
+            if FIRST <= number < len(loader) - LAST:
                 found.append(seconds)
             del value
         next(batches, None)
-    return found[:count]
+        measured += len(found)
+        means.append({part: sum(own.get(part, 0.0) for own in found) / len(found) for part in {*NAMES, *found[0]}})
+    return means
 
 
 def _wait_for_workers(own: Any) -> None:
     """Sleep until nobody has a chunk left to do."""
-    while own.feed._flying and not (
+    while (own.feed._flying or own.feed.plans.flying) and not (
         own.engine._queues[0].is_empty and all(_is_idle(own.engine, worker) for worker in own.engine._team)
     ):
         time.sleep(0.002)

@@ -106,7 +106,8 @@ class Assembly:
         Raises:
             CollateError: the samples cannot be put together.
         """
-        columns, chain = Columns(batch), self._options.chain
+        columns, chain = batch.columns or Columns(batch), self._options.chain
+        batch.columns = None  # they refer to each other
         later, finished = False, None
         if columns.collated is not None:
             release()  # it was copied when it was unpickled
@@ -134,6 +135,17 @@ class Assembly:
             return put() if told is None else (put(), told)
 
         return Made(None, held, rest)
+
+    def table_of(self, batch: Batch) -> np.ndarray | None:
+        """Of a complete batch that workers may plan: the table of its images, with offsets in its memory on the device;
+        None: it is planned here."""
+        batch.columns = columns = Columns(batch)
+        if columns.has_targets or len(columns.images) != 1 or len(columns.images[0].rows) != len(columns):
+            return None
+        if columns.images[0].kinds:
+            return None
+        batch.starts = self._transfer.starts(batch)
+        return columns.table(columns.images[0], batch.starts)
 
     def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
         """The batch that the user gets, of its finished columns; `outline` None: row by row."""
@@ -168,7 +180,13 @@ class Assembly:
             return _typed(columns, images, bytes_of(images)) if images.kinds else bytes_of(images)
 
         gathered: list[Gathered] | None = None
+        made = None if batch.made is None or batch.starts != starts[:-1] else batch.made
+        if made is not None:
+            made.at = starts[-1]
         for number, images in enumerate(columns.images):
+            if made is not None:
+                finished.images.append(self._stage(pixels_of(images), made, last=False))
+                continue
             first = columns.images[0]
             if number and np.array_equal(images.rows, first.rows) and np.array_equal(images.sizes_hw, first.sizes_hw):
                 drawn = finished.drawn

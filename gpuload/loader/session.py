@@ -78,6 +78,7 @@ class Session:
         self.launched: deque[_Launched] = deque()
         workers = options.workers
         self._ranks = ranks_of(options.order), find_group()
+        fusing = self.stage.fusing() if workers.processes else None
         job = Job(
             options.order.dataset,
             options.chain,
@@ -91,6 +92,7 @@ class Session:
             epoch=epoch,
             **self._ranks[0],
             group=self._ranks[1],
+            fusing=fusing,
         )
         _check_limits(options, device)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
@@ -110,6 +112,7 @@ class Session:
             workers=workers.num_workers,
             faults=workers.faults,
             candidates=partial(_candidates, options),
+            table_of=self.assembly.table_of if fusing is not None else lambda batch: None,
             reclaim=self.transfer.reclaim,
         )
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended

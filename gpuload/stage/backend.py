@@ -20,9 +20,10 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.fusing.plan import Fusing, Made
 from gpuload.transforms.program.ops import Outline
 
-__all__ = ["Backend", "Compiled", "Form", "Late", "Levels"]
+__all__ = ["Backend", "Compiled", "Form", "Late", "Levels", "Planned"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,19 @@ class Compiled(Levels, Protocol):
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """Those that it may launch, from the outlines of each transform of its run, for results of this form."""
+        ...
+
+
+@runtime_checkable
+class Planned(Levels, Protocol):
+    """One whose batches may be planned elsewhere."""
+
+    def fusing(self, *, channels_last: bool) -> Fusing:
+        """What plans them, with dense results in this memory format."""
+        ...
+
+    def launch_made(self, made: Made, pixels: torch.Tensor, outputs: Outputs) -> None:
+        """Make a batch of such a plan, whose arrays lie behind the pixels."""
         ...
 
 

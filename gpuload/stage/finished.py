@@ -18,8 +18,9 @@ from gpuload.stage.noise import batch_normals, normals
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip, Mix, Numbers
+from gpuload.transforms.program.windows import boxes_within
 
-__all__ = ["Outputs", "apply_late", "boxes_within", "erase_levels", "neighbours", "random_numbers"]
+__all__ = ["Outputs", "apply_late", "erase_levels", "neighbours", "random_numbers"]
 
 PIECE: Final = 16  # images whose random pixels are made at once on a GPU: each pixel takes some 100 numbers of 64 bits
 
@@ -66,18 +67,9 @@ def _normalize(outputs: Outputs, record: Numbers) -> None:
             output.copy_(output.to(torch.float32).sub_(mean).div_(std))
 
 
-def boxes_within(record: Erase, windows_tlhw: np.ndarray) -> np.ndarray:
-    """The boxes to erase, int64 (B, n, 4), relative to windows of the images and cut to them; the height or
-    width of a box outside becomes 0."""
-    boxes = record.boxes_tlhw
-    start = np.maximum(boxes[:, :, :2] - windows_tlhw[:, None, :2], 0)
-    end = np.minimum(boxes[:, :, :2] + boxes[:, :, 2:] - windows_tlhw[:, None, :2], windows_tlhw[:, None, 2:])
-    return np.concatenate([start, np.maximum(end - start, 0)], axis=2)
-
-
 def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, dtype: str = "uint8") -> torch.Tensor:
     """Windows of images of a dtype, N×C×H×W, levels (float32 if they are not uint8), with boxes erased: a copy."""
-    levels, boxes = levels.clone(), boxes_within(record, windows_tlhw)
+    levels, boxes = levels.clone(), boxes_within(record.boxes_tlhw, windows_tlhw)
     kind = np.uint8 if dtype == "uint8" else np.float32
     constant = upload(np.array(record.levels(TOPS[dtype]), kind)[:, None, None], levels.device)
     for row, number in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():

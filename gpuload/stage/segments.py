@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage.backend import Backend, Compiled, Form, Late, Levels
+from gpuload.stage.backend import Backend, Compiled, Form, Late, Levels, Planned
 from gpuload.stage.finish import UNCHANGED, Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.gathering import Gathered, gather, gather_records, groups_of
@@ -27,6 +27,7 @@ from gpuload.stage.plan import OWN, PlanStep
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.fusing.plan import Fusing, Made
 from gpuload.transforms.program.gathers import Gather
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Erase, Ops
 
@@ -97,7 +98,7 @@ class SegmentRunner:
     def __call__(
         self,
         images: RaggedImages,
-        program: Program,
+        program: Program | Made,
         outputs: Outputs,
         partners: np.ndarray | None = None,
         gathered: Sequence[Gathered] | None = None,
@@ -105,6 +106,9 @@ class SegmentRunner:
         """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
         `gpuload.stage.finished.apply_late`, `gathered` for each record that puts images together; None: rows 4k … 4k +
         3 are groups."""
+        if isinstance(program, Made):
+            planned: Any = self._levels[0]  # as `fusing` found it
+            return planned.launch_made(program, images.pixels, outputs)
         program, late = program.split()
         later = [] if late is None else [self._parts(late.part(*run.bounds(late))) for run in self._after]
         # The same backend may apply the first of the late records in the same pass.
@@ -121,6 +125,15 @@ class SegmentRunner:
                     self._call(part, outputs)
                 else:
                     run_late(outputs, part, partners)
+
+    def fusing(self, *, channels_last: bool) -> Fusing | None:
+        """What plans batches elsewhere, if one run does all of this line; else None."""
+        levels, [run, *others] = self._levels[0], self._runs
+        late = [transform for after in self._after for transform in self._transforms[after.start : after.end]]
+        alone = not (others or self._calls) and all(map(_erases, late))
+        if not (alone and isinstance(levels, Planned) and {after.backend for after in self._after} <= {run.backend}):
+            return None
+        return levels.fusing(channels_last=channels_last)
 
     def kernels(self, channels: int, *, channels_last: bool) -> dict[str, set[Any]]:
         """The kernels that may be launched for images of this many channels, by the names of their backends."""

@@ -28,6 +28,7 @@ from gpuload.transforms import Chain, RandomErasing
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.fusing.plan import Fusing, Made
 from gpuload.transforms.program.ops import Mixture, Ops
 
 __all__ = ["Result", "Stage"]
@@ -108,7 +109,7 @@ class Stage:
     def __call__(
         self,
         images: RaggedImages,
-        program: Program,
+        program: Program | Made,
         *,
         view: int = 0,
         partners: np.ndarray | None = None,
@@ -120,7 +121,7 @@ class Stage:
 
         Args:
             images: the decoded regions, on the stage's device.
-            program: from the chain's `draw`, for these images.
+            program: from the chain's `draw`, for these images; or what `fusing()` made of it.
             view: the number of the chain's view that they are for.
             partners: int64 (N,), the row that each image is mixed with, its own if it has none; partners are mutual.
                 None: rows 2k and 2k + 1.
@@ -177,6 +178,12 @@ class Stage:
             self._check_last(result, len(batch))
             return list(result.unbind()) if self._ragged == "views" else result
 
+    def fusing(self) -> Fusing | None:
+        """What plans batches elsewhere, if fused kernels do all of this chain to one dense batch; else None."""
+        chain, [run, *views] = self._chain, self._runs
+        apart = views or chain.mixing is not None or chain.gathers or chain.reads_boxes or chain.calls
+        return None if apart or self._ragged != "error" else run.fusing(channels_last=self._channels_last)
+
     def _way(self, images: RaggedImages, view: int) -> tuple[Finish, SegmentRunner]:
         """What becomes of images of this dtype and number of channels, and who does it."""
         if images.dtype == "uint8" and images.shapes[0, 2] <= USUAL_CHANNELS:
@@ -203,7 +210,9 @@ class Stage:
             "return a tensor with a row for each image"
         )
 
-    def check(self, images: RaggedImages, program: Program, view: int = 0, partners: np.ndarray | None = None) -> int:
+    def check(
+        self, images: RaggedImages, program: Program | Made, view: int = 0, partners: np.ndarray | None = None
+    ) -> int:
         """Check that the images fit the chain and each other; returns how many channels the results have."""
         if len(images) == 0 or len(images) != len(program):
             raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(program)}")

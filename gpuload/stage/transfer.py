@@ -56,14 +56,19 @@ class CpuTransfer:
         """Issue a batch within this; `after_consumer`: it waits for what the consumer has issued so far."""
         yield
 
+    def starts(self, batch: Batch) -> list[int]:
+        """Where each part will be in the tensor that `load` gives."""
+        if _in_slots(batch):
+            return [part.slot.offset if part.slot else 0 for part in batch.parts]
+        return _starts(batch)[:-1]
+
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         """The pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on the transfer
         calls `release`, when the slots are free."""
         self._release, batch.loaded = release, True
         parts = batch.parts
-        if all(part.slot is not None or part.used_bytes == 0 for part in parts):
-            return torch.from_numpy(self._ring.bytes), [part.slot.offset if part.slot else 0 for part in parts]
-        # Some parts were moved out of a full ring.
+        if _in_slots(batch):
+            return torch.from_numpy(self._ring.bytes), self.starts(batch)
         starts = _starts(batch)
         whole = np.empty(starts.pop(), np.uint8)
         for part, start in zip(parts, starts, strict=True):
@@ -134,6 +139,9 @@ class CudaTransfer(CpuTransfer):
             self._device.wait(self._stream, self._device.record(self._device.current_stream()))
         with self._device.on(self._stream):
             yield
+
+    def starts(self, batch: Batch) -> list[int]:
+        return _starts(batch)[:-1]
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         starts = _starts(batch)
@@ -231,6 +239,11 @@ class CudaTransfer(CpuTransfer):
         if slot.offset in self._locked:
             self._locked.discard(slot.offset)
             self._device.unlock(self._base + slot.offset)
+
+
+def _in_slots(batch: Batch) -> bool:
+    """Whether no part was moved out of a full ring."""
+    return all(part.slot is not None or part.used_bytes == 0 for part in batch.parts)
 
 
 def _starts(batch: Batch) -> list[int]:

@@ -7,19 +7,18 @@ reads it and keeps the memory until then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from itertools import accumulate
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from gpuload.ring.arrays import ALIGNMENT, Span, spans_of, write
 from gpuload.ring.ring import align
 
-__all__ = ["upload", "upload_together"]
+__all__ = ["upload", "upload_together", "views_of"]
 
-ALIGNMENT: Final = 16  # bytes, for a GPU's vector loads
+Name = TypeVar("Name")
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -31,25 +30,25 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
     """The same for several arrays, by one copy: a copy takes some ten microseconds, however small it is. Where several
     arrays of one type are given for one, they become one flat tensor, one after the other."""
-    entries = [(own, None) if isinstance(own, Sequence) else ([own], own.shape) for own in arrays]
-    sizes = [sum([array.nbytes for array in own]) for own, _ in entries]
-    starts = list(accumulate([align(size, ALIGNMENT) for size in sizes], initial=0))
-    flat = np.empty(starts[-1], np.uint8)
-    for start, (own, _) in zip(starts, entries, strict=False):
-        for array in own:
-            np.ndarray(array.shape, array.dtype, flat, start)[...] = array
-            start += array.nbytes
-    there, found = upload(flat, device), []
-    typed: dict[np.dtype, torch.Tensor] = {}  # each view takes some microseconds
-    for start, size, ([first, *_], shape) in zip(starts, sizes, entries, strict=False):
-        kind = first.dtype
+    entries = [own if isinstance(own, Sequence) else [own] for own in arrays]
+    spans, nbytes = spans_of(entries)
+    flat = np.empty(nbytes, np.uint8)
+    write(entries, spans, flat)
+    found = views_of(upload(flat, device), dict(enumerate(spans)))
+    return [
+        tensor if isinstance(own, Sequence) or own.ndim == 1 else tensor.view(own.shape)
+        for own, tensor in zip(arrays, found.values(), strict=True)
+    ]
+
+
+def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], at: int = 0) -> dict[Name, torch.Tensor]:
+    """The arrays that lie in a memory, uint8, from byte `at` on: flat tensors."""
+    found, typed = {}, {}  # each view of a type takes some microseconds
+    end = at + align(max([start + nbytes for start, nbytes, _ in spans.values()]), ALIGNMENT)
+    for name, (start, nbytes, kind) in spans.items():
         if kind not in typed:
-            typed[kind] = there.view(_torch_dtype(kind))
-        tensor = typed[kind][start // kind.itemsize : (start + size) // kind.itemsize]
-        found.append(tensor if shape is None or len(shape) == 1 else tensor.view(shape))
+            dtype: torch.dtype = getattr(torch, kind)
+            typed[kind] = memory[at:end].view(dtype), dtype.itemsize
+        tensor, size = typed[kind]
+        found[name] = tensor[start // size : (start + nbytes) // size]
     return found
-
-
-@cache
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return getattr(torch, dtype.name)

@@ -5,9 +5,9 @@ The feed owns both until the batch is complete, then the consumer, until it rele
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from gpuload.errors import ErrorRecord
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import ChunkContent
 from gpuload.ring.ring import Slot
+from gpuload.workers.protocol import Request
+
+if TYPE_CHECKING:
+    from gpuload.transforms.program.fusing.plan import Made
 
 __all__ = ["Batch", "Part"]
 
@@ -45,6 +49,12 @@ class Part:
         positions, indices = self.positions[rows], self.indices[rows]
         return Part(self.batch, positions, indices, attempt=self.attempt, substitutes=self.substitutes)
 
+    def request(self, offset: int, nbytes: int, told_epoch: int) -> Request:
+        """What a worker is asked, for a slot of so many bytes."""
+        spec, whole = self.batch.spec, len(self.batch.parts) == 1
+        chunk = self.chunk, self.attempt, spec.epoch, offset, nbytes, self.positions, self.indices
+        return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=told_epoch)
+
     def failure(self, cause: str, stack: str) -> ChunkContent:
         """Its result if all of its samples failed."""
         epoch, errors = self.batch.spec.epoch, []
@@ -74,11 +84,50 @@ class Batch:
     dropped: bool = False
     warning: str = ""
     candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # indices to try instead, by position
+    columns: Any = None  # if it has been read already
+    starts: Sequence[int] = ()  # where its parts will be on the device, as it is planned
+    planning: int | None = None  # the chunk number of the request for its plan
+    made: Made | None = None  # its plan, which is its last part
 
     @property
     def is_empty(self) -> bool:
         """Whether all of its samples failed."""
         return not any(part.content is not None and part.content.rows for part in self.parts)
+
+    def plan_with(self, made: Made, slot: Slot, data: np.ndarray) -> None:
+        """Take in its plan, whose arrays are all of `data`, in that slot."""
+        self.made = made
+        nothing = self.spec.positions[:0]
+        self.parts.append(Part(self, nothing, nothing, slot=slot, data=data, used_bytes=len(data)))
+
+    def unplan(self) -> Slot | None:
+        """Forget its plan, and what it was made for; returns the slot that it had."""
+        self.planning = self.columns = None
+        if self.made is None:
+            return None
+        self.made = None
+        return self.parts.pop().slot
+
+    def substitute(self, errors: list[ErrorRecord], candidates: Callable[..., Iterator[Any]]) -> Part | None:
+        """Record samples that failed, each with the one that is tried instead; these, as one more part."""
+        positions, indices = [], []
+        for record in errors:
+            if record.position not in self.candidates:
+                self.candidates[record.position] = candidates(self, record.position, record.index)
+            index = next(self.candidates[record.position], None)
+            self.errors.append(replace(record, replaced_by=index))
+            if index is None:
+                self.lost = self.lost or record
+            else:
+                positions.append(record.position)
+                indices.append(index)
+        if not positions:
+            return None
+        indices = np.array(indices, np.int64) if isinstance(self.spec.indices, np.ndarray) else indices
+        part = Part(self, np.array(positions, np.int64), indices, substitutes=True)
+        self.parts.append(part)
+        self.open_parts += 1
+        return part
 
     def come_due(self) -> None:
         """Called once all parts are done, and the batches that it waits for."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +30,7 @@ from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.engine import Engine, Event, Freed, Lost
 from gpuload.workers.faults import Faults, Tally
+from gpuload.workers.plans import Planner
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.slot_size import SlotSize
 
@@ -54,6 +54,7 @@ class Feed:
         workers: how many there are; if batches are one chunk each, more of these are in work.
         faults: what happens to samples that fail.
         candidates: for (batch, position, index) of a failed sample, the indices to try instead.
+        table_of: of a batch that workers may plan, the table of its images; see `gpuload.workers.plans`.
         reclaim: called when the ring is full; True if it made the consumer give slots back (waiting if told to).
     """
 
@@ -68,6 +69,7 @@ class Feed:
         plain_chunk_size: int = 1,
         faults: Faults | None = None,
         candidates: Callable[[Batch, int, object], Iterator[Any]] = lambda batch, position, index: iter(()),
+        table_of: Callable[[Batch], np.ndarray | None] = lambda batch: None,
         reclaim: Callable[[bool], bool] = lambda wait: False,
     ) -> None:
         self.engine = engine
@@ -81,6 +83,8 @@ class Feed:
         self._candidates = candidates
         self._tally = Tally(self.faults.max_error_rate)
         self._reclaim = reclaim
+        self.plans = Planner(engine, ring, table_of)
+        self._awaited = False  # the batch that is due is waited for
         self._next_chunk = 1
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._coming: Iterator[BatchSpec] = iter(())
@@ -111,7 +115,7 @@ class Feed:
     def first(self) -> Request | None:
         """What will be asked for first in an epoch of which nothing was handed out; None at its end."""
         self._plan()
-        return self._request(self._waiting[0], 0, 0) if self._waiting else None
+        return self._waiting[0].request(0, 0, self._told_epoch) if self._waiting else None
 
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
@@ -123,6 +127,8 @@ class Feed:
             WorkerError: workers died too often.
         """
         self._plan()
+        if self.plans.flying:
+            self.pump(0.0)
         while True:
             if self._too_many:
                 self._tally.check()
@@ -146,32 +152,34 @@ class Feed:
     def take_if_ready(self) -> Batch | None:
         """The next batch if it is complete, else None."""
         self.pump(0.0)
-        return None if self._too_many else self._pop()
+        return None if self._too_many else self._pop(planned=True)
 
-    def _next_done(self) -> Batch | None:
-        """The first batch that is done, and those that it waits for."""
+    def _next_done(self, *, planned: bool = False) -> Batch | None:
+        """The first batch that is done, and those that it waits for; `planned`: and whose plan is there, if it was
+        asked for."""
         open_queues: set[int] = set()
         for batch in self._batches:
-            if not batch.open_parts and batch.spec.queue not in open_queues:
+            is_open = batch.open_parts or (planned and batch.planning is not None)
+            if not is_open and batch.spec.queue not in open_queues:
                 return batch
             open_queues.add(batch.spec.queue)
         return None
 
-    def _pop(self) -> Batch | None:
-        batch = self._next_done()
+    def _pop(self, *, planned: bool = False) -> Batch | None:
+        batch = self._next_done(planned=planned)
         if batch is None:
             return None
         self._reclaim(False)  # it may raise: a batch that is popped must be given
         self._batches.remove(batch)
+        batch.planning = None
         batch.come_due()
         # Workers need work while the consumer has this batch.
-        self._plan()
         self._hand_out(waited_for=False)
         return batch
 
     def pump(self, timeout_s: float, *, waited_for: bool = False) -> None:
         """Hand out chunks, and take in what was done; wait up to `timeout_s` for a chunk in work."""
-        self._plan()
+        self._awaited = waited_for
         self._reclaim(False)  # first the slots whose copies have ended, or the ring would grow to its limit
         self._hand_out(waited_for=waited_for)
         self._events.extend(self.engine.gather(timeout_s if self._working and not self._events else 0.0))
@@ -181,13 +189,13 @@ class Feed:
 
     def await_engine(self) -> None:
         """Wait until the engine is ready, while it has its first chunks already."""
-        self._plan()
         self._hand_out(waited_for=False)
         while not self.engine.ready:
             self._events.extend(self.engine.gather(READY_S))
 
     def release(self, batch: Batch) -> None:
         """Give back the slots of a batch."""
+        batch.planning = None
         for part in batch.parts:
             if part.slot is not None:
                 self.ring.release(part.slot)
@@ -196,17 +204,17 @@ class Feed:
 
     @property
     def _working(self) -> int:
-        """How many chunks the engine has and will report on."""
-        return len(self._flying) - len(self._limbo)
+        """How many chunks and plans the engine has and will report on."""
+        return len(self._flying) - len(self._limbo) + self.plans.working
 
     def idle(self) -> bool:
         """Whether no chunk is in work, of this epoch or an earlier one."""
-        return not self._flying
+        return not self._flying and not self.plans.flying
 
     # -- handing out ------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        while len(self._batches) < self._ahead_now and (spec := next(self._coming, None)) is not None:
+        while self._room and (spec := next(self._coming, None)) is not None:
             batch = Batch(spec)
             for start in range(0, len(spec.positions), self.chunk_size):
                 rows = slice(start, start + self.chunk_size)
@@ -217,7 +225,14 @@ class Feed:
             self._batches.append(batch)
             self._waiting.extend(batch.parts)
 
+    @property
+    def _room(self) -> bool:
+        """Whether another batch may begin: beside one that is being planned, or waits with its plan, one more."""
+        planned = any(batch.planning or batch.made for batch in self._batches)
+        return len(self._batches) < self._ahead_now + planned
+
     def _hand_out(self, *, waited_for: bool) -> None:
+        self._plan()
         while self._waiting:
             part = self._waiting[0]
             try:
@@ -231,7 +246,7 @@ class Feed:
             part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
             sent = False
             try:
-                sent = self.engine.submit(self._request(part, slot.offset, slot.capacity_bytes))
+                sent = self.engine.submit(part.request(slot.offset, slot.capacity_bytes, self._told_epoch))
             finally:
                 if not sent:
                     self.ring.release(slot)
@@ -239,11 +254,6 @@ class Feed:
                 return
             self._flying[part.chunk, part.attempt] = (slot, part)
             self._waiting.popleft()
-
-    def _request(self, part: Part, offset: int, nbytes: int) -> Request:
-        spec, whole = part.batch.spec, len(part.batch.parts) == 1
-        chunk = part.chunk, part.attempt, spec.epoch, offset, nbytes, part.positions, part.indices
-        return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=self._told_epoch)
 
     def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
         size = max(part.need_bytes, self._slot_size.of(len(part.positions)))
@@ -284,6 +294,8 @@ class Feed:
     def _do_again(self, part: Part) -> None:
         """Forget the result of a chunk, and queue it again."""
         assert part.slot is not None
+        if (slot := part.batch.unplan()) is not None:
+            self.ring.release(slot)
         self.ring.release(part.slot)
         part.slot = part.data = part.content = None
         part.attempt += 1
@@ -293,6 +305,8 @@ class Feed:
     # -- taking in --------------------------------------------------------------------------------------------------
 
     def _take_in(self, event: Event) -> None:
+        if self.plans.take(event):
+            return
         key = (event.chunk, event.attempt)
         if isinstance(event, Freed):
             slot, _ = self._flying.pop(key)
@@ -423,24 +437,12 @@ class Feed:
                 return
             errors, batch.errors = batch.errors, []
             self._replace(batch, errors)
+        if not batch.open_parts and not (self._awaited and batch is self._batches[0]):
+            number, self._next_chunk = self._next_chunk, self._next_chunk + 1
+            self.plans.ask(batch, number, self._slot_size.of(self.chunk_size))
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
         """Ask for other samples instead of these, as one more chunk of the batch."""
-        positions, indices = [], []
-        for record in errors:
-            if record.position not in batch.candidates:
-                batch.candidates[record.position] = self._candidates(batch, record.position, record.index)
-            index = next(batch.candidates[record.position], None)
-            batch.errors.append(replace(record, replaced_by=index))
-            if index is None:
-                batch.lost = batch.lost or record
-            else:
-                positions.append(record.position)
-                indices.append(index)
-        if not positions:
-            return
-        indices = np.array(indices, np.int64) if isinstance(batch.spec.indices, np.ndarray) else indices
-        part = Part(batch, np.array(positions, np.int64), indices, substitutes=True)
-        batch.parts.append(part)
-        batch.open_parts += 1
-        self._requeue(part, [part])
+        part = batch.substitute(errors, self._candidates)
+        if part is not None:
+            self._requeue(part, [part])

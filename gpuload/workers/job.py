@@ -23,13 +23,16 @@ import pickle
 import sys
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuload.decode import Decode
 from gpuload.ring.ring import align
 from gpuload.transforms import Chain
+
+if TYPE_CHECKING:  # few workers need it
+    from gpuload.transforms.program.fusing.plan import Fusing
 
 __all__ = ["Job", "Parcel", "pack", "receive", "ship"]
 
@@ -42,7 +45,8 @@ class Job:
 
     `single` is for batch_size=None: `collate_fn` gets single samples. `plain`: nothing is applied to images, not even a
     module, which is not sent. `moves`: what is applied moves pixels. `epoch` is the number of the first one, `group`
-    what `torch.distributed` says in the main process: backend, rank and number of ranks, or None.
+    what `torch.distributed` says in the main process: backend, rank and number of ranks, or None. `fusing` plans
+    batches, if workers do that.
     """
 
     dataset: Any
@@ -58,6 +62,7 @@ class Job:
     rank: int = 0
     world_size: int = 1
     group: tuple[str, int, int] | None = None
+    fusing: Fusing | None = None
 
 
 @dataclass(frozen=True)

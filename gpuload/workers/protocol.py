@@ -54,7 +54,7 @@ MESSAGE_BYTES = 1 << 18  # more than any message has
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
 HELLO = b"hello"  # the first message of a worker: it is ready
 HELLO_FAILED = b"failed"  # it could not start; then the exception's kinds, what it could not do, the traceback
-_REQUEST = struct.Struct("<qqqqqqqBBB")
+_REQUEST = struct.Struct("<qqqqqqqBBBB")
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqqq")
 _LIMIT = struct.Struct("<Q")
@@ -92,7 +92,8 @@ class Request:
 
     `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead. `whole` says
     that the chunk is the whole batch. For an iterable dataset `indices` count the samples of the worker's own pass,
-    and `iterable` says which pass. `told_epoch` goes to the dataset's own ``set_epoch()``; -1: no call.
+    and `iterable` says which pass. `told_epoch` goes to the dataset's own ``set_epoch()``; -1: no call. With `plans` it
+    asks for the plan of a batch instead (see `gpuload.workers.plans`).
     """
 
     chunk: int
@@ -105,6 +106,7 @@ class Request:
     whole: bool = False
     iterable: IterableStart | None = None
     told_epoch: int = -1
+    plans: bool = False
 
     def pack(self) -> bytes:
         plain = isinstance(self.indices, np.ndarray)
@@ -120,6 +122,7 @@ class Request:
             plain,
             self.whole,
             0 if self.iterable is None else 1,
+            self.plans,
         )
         if (start := self.iterable) is not None:
             fields = (start.run, start.worker, start.samples, start.state, start.stride, start.offset)
@@ -135,14 +138,15 @@ class Request:
 
     @classmethod
     def unpack(cls, message: bytes) -> Request:
-        chunk, attempt, epoch, offset, nbytes, count, told, plain, whole, is_pass = _REQUEST.unpack_from(message)
+        chunk, attempt, epoch, offset, nbytes, count, told, *flags = _REQUEST.unpack_from(message)
+        plain, whole, is_pass, plans = map(bool, flags)
         at = _REQUEST.size
         positions = np.frombuffer(message, np.int64, count, at)
         at += positions.nbytes
         # The parent wrote this: keys from the user's sampler, never the contents of a file.
         indices = np.frombuffer(message, np.int64, count, at) if plain else pickle.loads(message[at:])
         iterable = IterableStart(*pickle.loads(message[at + 8 * count :])) if is_pass else None
-        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, bool(whole), iterable, told)
+        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, whole, iterable, told, plans)
 
 
 def _pickled_keys(keys: list[object]) -> bytes:

@@ -24,6 +24,7 @@ from gpuload.ring.ring import align
 from gpuload.rng.generators import kept
 from gpuload.rng.philox import epoch_key
 from gpuload.workers.job import Job
+from gpuload.workers.plans import make_plan
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
 from gpuload.workers.sample import Region, Sample, SampleReader, Sourced, as_columns
 from gpuload.workers.source import Ended, Source
@@ -63,11 +64,15 @@ class ChunkRunner:
         note: Callable[[int], None],
         wanted: Callable[[], bool],
     ) -> Reply:
-        """Do the chunk; `note` is told each row before it is touched, `wanted` ends the work between two rows."""
+        """Do the chunk, or plan the batch; `note` is told each row before it is touched, `wanted` ends the work between
+        two rows."""
+        rows = len(request.positions)
+        if request.plans:
+            note(rows)  # at no sample
+            return make_plan(self.job, request, slot)
         loaded: list[Sample] = []
         errors: list[tuple[int, ErrorRecord]] = []
         collated = None
-        rows = len(request.positions)
         with kept() if self._guard else contextlib.nullcontext(), limited(self.job.decode.max_bytes):
             samples = self.source.open(request, lambda: note(min(len(loaded) + len(errors), rows - 1)))
             for row in range(rows):

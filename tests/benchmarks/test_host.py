@@ -21,7 +21,7 @@ def test_it_runs(tmp_path, capsys):
     assert "host ms per batch" in capsys.readouterr().out
     for result in found.values():
         assert result["host_ms"] > 0
-        assert all(result["parts_ms"][part] > 0 for part in host.NAMES)
+        assert all(result["parts_ms"][part] > 0 for part in host.NAMES if part != "draws")  # which workers make
         assert result["worker_us_per_image"] > 0
 
 

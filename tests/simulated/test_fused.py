@@ -10,6 +10,9 @@ from simulated.running import assert_equal, on_cpu, on_device
 from simulated.test_orders import options, samples
 
 from gpuload import transforms as T
+from gpuload.batches.assemble import Assembly
+from gpuload.stage.fused.runner import FusedRunner
+from gpuload.workers.batch import Batch
 
 ORDERS = ("lazy", "side first")
 NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
@@ -62,3 +65,26 @@ def test_kornias_batches_are_as_on_the_cpu(chain):
         found = on_device(given(chain, "kornia"), policy)
         assert_equal(found.values, expected)
         assert found.hidden == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("moved", [False, True])
+def test_batches_that_workers_planned_are_as_on_the_cpu(moved, monkeypatch):
+    """Their numbers come to the device with the pixels; those for pixels in another place are not used."""
+    planned = []
+    launch, table_of = FusedRunner.launch_made, Assembly.table_of
+
+    def elsewhere(assembly: Assembly, batch: Batch) -> Any:
+        table = table_of(assembly, batch)
+        batch.starts = [start + 64 for start in batch.starts]
+        return table
+
+    monkeypatch.setattr(FusedRunner, "launch_made", lambda *given: planned.append(launch(*given)))
+    if moved:
+        monkeypatch.setattr(Assembly, "table_of", elsewhere)
+    some = options(dataset=samples(12), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused")
+    some["batch_size"] = 1
+    found = on_device({**some, "num_workers": 2}, "lazy")
+    assert_equal(found.values, on_cpu(some))
+    assert found.hidden == []
+    assert bool(planned) is not moved

@@ -14,10 +14,9 @@ from gpuload import transforms as T
 from gpuload.batches.mixing import Pairing, mixed_labels, partners_of
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finished import _mix, _mix_at_once, boxes_within, random_numbers
+from gpuload.stage.finished import _mix, _mix_at_once, random_numbers
 from gpuload.stage.masks import MaskStage
 from gpuload.stage.noise import batch_normals
-from gpuload.transforms.program.ops import Erase
 
 KEY = epoch_key(3, 1)
 NORMALIZE = T.Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.5))
@@ -116,15 +115,6 @@ def test_images_of_several_sizes(make_images, ragged):
     for row, image in enumerate(images):
         alone = compile_stage(chain, device="cpu")(RaggedImages.from_arrays([image]), draws.take(np.array([row])))
         assert torch.equal(found[row], alone[0])
-
-
-def test_boxes_within_windows():
-    boxes = np.array([[[2, 3, 10, 10], [9, 1, 3, 2], [0, 0, 0, 0], [30, 2, 0, 5]]])
-    found = boxes_within(Erase(boxes, np.zeros((1, 2), np.uint64)), np.array([[4, 5, 6, 20]]))
-    assert found[0, 0].tolist() == [0, 0, 6, 8]
-    # Nothing is left of what lies to the left, nor of what is not there.
-    assert not found[0, 1:, 2:].all(axis=1).any()
-    assert (found[..., 2:] >= 0).all()
 
 
 def test_masks_are_flipped_behind_it_but_not_erased():

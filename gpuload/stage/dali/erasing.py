@@ -11,15 +11,16 @@ import torch
 
 from gpuload.stage.dali.engine import ndd
 from gpuload.stage.dali.images import Images, grouped
-from gpuload.stage.finished import boxes_within, random_numbers
+from gpuload.stage.finished import random_numbers
 from gpuload.transforms.program.ops import Erase
+from gpuload.transforms.program.windows import boxes_within
 
 __all__ = ["erase"]
 
 
 def erase(images: Images, record: Erase, before: np.ndarray) -> Images:
     """Erase boxes of windows of images, levels or finished, in any layout."""
-    boxes_tlhw = boxes_within(record, before)
+    boxes_tlhw = boxes_within(record.boxes_tlhw, before)
     there = boxes_tlhw[:, :, 2:].min(axis=2).max(axis=1) > 0
     if not there.any():
         return images

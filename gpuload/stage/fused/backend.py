@@ -22,7 +22,9 @@ from gpuload.stage.finished import Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Elastic, Erase, Flip, Mixture, Outline
+from gpuload.transforms.program.fusing import passes
+from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Made, leading_erasing
+from gpuload.transforms.program.ops import Elastic, Flip, Mixture, Outline
 from gpuload.transforms.program.windows import rare_filter
 
 __all__ = ["FusedBackend"]
@@ -33,7 +35,6 @@ LACKING: Final = {
     "noise": "a normal number for each pixel and channel is drawn by torch",
     "pillow_blur": "three box blurs along each axis are six passes",
 }
-CHANNELS: Final = (1, 3)
 
 
 class FusedBackend(Backend):
@@ -72,9 +73,7 @@ class FusedBackend(Backend):
             return f"images of {len(outline.numbers.mean)} channels are left to torch"
         if not outline.operations:
             return rare_filter(outline.filters)
-        from gpuload.stage.fused.passes import OPERATIONS  # it imports Triton
-
-        lacking = (name for name in outline.operations if name not in OPERATIONS)
+        lacking = (name for name in outline.operations if name not in passes.OPERATIONS)
         return next((LACKING.get(name, f"the kernels do not know {name}") for name in lacking), None)
 
     def levels(self, finish: Finish) -> Levels:
@@ -145,11 +144,19 @@ class FusedLevels:
     ) -> Program | None:
         if int(images.shapes[0, 2]) not in CHANNELS:
             return self._others(images, program, windows_tlhw, outputs, late)
-        erasing, runner = _leading_erasing(late), self._runner
+        erasing, runner = leading_erasing(late), self._runner
         runner.launch(runner.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
         if late is None or len(erasing) == len(late.records):
             return None
         return late.part(len(erasing), len(late.records))
+
+    def fusing(self, *, channels_last: bool) -> Fusing:
+        """What plans batches for `launch_made` elsewhere, with dense results in this memory format."""
+        return Fusing(self._runner.tile, channels_last)
+
+    def launch_made(self, made: Made, pixels: torch.Tensor, outputs: Outputs) -> None:
+        """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
+        self._runner.launch_made(made, pixels, outputs)
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """As `gpuload.stage.backend.Levels` has it."""
@@ -165,13 +172,3 @@ def _interpreted() -> bool:
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
-
-
-def _leading_erasing(late: Program | None) -> list[Erase]:
-    """What is erased of all images before anything else is done to finished images: the last pass does that."""
-    erasing = []
-    for record in () if late is None else late.records:
-        if not isinstance(record, Erase) or record.rows is not None:
-            break
-        erasing.append(record)
-    return erasing

@@ -26,19 +26,14 @@ import triton.language as tl
 
 from gpuload.stage.accelerator import device_of
 from gpuload.stage.finished import Outputs
-from gpuload.stage.fused.grid import portions
 from gpuload.stage.fused.rounding import round_to
 from gpuload.stage.noise import PER_BLOCK, ROTATION, quantiles
 from gpuload.stage.upload import upload
+from gpuload.transforms.program.fusing.erasing import KINDS, RECORD, records
+from gpuload.transforms.program.fusing.grid import portions
 from gpuload.transforms.program.ops import Erase
 
-__all__ = ["COLUMNS", "OPTIONS", "RECORD", "ROWS", "erase", "erase_images", "quantile_table", "records"]
-
-# Numbers of a box: top, left, height, width, kind; then for a constant the bits of three float32, for random numbers
-# the index of the first one and the two words of the key.
-RECORD: Final = 8
-
-KINDS: Final = ("const", "rand", "pixel")
+__all__ = ["COLUMNS", "OPTIONS", "ROWS", "erase", "erase_images", "quantile_table"]
 
 ROWS: Final = 16  # of a tile of images that are already written
 COLUMNS: Final = 64
@@ -50,29 +45,6 @@ _PIXEL: Final = tl.constexpr(KINDS.index("pixel"))
 _PER_BLOCK: Final = tl.constexpr(PER_BLOCK)
 _COSINE: Final = tl.constexpr(ROTATION[0])
 _SINE: Final = tl.constexpr(ROTATION[1])
-
-
-def records(erase: Erase, channels: int) -> np.ndarray:
-    """The boxes as the function `erase` reads them: int64 (B, n, `RECORD`), of no height where there is none.
-
-    Those of several `Erase` are joined along the second axis, in their order.
-
-    Args:
-        erase: what was drawn; it writes numbers of finished images.
-        channels: of the images, 1 or 3.
-    """
-    boxes = erase.boxes_tlhw
-    found = np.zeros((*boxes.shape[:2], RECORD), np.int64)
-    found[:, :, :4] = boxes
-    found[:, :, 4] = KINDS.index(erase.kind)
-    if erase.kind == "const":
-        found[:, :, 5:8] = np.array(erase.numbers, np.float32).view(np.int32)
-        return found
-    areas = boxes[:, :, 2:].prod(axis=2)
-    counts = channels * (areas if erase.kind == "pixel" else areas > 0)
-    found[:, :, 5] = np.cumsum(counts, axis=1) - counts
-    found[:, :, 6:8] = erase.keys[:, None]
-    return found
 
 
 def erase_images(outputs: Outputs, erase: Erase) -> None:

@@ -1,32 +1,19 @@
-"""How work is divided for a GPU: tiles of results, and portions of a batch that one launch takes."""
+"""The tiles that results are divided into, by device."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
 from gpuload.stage.accelerator import capability
 from gpuload.stage.fused.rounding import INTERPRETED
+from gpuload.transforms.program.fusing.grid import Tile
 
-__all__ = ["Tile", "portions", "tile_of"]
+__all__ = ["tile_of"]
 
-SECOND_AXIS: Final = 65_535  # programs along a grid's second axis; along the first there are up to 2**31
 # GPUs (compute capability) whose multiprocessors hold only 16 programs: with one warp each they would be half empty.
 FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
-
-
-class Tile(NamedTuple):
-    """The part of a result that a program makes.
-
-    Attributes:
-        rows, columns: its size; 32 columns for each warp, so that a thread has whole columns.
-        warps: of the program.
-    """
-
-    rows: int
-    columns: int
-    warps: int
 
 
 def tile_of(device: torch.device) -> Tile:
@@ -36,9 +23,3 @@ def tile_of(device: torch.device) -> Tile:
     if capability(device) in FEW_PROGRAMS:
         return Tile(8, 64, 2)
     return Tile(8, 32, 1)
-
-
-def portions(count: int, first: int = 0) -> list[slice]:
-    """The images of each launch, of `count` from the `first` on: one program for each along the grid's second axis."""
-    end = first + count
-    return [slice(at, min(at + SECOND_AXIS, end)) for at in range(first, end, SECOND_AXIS)]

@@ -16,7 +16,7 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from gpuload.stage.fused.erasing import RECORD, erase
+from gpuload.stage.fused.erasing import erase
 from gpuload.stage.fused.geometry import geometry
 from gpuload.stage.fused.pointwise import operate
 from gpuload.stage.fused.record import (
@@ -38,6 +38,7 @@ from gpuload.stage.fused.record import (
     Y,
 )
 from gpuload.stage.fused.rounding import round_to
+from gpuload.transforms.program.fusing.erasing import RECORD
 from gpuload.transforms.program.ops import VALUES
 
 __all__ = ["one_pass"]

@@ -18,30 +18,10 @@ import triton.language as tl
 
 from gpuload.stage.fused.rounding import multiply_add
 from gpuload.stage.reference.color import LUMA, TINY
+from gpuload.transforms.program.fusing.passes import ERASE_BOX
 from gpuload.transforms.program.ops import code as code_of
 
-__all__ = ["ERASE_BOX", "POINTWISE", "operate"]
-
-# The operations that `operate` does; contrast, equalize and autocontrast with their table.
-POINTWISE: Final = (
-    "brightness",
-    "contrast",
-    "saturation",
-    "hue",
-    "solarize",
-    "posterize",
-    "equalize",
-    "autocontrast",
-    "invert",
-    "grayscale",
-    "permute",
-    "identity",
-    "solarize_add",
-)
-
-# The code of an operation that is not in `OPS`: a box of levels is overwritten. Values: top, left, height and width in
-# the coordinates that `operate` is given, then the level of each channel.
-ERASE_BOX: Final = 64
+__all__ = ["operate"]
 
 _BRIGHTNESS: Final = tl.constexpr(code_of("brightness"))
 _CONTRAST: Final = tl.constexpr(code_of("contrast"))
@@ -74,7 +54,8 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
     Args:
         red, green, blue: the tile's levels; of one channel, the same block three times.
         ys, xs: int32 (rows,) and (columns,), the coordinates of the tile.
-        code: a scalar, that of one of `POINTWISE`, or `ERASE_BOX`; others do nothing.
+        code: a scalar, that of one of `gpuload.transforms.program.fusing.passes.POINTWISE`, or `ERASE_BOX`; others do
+            nothing.
         values_ptr: to the operation's `VALUES` float64 numbers.
         table_ptr: to its uint8 3 × 256 table, if it has one.
         CHANNELS: 1 or 3.

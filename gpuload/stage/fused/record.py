@@ -1,99 +1,63 @@
-"""The layout of a job of the fused kernels: the index of each of its numbers. A job is one pass over one image.
-
-A job is `JOB` int64 and `FLOATS` float64 numbers in device memory, made on the host for a whole batch at once. The
-first `INTS` of the int64, and all float64, are for its geometry; the other int64 say what else the pass does. Both
-sides use these constants: kernels read them as `tl.constexpr`, and numpy takes them as indices and as numbers.
-"""
+"""The layout of a job, as kernels read it: see `gpuload.transforms.program.fusing.layout`, where each is explained."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Final
 
 import triton.language as tl
 
-from gpuload.transforms.program.ops import FILTERS
+from gpuload.transforms.program.fusing import layout
+from gpuload.transforms.program.fusing.layout import FLOATS, INTS, JOB
 
-INTS: Final = 18
-FLOATS: Final = 12
+__all__ = ["FLOATS", "INTS", "JOB"]
 
-# All kinds: the kind itself; pixel (y, x) of channel c of the source is at byte BASE + y · ROW_STEP + x · COLUMN_STEP
-# + c · CHANNEL_STEP, where the sum without BASE stays below 2³¹; the size of the source. CHANNEL_STEP is 1, or 0 for an
-# image of one channel that is read as three; the other steps may be negative.
-KIND: Final = tl.constexpr(0)
-BASE: Final = tl.constexpr(1)
-ROW_STEP: Final = tl.constexpr(2)
-COLUMN_STEP: Final = tl.constexpr(3)
-CHANNEL_STEP: Final = tl.constexpr(4)
-HEIGHT: Final = tl.constexpr(5)
-WIDTH: Final = tl.constexpr(6)
-
-# TABLE: the int32 table has TABLE_ROWS rows of the source from index TABLE_AT on, then its columns; -1 is filled.
-TABLE_AT: Final = tl.constexpr(7)
-TABLE_ROWS: Final = tl.constexpr(8)
-
-# RESIZE: the sizes of the box and of the result, and where in the box the source begins. RESIZE and WARP: the filter.
-FILTER: Final = tl.constexpr(7)
-BOX_H: Final = tl.constexpr(8)
-BOX_W: Final = tl.constexpr(9)
-SIZE_H: Final = tl.constexpr(10)
-SIZE_W: Final = tl.constexpr(11)
-CORNER_Y: Final = tl.constexpr(12)
-CORNER_X: Final = tl.constexpr(13)
-
-# BLUR: the size of its kernel, odd.
-KERNEL_H: Final = tl.constexpr(8)
-KERNEL_W: Final = tl.constexpr(9)
-
-# RESIZE and BLUR: the index of the first weight of the columns, and of the rows, among all; how many taps each column
-# has, and for how many rows of the source a tile has weights (see `gpuload.stage.fused.weights`).
-WEIGHTS_X: Final = tl.constexpr(14)
-WEIGHTS_Y: Final = tl.constexpr(15)
-TAPS: Final = tl.constexpr(16)
-LINES: Final = tl.constexpr(17)
-
-# float64. WARP: its eight coefficients from 0 on. BLUR: the sigmas, in pixels. SHARPNESS: its factor. TABLE and WARP:
-# the level of each channel outside the source.
-SIGMA_Y: Final = tl.constexpr(0)
-SIGMA_X: Final = tl.constexpr(1)
-FACTOR: Final = tl.constexpr(0)
-FILL: Final = tl.constexpr(8)
-
-# Kinds.
-COPY: Final = tl.constexpr(0)
-TABLE: Final = tl.constexpr(1)
-RESIZE: Final = tl.constexpr(2)
-WARP: Final = tl.constexpr(3)
-BLUR: Final = tl.constexpr(4)
-SHARPNESS: Final = tl.constexpr(5)
-
-# Filters; FIXED_POINT is the nearest pixel of an affine map where `gpuload.stage.reference.warp` uses fixed point.
-NEAREST: Final = tl.constexpr(FILTERS.index("nearest"))
-BILINEAR: Final = tl.constexpr(FILTERS.index("bilinear"))
-BICUBIC: Final = tl.constexpr(FILTERS.index("bicubic"))
-FIXED_POINT: Final = tl.constexpr(len(FILTERS))
-
-# The result: its size; its row r is row Y + r · STEP_Y of the geometry's result, its column c is X + c · STEP_X.
-OUT_HEIGHT: Final = tl.constexpr(INTS)
-OUT_WIDTH: Final = tl.constexpr(INTS + 1)
-Y: Final = tl.constexpr(INTS + 2)
-STEP_Y: Final = tl.constexpr(INTS + 3)
-X: Final = tl.constexpr(INTS + 4)
-STEP_X: Final = tl.constexpr(INTS + 5)
-# Where it is written, in elements: the first one, and the steps between channels and rows.
-OUT_AT: Final = tl.constexpr(INTS + 6)
-OUT_CHANNEL: Final = tl.constexpr(INTS + 7)
-OUT_ROW: Final = tl.constexpr(INTS + 8)
-# Its operations: the index of the first one among all, and how many; the number of the table of its statistics.
-OPERATIONS_AT: Final = tl.constexpr(INTS + 9)
-OPERATIONS: Final = tl.constexpr(INTS + 10)
-STATISTICS_AT: Final = tl.constexpr(INTS + 11)
-# The boxes that are erased in the end: the index of the first one among all, and how many.
-BOXES_AT: Final = tl.constexpr(INTS + 12)
-BOXES: Final = tl.constexpr(INTS + 13)
-
-JOB: Final = INTS + 14  # int64 numbers of a job
-
-# The same as plain numbers: as an index of an array, one of Triton's costs half a microsecond more.
-_FOUND: Final = [(name, known) for name, known in vars().items() if isinstance(known, tl.constexpr)]
-PLAIN: Final = SimpleNamespace(**{name: known.value for name, known in _FOUND})
+KIND: Final = tl.constexpr(layout.KIND)
+BASE: Final = tl.constexpr(layout.BASE)
+ROW_STEP: Final = tl.constexpr(layout.ROW_STEP)
+COLUMN_STEP: Final = tl.constexpr(layout.COLUMN_STEP)
+CHANNEL_STEP: Final = tl.constexpr(layout.CHANNEL_STEP)
+HEIGHT: Final = tl.constexpr(layout.HEIGHT)
+WIDTH: Final = tl.constexpr(layout.WIDTH)
+TABLE_AT: Final = tl.constexpr(layout.TABLE_AT)
+TABLE_ROWS: Final = tl.constexpr(layout.TABLE_ROWS)
+FILTER: Final = tl.constexpr(layout.FILTER)
+BOX_H: Final = tl.constexpr(layout.BOX_H)
+BOX_W: Final = tl.constexpr(layout.BOX_W)
+SIZE_H: Final = tl.constexpr(layout.SIZE_H)
+SIZE_W: Final = tl.constexpr(layout.SIZE_W)
+CORNER_Y: Final = tl.constexpr(layout.CORNER_Y)
+CORNER_X: Final = tl.constexpr(layout.CORNER_X)
+KERNEL_H: Final = tl.constexpr(layout.KERNEL_H)
+KERNEL_W: Final = tl.constexpr(layout.KERNEL_W)
+WEIGHTS_X: Final = tl.constexpr(layout.WEIGHTS_X)
+WEIGHTS_Y: Final = tl.constexpr(layout.WEIGHTS_Y)
+TAPS: Final = tl.constexpr(layout.TAPS)
+LINES: Final = tl.constexpr(layout.LINES)
+SIGMA_Y: Final = tl.constexpr(layout.SIGMA_Y)
+SIGMA_X: Final = tl.constexpr(layout.SIGMA_X)
+FACTOR: Final = tl.constexpr(layout.FACTOR)
+FILL: Final = tl.constexpr(layout.FILL)
+COPY: Final = tl.constexpr(layout.COPY)
+TABLE: Final = tl.constexpr(layout.TABLE)
+RESIZE: Final = tl.constexpr(layout.RESIZE)
+WARP: Final = tl.constexpr(layout.WARP)
+BLUR: Final = tl.constexpr(layout.BLUR)
+SHARPNESS: Final = tl.constexpr(layout.SHARPNESS)
+NEAREST: Final = tl.constexpr(layout.NEAREST)
+BILINEAR: Final = tl.constexpr(layout.BILINEAR)
+BICUBIC: Final = tl.constexpr(layout.BICUBIC)
+FIXED_POINT: Final = tl.constexpr(layout.FIXED_POINT)
+OUT_HEIGHT: Final = tl.constexpr(layout.OUT_HEIGHT)
+OUT_WIDTH: Final = tl.constexpr(layout.OUT_WIDTH)
+Y: Final = tl.constexpr(layout.Y)
+STEP_Y: Final = tl.constexpr(layout.STEP_Y)
+X: Final = tl.constexpr(layout.X)
+STEP_X: Final = tl.constexpr(layout.STEP_X)
+OUT_AT: Final = tl.constexpr(layout.OUT_AT)
+OUT_CHANNEL: Final = tl.constexpr(layout.OUT_CHANNEL)
+OUT_ROW: Final = tl.constexpr(layout.OUT_ROW)
+OPERATIONS_AT: Final = tl.constexpr(layout.OPERATIONS_AT)
+OPERATIONS: Final = tl.constexpr(layout.OPERATIONS)
+STATISTICS_AT: Final = tl.constexpr(layout.STATISTICS_AT)
+BOXES_AT: Final = tl.constexpr(layout.BOXES_AT)
+BOXES: Final = tl.constexpr(layout.BOXES)

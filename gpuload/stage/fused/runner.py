@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,67 +22,36 @@ import torch
 from gpuload.stage.accelerator import device_of
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
-from gpuload.stage.fused.erasing import RECORD, quantile_table, records
-from gpuload.stage.fused.grid import Tile, portions, tile_of
-from gpuload.stage.fused.jobs import OUT, WHOLE
+from gpuload.stage.fused.erasing import quantile_table
+from gpuload.stage.fused.grid import tile_of
 from gpuload.stage.fused.kernel import one_pass
-from gpuload.stage.fused.passes import Passes
-from gpuload.stage.fused.record import FLOATS, JOB
-from gpuload.stage.fused.record import PLAIN as R
+from gpuload.stage.fused.record import WARP
+from gpuload.stage.fused.statistics import JOB as TOLD
 from gpuload.stage.fused.statistics import tables
-from gpuload.stage.fused.weights import Tables, make_tables, place_tables
+from gpuload.stage.fused.weights import make_tables
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.upload import upload_together
+from gpuload.stage.upload import upload_together, views_of
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Erase, Ops
+from gpuload.transforms.program.fusing.layout import FLOATS, JOB
+from gpuload.transforms.program.fusing.plan import Made, Plan, Written
+from gpuload.transforms.program.ops import Erase
 
 __all__ = ["FusedRunner", "Prepared", "options_of"]
-
-KINDS: Final = 8  # more than there are kinds of geometry
-ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes")  # of a batch on the device
-KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
-KERNELS[R.TABLE] = R.COPY
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """Pass `number` over some images whose geometries are of one kind: the range of its jobs, the tiles of the largest,
-    whether it is their last, and what is needed before it: statistics of some (jobs and factors), and weights.
-
-    A kernel for one kind needs half the registers of one for all kinds.
-    """
-
-    first: int
-    count: int
-    tiles: int
-    number: int
-    geometry: int
-    finished: bool
-    statistics: tuple[np.ndarray, np.ndarray] | None
-    tables: Tables | None
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Tiles come first: there may be more than the second axis of a grid takes."""
-        return self.tiles, self.count
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A batch's passes on the device."""
 
-    launches: tuple[_Launch, ...]
+    plan: Plan
     ints: torch.Tensor
     floats: torch.Tensor
     codes: torch.Tensor
     values: torch.Tensor
     places: torch.Tensor
     boxes: torch.Tensor
-    channels: int
-    out_channels: int
-    operates: bool
-    erases: bool
-    scratch_bytes: tuple[int, int]
+    told: torch.Tensor
+    factors: torch.Tensor
 
 
 class FusedRunner:
@@ -120,46 +88,40 @@ class FusedRunner:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
             late: what is erased of all finished images.
         """
-        channels = [int(images.shapes[0, 2])]
-        channels += [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
-        passes = Passes(images, windows_tlhw[0], max(channels))
-        passes.apply(program, windows_tlhw)
-        codes, values = passes.packed_operations()
-        scratch = _place_scratch(passes)
-        _place_outputs(passes, outputs)
-        boxes = _place_boxes(passes, late, channels[-1])
-        launches, ints, floats = _launches(passes, codes, values, self.tile)
-        own = ints, floats, [codes], [values], passes.tables, [boxes]
-        given = {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
-        found = dict(zip(given, upload_together(list(given.values()), self._device), strict=True))
+        plan, arrays = Plan.of(images, program, windows_tlhw, _written(outputs), late, self.tile)
+        return self._prepared(
+            plan, dict(zip(arrays, upload_together(list(arrays.values()), self._device), strict=True))
+        )
+
+    def launch_made(self, made: Made, pixels: torch.Tensor, outputs: Outputs) -> None:
+        """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
+        self.launch(self._prepared(made.plan, views_of(pixels, made.spans, made.at)), pixels, outputs)
+
+    def _prepared(self, plan: Plan, found: dict[str, torch.Tensor]) -> Prepared:
         # What there is none of is not read, but a kernel takes a pointer of its type.
         some = {"codes": found["ints"], "values": found["floats"], "places": self._places, "boxes": found["ints"]}
-        return Prepared(
-            launches,
-            **(some | found),
-            channels=max(channels),
-            out_channels=channels[-1],
-            operates=self.operates or any(isinstance(record, Ops | Erase) for record in program.records),
-            erases=bool(late),
-            scratch_bytes=scratch,
-        )
+        some |= {"told": found["ints"], "factors": found["floats"]}
+        return Prepared(plan, **(some | found))
 
     def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch of decoded pixels, as it was prepared."""
+        plan, operates = prepared.plan, self.operates or prepared.plan.operates
         # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
-        pieces = [torch.empty(max(1, size), dtype=torch.uint8, device=self._device) for size in prepared.scratch_bytes]
-        quantiles = quantile_table(pixels.device) if prepared.erases else self._constants
+        pieces = [torch.empty(max(1, size), dtype=torch.uint8, device=self._device) for size in plan.scratch_bytes]
+        quantiles = quantile_table(pixels.device) if plan.erases else self._constants
         with device_of(pixels):
-            for run in prepared.launches:
+            for run in plan.launches:
                 source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
                 target = outputs[0] if run.finished else pieces[run.number % 2]
                 statistics = pieces[0]
                 if run.statistics is not None:
-                    statistics = tables(source, *run.statistics, prepared.channels)
+                    first, count, most = run.statistics
+                    told = prepared.told[first * TOLD : (first + count) * TOLD]
+                    statistics = tables(source, told, prepared.factors[first : first + count], most, plan.channels)
                 ints, floats = prepared.ints[run.first * JOB :], prepared.floats[run.first * FLOATS :]
                 weights = prepared.places
                 if run.tables is not None:
-                    weights = make_tables(ints, floats, run.count, run.tables, run.geometry, self.tile.rows)
+                    weights = make_tables(ints, floats, run.jobs, run.tables, run.geometry, self.tile.rows)
                 one_pass[run.grid](
                     source,
                     prepared.places,
@@ -173,13 +135,13 @@ class FusedRunner:
                     quantiles,
                     self._constants,
                     target,
-                    CHANNELS=prepared.channels,
-                    OUT_CHANNELS=prepared.out_channels if run.finished else prepared.channels,
-                    OUT_COLUMN=target.stride(-1) if run.finished else prepared.channels,
+                    CHANNELS=plan.channels,
+                    OUT_CHANNELS=plan.out_channels if run.finished else plan.channels,
+                    OUT_COLUMN=target.stride(-1) if run.finished else plan.channels,
                     GEOMETRY=run.geometry,
-                    OPERATES=prepared.operates,
+                    OPERATES=operates,
                     FINISHED=run.finished and target.dtype != torch.uint8,
-                    ERASES=run.finished and prepared.erases,
+                    ERASES=run.finished and plan.erases,
                     ROWS=self.tile.rows,
                     COLUMNS=self.tile.columns,
                     **options_of(run.geometry, self.tile.warps),
@@ -194,90 +156,16 @@ def options_of(geometry: int, warps: int) -> dict[str, Any]:
     """
     options = {"num_warps": warps, "enable_fp_fusion": False}
     if torch.version.hip is None:
-        options["maxnreg"] = 128 if geometry == R.WARP else 80
+        options["maxnreg"] = 128 if geometry == WARP.value else 80
     return options
 
 
-def _place_scratch(passes: Passes) -> tuple[int, int]:
-    """Set where all passes but an image's last write, and where the next ones read; the sizes of both pieces, bytes."""
-    sizes = [0, 0]
-    for number in range(passes.count - 1):
-        own, rows = passes.jobs[number], passes.after(number)
-        widths = own[R.OUT_WIDTH, rows] * passes.channels
-        lengths = own[R.OUT_HEIGHT, rows] * widths
-        ends = lengths.cumsum()
-        starts = ends - lengths
-        own[R.OUT_AT, rows], own[R.OUT_CHANNEL, rows], own[R.OUT_ROW, rows] = starts, 1, widths
-        passes.jobs[number + 1, R.BASE, rows] += starts
-        sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
-    return sizes[0], sizes[1]
-
-
-def _place_outputs(passes: Passes, outputs: Outputs) -> None:
-    """Set where an image's last pass writes."""
+def _written(outputs: Outputs) -> Written:
+    """Where results are written."""
     if isinstance(outputs, torch.Tensor):
         step, *steps = outputs.stride()
-        starts = np.arange(len(passes.last)) * step
-    else:
-        first, size = outputs[0].data_ptr(), outputs[0].element_size()
-        starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
-        steps = np.array([output.stride() for output in outputs], np.int64).T
-    passes.set_last(((R.OUT_AT, starts), (R.OUT_CHANNEL, steps[0]), (R.OUT_ROW, steps[1])))
-
-
-def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.ndarray:
-    """Set what an image's last pass erases; the numbers of all boxes, int64 (n, `RECORD`)."""
-    if not late:
-        return np.empty((0, RECORD), np.int64)
-    boxes = np.concatenate([records(erase, channels) for erase in late], axis=1)
-    each = boxes.shape[1]
-    passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
-    return boxes.reshape(-1, RECORD)
-
-
-def _launches(
-    passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
-) -> tuple[tuple[_Launch, ...], list[np.ndarray], list[np.ndarray]]:
-    """The launches, in order, and the numbers of their jobs, in the same order, pass by pass."""
-    launches, ints, floats, first = [], [], [], 0
-    for number in range(passes.count):
-        jobs, own_floats = passes.jobs[number], passes.floats[number]
-        # Those of one launch are brought together: of one kernel, and that end here or do not.
-        groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == number)
-        rows, spans = passes.after(number - 1), [(int(groups[0]), 0, len(groups))]
-        if not isinstance(rows, slice) or (groups != groups[0]).any():
-            rows = np.arange(len(groups))[rows]
-            rows = rows[groups[rows].argsort(kind="stable")]
-            jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
-            ends = np.bincount(groups).cumsum().tolist()
-            spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends])) if span[0] < span[1]]
-        heights, widths = jobs[OUT]
-        tiles = (heights + (tile.rows - 1)) // tile.rows * ((widths + (tile.columns - 1)) // tile.columns)
-        counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
-        for group, start, end in spans:
-            finished, kind = divmod(group, KINDS)
-            for own in portions(end - start, start):
-                statistics = None if not len(counted) else _statistics(jobs, own, counted, codes, values)
-                weighed = place_tables(jobs[:, own].T, kind, tile.rows)
-                most, count = int(tiles[own].max()), own.stop - own.start
-                launches.append(_Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
-                first += count
-        ints.append(jobs.T)
-        floats.append(own_floats)
-    return tuple(launches), ints, floats
-
-
-def _statistics(
-    jobs: np.ndarray, own: slice, counted: np.ndarray, codes: np.ndarray, values: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """The tables that a launch needs, for its `own` jobs of a pass of which those `counted` need one: the jobs and the
-    factors that make them; each job is told which one is its own. None: it needs none."""
-    at, to = counted.searchsorted((own.start, own.stop)).tolist()
-    if to == at:
-        return None
-    these = counted[at:to]
-    jobs[R.STATISTICS_AT, these] = np.arange(to - at)
-    places = jobs[R.OPERATIONS_AT, these]  # what needs it comes first in a pass
-    told = np.empty((len(these), 4), np.int64)
-    told[:, 0], told[:, 1:3], told[:, 3] = jobs[R.BASE, these], jobs[WHOLE, these].T, codes[places]
-    return told, values[places, 0]
+        return Written(np.arange(len(outputs)) * step, steps[0], steps[1])
+    first, size = outputs[0].data_ptr(), outputs[0].element_size()
+    starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
+    steps = np.array([output.stride() for output in outputs], np.int64).T
+    return Written(starts, steps[0], steps[1])

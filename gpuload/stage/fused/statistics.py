@@ -14,19 +14,16 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from gpuload.stage.accelerator import device_of
 from gpuload.stage.reference.color import GUARD, LUMA
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import code as code_of
 
-__all__ = ["BLOCK", "JOB", "OPTIONS", "STATISTICS", "tables"]
+__all__ = ["BLOCK", "JOB", "OPTIONS", "tables"]
 
-STATISTICS: Final = ("contrast", "equalize", "autocontrast")  # the operations that need a table
 JOB: Final = 4  # numbers of a job: offset, height, width, code
 
 _CONTRAST: Final = tl.constexpr(code_of("contrast"))
@@ -42,29 +39,30 @@ OPTIONS: Final = {"num_warps": 2, "enable_fp_fusion": False}  # of the kernel th
 ROUNDS: Final = 4  # how often it does so in the largest image, before it adds its 256 sums to memory
 
 
-def tables(pixels: torch.Tensor, jobs: np.ndarray, factors: np.ndarray, channels: int) -> torch.Tensor:
+def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most: int, channels: int) -> torch.Tensor:
     """The new level of each level of each channel.
 
     Args:
         pixels: uint8, one-dimensional, all images, each H×W×C without gaps.
-        jobs: int64 (n, `JOB`): an image's first byte in `pixels`, its height and width, neither 0, and the code of its
-            operation, one of `STATISTICS`.
+        jobs: int64 (n · `JOB`,), on the same device: an image's first byte in `pixels`, its height and
+            width, neither 0, and the code of its operation, one of `STATISTICS`
+            (`gpuload.transforms.program.fusing.passes`).
         factors: float64 (n,), of contrast; not read for others.
+        most: pixels of the largest image.
         channels: of all images, 1 or 3.
 
     Returns:
         uint8 (n, 3, 256), on the device of `pixels`; of one channel, its table three times.
     """
-    n, device = len(jobs), pixels.device
+    n, device = len(factors), pixels.device
     result = torch.empty(n, 3, 256, dtype=torch.uint8, device=device)
     if not n:
         return result
     counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
-    on_device, factors_on_device = upload(jobs, device), upload(factors, device)
-    pieces = triton.cdiv(int((jobs[:, 1] * jobs[:, 2]).max()), BLOCK * ROUNDS)
+    pieces = triton.cdiv(most, BLOCK * ROUNDS)
     with device_of(pixels):
-        _count[n, pieces](pixels, on_device, counts, CHANNELS=channels, BLOCK=BLOCK)
-        _tabulate[n, 3](counts, on_device, factors_on_device, result, CHANNELS=channels, **OPTIONS)
+        _count[n, pieces](pixels, jobs, counts, CHANNELS=channels, BLOCK=BLOCK)
+        _tabulate[n, 3](counts, jobs, factors, result, CHANNELS=channels, **OPTIONS)
     return result
 
 

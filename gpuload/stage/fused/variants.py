@@ -4,7 +4,8 @@ session starts: one takes seconds, and in the middle of an epoch the GPU would w
 Triton compiles a kernel anew for each set of constants and of the pointers' types, and for numbers that are 1 or
 divisible by 16. The kernels take none of those from a batch: what they take is of the chain, of the batch's dtype and
 memory format, and of the number of channels. What geometries passes may have is found by going through the outlines
-with all that an image's pass may be, as `gpuload.stage.fused.passes` goes through records. Runs in the main process.
+with all that an image's pass may be, as `gpuload.transforms.program.fusing.passes` goes through records. Runs
+in the main process.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import torch
 from gpuload.stage.backend import Form
 from gpuload.stage.fused import erasing, kernel, mixing, statistics, weights
 from gpuload.stage.fused import record as R
-from gpuload.stage.fused.grid import Tile
 from gpuload.stage.fused.rounding import INTERPRETED
 from gpuload.stage.fused.runner import options_of
+from gpuload.transforms.program.fusing.grid import Tile
+from gpuload.transforms.program.fusing.passes import STATISTICS
+from gpuload.transforms.program.fusing.tables import COLUMNS
 from gpuload.transforms.program.ops import Box, Erase, Mix, Ops, Outline, Warp
 
 __all__ = ["Variant", "compile_all", "late_variants", "level_variants"]
@@ -96,7 +99,7 @@ def level_variants(
         constants |= {"OPERATES": operates, "FINISHED": finished, "ERASES": box, **own}
         found.add(_variant("one_pass", (*pointers, written), {**constants, **options_of(kind, tile.warps)}))
     for kind in (ended | going_on) & {R.RESIZE.value, R.BLUR.value}:
-        constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": weights.COLUMNS, **weights.OPTIONS}
+        constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS, **weights.OPTIONS}
         found.add(_variant("weigh", (I64, F64, I32), constants))
     if counted:
         constants = {"CHANNELS": channels[0]}
@@ -197,7 +200,7 @@ def _effects(outline: Outline) -> list[tuple[int | None, bool]]:
         return []
     kinds: list[tuple[int | None, bool]] = [(R.COPY.value, False)]
     for name in outline.operations:
-        if name in statistics.STATISTICS:
+        if name in STATISTICS:
             kinds.append((None, True))
         elif name == "warp":
             kinds += [(R.WARP.value, True), (R.COPY.value, True)]

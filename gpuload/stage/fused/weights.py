@@ -15,10 +15,8 @@ Each launch makes its tables anew, in memory of the device's allocator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -53,81 +51,24 @@ from gpuload.stage.fused.record import (
     X,
     Y,
 )
-from gpuload.stage.fused.record import PLAIN as R
-from gpuload.transforms.program.ops import FILTERS
-from gpuload.transforms.program.windows import PRECISION_BITS, SUPPORT
+from gpuload.transforms.program.fusing import tables
+from gpuload.transforms.program.fusing.tables import COLUMNS, Tables
+from gpuload.transforms.program.windows import PRECISION_BITS
 
-__all__ = ["COLUMNS", "GAUSSIAN", "LINES_AT_ONCE", "OPTIONS", "TAPS_AT_ONCE", "Tables", "make_tables", "place_tables"]
+__all__ = ["GAUSSIAN", "LINES_AT_ONCE", "OPTIONS", "TAPS_AT_ONCE", "make_tables"]
 
 GAUSSIAN: Final = tl.constexpr(100)  # unlike any filter of resampling
 
 # How many taps, and how many rows of the source, the filter takes at once: tables are padded with weights of 0.
-TAPS_AT_ONCE: Final = tl.constexpr(2)
-LINES_AT_ONCE: Final = tl.constexpr(4)
+TAPS_AT_ONCE: Final = tl.constexpr(tables.TAPS_AT_ONCE)
+LINES_AT_ONCE: Final = tl.constexpr(tables.LINES_AT_ONCE)
 
-COLUMNS: Final = 32  # of a program
 OPTIONS: Final = {"num_warps": 1, "enable_fp_fusion": False}
-WIDTHS: Final = np.array([2 * SUPPORT[name] for name in FILTERS])  # of filters, in pixels of the smaller image
 _JOB: Final = tl.constexpr(JOB)
 _FLOATS: Final = tl.constexpr(FLOATS)
 _ONE: Final = tl.constexpr(2.0**PRECISION_BITS)
 _ROOT: Final = tl.constexpr(0.8493218002880191)  # of log2(e) / 2: a Gaussian is 2 ** -(ROOT · distance / sigma)²
 _CHUNK: Final = tl.constexpr(16)  # rows of the source at a time
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The tables of the jobs of a launch.
-
-    A job has one for columns: the first pixel of each, then pairs of weights, the first two of all columns, the next
-    two of all columns, … And one for rows: for each tile the first row of the source and how many there are, and for
-    each of these its weight in each row of the tile.
-
-    Attributes:
-        size: how many int32 numbers all have.
-        programs: how many programs make those of the largest job.
-    """
-
-    size: int
-    programs: int
-
-
-def place_tables(ints: np.ndarray, kind: int, rows: int) -> Tables | None:
-    """Set where the tables of jobs are and how large they are; None for kinds of geometry that have none.
-
-    Args:
-        ints: the jobs, int64 (n, `JOB`), which are changed.
-        kind: of all their geometries.
-        rows: of a tile, a power of two, at least 2.
-    """
-    if kind not in (R.RESIZE, R.BLUR):
-        return None
-    heights, widths = ints[:, R.HEIGHT], ints[:, R.WIDTH]
-    if kind == R.RESIZE:
-        box, size = ints.T[R.BOX_H : R.BOX_W + 1], ints.T[R.SIZE_H : R.SIZE_W + 1]  # both axes
-        taken = np.ceil(WIDTHS[ints[:, R.FILTER]] * np.maximum(box, size) / size)
-        taken[box == size] = 1
-        taps_y, taps_x = taken.astype(np.int64)
-        lines = taps_y + 1 - (1 - rows) * ints[:, R.BOX_H] // ints[:, R.SIZE_H]
-    else:
-        taps_x = np.minimum(ints[:, R.KERNEL_W], widths)
-        lines = ints[:, R.KERNEL_H] + (rows - 1)
-    lines = np.minimum(lines, heights)
-    heights, widths = ints[:, R.OUT_HEIGHT], ints[:, R.OUT_WIDTH]  # of the results
-    ints[:, R.TAPS] = taps = _whole(taps_x, TAPS_AT_ONCE.value)
-    ints[:, R.LINES] = lines = _whole(lines, LINES_AT_ONCE.value)
-    # The tables of rows begin at multiples of `rows`, so that the weights of a row are read at once.
-    tall = _whole(heights, rows)
-    down = tall * (lines + 1)
-    both = down + _whole((taps + 1) * widths, rows)
-    ends = both.cumsum()
-    ints[:, R.WEIGHTS_X], ints[:, R.WEIGHTS_Y] = ends - both, ends - down
-    return Tables(int(ends[-1]), int((tall // rows + (widths + (COLUMNS - 1)) // COLUMNS).max()))
-
-
-def _whole(numbers: np.ndarray, unit: int) -> np.ndarray:
-    """The next multiples of a power of two."""
-    return (numbers + (unit - 1)) & -unit
 
 
 def make_tables(

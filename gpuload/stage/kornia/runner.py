@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from gpuload.stage.finish import Finish
-from gpuload.stage.finished import boxes_within
 from gpuload.stage.kornia import operations
 from gpuload.stage.kornia.finished import erased, normalized
 from gpuload.stage.kornia.geometry import cropped, flipped, warped
@@ -22,6 +21,7 @@ from gpuload.stage.reference.gather import Source
 from gpuload.stage.reference.operations import Operation
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import Box, Erase, Flip, Mixture
+from gpuload.transforms.program.windows import boxes_within
 
 __all__ = ["KorniaRunner"]
 
@@ -60,7 +60,7 @@ class KorniaRunner(BatchRunner):
         return operations.mix(levels, record, self._operate)
 
     def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
-        boxes = boxes_within(record, windows_tlhw)
+        boxes = boxes_within(record.boxes_tlhw, windows_tlhw)
         constant = upload(np.array(record.numbers, np.uint8)[:, None, None], levels.device)
         for number in range(boxes.shape[1]):
             levels = erased(levels, boxes[:, number], constant)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from gpuload.stage.finish import TOPS
-from gpuload.stage.finished import boxes_within
 from gpuload.stage.reference.canvas import Canvas
 from gpuload.stage.reference.deep import resampled
 from gpuload.stage.reference.elastic import deform
@@ -26,7 +25,7 @@ from gpuload.stage.reference.warp import warp_image
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import NOTHING, Box, Elastic, Erase, Flip, Mixture, Ops, Record, Warp, filter_codes
 from gpuload.transforms.program.ops import code as code_of
-from gpuload.transforms.program.windows import FILTERS, padded_places
+from gpuload.transforms.program.windows import FILTERS, boxes_within, padded_places
 
 __all__ = ["Step", "Steps"]
 
@@ -241,7 +240,7 @@ def _names(filters: np.ndarray | str, count: int) -> list[str]:
 
 
 def _erase(record: Erase, before: np.ndarray, dtype: np.dtype) -> Step | None:
-    boxes = boxes_within(record, before)
+    boxes = boxes_within(record.boxes_tlhw, before)
     rows = set(np.nonzero(boxes[:, :, 2:].all(axis=2))[0].tolist())
     if not rows:
         return None

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 __all__ = [
-    "FILTERS", "PLAIN", "PRECISION_BITS", "RANDOM_FILTERS", "SUPPORT", "filter_names", "filter_weights", "full_windows",
-    "nearest_indices", "padded_places", "padded_windows", "rare_filter", "source_windows",
+    "FILTERS", "PLAIN", "PRECISION_BITS", "RANDOM_FILTERS", "SUPPORT", "boxes_within", "filter_names", "filter_weights",
+    "full_windows", "nearest_indices", "padded_places", "padded_windows", "rare_filter", "source_windows",
 ]  # fmt: skip
 
 # The code of a filter is its index here. Only resizing has those from lanczos on.
@@ -183,3 +183,12 @@ def padded_places(indices: np.ndarray, length: np.ndarray | int, mode: str) -> n
         indices = indices % (2 * length)
         indices = np.minimum(indices, 2 * length - 1 - indices)
     return np.clip(indices, 0, length - 1)
+
+
+def boxes_within(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+    """Boxes to erase, int64 (B, n, 4), relative to windows of the images and cut to them; the height or width of a box
+    outside becomes 0."""
+    start = np.maximum(boxes_tlhw[:, :, :2] - windows_tlhw[:, None, :2], 0)
+    end = boxes_tlhw[:, :, :2] + boxes_tlhw[:, :, 2:] - windows_tlhw[:, None, :2]
+    end = np.minimum(end, windows_tlhw[:, None, 2:])
+    return np.concatenate([start, np.maximum(end - start, 0)], axis=2)

@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from gpuload import transforms as T
 from gpuload.stage.backend import Form
 from gpuload.stage.fused import erasing, kernel, mixing, record, runner, statistics, variants, weights
-from gpuload.stage.fused.grid import Tile
+from gpuload.transforms.program.fusing.grid import Tile
 
 TILE = Tile(8, 32, 1)
 STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")

@@ -15,11 +15,11 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 from gpuload.stage.compile import _chosen
-from gpuload.stage.fused import passes
 from gpuload.stage.fused.backend import FusedBackend
 from gpuload.stage.fused.rounding import INTERPRETED
 from gpuload.stage.plan import make_plan
 from gpuload.stage.reference.backend import TorchBackend
+from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.ops import code
 
 CPU = torch.device("cpu")

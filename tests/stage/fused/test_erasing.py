@@ -19,7 +19,8 @@ from gpuload.transforms.program.draws import Program
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from gpuload.stage.fused.erasing import RECORD, erase, erase_images, quantile_table, records  # noqa: E402
+from gpuload.stage.fused.erasing import erase, erase_images, quantile_table  # noqa: E402
+from gpuload.transforms.program.fusing.erasing import RECORD, records  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIDE = 32

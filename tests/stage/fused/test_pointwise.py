@@ -11,12 +11,13 @@ import torch
 
 from gpuload.stage.reference.operations import OPERATIONS
 from gpuload.stage.reference.points import equalize_table
+from gpuload.transforms.program.fusing.passes import ERASE_BOX, POINTWISE
 from gpuload.transforms.program.ops import OPS, VALUES, code
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from gpuload.stage.fused.pointwise import ERASE_BOX, POINTWISE, operate  # noqa: E402
+from gpuload.stage.fused.pointwise import operate  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LOOKED_UP = ("contrast", "equalize", "autocontrast")

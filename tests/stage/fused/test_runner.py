@@ -14,8 +14,8 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import UNCHANGED
-from gpuload.stage.fused.grid import Tile
 from gpuload.stage.fused.runner import FusedRunner
+from gpuload.transforms.program.fusing.grid import Tile
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 STEP = 1 / 255 / 0.224  # a level, in finished numbers
@@ -116,7 +116,7 @@ def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(mo
     program = chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw)
     runner = FusedRunner(UNCHANGED, torch.device("cpu"))
     outputs = torch.empty(1, device="meta", dtype=torch.uint8).expand(1, 3, 6000, 8000)
-    [launch] = runner.prepare(ragged, program, program.windows_tlhw, outputs).launches
+    [launch] = runner.prepare(ragged, program, program.windows_tlhw, outputs).plan.launches
     assert launch.tiles == 750 * 250
     assert launch.grid[0] == launch.tiles  # only the first axis of a grid goes beyond 65,535
 
@@ -135,7 +135,7 @@ def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, o
     )
     batch = make_batch(chain, make_images(7, 6, low=25, high=40))
     expected = fused(chain, *batch, ragged=option)
-    monkeypatch.setattr("gpuload.stage.fused.grid.SECOND_AXIS", 2)
+    monkeypatch.setattr("gpuload.transforms.program.fusing.grid.SECOND_AXIS", 2)
     for one, other in zip(fused(chain, *batch, ragged=option), expected, strict=True):
         assert torch.equal(one, other)
 
@@ -200,3 +200,48 @@ def test_a_batch_reads_what_lies_in_its_memory_and_nothing_else(make_batch, imag
         around, ragged.offsets + 100, ragged.shapes, ragged.sizes_hw, ragged.regions_tlhw, ragged.labels
     )
     assert torch.equal(fused(chain, ragged, program), expected)
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, channels, memory_format):
+    """To the last bit, with results where the stage has them."""
+    normalize = T.Normalize([0.5] * channels, [0.25] * channels)
+    colors = [] if channels == 1 else [T.RandAugment(2), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
+    erasing = T.RandomErasing(0.8), T.RandomErasing()
+    chain = T.Chain([T.RandomResizedCrop((9, 14)), *colors, T.RandomEqualize(0.5), normalize, *erasing])
+    images, program = make_batch(chain, make_images(5, 6, channels=channels, low=20, high=40))
+    options = {"backend": "fused", "memory_format": memory_format}
+    fusing = compile_stage(chain, device="cpu", **options).fusing()
+    assert fusing is not None
+    plan, arrays = fusing(images, program)
+    levels, late = program.split()
+    assert late is not None
+    outputs = torch.empty(6, channels, 9, 14, memory_format=getattr(torch, memory_format))
+    runner = FusedRunner(UNCHANGED, torch.device("cpu"))
+    prepared = runner.prepare(images, levels, levels.windows_tlhw, outputs, late.records)
+    assert plan == prepared.plan
+    assert plan.erases
+    for name, parts in arrays.items():
+        expected = getattr(prepared, name).numpy()
+        np.testing.assert_array_equal(np.concatenate([part.reshape(-1) for part in parts]), expected.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "options"),
+    [
+        ([T.RandomCrop(8), NORMALIZE, T.MixUp(num_classes=3)], {}),
+        ([T.RandomCrop(8), T.GaussianNoise(), NORMALIZE], {}),
+        ([T.RandomCrop(8), NORMALIZE, T.RandomErasing(1.0), T.RandomHorizontalFlip()], {}),
+        ([T.RandomCrop(8), T.Lambda(lambda images: images), T.RandomHorizontalFlip(), NORMALIZE], {}),
+        ([T.MultiView([[T.RandomCrop(8)], [T.CenterCrop(8)]]), NORMALIZE], {}),
+        ([T.Mosaic((8, 8)), NORMALIZE], {}),
+        ([T.RandomCrop(8), NORMALIZE], {"ragged": "list"}),
+        ([T.RandomCrop(8), NORMALIZE], {"backend": "torch"}),
+    ],
+    ids=["mixes", "noise", "late", "own", "views", "gathers", "list", "reference"],
+)
+def test_what_is_not_one_run_of_the_kernels_is_planned_by_the_stage(transforms, options):
+    stage = compile_stage(T.Chain(transforms), device="cpu", **{"backend": "fused", **options})
+    assert stage.fusing() is None
+    assert compile_stage(T.Chain([T.RandomCrop(8), NORMALIZE]), device="cpu", backend="fused").fusing() is not None

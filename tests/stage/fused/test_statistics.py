@@ -8,6 +8,7 @@ import torch
 
 from gpuload.stage.reference.operations import OPERATIONS
 from gpuload.stage.reference.points import equalize_table, stretch_table
+from gpuload.transforms.program.fusing.passes import STATISTICS
 from gpuload.transforms.program.ops import VALUES, code
 
 pytest.importorskip("triton")
@@ -40,7 +41,9 @@ def made(images: list[np.ndarray], names: list[str], factors: list[float], gap: 
         jobs.append((at + gap, *image.shape[:2], code(name)))
         at += gap + image.size
     pixels = torch.from_numpy(np.concatenate(parts)).to(DEVICE)
-    found = statistics.tables(pixels, np.array(jobs, np.int64), np.array(factors), images[0].shape[2])
+    told, given = (torch.from_numpy(np.array(own)).to(DEVICE) for own in (jobs, factors))
+    most = max(image.shape[0] * image.shape[1] for image in images)
+    found = statistics.tables(pixels, told.flatten(), given, most, images[0].shape[2])
     assert found.shape == (len(images), 3, 256)
     assert found.dtype == torch.uint8
     return found.cpu().numpy()
@@ -57,7 +60,7 @@ def expected(image: np.ndarray, name: str, factor: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", statistics.STATISTICS)
+@pytest.mark.parametrize("name", STATISTICS)
 def test_the_levels_are_those_of_the_reference(name, channels):
     factors = (0.0, 0.1, 0.7, 1.0, 1.3, 1.6, 1.9, 4.0) if name == "contrast" else (0.0,)
     images = pictures(channels)
@@ -101,4 +104,4 @@ def test_operations_and_sizes_of_a_batch_may_differ():
 
 def test_no_images():
     pixels = torch.zeros(0, dtype=torch.uint8, device=DEVICE)
-    assert statistics.tables(pixels, np.empty((0, statistics.JOB), np.int64), np.empty(0), 3).shape == (0, 3, 256)
+    assert statistics.tables(pixels, pixels.long(), pixels.double(), 0, 3).shape == (0, 3, 256)

@@ -24,7 +24,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 from gpuload.stage.fused import erasing, mixing, runner, statistics, variants, weights
-from gpuload.stage.fused.grid import Tile
+from gpuload.transforms.program.fusing.grid import Tile
 
 NORMALIZE = T.Normalize((0.5,) * 3, (0.2,) * 3)
 PLACES = {

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpuload.transforms.program.windows import FILTERS, filter_weights, nearest_indices, padded_places, source_windows
+from gpuload.transforms.program.windows import (
+    FILTERS,
+    boxes_within,
+    filter_weights,
+    nearest_indices,
+    padded_places,
+    source_windows,
+)
 
 CASES = [(1, 1), (1, 9), (9, 1), (50, 77), (77, 50), (200, 7), (60, 90), (60, 60)]
 
@@ -55,3 +62,12 @@ def test_a_window_holds_every_pixel_that_has_weight(interpolation):
 def test_padding_is_numpys(mode, length):
     expected = np.pad(np.arange(length), 12, mode=mode)
     np.testing.assert_array_equal(padded_places(np.arange(-12, length + 12), length, mode), expected)
+
+
+def test_boxes_within_windows():
+    boxes = np.array([[[2, 3, 10, 10], [9, 1, 3, 2], [0, 0, 0, 0], [30, 2, 0, 5]]])
+    found = boxes_within(boxes, np.array([[4, 5, 6, 20]]))
+    assert found[0, 0].tolist() == [0, 0, 6, 8]
+    # Nothing is left of what lies to the left, nor of what is not there.
+    assert not found[0, 1:, 2:].all(axis=1).any()
+    assert (found[..., 2:] >= 0).all()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("triton")
-
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages
-from gpuload.stage.fused.passes import Passes
-from gpuload.stage.fused.record import PLAIN as R
+from gpuload.transforms.program.fusing import layout as R
+from gpuload.transforms.program.fusing.passes import Passes
 from gpuload.transforms.program.ops import code
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.stage.fused.record import FLOATS, JOB
-from gpuload.stage.fused.record import PLAIN as R
+from gpuload.transforms.program.fusing import layout as R
+from gpuload.transforms.program.fusing.layout import FLOATS, JOB
 from gpuload.transforms.program.ops import VALUES
 
 __all__ = ["BOX", "CORNER", "OUT", "SIZE", "START", "WHOLE", "Jobs", "those"]

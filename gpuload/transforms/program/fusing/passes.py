@@ -11,18 +11,14 @@ All of it is arithmetic on arrays of the host, for all images of a batch at once
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from gpuload.stage.finished import boxes_within
-from gpuload.stage.fused.jobs import BOX, CORNER, OUT, SIZE, START, WHOLE, Jobs, those
-from gpuload.stage.fused.pointwise import ERASE_BOX, POINTWISE
-from gpuload.stage.fused.record import PLAIN as R
-from gpuload.stage.fused.statistics import STATISTICS
-from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.warp import nearest_ways, scaled_pixels
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.fusing import layout as R
+from gpuload.transforms.program.fusing.jobs import BOX, CORNER, OUT, SIZE, START, WHOLE, Jobs, those
+from gpuload.transforms.program.fusing.nearest import nearest_ways, scaled_pixels
 from gpuload.transforms.program.ops import (
     CHANGES_PIXELS,
     NOTHING,
@@ -36,9 +32,30 @@ from gpuload.transforms.program.ops import (
     code,
     filter_codes,
 )
-from gpuload.transforms.program.windows import nearest_indices, padded_places
+from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places
 
-__all__ = ["OPERATIONS", "Passes"]
+__all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Decoded", "Passes"]
+
+# The operations on single pixels; contrast, equalize and autocontrast need a table, made of the whole image.
+POINTWISE: Final = (
+    "brightness",
+    "contrast",
+    "saturation",
+    "hue",
+    "solarize",
+    "posterize",
+    "equalize",
+    "autocontrast",
+    "invert",
+    "grayscale",
+    "permute",
+    "identity",
+    "solarize_add",
+)
+STATISTICS: Final = ("contrast", "equalize", "autocontrast")
+# The code of an operation that is not in `OPS`: a box of levels is overwritten. Values: top, left, height and width in
+# the coordinates of the geometry's result, then the level of each channel.
+ERASE_BOX: Final = 64
 
 KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 FAR: Final = 5  # pixels further than this many sigmas from a blur's middle weigh less than a millionth of it each
@@ -61,6 +78,17 @@ NEEDS: Final = np.array([*map(_need, OPS), IDLE])
 assert NEEDS[NOTHING] == IDLE
 
 
+class Decoded(Protocol):
+    """Where decoded images are: a `gpuload.stage.RaggedImages`, or what is known of it in a worker."""
+
+    @property
+    def offsets(self) -> np.ndarray: ...
+    @property
+    def shapes(self) -> np.ndarray: ...
+    @property
+    def regions_tlhw(self) -> np.ndarray: ...
+
+
 class Passes(Jobs):
     """The passes of a batch, made by going through its program.
 
@@ -70,8 +98,8 @@ class Passes(Jobs):
         channels: of all pixels between passes, 1 or 3; images of one channel are read as three where it is 3.
     """
 
-    def __init__(self, images: RaggedImages, windows_tlhw: np.ndarray, channels: int) -> None:
-        super().__init__(len(images), channels)
+    def __init__(self, images: Decoded, windows_tlhw: np.ndarray, channels: int) -> None:
+        super().__init__(len(images.offsets), channels)
         first, given = self.jobs[0], int(images.shapes[0, 2])
         first[R.CHANNEL_STEP] = 1 if given == channels else 0
         first[R.HEIGHT : R.WIDTH + 1] = images.shapes[:, :2].T
@@ -101,7 +129,7 @@ class Passes(Jobs):
                     self._operate(rows, record)
                     self._cut(rows, before, after)
                 case Erase():
-                    self._erase(rows, record, boxes_within(record, before))
+                    self._erase(rows, record, boxes_within(record.boxes_tlhw, before))
                 case _ if isinstance(record, CHANGES_PIXELS):
                     raise TypeError(f"the fused kernels do not know the record {type(record).__name__}")
 

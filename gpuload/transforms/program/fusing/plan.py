@@ -1,0 +1,274 @@
+"""All that the fused kernels are told of a batch: its jobs, and how they are launched.
+
+Made from images' places and a program, without a look at pixels: in the main process, or by a worker. Nothing is kept
+from batch to batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.fusing import layout as R
+from gpuload.transforms.program.fusing.erasing import RECORD, records
+from gpuload.transforms.program.fusing.grid import Tile, portions
+from gpuload.transforms.program.fusing.jobs import OUT, WHOLE
+from gpuload.transforms.program.fusing.passes import Decoded, Passes
+from gpuload.transforms.program.fusing.tables import Tables, place_tables
+from gpuload.transforms.program.ops import Erase, Ops
+
+__all__ = ["Fusing", "Images", "Launch", "Made", "Plan", "Written", "leading_erasing"]
+
+KINDS: Final = 8  # more than there are kinds of geometry
+ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "told", "factors")  # of a batch on the device
+KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
+KERNELS[R.TABLE] = R.COPY
+CHANNELS: Final = (1, 3)  # that images may have
+
+
+class Written(NamedTuple):
+    """Where results are written, in elements from the first one: where each begins, and the steps between channels and
+    rows; int64 (B,), or one for all."""
+
+    starts: np.ndarray
+    channel: np.ndarray | int
+    row: np.ndarray | int
+
+
+class Images(NamedTuple):
+    """Where decoded images are, as `Decoded` has it; sizes and regions as in `gpuload.ring.chunk.ImageColumn`."""
+
+    offsets: np.ndarray
+    shapes: np.ndarray
+    regions_tlhw: np.ndarray
+
+
+class Counts(NamedTuple):
+    """The tables of statistics that a launch needs: the range of what is told of them, and the pixels of the largest
+    image."""
+
+    first: int
+    count: int
+    pixels: int
+
+
+class Launch(NamedTuple):
+    """Pass `number` over some images whose geometries are of one kind: the range of its jobs, the tiles of the largest,
+    whether it is their last, and what is needed before it: statistics of some, and weights.
+
+    A kernel for one kind needs half the registers of one for all kinds.
+    """
+
+    first: int
+    jobs: int
+    tiles: int
+    number: int
+    geometry: int
+    finished: bool
+    statistics: Counts | None
+    tables: Tables | None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles come first: there may be more than the second axis of a grid takes."""
+        return self.tiles, self.jobs
+
+
+class Plan(NamedTuple):
+    """How a batch's passes are launched.
+
+    Attributes:
+        launches: in order.
+        channels, out_channels: of pixels between passes, and of results.
+        operates, erases: whether any pass does operations, and whether finished images are erased.
+        scratch_bytes: of both pieces of memory between passes.
+    """
+
+    launches: tuple[Launch, ...]
+    channels: int
+    out_channels: int
+    operates: bool
+    erases: bool
+    scratch_bytes: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        images: Decoded,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        written: Written,
+        late: Sequence[Erase],
+        tile: Tile,
+    ) -> tuple[Plan, dict[str, list[np.ndarray]]]:
+        """The plan for a batch, and of each of `ARRAYS` its parts, without those that are empty.
+
+        Args:
+            images, program, windows_tlhw: as for `gpuload.stage.backend.Levels`.
+            written: where the results are.
+            late: what is erased of all finished images.
+            tile: how results are divided.
+        """
+        channels = channels_of(images, program)
+        passes = Passes(images, windows_tlhw[0], max(channels))
+        passes.apply(program, windows_tlhw)
+        codes, values = passes.packed_operations()
+        scratch = _place_scratch(passes)
+        passes.set_last(((R.OUT_AT, written.starts), (R.OUT_CHANNEL, written.channel), (R.OUT_ROW, written.row)))
+        boxes = _place_boxes(passes, late, channels[-1])
+        launches, jobs, statistics = _launches(passes, codes, values, tile)
+        own = *jobs, [codes], [values], passes.tables, [boxes], *statistics
+        operates = any(isinstance(record, Ops | Erase) for record in program.records)
+        plan = cls(launches, max(channels), channels[-1], operates, bool(late), scratch)
+        return plan, {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
+
+
+@dataclass(slots=True)
+class Made:
+    """A batch's plan, made elsewhere, for its program: the stage takes it in a program's place.
+
+    Attributes:
+        plan: how to launch it.
+        spans: where its arrays are, from `at` on; as in `gpuload.ring.arrays`.
+        results_hw: int64 (1, 2), the size of all results.
+        images: how many there are.
+        at: the first byte, in the memory of the batch's pixels.
+    """
+
+    plan: Plan
+    spans: dict[str, tuple[int, int, str]]
+    results_hw: np.ndarray
+    images: int
+    at: int = 0
+
+    def __len__(self) -> int:
+        return self.images
+
+
+@dataclass(frozen=True)
+class Fusing:
+    """Plans batches of a chain of which fused kernels do everything, wherever the decoded images are known.
+
+    Args:
+        tile: how the device's results are divided.
+        channels_last: their memory format.
+    """
+
+    tile: Tile
+    channels_last: bool
+
+    def __call__(self, images: Decoded, program: Program) -> tuple[Plan, dict[str, list[np.ndarray]]]:
+        """The plan of a batch, and its arrays.
+
+        Raises:
+            ValueError: it is none that is planned here: images differ in channels or results in size, or something is
+                left to do to finished images.
+        """
+        levels, late = program.split()
+        erasing = leading_erasing(late)
+        size, count = program.results_hw[0], len(program)
+        alike = (program.results_hw == size).all() and (images.shapes[:, 2] == images.shapes[0, 2]).all()
+        if not alike or int(images.shapes[0, 2]) not in CHANNELS or (late and len(erasing) < len(late.records)):
+            raise ValueError("this batch is planned where it is made")
+        channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
+        steps = (1, width * channels) if self.channels_last else (height * width, width)
+        written = Written(np.arange(count) * (channels * height * width), *steps)
+        return Plan.of(images, levels, levels.windows_tlhw, written, erasing, self.tile)
+
+
+def channels_of(images: Decoded, program: Program) -> list[int]:
+    """How many channels images have, and from each record on that changes it."""
+    changed = [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
+    return [int(images.shapes[0, 2]), *changed]
+
+
+def leading_erasing(late: Program | None) -> list[Erase]:
+    """What is erased of all images before anything else is done to finished images: the last pass does that."""
+    erasing = []
+    for record in () if late is None else late.records:
+        if not isinstance(record, Erase) or record.rows is not None:
+            break
+        erasing.append(record)
+    return erasing
+
+
+def _place_scratch(passes: Passes) -> tuple[int, int]:
+    """Set where all passes but an image's last write, and where the next ones read; the sizes of both pieces, bytes."""
+    sizes = [0, 0]
+    for number in range(passes.count - 1):
+        own, rows = passes.jobs[number], passes.after(number)
+        widths = own[R.OUT_WIDTH, rows] * passes.channels
+        lengths = own[R.OUT_HEIGHT, rows] * widths
+        ends = lengths.cumsum()
+        starts = ends - lengths
+        own[R.OUT_AT, rows], own[R.OUT_CHANNEL, rows], own[R.OUT_ROW, rows] = starts, 1, widths
+        passes.jobs[number + 1, R.BASE, rows] += starts
+        sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
+    return sizes[0], sizes[1]
+
+
+def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.ndarray:
+    """Set what an image's last pass erases; the numbers of all boxes, int64 (n, `RECORD`)."""
+    if not late:
+        return np.empty((0, RECORD), np.int64)
+    boxes = np.concatenate([records(erase, channels) for erase in late], axis=1)
+    each = boxes.shape[1]
+    passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
+    return boxes.reshape(-1, RECORD)
+
+
+def _launches(
+    passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
+) -> tuple[tuple[Launch, ...], list[list[np.ndarray]], list[list[np.ndarray]]]:
+    """The launches, in order; the numbers of their jobs, in the same order, pass by pass: int64 and float64; and what
+    makes the tables of statistics: what is told of each, and factors."""
+    launches, ints, floats, first = [], [], [], 0
+    told: list[np.ndarray] = []
+    factors: list[np.ndarray] = []
+    tables = 0
+    for number in range(passes.count):
+        jobs, own_floats = passes.jobs[number], passes.floats[number]
+        # Those of one launch are brought together: of one kernel, and that end here or do not.
+        groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == number)
+        rows, spans = passes.after(number - 1), [(int(groups[0]), 0, len(groups))]
+        if not isinstance(rows, slice) or (groups != groups[0]).any():
+            rows = np.arange(len(groups))[rows]
+            rows = rows[groups[rows].argsort(kind="stable")]
+            jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
+            ends = np.bincount(groups).cumsum().tolist()
+            spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends])) if span[0] < span[1]]
+        heights, widths = jobs[OUT]
+        tiles = (heights + (tile.rows - 1)) // tile.rows * ((widths + (tile.columns - 1)) // tile.columns)
+        counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
+        for group, start, end in spans:
+            finished, kind = divmod(group, KINDS)
+            for own in portions(end - start, start):
+                at, to = counted.searchsorted((own.start, own.stop)).tolist() if len(counted) else (0, 0)
+                statistics = None
+                if to > at:
+                    places = jobs[R.OPERATIONS_AT, counted[at:to]]  # what needs it comes first in a pass
+                    told.append(_told(jobs, counted[at:to], codes[places]))
+                    factors.append(values[places, 0])
+                    statistics = Counts(tables, to - at, int(told[-1][:, 1:3].prod(axis=1).max()))
+                    tables += to - at
+                weighed = place_tables(jobs[:, own].T, kind, tile.rows)
+                most, count = int(tiles[own].max()), own.stop - own.start
+                launches.append(Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
+                first += count
+        ints.append(jobs.T)
+        floats.append(own_floats)
+    return tuple(launches), [ints, floats], [told, factors]
+
+
+def _told(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """What makes the tables of some jobs of a launch, int64 (n, 4), as `gpuload.stage.fused.statistics` reads it; each
+    job is told which one is its own."""
+    jobs[R.STATISTICS_AT, these] = np.arange(len(these))
+    told = np.empty((len(these), 4), np.int64)
+    told[:, 0], told[:, 1:3], told[:, 3] = jobs[R.BASE, these], jobs[WHOLE, these].T, codes
+    return told

@@ -1,0 +1,261 @@
+"""Plans of batches, made in this process by the code that workers run: which have one, and what becomes of slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuload import transforms as T
+from gpuload.decode import Decode
+from gpuload.order.spec import BatchSpec
+from gpuload.ring.ring import Ring
+from gpuload.rng.philox import epoch_key
+from gpuload.transforms.program.fusing.grid import Tile
+from gpuload.transforms.program.fusing.plan import Fusing, Images
+from gpuload.workers.batch import Batch
+from gpuload.workers.engine import Event, Freed, Lost
+from gpuload.workers.feed import Feed
+from gpuload.workers.inline import HomeEngine
+from gpuload.workers.job import Job
+from gpuload.workers.protocol import Reply, Request
+
+CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
+FUSING = Fusing(Tile(8, 32, 1), channels_last=True)
+SIZE = 4  # of a batch
+
+
+class Pictures:
+    """Noise of several sizes, and numbers; those from `grey` on have one channel."""
+
+    def __init__(self, grey: int = 1000) -> None:
+        self.grey = grey
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, number: int) -> Any:
+        rng, channels = np.random.default_rng(number), 3 if number < self.grey else 1
+        return rng.integers(0, 256, (20 + number, 30, channels), np.uint8), number
+
+
+class Engine(HomeEngine):
+    """Does one thing at each call, and plans as `fate` says: None is the usual, "later" in a coming call."""
+
+    fate: Any = None
+
+    def gather(self, timeout_s: float) -> list[Event]:
+        if self._waiting and self._waiting[0].plans and self.fate is not None:
+            if self.fate == "later":
+                self._waiting.rotate(-1)
+                return []
+            return self.fate(self._waiting.popleft())
+        return super().gather(timeout_s)
+
+
+def table_of(batch: Batch) -> np.ndarray:
+    batch.starts = [100 * number for number in range(len(batch.parts))]
+    tables = [part.content.images[0].table.copy() for part in batch.parts if part.content is not None]
+    for table, start in zip(tables, batch.starts, strict=True):
+        table[:, 0] += start
+    return np.concatenate(tables)
+
+
+def made(samples: int = 12, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
+    ring = Ring(ring_bytes)
+    engine = Engine(Job(dataset or Pictures(), CHAIN, Decode(), 3, fusing=FUSING), ring)
+    feed = Feed(engine, ring, **{"chunk_size": 2, "ahead": 2, "table_of": table_of, **options})
+    begin(feed, samples)
+    return feed, engine
+
+
+def begin(feed: Feed, samples: int = 12) -> None:
+    steps = np.arange(samples).reshape(-1, SIZE)
+    feed.begin(BatchSpec(step, 0, positions, positions) for step, positions in enumerate(steps))
+
+
+def pump(feed: Feed, times: int = 40) -> None:
+    for _ in range(times):
+        feed.pump(0.0)
+
+
+def busy(feed: Feed) -> int:
+    return feed.ring._busy
+
+
+def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make():
+    feed, _ = made()
+    for step in range(3):
+        while (batch := feed.take_if_ready()) is None:
+            pass
+        assert batch.made is not None
+        assert len(batch.parts) == 3  # two chunks, and the plan
+        table, positions = table_of_chunks(batch), np.arange(SIZE * step, SIZE * (step + 1))
+        program = CHAIN.draw(epoch_key(3, 0), positions, table[:, 4:6], regions_tlhw=table[:, 6:])
+        plan, arrays = FUSING(Images(table[:, 0], table[:, 1:4], table[:, 6:]), program)
+        assert batch.made.plan == plan
+        assert batch.made.spans.keys() == arrays.keys() >= {"ints", "floats", "codes", "values", "told", "factors"}
+        data = batch.parts[-1].data
+        assert data is not None
+        for name, (start, nbytes, kind) in batch.made.spans.items():
+            expected = np.concatenate([own.reshape(-1) for own in arrays[name]])
+            np.testing.assert_array_equal(data[start : start + nbytes].view(kind), expected)
+        assert (len(batch.made), batch.made.results_hw.tolist()) == (SIZE, [[8, 8]])
+        feed.release(batch)
+    assert feed.take() is None
+    assert busy(feed) == 0
+
+
+def table_of_chunks(batch: Batch) -> np.ndarray:
+    """`table_of` for a batch that has its plan."""
+    chunks = Batch(batch.spec, batch.parts[:-1])
+    return table_of(chunks)
+
+
+def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
+    feed, engine = made(SIZE)
+    batch = feed.take()
+    assert batch is not None
+    assert batch.made is None
+    assert not engine._waiting
+    feed.release(batch)
+
+
+def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
+    feed, engine = made(2 * SIZE)
+    engine.fate = "later"
+    pump(feed)
+    assert feed.take_if_ready() is None  # it waits for its plan
+    assert feed._working == 2  # two plans, which have slots
+    batch = feed.take()
+    assert batch is not None
+    engine.fate = None
+    pump(feed)
+    assert (batch.made, len(batch.parts)) == (None, 2)
+    feed.release(batch)
+    second = feed.take_if_ready()
+    assert second is not None
+    assert second.made is not None
+    feed.release(second)
+    assert (busy(feed), feed.idle()) == (0, True)
+
+
+def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
+    feed, _ = made(SIZE)
+    while not feed._batches or feed._batches[0].planning is None:
+        feed.pump(0.0)
+    batch = feed.take()
+    assert batch is not None
+    assert batch.made is not None
+    feed.release(batch)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_batch_whose_plan_is_lost_does_without(free):
+    feed, engine = made(SIZE)
+    lost: list[Request] = []
+
+    def fate(request: Request) -> list[Event]:
+        lost.append(request)
+        return [Lost(request.chunk, request.attempt, None, "killed", slot_is_free=free)]
+
+    engine.fate = fate
+    pump(feed)
+    batch = feed.take_if_ready()
+    assert batch is not None
+    assert (batch.made, len(batch.parts), batch.errors) == (None, 2, [])
+    feed.release(batch)
+    [request] = lost  # it is not asked for again
+    assert busy(feed) == (0 if free else 1)
+    if not free:  # a worker may still write there
+        assert not feed.idle()
+        feed._take_in(Freed(request.chunk, request.attempt))
+        assert (busy(feed), feed.idle()) == (0, True)
+
+
+def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():
+    """There it is an error that names its images: they differ in channels."""
+    feed, _ = made(SIZE, Pictures(grey=2))
+    pump(feed)
+    batch = feed.take_if_ready()
+    assert batch is not None
+    assert batch.made is None
+    feed.release(batch)
+    assert busy(feed) == 0
+
+
+def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
+    feed, engine = made()
+    feed._slot_size.of = lambda rows: 1 << 16  # pyright: ignore[reportAttributeAccessIssue]
+    asked: list[int] = []
+    do = engine._runner.run
+
+    def run(request: Request, slot: np.ndarray, *others: Any) -> Reply:
+        if request.plans:
+            asked.append(len(slot))
+            slot = slot[:512] if len(asked) == 1 else slot  # as if it were of so many bytes
+        return do(request, slot, *others)
+
+    engine._runner.run = run  # pyright: ignore[reportAttributeAccessIssue]
+    found = []
+    for _ in range(3):
+        while (batch := feed.take_if_ready()) is None:
+            pass
+        found.append(batch.made is not None)
+        feed.release(batch)
+    assert found == [False, True, True]
+    assert asked[1] >= feed.plans._need_bytes > 512
+    assert busy(feed) == 0
+
+
+def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
+    feed, engine = made()
+    engine.fate = "later"
+    pump(feed)
+    begin(feed)
+    engine.fate = None
+    count = 0
+    while (batch := feed.take()) is not None:
+        count += 1
+        assert batch.made is None or len(batch.parts) == 3
+        feed.release(batch)
+    while not feed.idle():
+        feed.pump(0.0)
+    assert (count, busy(feed)) == (3, 0)
+
+
+def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
+    feed, _ = made(SIZE)
+    pump(feed)
+    [batch] = feed._batches
+    first = batch.made
+    assert first is not None
+    feed._do_again(batch.parts[0])
+    assert (batch.made, len(batch.parts), batch.open_parts) == (None, 2, 1)
+    pump(feed)
+    again = feed.take_if_ready()
+    assert again is not None
+    assert again.made is not None
+    assert again.made is not first
+    feed.release(again)
+    assert busy(feed) == 0
+
+
+def test_a_small_ring_is_for_pixels():
+    feed, engine = made(SIZE, ring_bytes=1 << 18)
+    feed._slot_size.of = lambda rows: 1 << 15  # pyright: ignore[reportAttributeAccessIssue]
+    feed.plans._need_bytes = 1 << 16
+    engine.fate = lambda request: pytest.fail("a plan was asked for")
+    pump(feed)
+    batch = feed.take_if_ready()
+    assert batch is not None
+    assert batch.made is None
+    feed.release(batch)
+
+
+def test_with_a_plan_in_work_one_more_batch_is():
+    feed, engine = made(20)
+    engine.fate = "later"
+    pump(feed)
+    assert len(feed._batches) == 3
