@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote
@@ -22,6 +21,7 @@ class Server(ThreadingHTTPServer):
         always: how all further ones end.
         asked: path, range and method of each request.
         most: how many were under way at one time.
+        together: so many have to come before the first is answered.
     """
 
     daemon_threads = True
@@ -35,9 +35,9 @@ class Server(ThreadingHTTPServer):
         self.always: int | str = "fine"
         self.asked: list[tuple[str, str, str]] = []
         self.most = self.now = 0
-        self.slow_s = 0.0
+        self.together = 0
         self.version = "1"
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
         self.over = threading.Event()
 
     @property
@@ -62,8 +62,9 @@ class Handler(BaseHTTPRequestHandler):
             self.server.now += 1
             self.server.most = max(self.server.most, self.server.now)
         try:
-            if self.server.slow_s:
-                time.sleep(self.server.slow_s)
+            with self.server.lock:
+                self.server.lock.notify_all()
+                self.server.lock.wait_for(lambda: self.server.most >= self.server.together, 10)
             self.answer(with_body=True)
         finally:
             with self.server.lock:

@@ -38,14 +38,14 @@ def part(server: Server, begin: int, end: int, name: str = "a.bin") -> Part:
 
 
 def test_neighbours_are_one_request_and_others_several_in_flight(server: Server) -> None:
-    server.slow_s = 0.05
+    server.together = 3
     reader = client(gap_bytes=1000)
     spans = [(200_000, 200_010), (0, 10), (900, 1000), (2000, 2100), (100_000, 100_005), (1000, 1000)]
     assert reader.read([part(server, *span) for span in spans]) == [DATA[begin:end] for begin, end in spans]
     assert sorted(server.ranges()) == ["bytes=0-2099", "bytes=100000-100004", "bytes=200000-200009"]
     assert server.most == 3
     server.asked.clear()
-    server.most = 0
+    server.most, server.together = 0, 2
     reader = client(gap_bytes=0, in_flight=2)
     assert reader.read([part(server, *span) for span in spans[:5]]) == [DATA[begin:end] for begin, end in spans[:5]]
     assert (len(server.ranges()), server.most) == (5, 2)
