@@ -93,6 +93,20 @@ def test_what_is_not_asked_for_is_not_read(tmp_path: Path, reads: list, monkeypa
     assert len(reads) == 2, "both together are more than READ_BYTES"
 
 
+def test_large_fields_are_read_by_themselves(tmp_path: Path, reads: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read together is cut apart, and that copies it."""
+    files = {f"{n}.{field}": bytes([n]) * size for n in (1, 2) for field, size in (("jpg", 40_000), ("txt", 3))}
+    dataset = gl.TarShards(archive(tmp_path / "x.tar", files), fields=("jpg", "txt"))
+    reads.clear()
+    first, second = dataset.__getitems__([0, 1])
+    assert (first[0].data, second[0].data, first[1], second[1]) == (b"\1" * 40_000, b"\2" * 40_000, "\1" * 3, "\2" * 3)
+    assert [nbytes for _, nbytes in reads] == [40_000, 3, 40_000, 3]
+    monkeypatch.setattr(dataset_module, "LARGE_BYTES", 1 << 20)
+    reads.clear()
+    assert [image.data[:1] for image, _ in dataset.__getitems__([0, 1])] == [b"\1", b"\2"]
+    assert len(reads) == 1
+
+
 def batches(dataset: object, state: object = None, stop: int = -1, **options: object) -> tuple[list, object]:
     chain = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
     with gl.Loader(dataset, 4, shuffle=True, transforms=chain, device="cpu", **options) as loader:
