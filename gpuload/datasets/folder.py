@@ -19,7 +19,7 @@ from gpuload.datasets.kinds import fetched, natural_blocks
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner, scanned
-from gpuload.datasets.stores.opening import client, is_url, read_whole, remote_for
+from gpuload.datasets.stores.opening import client, is_url, named, read_whole, remote_for
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote, StorageOptions
@@ -60,7 +60,9 @@ class _Images:
 
     def _encoded(self, index: int) -> Encoded:
         path = self.paths[index]
-        return Encoded(read_file(path) if self._remote is None else self._fetched([path])[0], self.mode, path)
+        if self._remote is None:
+            return Encoded(read_file(path), self.mode, path)
+        return Encoded(self._fetched([path])[0], self.mode, named(path))
 
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
         """Let the kernel read the files of these samples, which are asked for soon."""
@@ -86,7 +88,8 @@ class _Images:
     def _fetch_many(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         numbers = [self._from_start(index) for index in indices]
         paths = [self.paths[number] for number in numbers]
-        images = [Encoded(data, self.mode, path) for data, path in zip(self._fetched(paths), paths, strict=True)]
+        found = zip(self._fetched(paths), paths, strict=True)
+        images = [Encoded(data, self.mode, named(path)) for data, path in found]
         return [self._with(number, image) for number, image in zip(numbers, images, strict=True)]
 
     def _from_start(self, index: SupportsIndex) -> int:

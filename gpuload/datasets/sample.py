@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuload.datasets.box_formats import BoxFormat, format_name
 from gpuload.datasets.files import read_file
-from gpuload.datasets.stores.opening import read_whole, remote_for
+from gpuload.datasets.stores.opening import named, read_whole, remote_for
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import StorageOptions
@@ -289,5 +289,5 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
             elsewhere; or more than 16 MiB, and does not begin as an image.
     """
     if (remote := remote_for(path, storage_options)) is not None:
-        return Encoded(read_whole([os.fspath(path)], remote)[0], "RGB", os.fspath(path))
+        return Encoded(read_whole([os.fspath(path)], remote)[0], "RGB", named(os.fspath(path)))
     return Encoded(read_file(path), "RGB", os.fspath(path))

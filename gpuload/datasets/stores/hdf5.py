@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.array import Layout, Pixels
-from gpuload.datasets.stores.opening import is_url, open_seekable, remote_for
+from gpuload.datasets.stores.opening import is_url, named, open_seekable, remote_for
 from gpuload.datasets.stores.store import (
     Store,
     check_stamp,
@@ -168,7 +168,7 @@ class HDF5(Store):
     def _image(self, value: np.ndarray, number: int) -> Any:
         if self._pixels is not None:
             return self._pixels.sample(value)
-        return Encoded(value.tobytes(), self.mode, f"{self.path}: {self.image!r}, row {number}")
+        return Encoded(value.tobytes(), self.mode, f"{named(self.path)}: {self.image!r}, row {number}")
 
     def _rows(self, dataset: Any, numbers: list[int]) -> Iterator[tuple[int, np.ndarray]]:
         """Rows of a dataset by their numbers, with one read for each chunk of the file."""

@@ -28,6 +28,7 @@ __all__ = [
     "OpenFiles",
     "client",
     "is_url",
+    "named",
     "normal",
     "open_file",
     "open_seekable",
@@ -46,6 +47,15 @@ URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://
 def is_url(path: Any) -> bool:
     """Whether a path is a URL, as ``s3://bucket/key`` is."""
     return isinstance(path, str) and "://" in path and URL.match(path) is not None
+
+
+def named(path: str) -> str:
+    """A path as messages have it: a URL without a password, and without a query, which may be a signature."""
+    if not is_url(path):
+        return path
+    from gpuload.datasets.stores.remote.failures import shown
+
+    return shown(path)
 
 
 def normal(root: str, path: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.opening import client, is_url, open_seekable, remote_for
+from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for
 from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, needed, stamp
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Parquet(Store):
                 self._refuse_null(name, which, group, row)
             values[name] = value
         data = values[self.image].as_py()
-        encoded = Encoded(data, self.mode, f"{self.files[which]}: row group {group}, row {row}")
+        encoded = Encoded(data, self.mode, f"{named(self.files[which])}: row group {group}, row {row}")
         if self.columns:
             others = [name for name in self._wanted if name != self.image]
             return {self._key: encoded, **{name: _plain(values[name]) for name in others}}

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.sample import Encoded, Mask, Mode
+from gpuload.datasets.stores.opening import named
 from gpuload.datasets.stores.store import read_npy_header
 
 __all__ = ["KEY", "Fields"]
@@ -88,7 +89,7 @@ class Fields:
     def _value(self, name: str, data: bytes, shard: str, key: str) -> Any:
         before, _, ending = name.rpartition(".")
         if ending in IMAGES:
-            image = Encoded(data, self.mode, f"{shard}:{key}.{name}")
+            image = Encoded(data, self.mode, f"{named(shard)}:{key}.{name}")
             return Mask(image) if before.rpartition(".")[2] in MASKS else image
         convert = CONVERSIONS.get(ending)
         if convert is None:

@@ -259,6 +259,12 @@ def test_a_large_file_is_looked_at_first(server: Server, monkeypatch: pytest.Mon
         gl.read(server.url + "/large.bin")
 
 
+def test_a_signature_is_in_no_image_and_so_in_no_error(server: Server) -> None:
+    server.files["cat.jpg?signature=secret"] = server.files["cat.jpg"] = b"no image"
+    image = gl.read(server.url + "/cat.jpg?signature=secret")
+    assert image == gl.Encoded(b"no image", "RGB", server.url + "/cat.jpg")
+
+
 @pytest.mark.processes
 def test_nothing_is_imported_before_a_url_is_read() -> None:
     import subprocess
