@@ -115,7 +115,9 @@ class Written(Slow):
 
 @pytest.mark.processes
 def test_workers_name_the_chunks_that_come(tmp_path: Path) -> None:
-    loader = gl.Loader(Written(str(tmp_path / "told")), 4, num_workers=1, device="cpu", chunk_size=4)
+    # Four chunks at a time: with two, the worker takes the second before the third is sent.
+    options = {"num_workers": 1, "prefetch_factor": 4, "device": "cpu", "chunk_size": 4}
+    loader = gl.Loader(Written(str(tmp_path / "told")), 4, **options)
     assert [batch.tolist() for batch in loader] == [list(range(at, at + 4)) for at in range(0, 64, 4)]
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
     assert told
