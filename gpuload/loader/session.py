@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._device  # torch would load it at the first `with torch.device(…)`, within the first batch
@@ -41,7 +41,9 @@ from gpuload.workers.inline import HomeEngine
 from gpuload.workers.interrupts import held
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
-from gpuload.workers.ray.pool import RayPool
+
+if TYPE_CHECKING:
+    from gpuload.workers.ray.pool import RayPool
 
 __all__ = ["Session", "check_for", "compile_for", "resolve_device"]
 
@@ -322,6 +324,8 @@ def _engine(job: Job, options: Options, ring: Ring) -> WorkerPool | RayPool | Ho
         "own_queues": options.order.iterable,
     }
     if workers.workers is not None:
+        from gpuload.workers.ray.pool import RayPool  # few loaders have workers elsewhere
+
         return RayPool(job, workers.workers, ring, **watch)
     return WorkerPool(job, workers.num_workers, ring, **watch) if workers.num_workers else HomeEngine(job, ring)
 

@@ -5,14 +5,13 @@ file, and not through the main process.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from gpuload.datasets.stores.store import needed
 from gpuload.errors import GpuloadError, WorkerError
 from gpuload.packing.job import Job, Report, make_part
+from gpuload.workers.ray.pool import connected
 
 __all__ = ["make_parts_on_ray"]
 
@@ -32,7 +31,7 @@ def make_parts_on_ray(
         GpuloadError: as `make_part`, in the words of the task.
         WorkerError: there is no cluster; a task ended again and again.
     """
-    ray = _connected(address)
+    ray = connected(address, "pack(ray=…)")
     at_once = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
     task, sent = ray.remote(_part), ray.put(job)
     waiting, working = list(reversed(numbers)), {}
@@ -70,18 +69,3 @@ def _part(job: Job, number: int) -> dict[str, Any]:
             "to see the set's folder (and the source) under one path, on a file system that they share"
         )
     return make_part(job, number)
-
-
-def _connected(address: str) -> Any:
-    ray = needed("ray", "pack(ray=…)", "ray")
-    needed("ray.exceptions", "pack(ray=…)", "ray")
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            told = " ".join(str(error).split())[:500]
-            raise WorkerError(
-                f"there is no Ray cluster at {address!r} ({told}). Start one with `ray start --head`, or give its "
-                "address"
-            ) from error
-    return ray

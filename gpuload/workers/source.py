@@ -125,7 +125,7 @@ class Source:
 
     def will_need(self, request: Request | None) -> None:
         """The chunk that comes next, whoever does it. A dataset that cannot use it is not told again."""
-        if request is None or request.iterable is not None or self._will_need is None:
+        if request is None or request.plans or request.iterable is not None or self._will_need is None:
             return
         try:
             self._will_need(np.asarray(request.indices).tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,7 @@ def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
     assert source.reads_ahead
     source.will_need(request(5, 6))
     source.will_need(None)
+    source.will_need(replace(request(7, 8), plans=True))  # its positions are no indices
     assert dataset.told == [[5, 6]]
     source._read_s = 0.0  # quick, whatever this machine is busy with
     for _ in range(CHUNKS_AHEAD):

@@ -27,7 +27,7 @@ from gpuload.workers.job import Parcel
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.protocol import Reply, Request, Status
 
-__all__ = ["DecodedBy", "Done", "Host", "Plan", "Report", "versions"]
+__all__ = ["DecodedBy", "Done", "Host", "HostOptions", "Report", "versions"]
 
 LOOK_S = 0.25  # between two looks at workers, while there are chunks in work
 DECODERS = ("numpy", "pillow", "simplejpeg", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
@@ -45,7 +45,7 @@ def versions() -> DecodedBy:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HostOptions:
     """Which workers an actor has: from number `first` on, `workers` of `total`; and the options of their pool."""
 
     first: int
@@ -81,8 +81,8 @@ class Report:
 class Host:
     """The actor's class."""
 
-    def __init__(self, plan: Plan, parcel: Parcel) -> None:
-        self._plan = plan
+    def __init__(self, options: HostOptions, parcel: Parcel) -> None:
+        self._options = options
         self._parcel: Parcel | None = parcel
         self._pool: WorkerPool | None = None
         self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # for a slot, or for room in the queue
@@ -146,19 +146,19 @@ class Host:
     def _start(self) -> None:
         # Ray's own modules lie open on the import path of its processes.
         sys.path[:] = [entry for entry in sys.path if not entry.endswith(RAYS_OWN)]
-        plan, parcel = self._plan, self._parcel
+        options, parcel = self._options, self._parcel
         assert parcel is not None
         try:
-            self._ring = Ring(plan.ring_bytes)
+            self._ring = Ring(options.ring_bytes)
             self._pool = WorkerPool(
                 parcel,
-                plan.workers,
+                options.workers,
                 self._ring,
-                timeout_s=plan.timeout_s,
+                timeout_s=options.timeout_s,
                 max_restarts=sys.maxsize,  # the program counts those of all actors
-                own_queues=plan.own_queues,
-                first=plan.first,
-                total=plan.total,
+                own_queues=options.own_queues,
+                first=options.first,
+                total=options.total,
             )
         except Exception as error:
             self._broken = error if isinstance(error, WorkerError) else WorkerError(str(error), kinds_of(error))

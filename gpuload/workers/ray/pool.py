@@ -25,16 +25,17 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpuload.datasets.stores.store import needed
 from gpuload.errors import WorkerError
 from gpuload.ring.ring import Ring
 from gpuload.workers.deaths import Deaths
 from gpuload.workers.engine import Event, Lost
 from gpuload.workers.job import Job, pack
 from gpuload.workers.protocol import Reply, Request, Status
-from gpuload.workers.ray.host import Done, Host, Plan, Report, versions
+from gpuload.workers.ray.host import Done, Host, HostOptions, Report, versions
 from gpuload.workers.ray.options import CHUNKS_PER_WORKER, WORKERS_PER_ACTOR, RayWorkers
 
-__all__ = ["RayPool"]
+__all__ = ["RayPool", "connected"]
 
 REPORT_S: Final = 5.0
 NODE_DIED: Final = "its node has died"  # how Ray says that
@@ -111,7 +112,7 @@ class RayPool:
         self._waiting: deque[Request] = deque()  # for an actor that starts
         self._died_at: dict[str, float] = {}  # by machine: when the last death of an actor there was counted
         parcel = pack(job)
-        self._ray = _connected(workers.address)
+        self._ray = connected(workers.address, "workers=RayWorkers(…)")
         self._session = self._ray.get_runtime_context().get_job_id()
         self._parcel = self._ray.put(parcel)
         self._per_actor = workers.workers_per_actor or self._fitting()
@@ -242,11 +243,17 @@ class RayPool:
 
     def _start(self, first: int, at: int | None = None) -> None:
         workers = min(self._per_actor, self._workers.count - first)
-        plan = Plan(first, workers, self._workers.count, self._ring.ring_bytes, self._timeout_s, self._own_queues)
+        watch = self._ring.ring_bytes, self._timeout_s, self._own_queues
         options = {"scheduling_strategy": "SPREAD", **self._workers.actor_options}
         maker = self._ray.remote(Host).options(num_cpus=self._workers.cpus_per_worker * workers, **options)
         now = time.monotonic()
-        actor = _Actor(maker.remote(plan, self._parcel), first, workers, now, now)
+        actor = _Actor(
+            maker.remote(HostOptions(first, workers, self._workers.count, *watch), self._parcel),
+            first,
+            workers,
+            now,
+            now,
+        )
         if at is None:
             self._actors.append(actor)
         else:
@@ -396,19 +403,21 @@ class RayPool:
             raise error
 
 
-def _connected(address: str) -> Any:
-    """The module `ray`, connected to a cluster."""
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise ImportError("workers=RayWorkers(…) needs Ray: pip install 'gpuload[ray]'") from error
+def connected(address: str, called: str) -> Any:
+    """The module `ray`, connected to a cluster, for what is `called`.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        WorkerError: there is no such cluster.
+    """
+    ray = needed("ray", called, "ray")
+    needed("ray.exceptions", called, "ray")
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise WorkerError(
-                f"there is no Ray cluster at address={address!r} ({_first_line(error)}). Start one with `ray start "
+                f"there is no Ray cluster at {address!r} ({_first_line(error)}). Start one with `ray start "
                 "--head` here and `ray start --address=…` on the other machines, or give its address"
             ) from error
     return ray

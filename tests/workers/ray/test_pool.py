@@ -51,7 +51,7 @@ def nap():
 @pytest.fixture
 def cluster(monkeypatch) -> Iterator[Cluster]:
     made = Cluster()
-    monkeypatch.setattr(module, "_connected", lambda address: made)
+    monkeypatch.setattr(module, "connected", lambda address, called: made)
     yield made
     made.close()
 
