@@ -4,8 +4,9 @@
 
 Workers decode small JPEGs and send real descriptions. Feed, columns, draws, jobs of the fused kernels, collation and
 launches are what a `Loader` on CUDA does; only the device's own work is left out: kernels are not launched, no pixel
-is copied, and large memory is given again, as torch's allocator does on a device. Before each batch the main thread sleeps until workers have nothing left to do, so that it finds the
-next batch complete, as behind a training step; or, starved, it waits in `next()` while chunks come one by one.
+is copied, and large memory is given again, as torch's allocator does on a device. Before each batch the main thread
+sleeps until workers have nothing left to do, so that it finds the next batch complete, as behind a training step; or,
+starved, it waits in `next()` while chunks come one by one.
 
 Processor time of the main thread: other work on the machine adds little to it. Of each epoch the mean over its
 batches, as one `next()` may do what another one left; of these the median, or the least. The whole is measured by
