@@ -7,12 +7,14 @@ How the numbers come about: `gpuload.loader.totals`. What is said of them at the
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from gpuload.loader.totals import Totals
 
-__all__ = ["Part", "Stats", "WorkerStats"]
+__all__ = ["NOTHING", "Part", "Stats", "WorkerStats"]
+
+NOTHING: Final = "nothing was loaded yet: ask again after some batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,9 @@ class Stats:
         cache_hits, cache_misses: of `Cached` datasets, by all processes of this machine that share them.
         errors: samples that failed; restarts: workers that died.
         device: where the batches go.
-        num_workers: how many workers there are.
-        cpus: how many CPUs this process may use; cpu_s: CPU seconds of this process and its workers together.
+        num_workers: how many workers there are; elsewhere: they are on other machines.
+        cpus: how many CPUs this process may use; cpu_s: CPU seconds of this process and its workers together;
+            workers_cpu_s: those of workers.
         advice: what bounds, and what to do about it, in one sentence.
 
     Example:
@@ -126,9 +129,11 @@ class Stats:
     restarts: int = 0
     device: str = "cpu"
     num_workers: int = 0
+    elsewhere: bool = False
     cpus: int = 1
     cpu_s: float = 0.0
-    advice: str = ""
+    workers_cpu_s: float = 0.0
+    advice: str = NOTHING
     totals: Totals | None = field(default=None, repr=False, compare=False)  # for `since=`
 
     def part(self, name: str, where: str | None = None) -> Part:
