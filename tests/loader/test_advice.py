@@ -123,6 +123,11 @@ def test_small_images(found: Stats):
     assert sentence.startswith("tiny images bound: 3,072 bytes of pixels each")
 
 
+def test_small_crops_of_large_files_are_no_small_images():
+    found = stats(waiting=0.3, bytes_read=200_000_000, **DECODING | {"bytes_decoded": 3_072_000})
+    assert said(found)[0] == "working"
+
+
 def test_small_images_on_a_slow_disk_are_a_slow_disk():
     found = stats(waiting=0.6, bytes_decoded=3_072_000, **workers(1.0, read=9.0, decode=0.1))
     assert said(found)[0] == "reading"
@@ -183,6 +188,13 @@ def test_copies():
     assert (
         said(replace(refused, waiting=0.5, **DECODING | {"parts": refused.parts + DECODING["parts"]}))[0] == "working"
     )
+
+
+def test_a_step_that_bounds_has_a_word_for_the_ring():
+    found = stats(main={"step": 9.0, "copy": 0.2}, pinning_refused=True, **workers(0.4, decode=4.0))
+    rule, sentence = said(found, Machine(16, memlock_bytes=64 << 10))
+    assert rule == "step"
+    assert "so loading keeps up; the ring is not page-locked (this process may lock 64 KiB of memory)" in sentence
 
 
 def test_the_main_process():
