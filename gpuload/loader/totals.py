@@ -103,7 +103,7 @@ class Totals:
             "device_copy_s": 0.0 if times is None else times.copy_s,
             "device_stage_s": 0.0 if times is None else times.stage_s,
         }
-        batches, workers = session.feed.batches, session.options.workers
+        batches, workers = session.feed.batches, session.feed.workers
         gauges = {
             "chunks_ready": sum(batch.done_parts for batch in batches),
             "batches_ready": sum(not batch.open_parts for batch in batches) + len(session.launched),
@@ -114,8 +114,8 @@ class Totals:
             "pinned_bytes": transfer.pinned_bytes,
             "pinning_refused": transfer.pinning_refused,
             "device": str(session.stage.device),
-            "num_workers": workers.num_workers,
-            "elsewhere": workers.workers is not None,
+            "num_workers": workers,
+            "elsewhere": session.options.workers.workers is not None,
         }
         return cls(session.number, main, session.engine.counted(), gauges)
 

@@ -84,6 +84,11 @@ class Counters:
             self.cpu_ns += self._cpu_at - before
         self._write(0, now)
 
+    def leave(self) -> None:
+        """The worker ends: from now on it is neither busy nor idle."""
+        self.idle_ns += _clock() - self._state_at
+        self._write(0, 0)
+
     def flush(self) -> None:
         """Write all numbers down, in the midst of the work."""
         now = _clock()
