@@ -30,6 +30,7 @@ from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages, accelerator
 from gpuload.stage.gathering import Gathered
+from gpuload.stage.ranges import COPY, named
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
 
@@ -171,7 +172,8 @@ class Assembly:
             columns.spread_blocks()
         lends = self._lends and columns.images and not columns.has_targets
         loads = bool(columns.images and not lends) or bool(columns.blocks and self._pool is None)
-        pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
+        with named(COPY):
+            pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
 
         def bytes_of(images: Images) -> RaggedImages:
             return _ragged(columns, images, columns.table(images, starts) if loads else images.table, pixels)

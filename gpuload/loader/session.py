@@ -33,6 +33,7 @@ from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage import Stage, accelerator, check_stage, compile_stage
+from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, substitutes
@@ -164,7 +165,8 @@ class Session:
         self.transfer.hold_back()
         if not self.launched:
             try:
-                batch = self._take(self.feed.take)
+                with named(WAIT):
+                    batch = self._take(self.feed.take)
             except TooManyErrors:
                 self.errors.extend(self.feed.failed(), loud=False)
                 raise
@@ -196,7 +198,7 @@ class Session:
         rest, launched.rest = launched.rest, None
         assert rest is not None
         try:
-            with torch.inference_mode(False), self.transfer.consumer():
+            with torch.inference_mode(False), self.transfer.consumer(), named(STAGE):
                 launched.value = rest()
         except Exception as error:
             launched.error = _raisable(error)
@@ -296,7 +298,7 @@ class Session:
 
         state = self.options.chain.holds_state  # the user's stream may still be writing it
         usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-        with usable, self.transfer.stream(after_consumer=state):
+        with usable, self.transfer.stream(after_consumer=state), named(STAGE):
             made = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
         strays = next((part.content.strays for part in batch.parts if part.content and part.content.strays), "")
@@ -327,7 +329,9 @@ def _engine(job: Job, options: Options, ring: Ring) -> WorkerPool | RayPool | Ho
         from gpuload.workers.ray.pool import RayPool  # few loaders have workers elsewhere
 
         return RayPool(job, workers.workers, ring, **watch)
-    return WorkerPool(job, workers.num_workers, ring, **watch) if workers.num_workers else HomeEngine(job, ring)
+    if not workers.num_workers:
+        return HomeEngine(job, ring, around=partial(named, DECODE))
+    return WorkerPool(job, workers.num_workers, ring, **watch)
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:
