@@ -24,6 +24,7 @@ import torch.utils._device  # torch would load it at the first `with torch.devic
 
 from gpuload.batches.assemble import Assembly
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
+from gpuload.loader import log
 from gpuload.loader.life import Life
 from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
 from gpuload.loader.options import Options
@@ -122,6 +123,7 @@ class Session:
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
         self.life = Life()
         _sessions.add(self)
+        log.begun(options, self.stage.plan)
 
     @property
     def usable(self) -> bool:

@@ -1,0 +1,45 @@
+"""Small tables for notebooks.
+
+They have no colours and no fonts of their own, so that they are readable in dark and light themes, load nothing, and
+everything in them is escaped. Runs in the main process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+__all__ = ["paragraph", "shortened", "table"]
+
+LONGEST = 100  # characters of a cell
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str | int | float]]) -> str:
+    """A table; numbers stand on the right. Without `heads` the first cell of each row is one."""
+    lines = [f'<table><caption style="text-align: left">{escape(caption)}</caption>']
+    if heads:
+        lines.append(f"<thead><tr>{''.join(map(_head, heads))}</tr></thead>")
+    lines.append("<tbody>")
+    for row in rows:
+        first, rest = (_cell if heads else _head)(str(row[0])), "".join(map(_cell, row[1:]))
+        lines.append(f"<tr>{first}{rest}</tr>")
+    return "\n".join([*lines, "</tbody></table>"])
+
+
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def shortened(text: str) -> str:
+    """A text that fits a cell."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _head(text: str) -> str:
+    return f'<th style="text-align: left">{escape(text)}</th>'
+
+
+def _cell(value: str | int | float) -> str:
+    if isinstance(value, str):
+        return f'<td style="text-align: left">{escape(value)}</td>'
+    return f'<td style="text-align: right">{escape(f"{value:,}")}</td>'
