@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -90,13 +90,13 @@ def joined(trace: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def record(loader: gl.Loader, batches: int) -> dict[str, Any]:
-    """The trace of a loader's first batches, with its workers' spans. The loader has not begun yet; it is closed."""
+    """The trace of so many batches, over epochs, with the workers' spans. The loader has not begun; it is closed."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {SPANS: folder}):
         with profile(activities=activities) as profiler, loader:
-            for _ in islice(loader, batches):
+            for _ in islice(chain.from_iterable(repeat(loader)), batches):
                 pass
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["paragraph", "shortened", "table"]
+__all__ = ["LONGEST", "paragraph", "shortened", "table"]
 
 LONGEST = 100  # characters of a cell
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str | int | float]]) -> str:
-    """A table; numbers stand on the right. Without `heads` the first cell of each row is one."""
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table. Without `heads` the first cell of each row is one; with them, what begins with a digit stands on the
+    right."""
     lines = [f'<table><caption style="text-align: left">{escape(caption)}</caption>']
     if heads:
         lines.append(f"<thead><tr>{''.join(map(_head, heads))}</tr></thead>")
     lines.append("<tbody>")
     for row in rows:
-        first, rest = (_cell if heads else _head)(str(row[0])), "".join(map(_cell, row[1:]))
-        lines.append(f"<tr>{first}{rest}</tr>")
+        cells = [_cell(text, right=bool(heads) and text[:1].isdigit()) for text in row]
+        lines.append(f"<tr>{''.join(cells if heads else [_head(row[0]), *cells[1:]])}</tr>")
     return "\n".join([*lines, "</tbody></table>"])
 
 
@@ -39,7 +40,5 @@ def _head(text: str) -> str:
     return f'<th style="text-align: left">{escape(text)}</th>'
 
 
-def _cell(value: str | int | float) -> str:
-    if isinstance(value, str):
-        return f'<td style="text-align: left">{escape(value)}</td>'
-    return f'<td style="text-align: right">{escape(f"{value:,}")}</td>'
+def _cell(text: str, *, right: bool) -> str:
+    return f'<td style="text-align: {"right" if right else "left"}">{escape(text)}</td>'

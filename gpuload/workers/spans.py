@@ -123,9 +123,9 @@ class NotingRunner(ChunkRunner):
     def run(self, request: Request, slot: np.ndarray, note: Callable[[int], None], wanted: Callable[[], bool]) -> Reply:
         if self._idle_since is None:  # a chunk that is begun anew
             return super().run(request, slot, note, wanted)
-        start, name = time.monotonic_ns(), "plan" if request.plans else "chunk"
-        self.spans.noted.append(("idle", self._idle_since, start))
+        self.spans.noted.append(("idle", self._idle_since, time.monotonic_ns()))
         self._idle_since = None
+        start, name = time.monotonic_ns(), "plan" if request.plans else "chunk"
         reply = super().run(request, slot, note, wanted)
         self._idle_since = time.monotonic_ns()
         self.spans.noted.append((name, start, self._idle_since))

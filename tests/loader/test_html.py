@@ -31,12 +31,26 @@ def test_a_loader():
 def test_names_of_the_users_own_are_escaped_and_cut():
     class Named(list):
         def __repr__(self):
-            return "<img src=x onerror=alert(1)>" + "x" * 100
+            return "<img src=x onerror=alert(1)>" + "x" * 100 + "the end"
 
     loader = gl.Loader(Named(PICTURES), num_workers=0, device="cpu")
     assert "<img" not in loader._repr_html_()
     assert rows(loader)["dataset"].startswith("<img src=x")
+    assert rows(loader)["dataset"].endswith("the end")  # cut in the middle
     assert len(rows(loader)["dataset"]) == 100
+
+
+def test_a_long_list_is_not_written_out():
+    class Counted:
+        calls = 0
+
+        def __repr__(self):
+            Counted.calls += 1
+            return "one"
+
+    loader = gl.Loader([Counted()] * 1000, num_workers=0, device="cpu")
+    assert rows(loader)["dataset"] == "[one, one, one, one, one, one, ...]"
+    assert Counted.calls == 6
 
 
 def test_no_device_is_asked(monkeypatch):

@@ -40,10 +40,15 @@ class Cells(HTMLParser):
 
 
 def test_everything_is_escaped():
-    text = table("<b>", ("<i>", "n"), [("<script>alert('&')</script>", 12_345)])
+    text = table("<b>", ("<i>", "n"), [("<script>alert('&')</script>", "12,345")])
     found = Cells(text)
     assert found.rows == [["<i>", "n"], ["<script>alert('&')</script>", "12,345"]]
     assert set(found.tags) == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_numbers_stand_on_the_right():
+    assert '<td style="text-align: right">12 s</td>' in table("", ("a", "b"), [("x", "12 s")])
+    assert "right" not in table("", (), [("x", "12 s")])
 
 
 def test_without_heads_each_row_has_one():
