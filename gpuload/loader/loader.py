@@ -29,10 +29,12 @@ from gpuload.loader.replay import Replay, replay
 from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session, check_for, compile_for, resolve_device
 from gpuload.loader.state import State, begun, first_states, for_workers, one_worker
+from gpuload.loader.stats import Stats
+from gpuload.loader.totals import Span
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
+from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.stage import Plan
 from gpuload.transforms import Chain
@@ -195,6 +197,7 @@ class Loader:
         self._told: set[str] = set()
         self._cursor = Cursor(Place(0, 0))
         self._session: Session | None = None
+        self._ended: Span | None = None  # the last session that was closed
         self._new_workers = False  # the next iter() starts new ones
         self._finalizer: weakref.finalize[Any, Any] | None = None
         check_for(options)
@@ -333,6 +336,19 @@ class Loader:
         """
         return compile_for(self._options, resolve_device(self._options.stage.device)).plan
 
+    def stats(self, since: Stats | None = None) -> Stats:
+        """What loading took since the epoch began: ``print(loader.stats())`` shows what bounds, and says what to do.
+
+        May be called at any time, from any thread; it waits for nothing. After `close`, it is what was until then.
+
+        Args:
+            since: an earlier snapshot: count from there. One from before a `close` counts as the begin of what followed.
+        """
+        if since is not None and not isinstance(since, Stats):
+            raise TypeError(f"since must be what stats() gave before, got {type(since).__name__}: {since!r}")
+        span = self._ended if (session := self._session) is None else session.span()
+        return Stats(epoch=self.epoch) if span is None else span.stats(since, self.epoch)
+
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
         """Make one augmented sample again, with the values drawn for it: for the day a loss is NaN.
 
@@ -349,27 +365,7 @@ class Loader:
             TypeError: an iterable dataset, which cannot give a sample again.
             SampleError: it cannot be loaded.
         """
-        options, order = self._options, self._options.order
-        if order.iterable:
-            raise TypeError("replay() needs a map-style dataset: an iterable one cannot be asked for a sample again")
-        epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-        last = len(self.dataset) - 1 if order.planned else 2**63 - 1
-        position = check_integer("position", position, 0, last)
-        if index is not None and not (order.planned and order.mixes):
-            keys = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
-            return replay(options, epoch, np.array([position]), keys)
-        if index is None and not order.planned:
-            raise ValueError(
-                f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says which sample is at a "
-                "position; take it from BatchInfo.indices or ErrorRecord.index"
-            )
-        size = order.group  # its partners' images get into its own
-        shares = replace(shares_of(order), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
-        rows = next(shares.batches(epoch, position // size * size))
-        row, indices = position % size, rows.indices.copy()
-        if index is not None:
-            indices[row] = index
-        return replay(options, epoch, rows.positions, indices, row)
+        return replay(self._options, epoch, position, index)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, and end an earlier one that is not exhausted; one from which nothing was taken does not
@@ -416,11 +412,14 @@ class Loader:
 
     def _close(self) -> None:
         self._cursor.end("its Loader was closed")
-        if self._session is not None:
-            self._session.close()
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        session, finalizer = self._session, self._finalizer
+        if session is not None:
+            session.close()
+        if finalizer is not None:
+            finalizer.detach()
         self._session = self._finalizer = None
+        if session is not None and not session.life.is_elsewhere:
+            self._ended = session.span()
 
     def __enter__(self) -> Loader:
         return self

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import threading
 import warnings
@@ -27,7 +28,9 @@ from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.life import Life
 from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
+from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
+from gpuload.loader.totals import Span, Totals
 from gpuload.order.place import IterablePlace, Place
 from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
@@ -66,6 +69,7 @@ class _Launched:
     after: Place | None = None  # where the next batch is
     warning: str = ""
     strays: str = ""
+    images: int = 0
 
 
 class Session:
@@ -122,6 +126,8 @@ class Session:
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
         self.life = Life()
+        self.meter, self.number = Meter(self.engine, self.transfer), next(_numbers)
+        self._born = self._begun = Totals.of(self)  # as it began, and as its epoch did
         _sessions.add(self)
         log.begun(options, self.stage.plan)
 
@@ -145,6 +151,9 @@ class Session:
             epoch = self.life.epoch = object()
             self.ready = None
             self.launched.clear()
+            self.meter.end()
+            self._begun = Totals.of(self)
+            self.meter.begin()
             self.feed.begin(batches, told_epoch)
             if self.options.workers.worker_init_fn is not None:
                 self.feed.await_engine()  # it may raise
@@ -153,8 +162,17 @@ class Session:
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
         with self.life.work(broken=self.engine.broken is not None):
-            self.ready = self._next_launched(info)
+            with self.meter:
+                self.ready = self._next_launched(info)
+            if self.ready is None:
+                self.meter.end()
+            elif self.ready.error is None:
+                self.meter.given(self.ready.images)
         return self.ready is not None
+
+    def span(self) -> Span:
+        """What it did so far; also after `close`."""
+        return Span(self._born, self._begun, Totals.of(self))
 
     def where_it_begins(self) -> IterablePlace | None:
         """Where this process begins with an iterable dataset, whose ``iter()`` is called for it; before the first batch
@@ -234,6 +252,7 @@ class Session:
                 self.close()
             elif not life.is_closed and life.epoch is epoch:
                 life.epoch = self.ready = None
+                self.meter.end()
                 self.launched.clear()
                 self.feed.abandon()
 
@@ -262,6 +281,7 @@ class Session:
     def _end(self) -> None:
         if not self.life.end():
             return
+        self.meter.end()
         self.ready = None
         self.launched.clear()
         with contextlib.ExitStack() as stack:  # from the last: nobody writes, nothing is copied, the memory goes
@@ -304,10 +324,12 @@ class Session:
             made = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
         strays = next((part.content.strays for part in batch.parts if part.content and part.content.strays), "")
+        images = 0
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
+            images += 0 if part.content is None else len(part.content.rows)
             part.content = None
         after, warning = batch.spec.after, batch.warning
-        return _Launched(*made, ticket, failed=batch.errors, after=after, warning=warning, strays=strays)
+        return _Launched(*made, ticket, failed=batch.errors, after=after, warning=warning, strays=strays, images=images)
 
 
 def _raisable(error: Exception) -> Exception:
@@ -352,6 +374,7 @@ def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any,
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_numbers = itertools.count()
 
 
 @atexit.register

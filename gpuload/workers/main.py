@@ -78,15 +78,19 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
             return
         os.close(job_fd)
         board = Board(settings["workers"], board_fd, settings["first"])
+        counters = runner.counters = board.counters.of(worker)
         ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
             replies.send(HELLO)
             memory = memoryview(bytearray(MESSAGE_BYTES))
+            counters.end()
             while message := read_message(queue, memory):
+                counters.begin()
                 if runner.source.reads_ahead:
                     runner.source.will_need(next_request(queue, memory))
                 replies.send(_do(Request.unpack(message), worker, runner, board, ring).pack())
                 board.write(worker, IDLE, 0, 0)
+                counters.end()
 
 
 def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:

@@ -33,6 +33,7 @@ import weakref
 from dataclasses import dataclass, field
 
 import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, not at the first iter()
+import numpy as np
 
 from gpuload.errors import WorkerError
 from gpuload.ring.descriptors import standard_streams_taken
@@ -113,8 +114,8 @@ class WorkerPool:
         self._taken_back: list[Request] = []  # in flight, and on no queue
         self._audit: set[int] = set()  # queues of dead workers: some chunks may be taken but not noted
         self.broken: WorkerError | None = None  # why it cannot continue
-        self._halted = False
-        self._closed = False
+        self.waited_s = 0.0
+        self._halted = self._closed = False
         self._team: dict[int, WorkerProcess] = {}
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
         self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
@@ -182,6 +183,10 @@ class WorkerPool:
         """Chunks with a number below `before` are no longer wanted; workers stop theirs at the next sample."""
         self._board.wanted_from = before
 
+    def counted(self) -> np.ndarray:
+        """What each worker did, as `gpuload.workers.counters` has it; after `close`, until then."""
+        return self._board.counters.read()
+
     def forgive(self) -> None:
         """Forget the deaths so far, for a new epoch."""
         self.deaths.forgive()
@@ -207,7 +212,10 @@ class WorkerPool:
             while self.unsaid and not events:  # a warning may raise, and would lose events
                 warnings.warn(self.unsaid.pop(0), RuntimeWarning, stacklevel=2)
             wait = max(0.0, min(deadline - time.monotonic(), self._watch_interval_s))
+            start = time.perf_counter()
             ready = self._epoll.poll(wait)
+            if wait:
+                self.waited_s += time.perf_counter() - start
             # Check for empty queues before reading replies: see the module's docstring.
             empty = {number for number in self._audit if self._queues[number].is_empty}
             dead = []
@@ -303,6 +311,7 @@ class WorkerPool:
         self._drain(worker, events)
         note = self._board.read(worker.number)
         cause, outside, stack = worker.wait()
+        self._board.counters.bury(worker.number)
         with held():  # a worker that is forgotten must not stay in the team
             self._unregister(worker)
             del self._team[worker.number]

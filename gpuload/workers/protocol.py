@@ -11,6 +11,7 @@ at, so that the parent knows when the worker dies:
 
     offset 0             uint64   chunks with a smaller number are no longer wanted
     offset 64·(w + 1)    int64×4  the w-th worker: chunk, attempt, row, monotonic nanoseconds of the row's start
+    behind these         what workers count, see `gpuload.workers.counters`
 
 Messages are small: positions, dataset indices, offsets. Pixels and array payloads lie in the chunk's slot.
 """
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuload.order.place import IterableStart
+from gpuload.workers.counters import ROW_BYTES, CounterTable
 
 __all__ = [
     "HELLO",
@@ -247,17 +249,19 @@ class Note:
 
 
 class Board:
-    """The shared page of notes of the workers from number `first` on. The parent makes it; each worker writes only its
-    own line."""
+    """The shared page of notes of the workers from number `first` on, with their `counters`. The parent makes it; each
+    worker writes only its own lines."""
 
     def __init__(self, workers: int, fd: int | None = None, first: int = 0) -> None:
-        self.nbytes = 64 * (workers + 1)
+        notes = 64 * (workers + 1)
+        self.nbytes = notes + ROW_BYTES * workers
         self._first = first
         if fd is None:
             fd = os.memfd_create("gpuload-board", os.MFD_CLOEXEC)
             os.ftruncate(fd, self.nbytes)
         self.fd = fd
         self._map = mmap.mmap(fd, self.nbytes)
+        self.counters = CounterTable(self._map, notes, workers, first)
 
     @property
     def wanted_from(self) -> int:
@@ -276,6 +280,7 @@ class Board:
 
     def close(self) -> None:
         if self.fd >= 0:
+            self.counters.close()
             self._map.close()
             os.close(self.fd)
             self.fd = -1
