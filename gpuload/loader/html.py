@@ -5,42 +5,20 @@ from __future__ import annotations
 from reprlib import Repr
 from typing import TYPE_CHECKING
 
+from gpuload.loader.table import HEADS, facts, headline, rows_of
 from gpuload.stage.html import LONGEST, paragraph, shortened, table
 
 if TYPE_CHECKING:
     from gpuload.loader.loader import Loader
-    from gpuload.loader.stats import Part, Stats
+    from gpuload.loader.stats import Stats
 
 __all__ = ["loader_html", "stats_html"]
 
 
 def stats_html(stats: Stats) -> str:
-    """The figures of a snapshot, where the time went, and the advice."""
-
-    def row(part: Part) -> tuple[str, ...]:
-        each = f"{1e3 * part.seconds / part.count:.3f} ms" if part.count else ""
-        return part.name, part.where, f"{part.seconds:.2f} s", f"{part.count:,}", each
-
-    busy = sum(worker.busy for worker in stats.workers)
-    workers = f"{busy:.1f} of {len(stats.workers)} busy" if stats.workers else "none"
-    found = stats.cache_hits + stats.cache_misses
-    used, taken, most = map(_mb, (stats.ring_used_bytes, stats.ring_bytes, stats.ring_limit_bytes))
-    figures = [
-        ("images/s", f"{stats.images_per_s:,.0f}"),
-        ("waiting in next()", f"{stats.waiting:.0%} of {stats.seconds:.1f} s"),
-        ("next() that does not wait", f"{stats.next_ms:.2f} ms"),
-        ("batches, images", f"{stats.batches:,}, {stats.images:,}"),
-        ("workers", workers),
-        ("ready", f"batches {stats.batches_ready}, chunks {stats.chunks_ready}"),
-        ("ring", f"{used} used of {taken}, at most {most}"),
-        ("page-locked", _mb(stats.pinned_bytes)),
-        ("read", _mb(stats.bytes_read)),
-        ("decoders", ", ".join(f"{name} {count:,}" for name, count in stats.decoders.items()) or "none"),
-        *([("cache", f"{stats.cache_hits:,} of {found:,} found")] if found else []),
-        ("failed samples, restarts", f"{stats.errors:,}, {stats.restarts:,}"),
-    ]
-    parts = table("Where the time went", ("part", "where", "time", "times", "each"), map(row, stats.parts))
-    return "\n".join([table(f"Epoch {stats.epoch}", (), figures), parts, paragraph(stats.advice)])
+    """The same as `Stats` prints: what was given, where the time went, the other figures, the advice."""
+    tables = [table(headline(stats), HEADS, rows_of(stats)), table("", (), facts(stats))] if stats.seconds else []
+    return "\n".join([*(tables or [paragraph(headline(stats))]), paragraph(stats.advice)])
 
 
 def loader_html(loader: Loader) -> str:
@@ -63,7 +41,3 @@ def loader_html(loader: Loader) -> str:
         ("epoch", f"{loader.epoch}, {'not begun' if loader._session is None else 'begun'}"),
     ]
     return table("gpuload.Loader", (), rows)
-
-
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.1f} MB"

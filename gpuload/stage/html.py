@@ -17,7 +17,9 @@ LONGEST = 100  # characters of a cell
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table. Without `heads` the first cell of each row is one; with them, what begins with a digit stands on the
     right."""
-    lines = [f'<table><caption style="text-align: left">{escape(caption)}</caption>']
+    lines = ["<table>"]
+    if caption:
+        lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')
     if heads:
         lines.append(f"<thead><tr>{''.join(map(_head, heads))}</tr></thead>")
     lines.append("<tbody>")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import numpy as np
 import torch
 from stage.test_html import Cells
@@ -51,6 +53,20 @@ def test_a_long_list_is_not_written_out():
     loader = gl.Loader([Counted()] * 1000, num_workers=0, device="cpu")
     assert rows(loader)["dataset"] == "[one, one, one, one, one, one, ...]"
     assert Counted.calls == 6
+
+
+def test_statistics_say_in_a_notebook_what_they_print():
+    with gl.Loader(PICTURES, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu") as loader:
+        assert Cells(loader.stats()._repr_html_()).rows == []
+        for _ in loader:
+            pass
+        stats = loader.stats()
+    found, printed = Cells(stats._repr_html_()), str(stats)
+    assert found.rows[0] == ["part", "where", "share", "total", "each", "rate"]
+    assert {row[0] for row in found.rows} >= {"read", "decode", "stage", "next()", "ring", "faults"}
+    for row in found.rows:
+        assert all(cell in printed for cell in row)
+    assert stats.advice in html.unescape(stats._repr_html_())
 
 
 def test_no_device_is_asked(monkeypatch):
