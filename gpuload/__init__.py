@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from gpuload.loader.loader import Loader
+    from gpuload.loader.stats import Stats
     from gpuload.order.blocks import BlockShuffle
     from gpuload.packing.pack import pack
     from gpuload.packing.verify import verify
@@ -83,6 +84,7 @@ _HOMES = {
     "RayWorkers": "gpuload.workers.ray.options",
     "Remote": "gpuload.datasets.stores.remote.options",
     "SampleError": "gpuload.errors",
+    "Stats": "gpuload.loader.stats",
     "TarShards": "gpuload.datasets",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
@@ -128,6 +130,7 @@ __all__ = [
     "RayWorkers",
     "Remote",
     "SampleError",
+    "Stats",
     "TarShards",
     "TooManyErrors",
     "WorkerError",

@@ -273,8 +273,8 @@ def without_nvimagecodec(view: View) -> str | None:
     if not view.workers_bound or view.work("decode") <= 0.5 or 2 * whole < view.stats.part("decode").count:
         return None
     return (
-        f"decode bounds: {view.how_busy}; nvImageCodec cannot be used here, so {whole:,} JPEGs were decoded whole for a "
-        "part of them: `gpuload doctor` says why, pip install 'gpuload[cu12]' (or cu13) brings it"
+        f"decode bounds: {view.how_busy}; nvImageCodec cannot be used here, so {whole:,} JPEGs were decoded whole for "
+        "a part of them: `gpuload doctor` says why, pip install 'gpuload[cu12]' (or cu13) brings it"
     )
 
 
@@ -331,17 +331,15 @@ def stage(view: View) -> str | None:
     if view.bound == "stage":
         each = 1e3 * view.stats.part("stage", "main").seconds / view.stats.batches
         remedy = (
-            "it runs on the CPU in this process: fewer or cheaper transforms, smaller images, or a GPU"
+            "transforms run on the CPU, in this process: fewer or cheaper transforms, smaller images, or a GPU"
             if view.stats.device == "cpu"
-            else "its host work does: print(loader.plan()) says what runs where"
+            else "print(loader.plan()) says what runs where"
         )
-        return (
-            f"the stage bounds: transforms take {share:.0%} of the loop's time, {each:.3g} ms for each batch; {remedy}"
-        )
+        return f"the stage bounds: it takes {share:.0%} of the loop's time, {each:.3g} ms for each batch; {remedy}"
     on_device = view.share("stage", where="device")
     if view.bound == "step" and on_device > 0.5:
         return (
-            f"the stage bounds: transforms take {on_device:.0%} of the device's time; print(loader.plan()) says what "
+            f"the stage bounds: it takes {on_device:.0%} of the device's time; print(loader.plan()) says what "
             "runs where, and fewer of them leave more to the training"
         )
     return None

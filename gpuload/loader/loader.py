@@ -14,7 +14,6 @@ from dataclasses import replace
 from types import GenericAlias
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from gpuload.batches.assemble import BatchInfo
@@ -342,7 +341,7 @@ class Loader:
         May be called at any time, from any thread; it waits for nothing. After `close`, it is what was until then.
 
         Args:
-            since: an earlier snapshot: count from there. One from before a `close` counts as the begin of what followed.
+            since: an earlier snapshot: count from there. One from before a `close` counts as what followed's begin.
         """
         if since is not None and not isinstance(since, Stats):
             raise TypeError(f"since must be what stats() gave before, got {type(since).__name__}: {since!r}")

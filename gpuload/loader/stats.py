@@ -24,11 +24,11 @@ class Part:
     Attributes:
         name: ``"read"`` (the dataset gives a sample), ``"header"`` (samples taken apart, headers read, regions drawn),
             ``"decode"``, ``"pack"`` (labels and descriptions to the slot), ``"collate"``, ``"plan"`` (of batches, for
-            the fused kernels), ``"idle"`` (workers without a chunk), ``"wait"`` (the loop, for a batch), ``"hold"`` (the
-            host, for a device that is behind), ``"slot wait"`` (chunks, for room in the ring), ``"copy"``, ``"stage"``
-            (the transforms), ``"rest"`` (what else ``next()`` does), ``"step"`` (the loop itself, outside ``next()``).
-        where: who does it: the ``"workers"``, all together; the ``"main"`` process; or the ``"device"``, whose times are
-            measured for one batch of eight and scaled up.
+            the fused kernels), ``"idle"`` (workers without a chunk), ``"wait"`` (the loop, for a batch), ``"hold"``
+            (the host, for a device that is behind), ``"slot wait"`` (chunks, for room in the ring), ``"copy"``,
+            ``"stage"`` (the transforms), ``"rest"`` (what else ``next()`` does), ``"step"`` (the loop itself).
+        where: who does it: the ``"workers"``, all together; the ``"main"`` process; or the ``"device"``, whose times
+            are measured for one batch of eight and scaled up.
         seconds: how long it took.
         count: how often: samples for what workers do to each, chunks or batches otherwise.
     """
@@ -73,8 +73,8 @@ class Stats:
         workers: those that lived; none with ``num_workers=0``, where the main process does their parts.
         chunks_ready, batches_ready: done and not given yet, at this moment.
         ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of slots in use, of all slots, and the most that
-            there may be, at this moment; ring_segments: slots there are, ring_grown: slots that were made, ring_spilled:
-            chunks that were moved out of a full ring into ordinary memory.
+            there may be, at this moment; ring_segments: slots there are, ring_grown: slots that were made,
+            ring_spilled: chunks that were moved out of a full ring into ordinary memory.
         pinned_bytes: of `ring_bytes`, what is page-locked; pinning_refused: the driver refused to lock some.
         bytes_read: of image files and arrays, as the dataset gave them.
         bytes_decoded: of pixels that went to the slots.

@@ -177,12 +177,9 @@ class CudaTransfer(CpuTransfer):
             return
         oldest = self._steps.popleft()
         if not oldest.query():
-            self._await(oldest)
-
-    def _await(self, event: Any) -> None:
-        start = time.perf_counter()
-        event.synchronize()
-        self.held_s += time.perf_counter() - start
+            start = time.perf_counter()
+            oldest.synchronize()
+            self.held_s += time.perf_counter() - start
 
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         consumer = self._device.current_stream()
@@ -207,7 +204,9 @@ class CudaTransfer(CpuTransfer):
         freed = False
         try:
             if wait and self._copied:
-                self._await(self._copied[0][0])
+                start = time.perf_counter()
+                self._copied[0][0].synchronize()
+                self.held_s += time.perf_counter() - start
             while self._copied and self._copied[0][0].query():
                 self._copied.popleft()[1]()
                 freed = True

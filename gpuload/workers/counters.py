@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuload.decode.decoder import COUNTED
 
-__all__ = ["FIELDS", "ROW_BYTES", "Counters", "CounterTable", "place_of"]
+__all__ = ["FIELDS", "ROW_BYTES", "CounterTable", "Counters", "place_of"]
 
 # "since": when the worker's present state began to be uncounted, monotonic ns, 0 for none; `CounterTable.read` adds it.
 FIELDS: Final = (

@@ -58,8 +58,8 @@ class HostOptions:
 
 @dataclass
 class Done:
-    """How a chunk ended: the packed `Reply` and the bytes of its slot, or that it was lost. And what the actor's workers
-    have counted so far, see `gpuload.workers.counters`."""
+    """How a chunk ended: the packed `Reply` and the bytes of its slot, or that it was lost. `counted`: what the actor's
+    workers have counted so far."""
 
     reply: bytes = b""
     data: np.ndarray | None = None

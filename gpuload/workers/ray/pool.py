@@ -106,6 +106,8 @@ class RayPool:
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
         self._wanted_from = 0
         self._closed = self._halted = False
+        self.waited_s = 0.0
+        self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # by actors that died; by those there are
         self._unsaid: list[str] = []  # warnings
         self._known: set[str] = set()  # what was warned of once and for all
         self._actors: list[_Actor] = []
