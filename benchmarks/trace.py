@@ -7,8 +7,8 @@ environment and torch's profiler around its loop; then
 
     python -m benchmarks.trace --join trace.json --spans FOLDER --out joined.json
 
-Open the result at https://ui.perfetto.dev. Times agree to some microseconds: workers note CLOCK_MONOTONIC, and how far
-the system's clock (CLOCK_REALTIME) was ahead of it; the profiler's timestamps are the latter, in microseconds since
+Open the result at https://ui.perfetto.dev. Workers note CLOCK_MONOTONIC, and how far the system's clock
+(CLOCK_REALTIME) was ahead of it; the profiler's timestamps are the latter, in microseconds since
 ``baseTimeNanoseconds`` of the trace.
 """
 

@@ -13,6 +13,7 @@ import pytest
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.loader.stats import Part
 
 PAGE = (Path(__file__).parents[1] / "docs" / "observing.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -38,9 +39,18 @@ def check(logged: list[tuple[dict[str, float], int]], steps: list[int]) -> None:
     for figures, _ in logged:
         assert {"loader/images_per_s", "loader/waiting", "loader/main/stage", "loader/main/decode"} <= figures.keys()
         assert all(isinstance(value, int | float) for value in figures.values())
-        assert not any(" " in name for name in figures)
         assert figures["loader/images_per_s"] > 0
         assert 0 < figures["loader/waiting"] <= 1
+
+
+def test_names_hold_no_spaces_and_parts_are_shares(names):
+    waiting = Part("slot wait", "main", 1.0, 3)
+    assert names["figures"](gl.Stats(seconds=2.0, images_per_s=5.0, waiting=0.25, parts=(waiting,))) == {
+        "loader/images_per_s": 5.0,
+        "loader/waiting": 0.25,
+        "loader/workers_busy": 0,
+        "loader/main/slot_wait": 0.5,
+    }
 
 
 def test_tensorboard(names, monkeypatch):

@@ -94,6 +94,19 @@ def test_spans_nest_in_their_chunk(found):
 
 @pytest.mark.slow
 @pytest.mark.processes
+def test_no_two_spans_of_a_row_cross(found):
+    """Else viewers would leave out one of them."""
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for event in sorted(spans(found), key=lambda event: (event["ts"], -event["dur"])):
+        around = rows.setdefault(event["pid"], [])
+        while around and event["ts"] >= around[-1]["ts"] + around[-1]["dur"]:
+            around.pop()
+        assert not around or is_within(event, around[-1]), (event, around[-1])
+        around.append(event)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
 def test_workers_are_at_work_while_the_main_process_is(found):
     ranges = [event for event in found["traceEvents"] if event["name"].startswith("gpuload::")]
     assert {event["name"] for event in ranges} == {"gpuload::wait", "gpuload::copy", "gpuload::stage"}
@@ -144,6 +157,20 @@ def test_times_are_converted(tmp_path):
     times = {event["name"]: (event["ts"], event["dur"]) for event in spans(found)}
     assert times == {"idle": (1000.5, 1.5), "chunk": (1002.0, 4.5), "read": (1002.0, 1.5)}
     assert found["traceEvents"][0] == A_TRACE["traceEvents"][0]
+
+
+def test_a_trace_of_ones_own_is_joined(tmp_path, capsys):
+    a_file(tmp_path, 7, [["chunk", 2000, 6500], ["read", 2000, 3500]])
+    before, after = tmp_path / "trace.json", tmp_path / "joined.json"
+    before.write_text(json.dumps(A_TRACE))
+    assert trace.main(["--join", str(before), "--spans", str(tmp_path), "--out", str(after)]) == 0
+    assert json.loads(after.read_text()) == trace.joined(A_TRACE, tmp_path)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in printed[:2]] == [
+        ["process", "8:", "chunk", "0.0", "ms", "1", "times"],
+        ["process", "8:", "read", "0.0", "ms", "1", "times"],
+    ]
+    assert printed[2] == f"{after}: open it at https://ui.perfetto.dev"
 
 
 def test_chunks_outside_the_trace_are_left_out(tmp_path):
