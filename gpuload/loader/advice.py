@@ -24,9 +24,10 @@ ON_CPU: Final = 0.6  # so much of the time that it takes, work is on a CPU that 
 ALL: Final = 0.9  # so much of the CPUs' time is all of it
 FULL: Final = 0.2  # the ring is full for so much of the time
 LARGE_BYTES: Final = 6_000_000  # of decoded pixels in an image: 2 megapixels
-SMALL_BYTES: Final = 64 * 64 * 3
+SMALL_BYTES: Final = 64 * 64 * 3  # of pixels in an image, and of its file
 PER_CPU: Final = 4  # workers that mostly wait for a disk
 SMALL_LOCK_BYTES: Final = 64 << 20
+UNLOCK: Final = "raise the limit: `ulimit -l unlimited`, in a container `--ulimit memlock=-1`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,14 @@ class View:
         most = max(shares, key=lambda name: shares[name])
         return most if shares[most] >= LITTLE else "step"
 
+    @property
+    def why_refused(self) -> str:
+        """Why memory may not have been page-locked."""
+        limit = self.machine.memlock_bytes
+        if limit is not None and limit < SMALL_LOCK_BYTES:
+            return f"this process may lock {limit // 1024:,} KiB of memory"
+        return "the driver refused it"
+
     # -- workers ------------------------------------------------------------------------------------------------------
 
     @property
@@ -125,8 +134,12 @@ class View:
     @cached_property
     def image_bytes(self) -> float:
         """Decoded pixels of an image, on average."""
-        images = self.stats.part("decode").count
-        return self.stats.bytes_decoded / images if images else 0.0
+        return self.stats.bytes_decoded / max(1, self.stats.part("decode").count)
+
+    @cached_property
+    def file_bytes(self) -> float:
+        """What the dataset gave for an image, on average."""
+        return self.stats.bytes_read / max(1, self.stats.part("decode").count)
 
     @cached_property
     def on_cpu(self) -> bool:
@@ -205,15 +218,11 @@ def nothing(view: View) -> str | None:
 
 def refused_locks(view: View) -> str | None:
     """The ring is not page-locked, and copies make the host wait."""
-    if not view.stats.pinning_refused or view.bound == "wait":
+    if not view.stats.pinning_refused or view.bound != "copy":
         return None
-    limit, why = view.machine.memlock_bytes, "the driver refused it"
-    if limit is not None and limit < SMALL_LOCK_BYTES:
-        why = f"this process may lock {limit // 1024:,} KiB of memory"
     return (
-        f"copies bound: the ring is not page-locked ({why}), so each copy makes the host wait, "
-        f"{view.share('copy'):.0%} of the time; raise the limit: `ulimit -l unlimited`, in a container "
-        "`--ulimit memlock=-1`"
+        f"copies bound: the ring is not page-locked ({view.why_refused}), so each copy makes the host wait, "
+        f"{view.share('copy'):.0%} of the time; {UNLOCK}"
     )
 
 
@@ -244,7 +253,9 @@ def small_ring(view: View) -> str | None:
 def small_images(view: View) -> str | None:
     """What is done for each sample, whatever its size, bounds."""
     slow = view.reading and view.each_ms("read") > 1.0
-    if view.bound not in ("wait", "rest") or slow or not 0 < view.image_bytes <= SMALL_BYTES:
+    if view.bound not in ("wait", "rest") or slow:
+        return None
+    if not 0 < view.image_bytes <= SMALL_BYTES or view.file_bytes > SMALL_BYTES:
         return None
     if view.bound == "wait" and not view.workers_bound:
         return None
@@ -374,7 +385,8 @@ def step(view: View) -> str | None:
         enough = max(1, math.ceil(view.busy / BUSY))
         if enough < view.workers:
             idle = f"; {view.busy:.1f} of {view.workers} workers are busy, {enough} would do"
-    return f"the training step bounds: the loop waits {view.waiting:.1%} of the time, so loading keeps up{idle}"
+    locks = f"; the ring is not page-locked ({view.why_refused}): {UNLOCK}" if view.stats.pinning_refused else ""
+    return f"the training step bounds: the loop waits {view.waiting:.1%} of the time, so loading keeps up{idle}{locks}"
 
 
 RULES: Final[tuple[Callable[[View], str | None], ...]] = (

@@ -411,14 +411,14 @@ class Loader:
 
     def _close(self) -> None:
         self._cursor.end("its Loader was closed")
-        session, finalizer = self._session, self._finalizer
-        if session is not None:
-            session.close()
-        if finalizer is not None:
-            finalizer.detach()
+        if (session := self._session) is not None:
+            try:
+                self._ended = self._ended if session.life.is_elsewhere else session.span()
+            finally:
+                session.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self._session = self._finalizer = None
-        if session is not None and not session.life.is_elsewhere:
-            self._ended = session.span()
 
     def __enter__(self) -> Loader:
         return self

@@ -121,10 +121,12 @@ class Totals:
 
     def since(self, base: Totals) -> Totals:
         """What came after `base`. Workers that it does not know began after it."""
-        rows = self.rows.copy()
+        rows, idle = self.rows.copy(), place_of["idle_ns"]
         known = min(len(rows), len(base.rows))
         rows[:known] = np.maximum(rows[:known] - base.rows[:known], 0)
         main = {name: max(0, number - base.main[name]) for name, number in self.main.items()}
+        # Workers are idle between epochs too, which is no part of the time.
+        rows[:, idle] = np.minimum(rows[:, idle], np.maximum(1e9 * main["time_s"] - rows[:, place_of["busy_ns"]], 0))
         return Totals(self.session, main, rows, self.gauges)
 
 

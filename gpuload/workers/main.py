@@ -88,9 +88,10 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
                 counters.begin()
                 if runner.source.reads_ahead:
                     runner.source.will_need(next_request(queue, memory))
-                replies.send(_do(Request.unpack(message), worker, runner, board, ring).pack())
+                reply = _do(Request.unpack(message), worker, runner, board, ring).pack()
+                counters.end()  # before the reply: whoever has that finds its chunk counted
+                replies.send(reply)
                 board.write(worker, IDLE, 0, 0)
-                counters.end()
 
 
 def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
