@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuload import transforms
+    from gpuload import exporters, transforms
     from gpuload.batches.assemble import BatchInfo
     from gpuload.batches.pad import Padded, pad, pad_collate
     from gpuload.datasets import (
@@ -88,6 +88,7 @@ _HOMES = {
     "TarShards": "gpuload.datasets",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
+    "exporters": "gpuload.exporters",
     "get_worker_info": "gpuload.datasets.worker",
     "pack": "gpuload.packing.pack",
     "pad": "gpuload.batches.pad",
@@ -134,6 +135,7 @@ __all__ = [
     "TooManyErrors",
     "WorkerError",
     "__version__",
+    "exporters",
     "get_worker_info",
     "pack",
     "pad",
@@ -153,7 +155,7 @@ def __getattr__(name: str) -> Any:
 
         raise missing(__name__, name)
     module = importlib.import_module(home)
-    value = module if name == "transforms" else getattr(module, name)
+    value = module if home == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

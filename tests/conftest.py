@@ -61,6 +61,7 @@ OPTIONAL = {
     "lmdb": "lmdb",
     "nbformat": "nbformat",
     "nvidia": "nvidia.dali",
+    "prometheus_client": "prometheus_client",
     "pyarrow": "pyarrow",
     "pycocotools": "pycocotools",
     "pytorch_lightning": "pytorch_lightning",

@@ -31,6 +31,7 @@ from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages, accelerator
 from gpuload.stage.gathering import Gathered
+from gpuload.stage.ranges import COPY, named
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
 
@@ -185,7 +186,8 @@ class Assembly:
         lends = self._lends and columns.images and not columns.has_targets
         loads = bool(columns.images and not lends) or bool(columns.blocks and self._pool is None)
         start = perf_counter()
-        pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
+        with named(COPY):
+            pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
         loaded = perf_counter()
         self.copy_s += loaded - start
 

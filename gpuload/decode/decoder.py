@@ -71,6 +71,12 @@ class Decoder:
         self._jpeg_decoders: tuple[list[JpegDecoder], list[str]] | None = None
         self.counts = dict.fromkeys(COUNTED, 0)
 
+    @property
+    def jpeg_decoders(self) -> tuple[list[str], list[str]]:
+        """The names of the decoders that JPEGs are given to before Pillow, and what is wrong with the others."""
+        usable, missing = self._jpeg_decoders or self._find_jpeg_decoders()
+        return [decoder.name for decoder in usable], list(missing)
+
     def header(self, encoded: Encoded) -> Header:
         """Read format, size and orientation, without decoding; errors as for `read_header`."""
         return read_header(encoded.data, self._options)

@@ -18,8 +18,10 @@ import torch
 
 from gpuload.batches.assemble import BatchInfo
 from gpuload.decode import Decode
+from gpuload.loader import log
 from gpuload.loader.cursor import Cursor
 from gpuload.loader.epoch import Epoch
+from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
 from gpuload.loader.replay import Replay, replay
@@ -301,6 +303,7 @@ class Loader:
         own = callable(getattr(self.dataset, "state_dict", None))
         self._new_workers = running and self._options.order.iterable and own and loaded.stream is None
         self._cursor = self._cursor.go_to(loaded.place, running=running, loaded=True)
+        log.resuming(loaded)
 
     def _state(self, place: Place) -> State:
         options = self._options
@@ -430,6 +433,9 @@ class Loader:
             f"Loader({self.dataset!r}, batch_size={self.batch_size}, shuffle={self.shuffle}, "
             f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.order.seed})"
         )
+
+    def _repr_html_(self) -> str:
+        return loader_html(self)
 
 
 # The arguments that are public attributes.

@@ -25,6 +25,7 @@ import torch.utils._device  # torch would load it at the first `with torch.devic
 
 from gpuload.batches.assemble import Assembly
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
+from gpuload.loader import log
 from gpuload.loader.life import Life
 from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
 from gpuload.loader.meter import Meter
@@ -36,6 +37,7 @@ from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage import Stage, accelerator, check_stage, compile_stage
+from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, substitutes
@@ -127,6 +129,7 @@ class Session:
         self.meter, self.number = Meter(self.engine, self.transfer), next(_numbers)
         self._born = self._begun = Totals.of(self)  # as it began, and as its epoch did
         _sessions.add(self)
+        log.begun(options, self.stage.plan)
 
     @property
     def usable(self) -> bool:
@@ -182,7 +185,8 @@ class Session:
         self.transfer.hold_back()
         if not self.launched:
             try:
-                batch = self._take(self.feed.take)
+                with named(WAIT):
+                    batch = self._take(self.feed.take)
             except TooManyErrors:
                 self.errors.extend(self.feed.failed(), loud=False)
                 raise
@@ -214,7 +218,7 @@ class Session:
         rest, launched.rest = launched.rest, None
         assert rest is not None
         try:
-            with torch.inference_mode(False), self.transfer.consumer():
+            with torch.inference_mode(False), self.transfer.consumer(), named(STAGE):
                 launched.value = rest()
         except Exception as error:
             launched.error = _raisable(error)
@@ -316,7 +320,7 @@ class Session:
 
         state = self.options.chain.holds_state  # the user's stream may still be writing it
         usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-        with usable, self.transfer.stream(after_consumer=state):
+        with usable, self.transfer.stream(after_consumer=state), named(STAGE):
             made = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
         strays = next((part.content.strays for part in batch.parts if part.content and part.content.strays), "")
@@ -349,7 +353,9 @@ def _engine(job: Job, options: Options, ring: Ring) -> WorkerPool | RayPool | Ho
         from gpuload.workers.ray.pool import RayPool  # few loaders have workers elsewhere
 
         return RayPool(job, workers.workers, ring, **watch)
-    return WorkerPool(job, workers.num_workers, ring, **watch) if workers.num_workers else HomeEngine(job, ring)
+    if not workers.num_workers:
+        return HomeEngine(job, ring, around=partial(named, DECODE))
+    return WorkerPool(job, workers.num_workers, ring, **watch)
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:

@@ -161,3 +161,8 @@ class Stats:
         from gpuload.loader.table import table_of
 
         return table_of(self)
+
+    def _repr_html_(self) -> str:
+        from gpuload.loader.html import stats_html
+
+        return stats_html(self)

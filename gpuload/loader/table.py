@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gpuload.loader.stats import Part, Stats
 
-__all__ = ["COLUMNS", "size_of", "table_of"]
+__all__ = ["COLUMNS", "HEADS", "facts", "headline", "rows_of", "size_of", "table_of"]
 
 COLUMNS: Final = 80
+HEADS: Final = ("part", "where", "share", "total", "each", "rate")
 
 
 def table_of(stats: Stats) -> str:
     """The table."""
-    lines = [_headline(stats), ""]
+    lines = [headline(stats), ""]
     if stats.seconds:
-        lines += [*_parts(stats), "", *(f"{name:<9} {text}" for name, text in _facts(stats)), ""]
+        lines += [*map(_line, [HEADS, *rows_of(stats)]), "", *(f"{name:<9} {text}" for name, text in facts(stats)), ""]
     return "\n".join([*lines, *textwrap.wrap(stats.advice, COLUMNS)])
 
 
@@ -31,20 +32,26 @@ def size_of(nbytes: float) -> str:
     return f"{nbytes:,.0f} TB"
 
 
-def _headline(stats: Stats) -> str:
+def headline(stats: Stats) -> str:
+    """What was given, in a line."""
     return (
         f"epoch {stats.epoch}: {stats.seconds:,.1f} s, {stats.batches:,} batches, {stats.images:,} images, "
         f"{stats.images_per_s:,.0f} images/s"
     )
 
 
-def _parts(stats: Stats) -> Iterator[str]:
-    yield f"{'part':<11}{'where':<9}{'share':>6}{'total':>11}{'each':>13}{'rate':>16}"
+def _line(cells: Sequence[str]) -> str:
+    part, where, share, total, each, rate = cells
+    return f"{part:<11}{where:<9}{share:>6}{total:>11}{each:>13}{rate:>16}"
+
+
+def rows_of(stats: Stats) -> Iterator[tuple[str, ...]]:
+    """A row for each part: the cells under `HEADS`."""
     workers = max(1, stats.num_workers)
     for part in stats.parts:
         time = stats.seconds * (workers if part.where == "workers" else 1)
         share = f"{min(1.0, part.seconds / time):.0%}" if time else ""
-        yield f"{part.name:<11}{part.where:<9}{share:>6}{_seconds(part.seconds):>11}{_each(part):>13}{_rate(part):>16}"
+        yield part.name, part.where, share, _seconds(part.seconds), _each(part), _rate(part)
 
 
 def _each(part: Part) -> str:
@@ -64,7 +71,8 @@ def _seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} µs"
 
 
-def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
+def facts(stats: Stats) -> Iterator[tuple[str, str]]:
+    """What else there is to say: names, and texts; without a name it goes on with the one before."""
     yield "next()", f"waited {stats.waiting:.1%} of the time; besides that it takes {stats.next_ms:.2f} ms"
     if stats.num_workers:
         shown = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])

@@ -176,6 +176,7 @@ class Ring:
                 raise
         self._busy += 1
         self.made += 1
+        self._log_growth(slot)
         return slot
 
     def _refuse(self) -> None:
@@ -263,6 +264,17 @@ class Ring:
             f"decoded images need {promised:,} more bytes of memory, besides {MARGIN_BYTES:,} for the rest of "
             f"the program, but its control group has only {left:,} bytes left. Use a smaller batch_size or "
             "chunk_size, fewer workers, let the first transform crop, or raise the memory limit of the container or job"
+        )
+
+    def _log_growth(self, slot: Slot) -> None:
+        import logging  # only the main process gets here; workers import this module too, and start sooner without
+
+        logging.getLogger("gpuload.ring").debug(
+            "the ring grows by a slot of %d bytes: %d slots, %d of %d bytes",
+            slot.capacity_bytes,
+            self.slots,
+            self.slot_bytes,
+            self.ring_bytes,
         )
 
     def _allocated_bytes(self) -> int:

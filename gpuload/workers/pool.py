@@ -333,7 +333,7 @@ class WorkerPool:
         number = worker.number % len(self._queues)
         self._audit.add(number)
         self._taken_back += self._queues[number].take_back()
-        self.deaths.add(cause + where, stack)
+        self.deaths.add(cause + where, stack, f"worker {worker.number} (process {worker.pid})")
         self._start(worker.number)
 
     def _queue_of(self, request: Request) -> int:
