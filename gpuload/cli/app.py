@@ -7,11 +7,13 @@ from typing import Annotated, Optional
 
 import typer
 
+from gpuload.cli import compare as comparing
+from gpuload.cli.bench import command as benching
+from gpuload.cli.doctor import command as doctoring
+
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="gpuload", no_args_is_help=True, add_completion=False, help="The image data loader for GPU training."
-)
+app = typer.Typer(name="gpuload", no_args_is_help=True, help="The image data loader for GPU training.")
 
 
 def _version(wanted: bool) -> None:
@@ -149,3 +151,9 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None
     from gpuload.cli.pack import run_verify
 
     raise typer.Exit(run_verify(folder))
+
+
+# Commands whose options stand in files of their own.
+app.command(epilog=benching.EXAMPLES)(benching.bench)
+app.command(epilog=comparing.EXAMPLES)(comparing.compare)
+app.command(epilog=doctoring.EXAMPLES)(doctoring.doctor)

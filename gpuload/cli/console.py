@@ -91,7 +91,7 @@ def _lines(console: Console, what: str, known: int | None) -> Tell:
         known = known if total is None else total
         if known and (step := min(done, known) * STEPS // known) > told:
             told = step
-            say(console, f"{what}: {done:,} of {known:,}" + (f", {note}" if note else ""))
+            say(console, f"{done:,} of {known:,} {what}" + (f", {note}" if note else ""))
 
     return tell
 

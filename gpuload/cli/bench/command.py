@@ -1,0 +1,169 @@
+"""The command ``gpuload bench``: its options, the order of measurements, the report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuload.cli.arguments import Data, Device, Fields, Image, JsonFile, Plot, Recipe, Target
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpuload.cli.bench.verdict import Part, Setting
+
+__all__ = ["EXAMPLES", "bench", "run"]
+
+EXAMPLES = """Examples:
+
+    gpuload bench imagenet/train
+
+    gpuload bench 'shards/train-*.tar' --recipe recipe.py:train --batch-size 256
+
+    gpuload bench images --json bench.json --plot bench.png
+"""
+
+
+def bench(
+    data: Data,
+    recipe: Recipe = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each measurement.")] = 3.0,
+    device: Device = None,
+    fields: Fields = None,
+    image: Image = None,
+    target: Target = None,
+    as_json: JsonFile = None,
+    plot: Plot = None,
+) -> None:
+    """Measure what this machine reads, decodes, augments, copies and loads, and recommend a setting.
+
+    Each part is measured alone, then the Loader with several numbers of workers.
+
+    Files come from the disk or from the kernel's cache, as in an epoch that begins now.
+
+    Exit status: 0; 1 if the data or an option cannot be used.
+    """
+    given = {"fields": fields, "image": image, "target": target}
+    options = {"recipe": recipe, "batch_size": batch_size, "seconds": seconds, "device": device}
+    raise typer.Exit(run(data, given=given, as_json=as_json, plot=plot, **options))
+
+
+def run(
+    data: str,
+    *,
+    given: dict[str, str | None],
+    recipe: str | None,
+    batch_size: int,
+    seconds: float,
+    device: str | None,
+    as_json: str | None = None,
+    plot: str | None = None,
+    console: Console | None = None,
+) -> int:
+    """Measure and tell. Returns the exit status."""
+    from gpuload.cli.bench.parts import Bench
+    from gpuload.cli.bench.verdict import bound_by, candidates, recommended
+    from gpuload.cli.console import count_of, fail, make_console, progress, say
+    from gpuload.cli.output import check_plot, context, device_of, draw_bars, opened, write_json
+    from gpuload.cli.recipe import load_recipe, usual_recipe
+    from gpuload.errors import GpuloadError
+    from gpuload.loader.cpus import default_workers, usable_cpus
+
+    console = console or make_console(stderr=as_json == "-")
+    try:
+        check_plot(plot)
+        dataset = opened(data, given)
+        place = device_of(device)
+        transforms = usual_recipe() if recipe is None else load_recipe(recipe)
+        cpus = usable_cpus()
+        usual = default_workers(cpus, 1)
+        most = max(cpus, usual)
+        say(console, f"{dataset!r}")
+        say(console, f"on {place}: {count_of(cpus, 'CPU')}, batches of {batch_size}, {recipe or 'the usual recipe'}\n")
+        measured = Bench(dataset=dataset, transforms=transforms, batch_size=batch_size, device=place, seconds=seconds)
+        numbers = candidates(cpus, usual)
+        parts: list[Part] = []
+        settings: list[Setting] = []
+        with progress(console, "measurements", 5 + len(numbers) + 1) as tell:
+
+            def done(found: Any, to: list[Any]) -> Any:
+                to.append(found)
+                what = found.name if to is parts else f"Loader, {_name(found)}"
+                tell(len(parts) + len(settings), note=f"{what}: {found.images_per_s:,.0f} images/s")
+                return found
+
+            read = done(measured.reading(most), parts)
+            done(measured.decoding(1), parts)
+            decode = done(measured.decoding(most), parts)
+            augment = done(measured.staging(most), parts)
+            copy = done(measured.copying(decode.image_bytes or 1), parts)
+            bad = 0
+            for workers in numbers:
+                setting, failed = measured.loading(workers, 2)
+                bad = max(bad, failed)
+                done(setting, settings)
+            done(measured.loading(recommended(settings).num_workers, 4)[0], settings)
+        best = recommended(settings)
+        bound, why = bound_by(
+            read=read,
+            decode=decode,
+            augment=augment,
+            copy=copy,
+            cpus=cpus,
+            on_cpu=place.type == "cpu",
+        )
+        console.print(_table(parts, settings, best))
+        if bad:
+            say(console, f"{count_of(bad, 'sample')} cannot be loaded and were left out", "yellow")
+        say(console, why)
+        if best.advice:
+            say(console, f"loader.stats() says: {best.advice}")
+        say(console, f"Recommended: num_workers={best.num_workers}, prefetch_factor={best.prefetch_factor}", "bold")
+        if as_json is not None:
+            write_json(
+                as_json,
+                {
+                    **context(data, dataset, place),
+                    "recipe": recipe,
+                    "batch_size": batch_size,
+                    "seconds": seconds,
+                    "parts": [{**asdict(part), "mb_per_s": part.mb_per_s} for part in parts],
+                    "settings": [asdict(setting) for setting in settings],
+                    "bound": bound,
+                    "why": why,
+                    "recommended": {"num_workers": best.num_workers, "prefetch_factor": best.prefetch_factor},
+                },
+            )
+        if plot is not None:
+            shown = ("decode", "augment", *(("read",) if bound == "reading" else ()))  # others are far beyond
+            bars = [(f"{part.name}, {part.where}", part.images_per_s) for part in parts if part.name in shown]
+            bars += [(f"Loader, {_name(setting)}", setting.images_per_s) for setting in settings]
+            draw_bars(plot, f"gpuload bench {data}: {bound} bounds", {"images/s": bars})
+    except (GpuloadError, OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+        return fail(console, error)
+    return 0
+
+
+def _name(setting: Setting) -> str:
+    plural = "" if setting.num_workers == 1 else "s"
+    return f"{setting.num_workers} worker{plural}, prefetch {setting.prefetch_factor}"
+
+
+def _table(parts: list[Part], settings: list[Setting], best: Setting) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for name in ("", "images/s", "MB/s", "CPU s per 1,000"):
+        table.add_column(name, justify="left" if not name else "right")
+    for part in parts:
+        mb = "" if part.mb_per_s is None else f"{part.mb_per_s:,.0f}"
+        table.add_row(f"{part.name}, {part.where}", f"{part.images_per_s:,.0f}", mb, f"{part.cpu_s_per_1000:.2f}")
+    table.add_section()
+    for setting in settings:
+        row = (f"Loader, {_name(setting)}", f"{setting.images_per_s:,.0f}", "", f"{setting.cpu_s_per_1000:.2f}")
+        table.add_row(*row, style="bold" if setting is best else None)
+    return table
