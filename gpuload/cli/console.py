@@ -35,12 +35,12 @@ class Begin(Protocol):
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that colours only what it is told to colour."""
-    return Console(highlight=False, stderr=stderr)
+    return Console(highlight=False, emoji=False, stderr=stderr)
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print text as it is: no markup, and no line breaks of our own, so that a path can be copied."""
-    console.print(text, style=style, markup=False, soft_wrap=True)
+    """Print text as it is: no markup, no emoji for ``:x:``, and no line breaks, so that a path can be copied."""
+    console.print(text, style=style, markup=False, emoji=False, soft_wrap=True)
 
 
 def fail(console: Console, error: object, status: int = FAILED) -> int:

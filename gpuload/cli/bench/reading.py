@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.sample import Encoded, Image
+from gpuload.datasets.sample import Encoded, Image, Mask
 from gpuload.datasets.tree import flatten
 
 __all__ = ["OnlyRead", "bytes_of"]
@@ -35,6 +35,6 @@ def bytes_of(sample: Any) -> int:
 def _nbytes(leaf: Any) -> int:
     if isinstance(leaf, Encoded):
         return len(leaf.data)
-    if isinstance(leaf, Image):
+    if isinstance(leaf, Image | Mask):
         return _nbytes(leaf.array)
     return leaf.nbytes if isinstance(leaf, np.ndarray) else 0
