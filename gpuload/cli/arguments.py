@@ -6,7 +6,13 @@ from typing import Annotated, Optional
 
 import typer
 
-__all__ = ["Data", "Device", "Fields", "Image", "JsonFile", "Plot", "Recipe", "Target", "Workers"]
+__all__ = ["Data", "Device", "Fields", "Image", "JsonFile", "Plot", "Recipe", "Target", "Workers", "examples"]
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help."""
+    return "\n\n".join(["Examples:", *commands])
+
 
 # Optional[…]: typer evaluates these annotations at run time.
 Data = Annotated[

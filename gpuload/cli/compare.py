@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "Compared", "compare", "judged", "run"]
 
-EXAMPLES: Final = """Examples:
-
-    gpuload compare imagenet/train
-
-    gpuload compare 'shards/train-*.tar' --workers 8 --rounds 5
-
-    gpuload compare images --json compare.json --plot compare.png
-"""
+EXAMPLES: Final = (
+    "gpuload compare imagenet/train",
+    "gpuload compare 'shards/train-*.tar' --workers 8 --rounds 5",
+    "gpuload compare images --json compare.json --plot compare.png",
+)
 PREFETCH: Final = 2  # batches ahead: gpuload's in total, DataLoader's for each worker; the defaults of both
 
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from gpuload.cli.arguments import Data, Device, Fields, Image, JsonFile, Plot, Recipe, Target
+from gpuload.cli.bench.verdict import Part, Setting
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuload.cli.bench.verdict import Part, Setting
-
 __all__ = ["EXAMPLES", "bench", "run"]
 
-EXAMPLES = """Examples:
-
-    gpuload bench imagenet/train
-
-    gpuload bench 'shards/train-*.tar' --recipe recipe.py:train --batch-size 256
-
-    gpuload bench images --json bench.json --plot bench.png
-"""
+EXAMPLES: Final = (
+    "gpuload bench imagenet/train",
+    "gpuload bench 'shards/train-*.tar' --recipe recipe.py:train --batch-size 256",
+    "gpuload bench images --json bench.json --plot bench.png",
+)
 
 
 def bench(
@@ -64,60 +61,37 @@ def run(
     console: Console | None = None,
 ) -> int:
     """Measure and tell. Returns the exit status."""
-    from gpuload.cli.bench.parts import Bench
-    from gpuload.cli.bench.verdict import bound_by, candidates, recommended
+    from gpuload.cli.bench.parts import Bench, measure_all
+    from gpuload.cli.bench.verdict import bound_by, recommended
     from gpuload.cli.console import count_of, fail, make_console, progress, say
     from gpuload.cli.output import check_plot, context, device_of, draw_bars, opened, write_json
     from gpuload.cli.recipe import load_recipe, usual_recipe
     from gpuload.errors import GpuloadError
-    from gpuload.loader.cpus import default_workers, usable_cpus
+    from gpuload.loader.cpus import usable_cpus
 
     console = console or make_console(stderr=as_json == "-")
     try:
         check_plot(plot)
-        dataset = opened(data, given)
-        place = device_of(device)
+        dataset, place, cpus = opened(data, given), device_of(device), usable_cpus()
         transforms = usual_recipe() if recipe is None else load_recipe(recipe)
-        cpus = usable_cpus()
-        usual = default_workers(cpus, 1)
-        most = max(cpus, usual)
         say(console, f"{dataset!r}")
         say(console, f"on {place}: {count_of(cpus, 'CPU')}, batches of {batch_size}, {recipe or 'the usual recipe'}\n")
         measured = Bench(dataset=dataset, transforms=transforms, batch_size=batch_size, device=place, seconds=seconds)
-        numbers = candidates(cpus, usual)
-        parts: list[Part] = []
-        settings: list[Setting] = []
-        with progress(console, "measurements", 5 + len(numbers) + 1) as tell:
+        with progress(console, "measurements") as tell:
 
-            def done(found: Any, to: list[Any]) -> Any:
-                to.append(found)
-                what = found.name if to is parts else f"Loader, {_name(found)}"
-                tell(len(parts) + len(settings), note=f"{what}: {found.images_per_s:,.0f} images/s")
-                return found
+            def report(done: int, total: int, made: Part | Setting) -> None:
+                name = made.name if isinstance(made, Part) else f"Loader, {made.name}"
+                tell(done, total, f"{name}: {made.images_per_s:,.0f} images/s")
 
-            read = done(measured.reading(most), parts)
-            done(measured.decoding(1), parts)
-            decode = done(measured.decoding(most), parts)
-            augment = done(measured.staging(most), parts)
-            copy = done(measured.copying(decode.image_bytes or 1), parts)
-            bad = 0
-            for workers in numbers:
-                setting, failed = measured.loading(workers, 2)
-                bad = max(bad, failed)
-                done(setting, settings)
-            done(measured.loading(recommended(settings).num_workers, 4)[0], settings)
-        best = recommended(settings)
+            found = measure_all(measured, cpus, report, lambda remark: say(console, remark, "yellow"))
+        best = recommended(found.settings)
+        on_cpu = place.type == "cpu"
         bound, why = bound_by(
-            read=read,
-            decode=decode,
-            augment=augment,
-            copy=copy,
-            cpus=cpus,
-            on_cpu=place.type == "cpu",
+            read=found.read, decode=found.decode, augment=found.augment, copy=found.copy, cpus=cpus, on_cpu=on_cpu
         )
-        console.print(_table(parts, settings, best))
-        if bad:
-            say(console, f"{count_of(bad, 'sample')} cannot be loaded and were left out", "yellow")
+        console.print(_table(found.parts, found.settings, best))
+        if found.failed:
+            say(console, f"{count_of(found.failed, 'sample')} cannot be loaded and were left out", "yellow")
         say(console, why)
         if best.advice:
             say(console, f"loader.stats() says: {best.advice}")
@@ -130,8 +104,9 @@ def run(
                     "recipe": recipe,
                     "batch_size": batch_size,
                     "seconds": seconds,
-                    "parts": [{**asdict(part), "mb_per_s": part.mb_per_s} for part in parts],
-                    "settings": [asdict(setting) for setting in settings],
+                    "parts": [{**asdict(part), "mb_per_s": part.mb_per_s} for part in found.parts],
+                    "settings": [asdict(setting) for setting in found.settings],
+                    "failed": found.failed,
                     "bound": bound,
                     "why": why,
                     "recommended": {"num_workers": best.num_workers, "prefetch_factor": best.prefetch_factor},
@@ -139,20 +114,15 @@ def run(
             )
         if plot is not None:
             shown = ("decode", "augment", *(("read",) if bound == "reading" else ()))  # others are far beyond
-            bars = [(f"{part.name}, {part.where}", part.images_per_s) for part in parts if part.name in shown]
-            bars += [(f"Loader, {_name(setting)}", setting.images_per_s) for setting in settings]
+            bars = [(f"{part.name}, {part.where}", part.images_per_s) for part in found.parts if part.name in shown]
+            bars += [(f"Loader, {setting.name}", setting.images_per_s) for setting in found.settings]
             draw_bars(plot, f"gpuload bench {data}: {bound} bounds", {"images/s": bars})
     except (GpuloadError, OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         return fail(console, error)
     return 0
 
 
-def _name(setting: Setting) -> str:
-    plural = "" if setting.num_workers == 1 else "s"
-    return f"{setting.num_workers} worker{plural}, prefetch {setting.prefetch_factor}"
-
-
-def _table(parts: list[Part], settings: list[Setting], best: Setting) -> Any:
+def _table(parts: Sequence[Part], settings: Sequence[Setting], best: Setting) -> Any:
     from rich import box
     from rich.table import Table
 
@@ -164,6 +134,6 @@ def _table(parts: list[Part], settings: list[Setting], best: Setting) -> Any:
         table.add_row(f"{part.name}, {part.where}", f"{part.images_per_s:,.0f}", mb, f"{part.cpu_s_per_1000:.2f}")
     table.add_section()
     for setting in settings:
-        row = (f"Loader, {_name(setting)}", f"{setting.images_per_s:,.0f}", "", f"{setting.cpu_s_per_1000:.2f}")
+        row = (f"Loader, {setting.name}", f"{setting.images_per_s:,.0f}", "", f"{setting.cpu_s_per_1000:.2f}")
         table.add_row(*row, style="bold" if setting is best else None)
     return table

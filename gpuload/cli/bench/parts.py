@@ -17,16 +17,19 @@ import torch
 
 import gpuload as gl
 from gpuload.cli.bench.reading import OnlyRead
-from gpuload.cli.bench.verdict import Part, Setting
+from gpuload.cli.bench.verdict import Part, Setting, candidates, recommended
 from gpuload.cli.console import count_of
 from gpuload.cli.measure import forever, images_of, one_round
 from gpuload.cli.processes import cpu_seconds
+from gpuload.errors import LimitError
+from gpuload.loader.cpus import default_workers
 from gpuload.order.place import Place
 from gpuload.order.schedule import schedule_of
 
-__all__ = ["Bench"]
+__all__ = ["Bench", "Found", "measure_all"]
 
 COPY_BYTES: Final = 64 << 20
+PREFETCH: Final = (2, 4)  # the loader's own, and twice as many, which is tried with the best number of workers
 Step = Callable[[], tuple[int, int]]  # does some work; returns how many images, and how many bytes
 
 
@@ -94,21 +97,21 @@ class Bench:
 
     def copying(self, image_bytes: float) -> Part:
         """From page-locked memory to the GPU; or within memory, where there is none."""
+        target: Any
         if self.device.type == "cpu":
             source, target = np.ones(COPY_BYTES, np.uint8), np.ones(COPY_BYTES, np.uint8)
-            copy: Callable[[], Any] = lambda: np.copyto(target, source)  # noqa: E731
             where = "within memory"
         else:
-            pinned = torch.ones(COPY_BYTES, dtype=torch.uint8).pin_memory()
-            there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=self.device)
+            source = torch.ones(COPY_BYTES, dtype=torch.uint8).pin_memory()
+            target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=self.device)
             where = f"to {self.device}"
 
-            def copy() -> None:
-                there.copy_(pinned, non_blocking=True)
-                torch.accelerator.synchronize(self.device)
-
         def step() -> tuple[int, int]:
-            copy()
+            if isinstance(source, np.ndarray):
+                np.copyto(target, source)
+            else:
+                target.copy_(source, non_blocking=True)
+                torch.accelerator.synchronize(self.device)
             return 1, COPY_BYTES
 
         made = self._rate("copy", where, step, seconds=min(1.0, self.seconds))
@@ -156,3 +159,63 @@ def _decoded(loader: gl.Loader) -> Iterator[Any]:
         while (batch := feed.take()) is not None:
             yield batch
             feed.release(batch)
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that was measured: `parts` in order, some of them by name; `failed`: samples that could not be loaded."""
+
+    parts: Sequence[Part]
+    read: Part
+    decode: Part
+    augment: Part
+    copy: Part
+    settings: Sequence[Setting]
+    failed: int
+
+
+def measure_all(
+    bench: Bench,
+    cpus: int,
+    report: Callable[[int, int, Part | Setting], None],
+    remark: Callable[[str], None],
+) -> Found:
+    """Measure each part and several settings. `report` is told how many are done, of how many, and the latest; `remark`
+    why a setting is left out.
+
+    Raises:
+        LimitError: not even one worker can be started.
+    """
+    usual = default_workers(cpus, 1)
+    most, numbers = max(cpus, usual), candidates(cpus, usual)
+    total = 4 + (most > 1) + len(numbers) + 1
+    parts: list[Part] = []
+    settings: list[Setting] = []
+
+    def part(made: Part) -> Part:
+        parts.append(made)
+        report(len(parts), total, made)
+        return made
+
+    def setting(workers: int, prefetch: int) -> int:
+        made, failed = bench.loading(workers, prefetch)
+        settings.append(made)
+        report(len(parts) + len(settings), total, made)
+        return failed
+
+    read = part(bench.reading(most))
+    if most > 1:
+        part(bench.decoding(1))
+    decode = part(bench.decoding(most))
+    augment = part(bench.staging(most))
+    copy = part(bench.copying(decode.image_bytes or 1))
+    failed = 0
+    for workers in numbers:
+        try:
+            failed = max(failed, setting(workers, PREFETCH[0]))
+        except LimitError as error:  # too few files or too little memory for so many
+            if not settings:
+                raise
+            remark(str(error))
+    setting(recommended(settings).num_workers, PREFETCH[1])
+    return Found(parts, read, decode, augment, copy, settings, failed)

@@ -48,6 +48,11 @@ class Setting:
     cpu_s_per_1000: float
     advice: str = ""
 
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{count_of(self.num_workers, 'worker')}, prefetch {self.prefetch_factor}"
+
 
 def candidates(cpus: int, usual: int) -> list[int]:
     """The numbers of workers that are tried: one, half the CPUs, the default, all CPUs, and half as many again, which

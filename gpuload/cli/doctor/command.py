@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "doctor", "show"]
 
-EXAMPLES: Final = """Examples:
-
-    gpuload doctor
-
-    gpuload doctor --json > doctor.json
-"""
+EXAMPLES: Final = (
+    "gpuload doctor",
+    "gpuload doctor --json > doctor.json",
+)
 
 COLOURS: Final = {"works": "green", "improve": "yellow", "broken": "red", "not needed": "dim"}
 
