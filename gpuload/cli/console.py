@@ -18,6 +18,7 @@ __all__ = ["FAILED", "STOPPED", "Begin", "Tell", "bars", "count_of", "fail", "ma
 
 FAILED: Final = 1  # exit status: it was tried, and did not work; 2 is that of a command line that makes no sense
 STOPPED: Final = 130  # by ctrl-C, as shells have it
+WIDE: Final = 100  # columns of a terminal that has room for all there is to say of progress
 STEPS: Final = 10  # lines for one task where there is no terminal
 
 
@@ -60,10 +61,11 @@ def bars(console: Console, *, transient: bool = True) -> Iterator[Begin]:
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
+        *((TimeElapsedColumn(),) if console.width >= WIDE else ()),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=transient) as shown:
+    # Few refreshes: they take processor time from what is measured.
+    with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as shown:
 
         def begin(what: str, total: int | None = None) -> Tell:
             task = shown.add_task(what, total=total, note="")
