@@ -6,6 +6,7 @@ do not count: what was made ahead while the other one ran.
 
 from __future__ import annotations
 
+import os
 import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -100,7 +101,7 @@ def run(
     import gpuload as gl
     from gpuload.cli.console import count_of, fail, make_console, progress, say
     from gpuload.cli.measure import forever, one_round
-    from gpuload.cli.output import check_plot, context, device_of, draw_bars, opened, write_json
+    from gpuload.cli.output import busy, check_plot, context, device_of, draw_bars, opened, write_json
     from gpuload.cli.recipe import MEAN, SIZE, STD, usual_recipe
     from gpuload.cli.torch_way import Pictures, usual_way
     from gpuload.errors import GpuloadError
@@ -117,6 +118,8 @@ def run(
         say(console, f"on {place}: {count_of(workers, 'worker')} each, {count_of(usable_cpus(), 'CPU')}, batches of "
             f"{batch_size}, torch {torch.__version__}")  # fmt: skip
         say(console, f"The DataLoader runs {way.name} ({way.note})\n")
+        if remark := busy(os.getloadavg()[0], os.cpu_count() or 1):
+            say(console, remark, "yellow")
         options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "num_workers": workers}
         loader = gl.Loader(dataset, transforms=usual_recipe(), device=place, on_error="skip", **options)
         peer = torch.utils.data.DataLoader(

@@ -17,7 +17,7 @@ from gpuload.loader.cpus import usable_cpus
 from gpuload.stage import accelerator
 from gpuload.stage.options import check_device
 
-__all__ = ["check_plot", "context", "device_of", "draw_bars", "opened", "write_json"]
+__all__ = ["busy", "check_plot", "context", "device_of", "draw_bars", "opened", "write_json"]
 
 
 def opened(data: str, given: Mapping[str, str | None]) -> Any:
@@ -39,6 +39,13 @@ def device_of(name: str | None) -> torch.device:
         kind = device.type.upper()
         raise ValueError(f"--device {device}, but torch finds no {kind} device; leave --device out to run on the CPU")
     return device
+
+
+def busy(load: float, cpus: int) -> str:
+    """What to say of a machine with this load (``os.getloadavg``) before anything is measured; "" if it is idle."""
+    if load <= cpus / 2:
+        return ""
+    return f"This machine is busy: a load of {load:.1f} on {cpus} CPUs. Figures depend on what else runs"
 
 
 def check_plot(path: str | None) -> None:

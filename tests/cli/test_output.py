@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gpuload.cli.output import check_plot, device_of, draw_bars, write_json
+from gpuload.cli.output import busy, check_plot, device_of, draw_bars, write_json
 from gpuload.stage import accelerator
 
 
@@ -33,6 +33,11 @@ def test_a_picture_has_a_bar_for_each_number(tmp_path: Path) -> None:
             assert len(picture.convert("RGB").getcolors(1 << 24)) > 2
     assert sizes[0][0] == sizes[1][0]
     assert sizes[0][1] < sizes[1][1]
+
+
+def test_a_busy_machine_is_named() -> None:
+    assert busy(0.9, 2) == ""
+    assert busy(4.25, 2) == "This machine is busy: a load of 4.2 on 2 CPUs. Figures depend on what else runs"
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -64,7 +65,7 @@ def run(
     from gpuload.cli.bench.parts import Bench, measure_all
     from gpuload.cli.bench.verdict import bound_by, recommended
     from gpuload.cli.console import count_of, fail, make_console, progress, say
-    from gpuload.cli.output import check_plot, context, device_of, draw_bars, opened, write_json
+    from gpuload.cli.output import busy, check_plot, context, device_of, draw_bars, opened, write_json
     from gpuload.cli.recipe import load_recipe, usual_recipe
     from gpuload.errors import GpuloadError
     from gpuload.loader.cpus import usable_cpus
@@ -77,6 +78,8 @@ def run(
         say(console, f"{dataset!r}")
         say(console, f"on {place}: {count_of(cpus, 'CPU')}, batches of {batch_size}, {recipe or 'the usual recipe'}\n")
         measured = Bench(dataset=dataset, transforms=transforms, batch_size=batch_size, device=place, seconds=seconds)
+        if remark := busy(os.getloadavg()[0], os.cpu_count() or 1):
+            say(console, remark, "yellow")
         with progress(console, "measurements") as tell:
 
             def report(done: int, total: int, made: Part | Setting) -> None:
