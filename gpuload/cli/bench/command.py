@@ -97,7 +97,7 @@ def run(
             say(console, f"{count_of(found.failed, 'sample')} cannot be loaded and were left out", "yellow")
         say(console, why)
         if best.advice:
-            say(console, f"loader.stats() says: {best.advice}")
+            say(console, f"Of the Loader with {best.name}, stats() says: {best.advice}")
         say(console, f"Recommended: num_workers={best.num_workers}, prefetch_factor={best.prefetch_factor}", "bold")
         if as_json is not None:
             write_json(
@@ -119,7 +119,7 @@ def run(
             shown = ("decode", "augment", *(("read",) if bound == "reading" else ()))  # others are far beyond
             bars = [(f"{part.name}, {part.where}", part.images_per_s) for part in found.parts if part.name in shown]
             bars += [(f"Loader, {setting.name}", setting.images_per_s) for setting in found.settings]
-            draw_bars(plot, f"gpuload bench {data}: {bound} bounds", {"images/s": bars})
+            draw_bars(plot, f"gpuload bench {data}, on {place}", {"images/s": bars})
     except (GpuloadError, OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         return fail(console, error)
     return 0

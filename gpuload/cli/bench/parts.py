@@ -121,9 +121,13 @@ class Bench:
     def loading(self, workers: int, prefetch: int) -> tuple[Setting, int]:
         """The whole loader, without a training step. Returns also how many samples failed."""
         with self._loader(workers, prefetch_factor=prefetch) as loader:
-            made = one_round(forever(loader), self.seconds, self.device, skip=1 + prefetch)
-            stats = getattr(loader, "stats", None)
-            advice = "" if stats is None else stats().advice
+            batches = forever(loader)
+            for _ in range(1 + prefetch):  # workers start
+                next(batches)
+            stats: Any = getattr(loader, "stats", None)
+            before = None if stats is None else stats()
+            made = one_round(batches, self.seconds, self.device)
+            advice = "" if stats is None else stats(since=before).advice
             return Setting(workers, prefetch, made.images_per_s, made.cpu_s_per_1000, advice), len(loader.errors)
 
     def _loader(self, workers: int, **options: Any) -> gl.Loader:

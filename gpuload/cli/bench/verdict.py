@@ -81,8 +81,8 @@ def bound_by(*, read: Part, decode: Part, augment: Part, copy: Part, cpus: int, 
     if on_cpu and not (waits and decode.images_per_s < augment.images_per_s):
         name = "decoding" if decode.cpu_s_per_1000 >= augment.cpu_s_per_1000 else "augmenting"
         return name, (
-            f"{name} bounds: of the {count_of(cpus, 'CPU')}, an image takes workers {decode.cpu_s_per_1000:.2f} ms and "
-            f"the transforms {augment.cpu_s_per_1000:.2f} ms"
+            f"{name} takes most: of the {count_of(cpus, 'CPU')}, an image takes workers {decode.cpu_s_per_1000:.2f} ms "
+            f"and the transforms {augment.cpu_s_per_1000:.2f} ms"
         )
     rates = {worker: decode.images_per_s, "augmenting": augment.images_per_s}
     rates |= {} if on_cpu else {"copying": copy.images_per_s}

@@ -40,10 +40,10 @@ def test_on_a_gpu_the_slowest_part_bounds(rates: tuple[float, ...], name: str, w
     ("rates", "name", "why"),
     [
         ((20_000, 2_000, 9_000), "decoding",
-         "decoding bounds: of the 2 CPUs, an image takes workers 1.00 ms and the transforms 0.11 ms"),
+         "decoding takes most: of the 2 CPUs, an image takes workers 1.00 ms and the transforms 0.11 ms"),
         # The stage alone is the faster of the two, but of one processor, which it takes away from the workers.
         ((20_000, 2_000, 900), "augmenting",
-         "augmenting bounds: of the 2 CPUs, an image takes workers 1.00 ms and the transforms 1.11 ms"),
+         "augmenting takes most: of the 2 CPUs, an image takes workers 1.00 ms and the transforms 1.11 ms"),
         ((300, 290, 900), "reading", "reading bounds, at 290 images/s; augmenting alone 900"),
     ],
 )  # fmt: skip
