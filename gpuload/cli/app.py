@@ -202,11 +202,10 @@ def inspect(
     Examples: gpuload inspect imagenet/train; gpuload inspect train val --recipe recipe.py:train --html report.html
     """
     from gpuload.cli.inspect import Settings, run
-    from gpuload.datasets.folder import EXTENSIONS
 
     if pixels != "all" and not pixels.isdecimal():
         raise typer.BadParameter(f"expected a number of images, or 'all', got {pixels!r}", param_hint="--pixels")
-    given = {"fields": fields, "image": image, "target": target}
+    given = {"fields": fields, "image": image, "target": target, "extensions": extensions and extensions.lower()}
     settings = Settings(
         data=data,
         recipe=recipe,
@@ -218,7 +217,6 @@ def inspect(
         draws=draws,
         seed=seed,
         workers=workers,
-        extensions=EXTENSIONS if extensions is None else tuple(extensions.lower().split(",")),
         given={name: value for name, value in given.items() if value is not None},
     )
     raise typer.Exit(run(settings))

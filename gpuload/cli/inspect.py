@@ -14,15 +14,16 @@ from rich.table import Table
 from gpuload.cli.console import STOPPED, bars, count_of, fail, make_console, say
 from gpuload.cli.pack import source_of
 from gpuload.cli.recipe import load_recipe
-from gpuload.datasets import read
 from gpuload.datasets.folder import EXTENSIONS
+from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError
 from gpuload.inspection.advice import Advice, advise, is_bad
+from gpuload.inspection.files import NAMED
 from gpuload.inspection.gather import Gathered, gather, gather_pixels
 from gpuload.inspection.ignored import ignored_in
 from gpuload.inspection.page import GROUPS_SHOWN, IMAGES_SHOWN, bytes_text, render, visible
-from gpuload.inspection.sheet import contact_sheet, default_recipe, thumbnails
+from gpuload.inspection.sheet import SIDE, chosen, contact_sheet, default_recipe, thumbnails
 from gpuload.inspection.summary import summarise
 from gpuload.loader.cpus import usable_cpus
 
@@ -49,7 +50,6 @@ class Settings:
     draws: int = 6
     seed: int = 0
     workers: int | None = None
-    extensions: tuple[str, ...] = EXTENSIONS
     given: dict[str, str] | None = None
 
 
@@ -62,7 +62,9 @@ def run(settings: Settings, console: Console | None = None) -> int:
         recipe = default_recipe() if settings.recipe is None else load_recipe(settings.recipe)
         datasets = [_dataset(data, settings) for data in settings.data]
         names = _names(settings.data)
-        ignored = [_ignored(dataset, settings.extensions) for dataset in datasets]
+        endings = (settings.given or {}).get("extensions")
+        extensions = EXTENSIONS if endings is None else tuple(endings.split(","))
+        ignored = [_ignored(dataset, extensions) for dataset in datasets]
         workers = usable_cpus() if settings.workers is None else settings.workers
         with bars(talk) as begin:
             found = gather(
@@ -97,12 +99,9 @@ def visible_lines(text: str) -> str:
 
 def _dataset(data: str, settings: Settings) -> Any:
     """What `gpuload pack` takes as a source; or a single image."""
-    if os.path.isfile(data) and data.lower().endswith(settings.extensions):
+    if os.path.isfile(data) and data.lower().endswith(tuple(NAMED)):
         return [read(data)]
-    given = dict(settings.given or {})
-    dataset = source_of(data, given)
-    if settings.extensions != EXTENSIONS and type(dataset).__name__ in ("ImageFolder", "ImageFiles"):
-        dataset = type(dataset)(data, extensions=settings.extensions)
+    dataset = source_of(data, settings.given or {})
     if not len(dataset):
         raise ValueError(f"{data!r} has no samples in it")
     return dataset
@@ -142,18 +141,20 @@ def _write(
 
     assert options.html is not None
     few = min(workers, 2)
-    sheet = contact_sheet(found, recipe, images=options.images, draws=options.draws, seed=options.seed, workers=few)
-    rows = [
+    strips = chosen(found, options.images)
+    doubles = [
         image["row"]
         for kind in ("files", "pixels", "looks")
         for group in summary["duplicates"][kind]["listed"][:GROUPS_SHOWN]
         for image in group["images"][:IMAGES_SHOWN]
     ]
+    pictures = thumbnails(found, dict.fromkeys(doubles, SMALL_SIDE) | dict.fromkeys(strips, SIDE), workers=few)
+    sheet = contact_sheet(found, strips, recipe, pictures, draws=options.draws, seed=options.seed, workers=few)
     text = render(
         summary,
         advice,
         sheet,
-        thumbnails(found, rows, workers=few, side=SMALL_SIDE),
+        pictures,
         recipe="\n".join(map(repr, recipe)),
         seed=options.seed,
         version=__version__,
@@ -209,7 +210,8 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "sizes",
             (
-                f"median {width['median']:,.0f}×{height['median']:,.0f}, smallest {'×'.join(map(str, sizes['smallest']))}, "
+                f"median {width['median']:,.0f}×{height['median']:,.0f}, "
+                f"smallest {'×'.join(map(str, sizes['smallest']))}, "
                 f"largest {'×'.join(map(str, sizes['largest']))}; {count_of(sizes['distinct'], 'size')}"
             ),
         )
@@ -226,8 +228,8 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "classes",
             (
-                f"{classes['count']:,}; the largest is {most['name']} with {most['count']:,}, the smallest {least['name']} "
-                f"with {least['count']:,}"
+                f"{classes['count']:,}; the largest is {most['name']} with {most['count']:,}, "
+                f"the smallest {least['name']} with {least['count']:,}"
             ),
         )
     doubles = summary["duplicates"]

@@ -213,11 +213,12 @@ def _formats(summary: dict[str, Any]) -> list[Advice]:
         )
     for one in summary["data"]:
         if one["ignored"]:
+            total = sum(one["ignored"].values())
             shown = ", ".join(f"{count:,} × {ending}" for ending, count in list(one["ignored"].items())[:5])
             found.append(
                 Advice(
                     "note",
-                    f"{sum(one['ignored'].values()):,} files in {one['name']} are not read",
+                    f"{total:,} {'file' if total == 1 else 'files'} in {one['name']} {'is' if total == 1 else 'are'} not read",
                     f"{shown}. Name the endings of those that are images.",
                     'gl.ImageFolder(…, extensions=(".jpg", …))',
                 )

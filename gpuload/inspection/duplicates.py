@@ -14,7 +14,9 @@ import numpy as np
 
 __all__ = ["Groups", "equal", "looking_alike"]
 
-APART: Final = 7  # bits of 128
+# Bits of 128. Of 48 photographs, copies at half and three quarters of the size and at quality 50 had at most 4 others,
+# copies at a quarter of it and quality 85 at most 6, two different photographs at least 40.
+APART: Final = 7
 BANDS: Final = 8  # of 16 bits each
 BLOCK: Final = 1024  # images that are held against others at a time
 

@@ -24,8 +24,8 @@ from gpuload.decode.orientation import read_orientation
 from gpuload.errors import DecodeError, one_line
 
 __all__ = [
-    "ALPHA", "DAMAGED", "DEEP", "FORMATS", "GOOD", "MISNAMED", "MODES", "PROFILE", "PROGRESSIVE_JPEG", "REFUSED",
-    "RESTARTS", "ROW", "SAMPLINGS", "Taken", "cause_of", "decoded", "digest_of", "look_at", "take_apart",
+    "ALPHA", "DAMAGED", "DEEP", "FORMATS", "GOOD", "MISNAMED", "MODES", "NAMED", "PROFILE", "PROGRESSIVE_JPEG",
+    "REFUSED", "RESTARTS", "ROW", "SAMPLINGS", "Taken", "cause_of", "decoded", "digest_of", "look_at", "take_apart",
 ]  # fmt: skip
 
 FORMATS: Final = ("?", "JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM", "QOI", "array")
@@ -94,7 +94,7 @@ def take_apart(sample: Any) -> Taken:
 
 
 def look_at(sample: Any, decoder: Decoder) -> tuple[np.ndarray, str]:
-    """The first 12 numbers of a `ROW` for a sample, and as JSON what else is to be told: ``label``, ``cause``."""
+    """The first 11 numbers of a `ROW` for a sample, and as JSON what else is to be told: ``label``, ``cause``."""
     image, label = take_apart(sample)
     told: dict[str, Any] = {} if label is None else {"label": label}
     numbers = _of_array(image.hwc) if isinstance(image, Image) else _of_file(image, decoder, told)

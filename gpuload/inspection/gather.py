@@ -9,15 +9,14 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
-from gpuload.decode.decoder import Decoder
-from gpuload.decode.options import Decode
 from gpuload.errors import GpuloadError
-from gpuload.inspection.files import DAMAGED, GOOD, ROW, cause_of, look_at
-from gpuload.inspection.pixels import PIXELS, measure
+from gpuload.inspection.files import DAMAGED, GOOD, ROW
+from gpuload.inspection.pixels import PIXELS
+from gpuload.inspection.seen import Seen
 from gpuload.loader.loader import Loader
 from gpuload.workers.faults import Faults
 
@@ -26,51 +25,9 @@ __all__ = ["Gathered", "Told", "gather", "gather_pixels", "name_of"]
 BATCH: Final = 256
 MOST_NOTES: Final = 10_000  # causes that are kept; all are counted
 MOST_CLASSES: Final = 100_000  # more labels than these are no classes
-FIELDS: Final = 12  # numbers of a `ROW` that workers fill in
 
 Told = Callable[[int, int], None]
 """Called with how many images are done, of how many."""
-
-
-class Seen:
-    """A dataset of what workers see in samples of others.
-
-    Args:
-        datasets: the data sets.
-        which, indices: for each sample, its data set and its index there.
-        how: ``"files"``: `look_at`; ``"pixels"``: `measure`.
-    """
-
-    def __init__(
-        self, datasets: list[Any], which: np.ndarray, indices: np.ndarray, how: Literal["files", "pixels"]
-    ) -> None:
-        self._datasets, self._which, self._indices, self._how = datasets, which, indices, how
-        self._decoder: Decoder | None = None
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, number: int) -> tuple[int, np.ndarray, str]:
-        self._decoder = self._decoder or Decoder(Decode())
-        files = self._how == "files"
-        try:
-            sample = self._datasets[self._which[number]][int(self._indices[number])]
-            return number, *(look_at if files else measure)(sample, self._decoder)
-        except Exception as error:  # whatever a dataset raises for a sample that it cannot read
-            told = json.dumps({"cause": cause_of(error), "source": getattr(error, "filename", None)})
-            numbers = np.zeros(FIELDS - 1 if files else PIXELS.itemsize // 8, np.int64)
-            numbers[0] = DAMAGED if files else 0
-            return number, numbers if files else numbers[None], told
-
-    def will_need(self, numbers: list[int]) -> None:
-        """Let data sets that can have the kernel read these samples, which are asked for soon."""
-        for number in numbers:
-            dataset = self._datasets[self._which[number]]
-            if (will_need := getattr(dataset, "will_need", None)) is not None:
-                will_need([int(self._indices[number])])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decoder": None}
 
 
 @dataclass
@@ -84,8 +41,8 @@ class Gathered:
         indices: of each row in its data set.
         classes: the names that the rows' labels number, over all data sets.
         notes: why images are damaged or refused, by row; the first 10,000.
-        measured: the rows of which pixels were counted; pixels: a `PIXELS` for each, in order, without its levels.
-        levels: how often each level is there, 4 channels × 256, over all images of `main`.
+        drawn: whether not all images were decoded, but some, drawn at random.
+        measured: the rows of which pixels were counted; pixels: a `COMPACT` for each, in order.
         main: the channels and bits that most of the measured images have.
         groups: for each channels and bits: images, pixels, and the sums and sums of squares of each channel.
     """
@@ -96,6 +53,7 @@ class Gathered:
     indices: np.ndarray
     classes: list[str] = field(default_factory=list)
     notes: dict[int, str] = field(default_factory=dict)
+    drawn: bool = False
     measured: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     pixels: np.ndarray = field(default_factory=lambda: np.empty(0, COMPACT))
     groups: dict[tuple[int, int], Group] = field(default_factory=dict)
@@ -201,7 +159,7 @@ def gather_pixels(
     rng = np.random.default_rng(seed)
     good = np.flatnonzero(found.rows["state"] == GOOD)
     if most is not None and most < len(good):
-        good = np.sort(rng.choice(good, most, replace=False, shuffle=False))
+        good, found.drawn = np.sort(rng.choice(good, most, replace=False, shuffle=False)), True
     compact, kept = np.zeros(len(good), COMPACT), np.zeros(len(good), bool)
     if len(good):
         seen = Seen(found.datasets, found.rows["which"][good], found.indices[good], "pixels")

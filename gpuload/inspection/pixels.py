@@ -83,6 +83,6 @@ def _looks(pixels: np.ndarray, bits: int) -> tuple[int, int]:
     picture = Pillow.fromarray(pixels if channels in (3, 4) else np.ascontiguousarray(pixels[:, :, 0])).convert("L")
     hashes = []
     for size, axis in (((9, 8), 1), ((8, 9), 0)):
-        small = np.asarray(picture.resize(size, Pillow.Resampling.BOX, reducing_gap=3.0), np.int16)
+        small = np.asarray(picture.resize(size, Pillow.Resampling.HAMMING), np.int16)
         hashes.append(int(np.packbits(np.diff(small, axis=axis) > 0).view(np.int64)[0]))
     return hashes[0], hashes[1]

@@ -15,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.datasets.sample import Encoded, Image
-from gpuload.inspection.files import DEEP, GOOD, take_apart
+from gpuload.inspection.files import DEEP, GOOD
 from gpuload.inspection.gather import Gathered, name_of
+from gpuload.inspection.seen import Picked
 from gpuload.loader.loader import Loader
 from gpuload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
 from gpuload.workers.faults import Faults
 
-__all__ = ["Strip", "contact_sheet", "default_recipe", "thumbnails"]
+__all__ = ["SIDE", "Strip", "chosen", "contact_sheet", "default_recipe", "thumbnails"]
 
 SIDE: Final = 176  # pixels of the longer side
 QUALITY: Final = 82
@@ -51,45 +51,53 @@ class Strip:
     after: list[str]
 
 
-class Picked:
-    """A dataset of some images of others, each with its label, or 0 if that is no number."""
-
-    def __init__(self, found: Gathered, rows: Sequence[int]) -> None:
-        self._datasets = found.datasets
-        self._places = [(int(found.rows["which"][row]), int(found.indices[row])) for row in rows]
-        self._deep = [bool(found.rows["flags"][row] & DEEP) for row in rows]
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, number: int) -> tuple[Encoded | Image, int]:
-        which, index = self._places[number]
-        image, label = take_apart(self._datasets[which][index])
-        if isinstance(image, Encoded) and self._deep[number]:
-            image = Encoded(image.data, "unchanged", image.source)
-        return image, label if isinstance(label, int) else 0
+def chosen(found: Gathered, images: int) -> list[int]:
+    """Rows for a contact sheet: from all over the data, one of each of as many classes as there can be. All are of the
+    kind that most measured images are of, since a batch has one."""
+    rows = found.measured
+    if not len(rows) or not images:
+        return []
+    modes = found.rows["mode"][rows].astype(np.int64) << 16 | (found.rows["flags"][rows] & DEEP)
+    kinds, counts = np.unique(modes, return_counts=True)
+    rows = rows[modes == kinds[counts.argmax()]]
+    _, first = np.unique(found.rows["label"][rows], return_index=True)
+    if len(first) > images:
+        first = first[np.linspace(0, len(first) - 1, images).round().astype(int)]
+    rest = np.setdiff1d(np.arange(len(rows)), first)
+    more = min(images - len(first), len(rest))
+    if more > 0:
+        first = np.r_[first, rest[np.linspace(0, len(rest) - 1, more).round().astype(int)]]
+    return np.sort(rows[first]).tolist()
 
 
 def contact_sheet(
-    found: Gathered, recipe: Sequence[Any], *, images: int, draws: int, seed: int, workers: int | None
+    found: Gathered,
+    rows: Sequence[int],
+    recipe: Sequence[Any],
+    before: dict[int, str],
+    *,
+    draws: int,
+    seed: int,
+    workers: int | None,
 ) -> list[Strip]:
-    """Images from all over the data, from as many classes as there can be, before and after the recipe.
+    """Images before and after the recipe.
+
+    Args:
+        rows: of the images.
+        before: pictures of them as they are.
 
     Raises:
         SampleError, TypeError, ValueError: the recipe cannot be applied to such images.
     """
-    rows = _chosen(found, images)
     if not rows:
         return []
-    before = thumbnails(found, rows, workers=workers)
     after: list[list[str]] = [[] for _ in rows]
-    with _loader(Picked(found, rows), len(rows), seed, workers, recipe, on_error="raise") as loader:
+    with _loader(_picked(found, rows), len(rows), seed, workers, recipe, on_error="raise") as loader:
         for _ in range(draws):
             for batch, _ in loader:
-                for place, views in enumerate(
-                    _views(batch[0] if isinstance(batch, list | tuple) else batch, len(rows))
-                ):
-                    after[place] += [_uri(_levels(view, recipe)) for view in views]
+                images = batch[0] if isinstance(batch, list | tuple) else batch
+                for place, views in enumerate(_views(images, len(rows))):
+                    after[place] += [_uri(_levels(view, recipe), SIDE) for view in views]
     labels = found.rows["label"]
     return [
         Strip(
@@ -103,19 +111,28 @@ def contact_sheet(
     ]
 
 
-def thumbnails(found: Gathered, rows: Sequence[int], *, workers: int | None, side: int = SIDE) -> dict[int, str]:
-    """Small pictures of whole images, by row; without those that cannot be shown."""
+def thumbnails(found: Gathered, sides: dict[int, int], *, workers: int | None) -> dict[int, str]:
+    """Small pictures of whole images, by row; without those that cannot be shown.
+
+    Args:
+        sides: for each row how many pixels the longer side has.
+    """
     shown: dict[int, str] = {}
-    rows = list(dict.fromkeys(row for row in rows if found.rows["state"][row] == GOOD))
+    rows = [row for row in sides if found.rows["state"][row] == GOOD]
     if not rows:
         return shown
     # One by one: a few large ones at once could take more memory than there is.
-    with _loader(Picked(found, rows), 1, 0, workers, [], on_error="skip") as loader, warnings.catch_warnings():
+    with _loader(_picked(found, rows), 1, 0, workers, [], on_error="skip") as loader, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # that one is skipped
         for (images, _), info in loader:
             for image, index in zip(images, info.indices.tolist(), strict=True):
-                shown[rows[index]] = _uri(_levels(image, []), side)
+                shown[rows[index]] = _uri(_levels(image, []), sides[rows[index]])
     return shown
+
+
+def _picked(found: Gathered, rows: Sequence[int]) -> Picked:
+    own = found.rows[np.asarray(rows)]
+    return Picked(found.datasets, own["which"], found.indices[np.asarray(rows)], own["flags"] & DEEP > 0)
 
 
 def _loader(
@@ -134,25 +151,6 @@ def _loader(
     )
 
 
-def _chosen(found: Gathered, images: int) -> list[int]:
-    """Rows of the kind that most measured images are of, one of each of as many classes as there can be."""
-    rows = found.measured
-    if not len(rows):
-        return []
-    modes = found.rows["mode"][rows].astype(np.int64) << 16 | (found.rows["flags"][rows] & DEEP)
-    kinds, counts = np.unique(modes, return_counts=True)
-    rows = rows[modes == kinds[counts.argmax()]]
-    labels = found.rows["label"][rows]
-    _, first = np.unique(labels, return_index=True)
-    if len(first) > images:
-        first = first[np.linspace(0, len(first) - 1, images).round().astype(int)]
-    rest = np.setdiff1d(np.arange(len(rows)), first)
-    more = min(images - len(first), len(rest))
-    if more > 0:
-        first = np.r_[first, rest[np.linspace(0, len(rest) - 1, more).round().astype(int)]]
-    return np.sort(rows[first]).tolist()
-
-
 def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
     """For each image what a recipe made of it: one picture, or one for each view of a `MultiView`."""
     if (
@@ -166,20 +164,22 @@ def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
 
 def _levels(image: torch.Tensor, recipe: Sequence[Any]) -> np.ndarray:
     """A finished image, C×H×W of any type, as levels H×W×3 to look at: a `Normalize` of the recipe is taken back."""
-    pixels = image.detach().float().cpu()
-    if image.is_floating_point():
+    pixels = image.detach().cpu()
+    if pixels.dtype != torch.uint8:
+        deep, pixels = pixels.dtype == torch.uint16, pixels.float()
         normalize = next((step for step in reversed(recipe) if isinstance(step, Normalize)), None)
         if normalize is not None and len(normalize.mean) in (1, len(pixels)):
             pixels = pixels * torch.tensor(normalize.std)[:, None, None] + torch.tensor(normalize.mean)[:, None, None]
-        if normalize is not None or float(pixels.abs().max()) <= 2:
+        if deep:
+            pixels = pixels / 257
+        elif normalize is not None or float(pixels.abs().max()) <= 2:
             pixels = pixels * 255
-    elif image.dtype == torch.uint16:
-        pixels = pixels / 257
-    pixels = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
-    return pixels.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+        pixels = pixels.round().clamp(0, 255).to(torch.uint8)
+    levels = pixels.permute(1, 2, 0).numpy()
+    return levels[:, :, :3] if levels.shape[2] >= 3 else np.repeat(levels[:, :, :1], 3, axis=2)
 
 
-def _uri(levels_hwc: np.ndarray, side: int = SIDE) -> str:
+def _uri(levels_hwc: np.ndarray, side: int) -> str:
     from PIL import Image as Pillow
 
     picture, file = Pillow.fromarray(np.ascontiguousarray(levels_hwc)), io.BytesIO()
