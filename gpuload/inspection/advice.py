@@ -128,7 +128,7 @@ def _classes(summary: dict[str, Any]) -> list[Advice]:
         found.append(
             Advice(
                 "note",
-                f"{count:,} of {classes['count']:,} classes have fewer than 10 images",
+                f"Fewer than 10 images in {count:,} of {classes['count']:,} classes",
                 "Too few to learn much from, or to measure with.",
             )
         )
@@ -218,7 +218,7 @@ def _formats(summary: dict[str, Any]) -> list[Advice]:
             found.append(
                 Advice(
                     "note",
-                    f"{total:,} {'file' if total == 1 else 'files'} in {one['name']} {'is' if total == 1 else 'are'} not read",
+                    f"{total:,} {'file is' if total == 1 else 'files are'} not read in {one['name']}",
                     f"{shown}. Name the endings of those that are images.",
                     'gl.ImageFolder(…, extensions=(".jpg", …))',
                 )

@@ -76,6 +76,8 @@ def equal(keys: np.ndarray, rows: np.ndarray) -> Groups:
 
 def looking_alike(looks: np.ndarray, rows: np.ndarray) -> Groups:
     """Groups of rows whose looks (n × 2 int64) differ in few bits, directly or by way of others."""
+    if not len(rows):
+        return equal(looks, rows)
     unique, inverse = np.unique(looks, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     root = list(range(len(unique)))

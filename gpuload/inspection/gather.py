@@ -240,6 +240,8 @@ class _Labels:
 def name_of(found: Gathered, row: int, *, full: bool = False) -> str:
     """How an image is called: its path, from the data set's root on if not `full`; else its key; else its index."""
     dataset, index = found.datasets[found.rows["which"][row]], int(found.indices[row])
+    if isinstance(dataset, list):
+        return getattr(dataset[index], "source", None) or f"sample {index}"
     for names in ("paths", "keys"):
         try:
             name = getattr(dataset, names)[index]

@@ -19,7 +19,7 @@ from gpuload.inspection.files import DEEP, GOOD
 from gpuload.inspection.gather import Gathered, name_of
 from gpuload.inspection.seen import Picked
 from gpuload.loader.loader import Loader
-from gpuload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
+from gpuload.transforms import Chain, Normalize, RandomHorizontalFlip, RandomResizedCrop
 from gpuload.workers.faults import Faults
 
 __all__ = ["SIDE", "Strip", "chosen", "contact_sheet", "default_recipe", "thumbnails"]
@@ -144,7 +144,7 @@ def _loader(
         transforms=recipe,
         num_workers=workers,
         device="cpu",
-        ragged="list",
+        ragged="error" if Chain(recipe).module is not None else "list",  # a module takes a whole batch
         seed=seed,
         info=True,
         faults=Faults(on_error=on_error, max_error_rate=1.0, max_restarts=100),
