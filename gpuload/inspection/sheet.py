@@ -138,13 +138,15 @@ def _picked(found: Gathered, rows: Sequence[int]) -> Picked:
 def _loader(
     dataset: Any, batch_size: int, seed: int, workers: int | None, recipe: Sequence[Any], *, on_error: Any
 ) -> Loader:
+    chain = Chain(recipe)
+    whole = chain.module is not None or chain.mixing is not None  # these take a batch of one size
     return Loader(
         dataset,
         batch_size,
-        transforms=recipe,
+        transforms=chain,
         num_workers=workers,
         device="cpu",
-        ragged="error" if Chain(recipe).module is not None else "list",  # a module takes a whole batch
+        ragged="error" if whole else "list",
         seed=seed,
         info=True,
         faults=Faults(on_error=on_error, max_error_rate=1.0, max_restarts=100),

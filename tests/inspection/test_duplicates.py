@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 
+from gpuload.inspection import duplicates
 from gpuload.inspection.duplicates import APART, Groups, equal, looking_alike
 
 
@@ -63,9 +65,10 @@ def test_no_pair_that_looks_alike_is_missed() -> None:
     assert len(looking_alike(np.zeros((0, 2), np.int64), np.zeros(0, np.int64))) == 0
 
 
-def test_many_that_share_a_part_are_held_against_each_other_in_blocks() -> None:
-    """All have the same first half, so they are one band of 2,500."""
+def test_many_that_share_a_part_are_held_against_each_other_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have the same first half, so they are one band of 700."""
+    monkeypatch.setattr(duplicates, "BLOCK", 300)
     rng = np.random.default_rng(2)
-    looks = np.stack([np.zeros(2500, np.int64), rng.integers(0, 1 << 62, 2500)], axis=1)
-    looks[2400] = looks[5] ^ np.array([0, 1])
-    assert as_sets(looking_alike(looks, np.arange(2500))) == {frozenset({5, 2400})}
+    looks = np.stack([np.zeros(700, np.int64), rng.integers(0, 1 << 62, 700)], axis=1)
+    looks[680] = looks[5] ^ np.array([0, 1])
+    assert as_sets(looking_alike(looks, np.arange(700))) == {frozenset({5, 680})}

@@ -84,7 +84,7 @@ def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
     ("recipe", "pictures"),
     [
         ([T.MultiView([[T.CenterCrop(16)], [T.CenterCrop(16)], [T.CenterCrop(24)]])], 3),
-        ([T.Resize((16, 16)), T.MixUp(num_classes=2)], 1),
+        ([T.Resize((16, 16)), T.ToDtype("float32", scale=True), T.MixUp(num_classes=2)], 1),
         ([T.RandomShortestSize(16)], 1),
         ([T.CenterCrop(16), T.Normalize((0.5,) * 3, (0.5,) * 3), torch.nn.Identity()], 1),
     ],
