@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent
 # From the top: a room may import its own modules and what stands below it. Rooms of one floor do not know each other.
 FLOORS = (
     ("cli", "exporters"),
-    ("packing",),
+    ("inspection", "packing"),
     ("loader",),
     ("batches",),
     ("stage",),
@@ -41,7 +41,7 @@ BACKENDS = ("reference", "kornia", "dali", "fused")
 # What can be imported where there is no torch, beside `gpuload` itself: workers import it. A function there may import
 # torch where only the user's own objects lead to it.
 WITHOUT_TORCH = (
-    "exporters", "packing", "workers", "ring", "order", "decode", "transforms", "datasets", "rng", "errors",
+    "exporters", "inspection.seen", "packing", "workers", "ring", "order", "decode", "transforms", "datasets", "rng", "errors",
     "batches.pad",
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ OPTIONS_OF: Final = {
     "fields": ("TarShards",),
     "image": ("LMDB", "Parquet", "HDF5"),
     "target": ("LMDB", "Parquet", "HDF5"),
+    "extensions": ("ImageFolder", "ImageFiles"),
 }
 
 
@@ -32,8 +33,9 @@ def source_of(source: str, given: dict[str, str]) -> Any:
     if name == "packed":
         return open_packed(os.path.abspath(source))
     options: dict[str, Any] = dict(given)
-    if "fields" in options:
-        options["fields"] = tuple(options["fields"].split(","))
+    for several in ("fields", "extensions"):
+        if several in options:
+            options[several] = tuple(options[several].split(","))
     if options.get("target") == "":
         options["target"] = None
     return getattr(datasets, name)(source, **options)
