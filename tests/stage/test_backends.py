@@ -88,8 +88,8 @@ def test_the_plan_shows_what_runs_where(jpeg_folder):
 @pytest.mark.parametrize(
     ("name", "place", "text"),
     [
-        ("kornia", "find_spec", r"needs Kornia, which cannot be imported here; run `pip install kornia`"),
-        ("dali", "_installed", r"pip install 'gpuload\[dali\]'"),
+        ("kornia", "find_spec", r"needs Kornia, which cannot be imported here; run `pip install 'gpuload\[kornia\]'`"),
+        ("dali", "_installed", r"pip install 'gpuload\[dali-cu13\]'"),
         ("fused", "find_spec", r"needs Triton, which is not installed; use `pip install triton`"),
     ],
 )
