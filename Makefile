@@ -9,6 +9,7 @@
 #   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
 #   make bench-gpu loaders end to end on a GPU; ARGS="--simulate" runs it through on the CPU; benchmarks/gpu.sh does more
 #   make notebooks run the notebooks and write their outputs into them
+#   make pictures  draw the README's plot and picture anew, from benchmarks/results and by gpuload's transforms
 #   make soak      ten minutes in which a worker is killed every second and files are damaged; ARGS as for bench
 #   make dist      the wheel and the sdist in dist/, checked; RELEASING.md has the rest
 #   make api       write the public names and signatures anew (tests/public_api.txt)
@@ -33,7 +34,7 @@ EVERYTHING := --editable '.[cu$(CUDA_MAJOR),$(DALI),fused,cli,demo,kornia]'
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-.PHONY: install demo test test-fast lint format bench bench-gpu notebooks soak dist api clean
+.PHONY: install demo test test-fast lint format bench bench-gpu notebooks pictures soak dist api clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -64,6 +65,10 @@ bench-gpu: $(VENV)/.installed-bench
 
 notebooks: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --nbmake --overwrite notebooks $(ARGS)
+
+pictures: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.plot_rates
+	$(BIN)/python -m benchmarks.plot_augmented
 
 soak: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.soak $(ARGS)
