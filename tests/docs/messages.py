@@ -1,0 +1,90 @@
+"""The messages of gpuload's own errors, read from its source: each with `…` for what depends on the case."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).parents[2] / "gpuload"
+ERRORS = {
+    "BackendError",
+    "CollateError",
+    "CompilerError",
+    "DecodeError",
+    "GpuloadError",
+    "LimitError",
+    "SampleError",
+    "TooManyErrors",
+    "WorkerError",
+}
+# Where a message is made that is raised elsewhere: functions that return it, constants that hold it.
+MAKERS = {
+    "datasets/bit_depth.py": {"too_deep"},
+    "datasets/files.py": {"too_large", "no_image"},
+    "ring/ring.py": {"_lacking"},
+    "stage/dali/backend.py": {"missing"},
+    "stage/fused/backend.py": {"missing", "_cannot_compile"},
+    "stage/kornia/backend.py": {"MISSING"},
+}
+
+
+class Message(NamedTuple):
+    text: str
+    place: str  # the module, below the package
+    line: int
+
+
+def template(node: ast.expr) -> str:
+    """The text that an expression gives, `…` where it depends on the case; what is added under a condition is left
+    out."""
+    match node:
+        case ast.Constant(str(text)):
+            return text
+        case ast.JoinedStr(parts):
+            return "".join(map(template, parts))
+        case ast.BinOp(left, ast.Add(), ast.IfExp()):
+            return template(left)
+        case ast.BinOp(left, ast.Add(), right):
+            return template(left) + template(right)
+        case ast.IfExp(_, text, ast.Constant(None)) | ast.IfExp(_, ast.Constant(None), text):
+            return template(text)
+    return "…"
+
+
+def raised() -> Iterator[Message]:
+    """What the package's errors are made with."""
+    for path, tree in _modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS and node.args:
+                yield Message(template(node.args[0]), path, node.lineno)
+
+
+def made() -> Iterator[Message]:
+    """What `MAKERS` return."""
+    for path, tree in _modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name in MAKERS.get(path, ()):
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Return) and inner.value is not None:
+                        yield Message(template(inner.value), path, inner.lineno)
+            elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) in MAKERS.get(path, ()):
+                assert node.value is not None
+                yield Message(template(node.value), path, node.lineno)
+            elif path == "errors.py" and isinstance(node, ast.Assign) and _assigns_text(node):
+                yield Message(template(node.value), path, node.lineno)  # what `SampleError` says of its record
+
+
+def _assigns_text(node: ast.Assign) -> bool:
+    return getattr(node.targets[0], "id", None) == "text" and isinstance(node.value, ast.JoinedStr)
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def says_something(text: str) -> bool:
+    """Whether a message has words of its own, and is not what a maker gave."""
+    return any(part.strip(" :()\n'") for part in text.split("…"))
