@@ -22,8 +22,6 @@ version = release = gpuload.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design"]
 exclude_patterns = ["_static"]
-# A page of a list that may have none yet.
-suppress_warnings = ["toc.empty_glob"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -31,7 +29,7 @@ myst_heading_anchors = 4
 # Docstrings have names in single backticks: links where they are names of gpuload, else plain code.
 default_role = "py:obj"
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r".*")] 
+nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(torch|numpy|gpuload\.transforms)\..*"), ("py:exc", ".*")]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
@@ -55,6 +53,16 @@ def lead_home(app: Any, docname: str, source: list[str]) -> None:
         source[0] = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}(#[^)]*)?\)", rf"]({target}\1)", source[0])
 
 
+def leave_out(app: Any, docname: str, source: list[str]) -> None:
+    """A line of the table of contents such as ``[c]li`` or ``tutorials/*`` is dropped where it matches no page."""
+    if docname == "index":
+        patterns = re.findall(r"^(?:\[\w\]\w+|\w+/\*)$", source[0], re.MULTILINE)
+        for pattern in patterns:
+            if not [*HERE.glob(f"{pattern}.md")]:
+                source[0] = source[0].replace(f"\n{pattern}\n", "\n")
+
+
 def setup(app: Any) -> None:
     pages.write(HERE)
     app.connect("source-read", lead_home)
+    app.connect("source-read", leave_out)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import scene
-from blocks import FENCE, blocks_of
+from docs import scene
+from docs.blocks import FENCE, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")] if blocks_of(path))
