@@ -25,6 +25,7 @@ SMALLER = {
     " 256,\n": " 8,\n",
     "range(90)": "range(1)",
     "transforms=[...]": "transforms=[]",
+    "Compose([...])": "Compose([v2.RandomHorizontalFlip()])",
 }
 
 
@@ -45,6 +46,6 @@ class Block(NamedTuple):
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start("code")) - 1, textwrap.dedent(found["code"]), found["why"])
+        Block(page, text.count("\n", 0, found.start("code")), textwrap.dedent(found["code"]), found["why"])
         for found in FENCE.finditer(text)
     ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import originals
 from pictures import jpeg_bytes, smooth_image
 from PIL import Image
 from tars import archive
@@ -55,18 +57,32 @@ def names(page: str) -> dict[str, Any]:
     return common | SCENES.get(page, dict)()
 
 
+class Timm:
+    """What pages ask of timm, whose import takes four seconds; `T.from_timm` is tested with timm's own."""
+
+    class data:
+        @staticmethod
+        def resolve_model_data_config(model: Any) -> dict[str, Any]:
+            return {"input_size": (3, 32, 32), "interpolation": "bicubic", "mean": MEAN, "std": STD, "crop_pct": 0.9}
+
+        @staticmethod
+        def resolve_data_config(*, model: Any) -> dict[str, Any]:
+            return Timm.data.resolve_model_data_config(model)
+
+
 def readme() -> dict[str, Any]:
-    import timm
-    from torchvision import models
+    originals.torchvision()
+    import torch
     from torchvision.transforms import v2
+    from torchvision.transforms._presets import ImageClassification
 
     views = {name: T.RandomResizedCrop(size) for name, size in (("global_a", 64), ("global_b", 64), ("local", 32))}
-    model = timm.create_model("test_resnet")
-    return {"timm": timm, "v2": v2, "weights": models.ResNet18_Weights.DEFAULT, "model": model, **views}
+    model = torch.nn.Linear(1, 1)
+    return {"timm": Timm, "v2": v2, "weights": SimpleNamespace(transforms=lambda: ImageClassification(crop_size=224)), "model": model, **views}
 
 
 def moving() -> dict[str, Any]:
-    import timm
+    originals.torchvision()
     from torch.utils.data import DataLoader
     from torchvision import datasets
     from torchvision.transforms import v2
@@ -75,15 +91,15 @@ def moving() -> dict[str, Any]:
     for shard in range(4):
         archive(Path(f"train-{shard:03d}.tar"), {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))})
     ready = [(np.zeros((3, 8, 8), np.float32), number) for number in range(16)]
-    model = timm.create_model("test_resnet")
-    return {"timm": timm, "v2": v2, "datasets": datasets, "DataLoader": DataLoader, "model": model, "dataset": ready}
+    return {"timm": Timm, "v2": v2, "datasets": datasets, "DataLoader": DataLoader, "model": None, "dataset": ready}
 
 
 def backends() -> dict[str, Any]:
+    originals.torchvision()
     import kornia.augmentation
     from torchvision.transforms import v2
 
-    return {"K": kornia.augmentation, "v2": v2, "module": v2.Identity()}
+    return {"K": kornia.augmentation, "v2": v2, "module": kornia.augmentation.RandomInvert()}
 
 
 def dataloader() -> dict[str, Any]:
@@ -95,8 +111,7 @@ def dataloader() -> dict[str, Any]:
 
 
 def targets() -> dict[str, Any]:
-    import torchvision
-
+    torchvision = originals.torchvision()
     _coco()
     return {"torchvision": torchvision, "root": "coco/val2017", "annotation_file": COCO}
 
@@ -115,7 +130,7 @@ def _coco() -> None:
 def transforms() -> dict[str, Any]:
     image = smooth_image(300, 400, 1)
     bands = np.zeros((13, 32, 32), np.float32)
-    return {"image": image, "mask": np.zeros((300, 400), np.uint8), "bands": bands, "means": [0.5] * 13, "stds": [1.0] * 13}
+    return {"image": image, "mask": np.zeros((300, 400), np.uint8), "bands": bands, "label": 3, "means": [0.5] * 13, "stds": [1.0] * 13}
 
 
 def multispectral() -> dict[str, Any]:
