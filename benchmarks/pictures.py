@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation: ``python -m benchmarks.pictures`` writes them into docs/pictures.
 
-`rates.svg` and `rates-dark.svg` show what benchmarks/results/loading-cpu.json records, and nothing else. `augmented.jpg`
-shows what `CHAIN` makes of photographs in scikit-image's wheel, which are free to use.
+`rates.svg` and `rates-dark.svg` show what benchmarks/results/loading-cpu.json records, and nothing else.
+`augmented.jpg` shows what a few transforms make of photographs in scikit-image's wheel, which are free to use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def draw_rates(results: dict[str, Any], path: Path) -> None:
     bars = axes.barh(
         list(LOADERS.values()), list(found.values()), color=[THEIRS] * (len(LOADERS) - 1) + [OURS], height=0.62
     )
-    axes.bar_label(bars, [f"{rate:,.0f}" for rate in found.values()], padding=5, color=ink, fontsize=11, fontweight="bold")
+    axes.bar_label(
+        bars, [f"{rate:,.0f}" for rate in found.values()], padding=5, color=ink, fontsize=11, fontweight="bold"
+    )
     axes.set_xlim(0, 1.12 * max(found.values()))
     machine = results["machine"]
     axes.set_xlabel(f"images/s on {machine['cpus']} cores ({machine['cpu']})", color=ink)

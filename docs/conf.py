@@ -13,8 +13,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-import gpuload  # noqa: E402
 import pages  # noqa: E402
+
+import gpuload  # noqa: E402
 
 project = "gpuload"
 author = "The gpuload authors"

@@ -83,7 +83,8 @@ def write(folder: Path) -> None:
 
 
 def _transforms() -> Iterator[str]:
-    yield "# Transforms\n\n`from gpuload import transforms as T`. What they have in common, and a table of all: [Transforms](../transforms.md)."
+    common = "What they have in common, and a table of all: [Transforms](../transforms.md)."
+    yield f"# Transforms\n\n`from gpuload import transforms as T`. {common}"
     for title, names in families().items():
         yield f"## {title}"
         yield from map(_entry("gpuload.transforms"), names)

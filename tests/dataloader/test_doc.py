@@ -1,4 +1,4 @@
-"""docs/dataloader.md says how each promise is kept, docs/dataloader-tests.md which tests show it, and none is missing."""
+"""docs/dataloader.md says how each promise is kept, docs/dataloader-tests.md which tests show it; none is missing."""
 
 from __future__ import annotations
 

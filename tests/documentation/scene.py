@@ -78,7 +78,13 @@ def readme() -> dict[str, Any]:
 
     views = {name: T.RandomResizedCrop(size) for name, size in (("global_a", 64), ("global_b", 64), ("local", 32))}
     model = torch.nn.Linear(1, 1)
-    return {"timm": Timm, "v2": v2, "weights": SimpleNamespace(transforms=lambda: ImageClassification(crop_size=224)), "model": model, **views}
+    return {
+        "timm": Timm,
+        "v2": v2,
+        "weights": SimpleNamespace(transforms=lambda: ImageClassification(crop_size=224)),
+        "model": model,
+        **views,
+    }
 
 
 def moving() -> dict[str, Any]:
@@ -89,7 +95,10 @@ def moving() -> dict[str, Any]:
 
     picture = jpeg_bytes(smooth_image(40, 60, 1))
     for shard in range(4):
-        archive(Path(f"train-{shard:03d}.tar"), {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))})
+        archive(
+            Path(f"train-{shard:03d}.tar"),
+            {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))},
+        )
     ready = [(np.zeros((3, 8, 8), np.float32), number) for number in range(16)]
     return {"timm": Timm, "v2": v2, "datasets": datasets, "DataLoader": DataLoader, "model": None, "dataset": ready}
 
@@ -120,9 +129,14 @@ COCO = "coco/annotations/instances_val2017.json"
 
 
 def _coco() -> None:
-    boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [5, 5, 20, 20], "area": 400, "iscrowd": 0} for n in range(8)]
+    boxes = [
+        {"id": n, "image_id": n, "category_id": 1, "bbox": [5, 5, 20, 20], "area": 400, "iscrowd": 0} for n in range(8)
+    ]
     listed = [{"id": n, "file_name": f"{n}.jpg", "width": 120, "height": 90} for n in range(8)]
-    _put(Path(COCO), json.dumps({"images": listed, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}).encode())
+    _put(
+        Path(COCO),
+        json.dumps({"images": listed, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}).encode(),
+    )
     for number in range(8):
         _put(Path(f"coco/val2017/{number}.jpg"), jpeg_bytes(smooth_image(90, 120, number)))
 
@@ -130,7 +144,14 @@ def _coco() -> None:
 def transforms() -> dict[str, Any]:
     image = smooth_image(300, 400, 1)
     bands = np.zeros((13, 32, 32), np.float32)
-    return {"image": image, "mask": np.zeros((300, 400), np.uint8), "bands": bands, "label": 3, "means": [0.5] * 13, "stds": [1.0] * 13}
+    return {
+        "image": image,
+        "mask": np.zeros((300, 400), np.uint8),
+        "bands": bands,
+        "label": 3,
+        "means": [0.5] * 13,
+        "stds": [1.0] * 13,
+    }
 
 
 def multispectral() -> dict[str, Any]:
@@ -144,7 +165,11 @@ def multispectral() -> dict[str, Any]:
 
 
 def text() -> dict[str, Any]:
-    return {"captions": {path: f"a photograph, number {n}" for n, path in enumerate(sorted(Path("imagenet").rglob("*.jpg")))}}
+    return {
+        "captions": {
+            path: f"a photograph, number {n}" for n, path in enumerate(sorted(Path("imagenet").rglob("*.jpg")))
+        }
+    }
 
 
 def data() -> dict[str, Any]:
@@ -185,7 +210,13 @@ def data() -> dict[str, Any]:
         file["images"] = np.zeros((2, 8, 8, 3), np.uint8)
         file["train/pixels"] = np.zeros((2, 3, 8, 8), np.uint8)
     _coco()
-    return {"pyarrow": pa, "table": table, "path": "written.parquet", "labels": [0, 1], "classes": np.zeros(10_000_000, np.uint8)}
+    return {
+        "pyarrow": pa,
+        "table": table,
+        "path": "written.parquet",
+        "labels": [0, 1],
+        "classes": np.zeros(10_000_000, np.uint8),
+    }
 
 
 SCENES: dict[str, Callable[[], dict[str, Any]]] = {

@@ -67,19 +67,16 @@ def dead_links(site: Path) -> list[str]:
             target = (site / name).parent.joinpath(path.partition("?")[0]).resolve() if path else site / name
             if target.is_dir():
                 target = target / "index.html"
-            if not target.is_file():
+            if not target.is_file() or (
+                anchor and anchor not in pages[target.relative_to(site.resolve()).as_posix()].anchors
+            ):
                 dead.append(f"{name}: {link}")
-            elif anchor and target.suffix == ".html":
-                if anchor not in pages[target.relative_to(site.resolve()).as_posix()].anchors:
-                    dead.append(f"{name}: {link}")
     return dead
 
 
 def outward(site: Path) -> dict[str, set[str]]:
     """The links that leave the site, by page."""
-    return {
-        name: {link for link in page.links if re.match(r"\w[\w+.-]*:", link)} for name, page in read(site).items()
-    }
+    return {name: {link for link in page.links if re.match(r"\w[\w+.-]*:", link)} for name, page in read(site).items()}
 
 
 def browse(site: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:

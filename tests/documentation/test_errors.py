@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from docs.messages import MAKERS, made, raised, says_something
+from documentation.messages import MAKERS, made, raised, says_something
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
 SECTIONS = {part.split("\n", 1)[0]: part for part in PAGE.split("\n### ")[1:]}
