@@ -19,6 +19,7 @@ ERRORS = {
     "TooManyErrors",
     "WorkerError",
 }
+OWN = ERRORS | {"_Kind"}  # the bases of others
 # Where a message is made that is raised elsewhere: functions that return it, constants that hold it.
 MAKERS = {
     "datasets/bit_depth.py": {"too_deep"},
@@ -72,12 +73,18 @@ def made() -> Iterator[Message]:
             elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) in MAKERS.get(path, ()):
                 assert node.value is not None
                 yield Message(template(node.value), path, node.lineno)
-            elif path == "errors.py" and isinstance(node, ast.Assign) and _assigns_text(node):
-                yield Message(template(node.value), path, node.lineno)  # what `SampleError` says of its record
+            elif isinstance(node, ast.ClassDef) and any(getattr(base, "id", None) in OWN for base in node.bases):
+                yield from _of_class(node, path)
 
 
-def _assigns_text(node: ast.Assign) -> bool:
-    return getattr(node.targets[0], "id", None) == "text" and isinstance(node.value, ast.JoinedStr)
+def _of_class(node: ast.ClassDef, path: str) -> Iterator[Message]:
+    """The messages that a class of errors makes itself: what it begins `text` with, or gives to its base."""
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Assign([ast.Name("text")], text):
+                yield Message(template(text), path, inner.lineno)
+            case ast.Call(ast.Attribute(attr="__init__"), [ast.JoinedStr() as text, *_]):
+                yield Message(template(text), path, inner.lineno)
 
 
 def _modules() -> Iterator[tuple[str, ast.Module]]:

@@ -79,9 +79,14 @@ def outward(site: Path) -> dict[str, set[str]]:
     return {name: {link for link in page.links if re.match(r"\w[\w+.-]*:", link)} for name, page in read(site).items()}
 
 
+def browser() -> str | None:
+    """Debian's chromium, or what others call it."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 def browse(site: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What Debian's chromium says of every page, and what its console says."""
-    program = shutil.which("chromium")
+    program = browser()
     assert program is not None
     names = [path.relative_to(site).as_posix() for path in sorted(site.rglob("*.html"))]
     harness = site / "harness.htm"
