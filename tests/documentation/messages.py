@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,9 +88,15 @@ def _of_class(node: ast.ClassDef, path: str) -> Iterator[Message]:
                 yield Message(template(text), path, inner.lineno)
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def _modules() -> list[tuple[str, ast.Module]]:
+    """Those that name an error, or make a message."""
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix()
+        if name in MAKERS or any(error in text for error in OWN):
+            found.append((name, ast.parse(text)))
+    return found
 
 
 def says_something(text: str) -> bool:
