@@ -9,6 +9,7 @@
 #   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
 #   make bench-gpu loaders end to end on a GPU; ARGS="--simulate" runs it through on the CPU; benchmarks/gpu.sh does more
 #   make notebooks run the notebooks and write their outputs into them
+#   make docs      the documentation site, into build/docs; a warning is an error
 #   make pictures  draw the README's plot and picture anew, from benchmarks/results and by gpuload's transforms
 #   make soak      ten minutes in which a worker is killed every second and files are damaged; ARGS as for bench
 #   make dist      the wheel and the sdist in dist/, checked; RELEASING.md has the rest
@@ -34,7 +35,7 @@ EVERYTHING := --editable '.[cu$(CUDA_MAJOR),$(DALI),fused,cli,demo,kornia]'
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-.PHONY: install demo test test-fast lint format bench bench-gpu notebooks pictures soak dist api clean
+.PHONY: install demo test test-fast lint format bench bench-gpu notebooks docs pictures soak dist api clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -65,6 +66,9 @@ bench-gpu: $(VENV)/.installed-bench
 
 notebooks: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --nbmake --overwrite notebooks $(ARGS)
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --nitpicky --fail-on-warning --keep-going -b html docs build/docs $(ARGS)
 
 pictures: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.plot_rates
@@ -108,6 +112,11 @@ $(VENV)/.installed-test: $(VENV)/.pip pyproject.toml constraints.txt
 
 $(VENV)/.installed-lint: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) $(EVERYTHING) --group dev
+	$(COMPILE)
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.pip pyproject.toml constraints.txt
+	$(INSTALL) --editable . --group docs
 	$(COMPILE)
 	touch $@
 

@@ -223,7 +223,7 @@ class Loader:
 
     @property
     def device(self) -> torch.device:
-        """Where the batches go: where they would, before the first `iter()`, if `device` was not given."""
+        """Where the batches go; before the first `iter()`, if `device` was not given, where they would."""
         return resolve_device(self._options.stage.device) if self._session is None else self._session.stage.device
 
     @property

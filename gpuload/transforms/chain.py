@@ -51,7 +51,7 @@ class Chain:
     """Transforms in the order in which they are applied.
 
     Args:
-        transforms: from `gpuload.transforms`, or torch `nn.Module`s, which are called with the batch's images. For
+        transforms: from `gpuload.transforms`, or modules of torch, which are called with the batch's images. For
             torchvision's transforms see `gpuload.transforms.from_torchvision`.
 
     Attributes:

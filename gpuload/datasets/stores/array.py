@@ -119,7 +119,8 @@ class ArrayFile(Store):
         storage_options: of a URL, what fsspec takes, or a `Remote`.
 
     Attributes:
-        shape, dtype: of the whole array.
+        shape: of the whole array.
+        dtype: of the whole array.
         labels: as an array, or None.
 
     Raises:

@@ -1,0 +1,69 @@
+"""What Sphinx builds the site from: ``make docs`` writes it into build/docs.
+
+Pages are Markdown, and read well without the site too. `pages` writes those that are made from the code at each build.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import pages  # noqa: E402
+
+import gpuload  # noqa: E402
+
+project = "gpuload"
+author = "The gpuload authors"
+version = release = gpuload.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design"]
+exclude_patterns = ["_static"]
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+
+# Docstrings have names in single backticks: links where they are names of gpuload, else plain code.
+default_role = "py:obj"
+nitpicky = True
+nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(torch|numpy|gpuload\.transforms)\..*"), ("py:exc", ".*")]
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+napoleon_use_ivar = True
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = "gpuload"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = html_show_sourcelink = False
+html_show_copyright = False
+
+
+def lead_home(app: Any, docname: str, source: list[str]) -> None:
+    """Links that leave docs/ are for readers of the repository; here they lead to the pages made of those files."""
+    depth = docname.count("/")
+    for name, page in pages.OUTSIDE.items():
+        target = "../" * depth + page
+        source[0] = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}(#[^)]*)?\)", rf"]({target}\1)", source[0])
+
+
+def leave_out(app: Any, docname: str, source: list[str]) -> None:
+    """A line of the table of contents such as ``[c]li`` or ``tutorials/*`` is dropped where it matches no page."""
+    if docname == "index":
+        patterns = re.findall(r"^(?:\[\w\]\w+|\w+/\*)$", source[0], re.MULTILINE)
+        for pattern in patterns:
+            if not [*HERE.glob(f"{pattern}.md")]:
+                source[0] = source[0].replace(f"\n{pattern}\n", "\n")
+
+
+def setup(app: Any) -> None:
+    pages.write(HERE)
+    app.connect("source-read", lead_home)
+    app.connect("source-read", leave_out)

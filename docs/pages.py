@@ -1,0 +1,114 @@
+"""The pages that are made from the code at each build: the reference, and the repository's own pages.
+
+The reference has every public name, grouped by where it lives: a new name comes to its page by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import gpuload
+from gpuload import transforms
+
+__all__ = ["OUTSIDE", "groups", "write"]
+
+ROOT = Path(__file__).parents[1]
+
+# What lies outside docs/, and the page that it becomes.
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
+}
+
+# Page and title, and the modules whose names stand there; the first that fits.
+PAGES = (
+    ("samples", "What a dataset returns", ("gpuload.datasets.sample", "gpuload.datasets.worker", "gpuload.rng")),
+    ("datasets", "Datasets", ("gpuload.datasets",)),
+    ("packing", "Packing", ("gpuload.packing",)),
+    ("errors", "Errors", ("gpuload.errors",)),
+    ("loader", "The loader", ("gpuload",)),
+)
+FIRST = ("Loader", "ImageFolder", "ImageFiles", "Encoded", "read", "GpuloadError")  # on their pages
+
+# The transforms' families, and their modules; the last takes all others.
+FAMILIES = (
+    ("Crops, sizes, flips", "random_resized_crop geometry resizing keep_ratio padding"),
+    ("Warps", "warps elastic"),
+    ("Colour, blur, noise", "color color_random blur_noise jpeg"),
+    ("Policies", "auto augmix timm_randaugment timm_policies"),
+    ("To numbers", "convert"),
+    ("Erasing and mixing", "erasing mixing gathering"),
+    ("Boxes, keypoints, clips", "boxes keypoints clips"),
+    ("Choosing and combining", "composite multiview chain epochs"),
+    ("From other libraries", "interop"),
+    ("Your own, and trying", ""),
+)
+
+
+def groups() -> dict[str, tuple[str, list[str]]]:
+    """The names of gpuload on each page of the reference: its title, and the names."""
+    made: dict[str, tuple[str, list[str]]] = {page: (title, []) for page, title, _ in PAGES}
+    for name in gpuload.__all__:
+        if name in ("transforms", "__version__"):
+            continue
+        home = gpuload._HOMES[name]
+        page = next(page for page, _, modules in PAGES if home.startswith(modules))
+        made[page][1].append(name)
+    for _, names in made.values():
+        names.sort(key=lambda name: (name not in FIRST, FIRST.index(name) if name in FIRST else 0, name.lower()))
+    return made
+
+
+def families() -> dict[str, list[str]]:
+    """The names of gpuload.transforms in each family."""
+    made: dict[str, list[str]] = {title: [] for title, _ in FAMILIES}
+    for name in sorted(transforms.__all__, key=str.lower):
+        home = transforms._HOMES.get(name, "")
+        made[next(title for title, modules in FAMILIES if not modules or home in modules.split())].append(name)
+    return made
+
+
+def write(folder: Path) -> None:
+    """Write all of them; a file that has not changed is left alone, so that it is not built again."""
+    for page, (title, names) in groups().items():
+        _put(folder / "reference" / f"{page}.md", "\n\n".join([f"# {title}", *map(_entry("gpuload"), names)]) + "\n")
+    _put(folder / "reference" / "transforms.md", "\n\n".join(_transforms()) + "\n")
+    for name, page in OUTSIDE.items():
+        if page.startswith("project/"):
+            _put(folder / page, _moved((ROOT / name).read_text(encoding="utf-8")))
+
+
+def _transforms() -> Iterator[str]:
+    common = "What they have in common, and a table of all: [Transforms](../transforms.md)."
+    yield f"# Transforms\n\n`from gpuload import transforms as T`. {common}"
+    for title, names in families().items():
+        yield f"## {title}"
+        yield from map(_entry("gpuload.transforms"), names)
+
+
+def _entry(module: str):
+    def entry(name: str) -> str:
+        value = getattr(transforms if module.endswith("transforms") else gpuload, name)
+        kind = "autoclass" if isinstance(value, type) else "autofunction"
+        members = "\n   :members:\n   :exclude-members: __new__" if kind == "autoclass" and module == "gpuload" else ""
+        return f"```{{eval-rst}}\n.. currentmodule:: {module}\n\n.. {kind}:: {name}{members}\n```"
+
+    return entry
+
+
+def _moved(text: str) -> str:
+    """A page of the repository's root, two folders further down: its links lead to the site's pages."""
+    text = re.sub(r"\]\(docs/([^)]+)\)", r"](../\1)", text)
+    for name, page in OUTSIDE.items():
+        text = re.sub(rf"\]\({re.escape(name)}(#[^)]*)?\)", rf"](../{page}\1)", text)
+    return re.sub(r"\[([^\]]+)\]\((?!\w+:|\.\./|#)[^)]+\)", r"\1", text)  # files that are no pages
+
+
+def _put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")

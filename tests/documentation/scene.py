@@ -1,0 +1,232 @@
+"""What the blocks of pages find: files in their folder, and the names that a reader would have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import originals
+from pictures import jpeg_bytes, smooth_image
+from PIL import Image
+from tars import archive
+
+import gpuload as gl
+from gpuload import transforms as T
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def write(folder: Path) -> None:
+    """The images that most pages read."""
+    pictures = [jpeg_bytes(smooth_image(90 + 10 * (number % 2), 120, number)) for number in range(16)]
+    for number, picture in enumerate(pictures):
+        for part in ("train", "val"):
+            _put(folder / "imagenet" / part / ("ant", "bee")[number % 2] / f"{number:02d}.jpg", picture)
+    for number in range(8):
+        _put(folder / "data" / "birds" / f"{number}.jpg", pictures[number])
+        for frame in range(6):
+            _put(folder / "clips" / f"{number:02d}" / f"{frame:03d}.jpg", pictures[frame])
+    birds = [{"file": f"birds/{number}.jpg", "species": number % 3, "weight_g": 20.5} for number in range(8)]
+    _put(folder / "data" / "birds.json", json.dumps(birds).encode())
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def names(page: str) -> dict[str, Any]:
+    """What a page's blocks expect to be there; its files are made in the folder that they run in."""
+    import torch
+
+    common = {
+        "gl": gl,
+        "T": T,
+        "torch": torch,
+        "np": np,
+        "Path": Path,
+        "dataset": gl.ImageFolder("imagenet/train"),
+        "device": torch.device("cpu"),
+        "mean": MEAN,
+        "std": STD,
+    }
+    return common | SCENES.get(page, dict)()
+
+
+class Timm:
+    """What pages ask of timm, whose import takes four seconds; `T.from_timm` is tested with timm's own."""
+
+    class data:
+        @staticmethod
+        def resolve_model_data_config(model: Any) -> dict[str, Any]:
+            return {"input_size": (3, 32, 32), "interpolation": "bicubic", "mean": MEAN, "std": STD, "crop_pct": 0.9}
+
+        @staticmethod
+        def resolve_data_config(*, model: Any) -> dict[str, Any]:
+            return Timm.data.resolve_model_data_config(model)
+
+
+def readme() -> dict[str, Any]:
+    originals.torchvision()
+    import torch
+    from torchvision.transforms import v2
+    from torchvision.transforms._presets import ImageClassification
+
+    views = {name: T.RandomResizedCrop(size) for name, size in (("global_a", 64), ("global_b", 64), ("local", 32))}
+    model = torch.nn.Linear(1, 1)
+    return {
+        "timm": Timm,
+        "v2": v2,
+        "weights": SimpleNamespace(transforms=lambda: ImageClassification(crop_size=224)),
+        "model": model,
+        **views,
+    }
+
+
+def moving() -> dict[str, Any]:
+    originals.torchvision()
+    from torch.utils.data import DataLoader
+    from torchvision import datasets
+    from torchvision.transforms import v2
+
+    picture = jpeg_bytes(smooth_image(40, 60, 1))
+    for shard in range(4):
+        archive(
+            Path(f"train-{shard:03d}.tar"),
+            {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))},
+        )
+    ready = [(np.zeros((3, 8, 8), np.float32), number) for number in range(16)]
+    return {"timm": Timm, "v2": v2, "datasets": datasets, "DataLoader": DataLoader, "model": None, "dataset": ready}
+
+
+def backends() -> dict[str, Any]:
+    originals.torchvision()
+    import kornia.augmentation
+    from torchvision.transforms import v2
+
+    return {"K": kornia.augmentation, "v2": v2, "module": kornia.augmentation.RandomInvert()}
+
+
+def dataloader() -> dict[str, Any]:
+    import itertools
+
+    from torch.utils.data import DataLoader
+
+    return {"DataLoader": DataLoader, "itertools": itertools}
+
+
+def targets() -> dict[str, Any]:
+    torchvision = originals.torchvision()
+    _coco()
+    return {"torchvision": torchvision, "root": "coco/val2017", "annotation_file": COCO}
+
+
+COCO = "coco/annotations/instances_val2017.json"
+
+
+def _coco() -> None:
+    boxes = [
+        {"id": n, "image_id": n, "category_id": 1, "bbox": [5, 5, 20, 20], "area": 400, "iscrowd": 0} for n in range(8)
+    ]
+    listed = [{"id": n, "file_name": f"{n}.jpg", "width": 120, "height": 90} for n in range(8)]
+    _put(
+        Path(COCO),
+        json.dumps({"images": listed, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}).encode(),
+    )
+    for number in range(8):
+        _put(Path(f"coco/val2017/{number}.jpg"), jpeg_bytes(smooth_image(90, 120, number)))
+
+
+def transforms() -> dict[str, Any]:
+    image = smooth_image(300, 400, 1)
+    bands = np.zeros((13, 32, 32), np.float32)
+    return {
+        "image": image,
+        "mask": np.zeros((300, 400), np.uint8),
+        "bands": bands,
+        "label": 3,
+        "means": [0.5] * 13,
+        "stds": [1.0] * 13,
+    }
+
+
+def multispectral() -> dict[str, Any]:
+    paths = [Path(f"tile-{number}.npy") for number in range(8)]
+    for path in paths:
+        np.save(path, np.full((13, 80, 90), 1200, np.uint16))
+    xrays = [Path(f"xray-{number}.png") for number in range(8)]
+    for number, path in enumerate(xrays):
+        Image.fromarray(np.full((110, 120), 4000 * number, np.uint16)).save(path)
+    return {"paths": paths, "xrays": xrays}
+
+
+def text() -> dict[str, Any]:
+    return {
+        "captions": {
+            path: f"a photograph, number {n}" for n, path in enumerate(sorted(Path("imagenet").rglob("*.jpg")))
+        }
+    }
+
+
+def data() -> dict[str, Any]:
+    """Stores of every kind, with hardly anything in them."""
+    import h5py
+    import lmdb
+    import pyarrow as pa
+    import pyarrow.parquet
+    import zstandard
+
+    picture = jpeg_bytes(smooth_image(20, 24, 1))
+    for shard in range(100):
+        path = archive(Path(f"data/train-{shard:03d}.tar"), {"0.jpg": picture, "0.cls": b"3"})
+        Path(f"{path}.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    np.save("train.npy", np.zeros((4, 8, 8, 3), np.uint8))
+    np.save("labels.npy", np.arange(4))
+    np.save("scans.npy", np.zeros((2, 3, 8, 8), np.float32))
+    np.save("ct.npy", np.zeros((2, 8, 8), np.int16))
+    Path("images.raw").write_bytes(bytes(16 + 2 * 224 * 224 * 3))
+    rows = {"image": [{"bytes": picture, "path": "0.jpg"}] * 4, "label": [0, 1, 0, 1], "caption": list("abcd")}
+    table = pa.table(rows)
+    pyarrow.parquet.write_table(table, "data/train-0.parquet")
+    Path("pairs").mkdir()
+    pyarrow.parquet.write_table(pa.table({"jpg": [picture] * 4, "cls": [0, 1, 0, 1]}), "pairs/0.parquet")
+    pyarrow.parquet.write_table(pa.table({"file": ["0.jpg"] * 4}), "train.parquet")
+    for name, pairs in {
+        "train.lmdb": {"0.jpg": picture, "0.cls": b"3"},
+        "words.lmdb": {"image-0": picture, "label-0": b"ant"},
+        "own.lmdb": {"0": bytes(8) + picture},
+    }.items():
+        with lmdb.open(name, subdir=False, map_size=1 << 20) as environment, environment.begin(write=True) as writing:
+            for key, value in pairs.items():
+                writing.put(key.encode(), value)
+    Path("train.csv").write_text("path,label\n0.jpg,ant\n")
+    Path("train.tsv").write_text("3\t0.jpg\n")
+    with h5py.File("train.h5", "w") as file:
+        file["labels"] = np.arange(2)
+        file["images"] = np.zeros((2, 8, 8, 3), np.uint8)
+        file["train/pixels"] = np.zeros((2, 3, 8, 8), np.uint8)
+    _coco()
+    return {
+        "pyarrow": pa,
+        "table": table,
+        "path": "written.parquet",
+        "labels": [0, 1],
+        "classes": np.zeros(10_000_000, np.uint8),
+    }
+
+
+SCENES: dict[str, Callable[[], dict[str, Any]]] = {
+    "README.md": readme,
+    "docs/backends.md": backends,
+    "docs/data.md": data,
+    "docs/dataloader.md": dataloader,
+    "docs/howto/moving.md": moving,
+    "docs/howto/multispectral.md": multispectral,
+    "docs/howto/text.md": text,
+    "docs/targets.md": targets,
+    "docs/transforms.md": transforms,
+}
