@@ -17,7 +17,7 @@ from examples.conftest import FOLDER
 
 import gpuload as gl
 
-IMAGES = 192  # of which a small set has so many for training
+IMAGES = 128  # of which a small set has so many for training
 MEAN, STD = (torch.tensor(three)[:, None, None] for three in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 # What learns in the same way: a classifier, by F.cross_entropy, a step for each batch of 32.
 CLASSIFIERS = ("plain", "with_albumentations", "with_kornia")
@@ -73,7 +73,7 @@ def test_imagenet(run, steps):
     options = ["-a", "mobilenet_v3_small", "--size", 32, "--lr", 0.5, "--print-every", 2]
     text = run("imagenet", *options, "--epochs", 1)
     assert seen(steps.sizes, 1) == [IMAGES]
-    assert "step 6 of 6: loss" in text
+    assert "step 4 of 4: loss" in text
     assert re.search(r"epoch 1: \d+\.\d+% right", text)
     [right] = printed(run("imagenet", *options, "--evaluate"), r"([\d.]+)% right")
     assert right == printed(text, r"([\d.]+)% right")[0]  # from the checkpoint

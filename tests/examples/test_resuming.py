@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 LIMIT_S = 150
-EPOCHS, STEPS, KILLED_AFTER = 2, 6, 9
+EPOCHS, STEPS, KILLED_AFTER = 2, 4, 7
 
 
 class Killed(Exception):
@@ -55,13 +55,13 @@ def ended_and_started_again(
     assert before == pytest.approx(whole[:KILLED_AFTER], abs=1e-5)
     steps.losses.clear()
     run(name, *options, where, "killed")
-    saved = KILLED_AFTER // 4 * 4  # the last multiple of --save-every
+    saved = KILLED_AFTER // 2 * 2  # the last multiple of --save-every
     assert steps.losses == pytest.approx(whole[saved:], abs=1e-5)
 
 
 def test_accelerate(run, steps, monkeypatch):
     state = pytest.importorskip("accelerate.state", reason="accelerate is not installed")
-    options = ["--epochs", EPOCHS, "--save-every", 4]
+    options = ["--epochs", EPOCHS, "--save-every", 2]
     try:
         ended_and_started_again(run, steps, monkeypatch, "with_accelerate", "--checkpoint", *options)
     finally:
@@ -71,7 +71,7 @@ def test_accelerate(run, steps, monkeypatch):
 def test_lightning(run, steps, monkeypatch):
     originals.torchvision()  # Lightning's torchmetrics imports it
     pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
-    options = ["--epochs", EPOCHS, "--save-every", 4]
+    options = ["--epochs", EPOCHS, "--save-every", 2]
     ended_and_started_again(run, steps, monkeypatch, "with_lightning", "--folder", *options)
 
 
@@ -80,7 +80,7 @@ def test_the_trainer_of_transformers(run, steps, monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
     from accelerate.state import AcceleratorState
 
-    options = ["--epochs", EPOCHS, "--save-every", 4]
+    options = ["--epochs", EPOCHS, "--save-every", 2]
     try:
         ended_and_started_again(run, steps, monkeypatch, "with_trainer", "--folder", *options)
     finally:
@@ -136,7 +136,7 @@ def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch)
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode == 0, errors
-    assert "goes on from two.pt, after step 8" in said
+    assert "goes on from two.pt, after step 6" in said
     assert losses(said) == pytest.approx(undisturbed, abs=1e-4)
     assert not dist.is_initialized()
 
