@@ -6,9 +6,9 @@
 
 What changed against the original:
 
-- `gl.ImageFolder`, `gl.Loader` and `gpuload.transforms` are there for torchvision's ImageFolder, DataLoader and transforms.
-- There is no DistributedSampler, no set_epoch(), no pin_memory and no .to(device): a loader gives each process its part of
-  each batch, on its device, and counts its epochs.
+- `gl.ImageFolder`, `gl.Loader` and `gpuload.transforms` stand for torchvision's ImageFolder, DataLoader and transforms.
+- There is no DistributedSampler, no set_epoch(), no pin_memory and no .to(device): a loader gives each process its part
+  of each batch, on its device, and counts its epochs.
 - Validation on several GPUs is exact (`uneven="exact"`); the original reads what is left over on every GPU again.
 - A checkpoint has the loader's state too, so a run goes on in the middle of an epoch.
 - torchrun starts the processes, so the options for mp.spawn() are gone.

@@ -1,7 +1,7 @@
 """Trains a classifier in plain PyTorch: two loaders, and the loop that you have already.
 
-    python examples/plain.py                     on small pictures, in seconds
-    python examples/plain.py PATH --epochs 10    on yours: PATH/train/CLASS/….jpg and PATH/val/CLASS/….jpg
+python examples/plain.py                     on small pictures, in seconds
+python examples/plain.py PATH --epochs 10    on yours: PATH/train/CLASS/….jpg and PATH/val/CLASS/….jpg
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Trains a small U-Net on data in Pascal VOC's format; the masks move with their images.
 
-    python examples/segmentation.py
-    python examples/segmentation.py PATH --epochs 50    PATH/JPEGImages, PATH/SegmentationClass, PATH/ImageSets/…
+python examples/segmentation.py
+python examples/segmentation.py PATH --epochs 50    PATH/JPEGImages, PATH/SegmentationClass, PATH/ImageSets/…
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class UNet(nn.Module):
             return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.ReLU())
 
         self.down = nn.ModuleList(map(block, (3, *widths[:-1]), widths))
-        self.up = nn.ModuleList(block(a + b, a) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.up = nn.ModuleList(block(a + b, a) for a, b in pairwise(widths))
         self.head = nn.Conv2d(widths[0], classes, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,9 @@ class Shape(NamedTuple):
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The options that all examples have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="?", type=Path, metavar="PATH", help="your images; default: small ones, drawn now")
+    parser.add_argument(
+        "data", nargs="?", type=Path, metavar="PATH", help="your images; default: small ones, drawn now"
+    )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each process (%(default)s)")
     parser.add_argument("--size", type=int, help="side of the images in a batch; default: 224, or 64 without PATH")

@@ -28,7 +28,9 @@ class Images(pl.LightningDataModule):
         super().__init__()
         self.root, self.batch_size, self.size, self.workers = root, batch_size, size, workers
 
-    def setup(self, stage: str) -> None:  # when the ranks and their devices are known, and before a checkpoint is loaded
+    def setup(
+        self, stage: str
+    ) -> None:  # when the ranks and their devices are known, and before a checkpoint is loaded
         crop = [T.RandomResizedCrop(self.size), T.RandomHorizontalFlip(), NORMALIZE]
         whole = [T.Resize(self.size * 8 // 7), T.CenterCrop(self.size), NORMALIZE]
         self.training = self.loader("train", crop, shuffle=True)
@@ -37,9 +39,7 @@ class Images(pl.LightningDataModule):
     def loader(self, part: str, transforms: list[Any], *, shuffle: bool) -> gl.Loader:
         device = self.trainer.strategy.root_device if self.trainer else None
         data = gl.ImageFolder(self.root / part)
-        return gl.Loader(
-            data, self.batch_size, shuffle, transforms=transforms, num_workers=self.workers, device=device
-        )
+        return gl.Loader(data, self.batch_size, shuffle, transforms=transforms, num_workers=self.workers, device=device)
 
     def train_dataloader(self) -> gl.Loader:
         return self.training

@@ -44,7 +44,8 @@ class Loading(Trainer):
     """A Trainer whose batches come from these loaders: sharing out and moving to the device are done."""
 
     def __init__(self, training: gl.Loader, validation: gl.Loader, **options: Any) -> None:
-        super().__init__(callbacks=[SaveLoader(training)], **options)
+        options |= {"callbacks": [SaveLoader(training)], "eval_dataset": validation.dataset}
+        super().__init__(**options)
         self.training, self.validation = training, validation
 
     def get_train_dataloader(self) -> Any:
@@ -68,7 +69,7 @@ class SaveLoader(TrainerCallback):
 
 def main() -> None:
     parser = small.parser(__doc__)
-    parser.add_argument("--model", help="of the Hugging Face hub; default: a small ViT that is new")
+    parser.add_argument("--model", help="of the Hugging Face hub; default: a small ResNet, not trained")
     parser.add_argument("--folder", default="runs", help="of the checkpoints (%(default)s)")
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     args = small.arguments(parser, small.folder)
@@ -99,9 +100,8 @@ def main() -> None:
             args.model, num_labels=classes, ignore_mismatched_sizes=True
         )
     else:
-        shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-        vit = transformers.ViTConfig(image_size=args.size, patch_size=args.size // 8, num_labels=classes, **shape)
-        model = AutoModelForImageClassification.from_config(vit)
+        shape = {"embedding_size": 16, "hidden_sizes": [16, 32, 64], "depths": [1, 1, 1], "layer_type": "basic"}
+        model = AutoModelForImageClassification.from_config(transformers.ResNetConfig(num_labels=classes, **shape))
     trainer = Loading(
         training,
         validation,

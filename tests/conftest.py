@@ -50,6 +50,7 @@ FOLDERS = {
 OPTIONAL = {
     "accelerate": "accelerate",
     "aiohttp": "aiohttp",
+    "albumentations": "albumentations",
     "datasets": "datasets",
     "DALI": "nvidia.dali",
     "fsspec": "fsspec",
@@ -74,6 +75,7 @@ OPTIONAL = {
     "timm": "timm",
     "torchdata": "torchdata",
     "torchvision": "torchvision",
+    "transformers": "transformers",
     "triton": "triton",
     "Triton": "triton",
     "typer": "typer",

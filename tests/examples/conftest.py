@@ -44,9 +44,12 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # it would look for a newer version of itself
+    # One thread for the transforms of small images: beside other tests, two wait for each other.
+    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 1)
 
     def run(name: str, *options: object) -> str:
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, options), "--workers", "0", "--device", "cpu"])
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--workers", "0", "--device", "cpu", *map(str, options)])
         importlib.import_module(name).main()
         return capsys.readouterr().out
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -36,35 +33,27 @@ def seen(sizes: list[int], epochs: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifiers(name, run, steps):
-    text = run(name, "--epochs", 3)
+    text = run(name, "--epochs", 2, "--size", 48)
     losses = printed(text, r"epoch \d: loss ([\d.]+)")
-    assert len(losses) == 3
-    assert losses[2] < 0.8 * losses[0]
-    assert seen(steps.sizes, 3) == [IMAGES] * 3
+    assert len(losses) == 2
+    assert losses[1] < 0.9 * losses[0]
+    assert seen(steps.sizes, 2) == [IMAGES] * 2
 
 
 @pytest.mark.processes
-def test_from_the_command_line_with_workers(tmp_path):
-    """On a user's own folders, as a program of its own."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        importlib.import_module("small").folder(tmp_path, 48, 16)
-    finally:
-        sys.path.remove(str(FOLDER))
-    options = [tmp_path, "--epochs", "1", "--size", "32", "--workers", "2", "--device", "cpu"]
-    command = [sys.executable, FOLDER / "plain.py", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(r"epoch 1: loss \d\.\d+, [\d,]+ images/s, \d+\.\d% of the validation set right\n", done.stdout)
+def test_on_folders_of_ones_own_with_workers(run, tmp_path):
+    importlib.import_module("small").folder(tmp_path, 48, 16)
+    text = run("plain", tmp_path, "--epochs", 1, "--size", 32, "--workers", 2)
+    assert re.fullmatch(r"epoch 1: loss \d\.\d+, [\d,]+ images/s, \d+\.\d% of the validation set right\n", text)
 
 
 @pytest.mark.slow
 def test_timm(run):
     originals.timm()
-    text = run("with_timm", "--model", "test_resnet", "--epochs", 4, "--size", 32, "--lr", 0.01)
+    text = run("with_timm", "--model", "test_resnet", "--epochs", 3, "--size", 32, "--lr", 0.01)
     losses, right = printed(text, r"loss ([\d.]+)"), printed(text, r"([\d.]+)% of the validation set right")
-    assert losses[3] < losses[0]
-    assert right[3] > 40  # by chance 25
+    assert losses[2] < losses[0]
+    assert right[2] > 40  # by chance 25
 
 
 @pytest.mark.slow
@@ -81,11 +70,11 @@ def test_imagenet(run, steps):
 
 @pytest.mark.slow
 def test_detection(run):
-    text = run("detection", "--epochs", 6)
+    text = run("detection", "--epochs", 4)
     losses = printed(text, r"loss ([\d.]+)")
-    assert losses[5] < 0.6 * losses[0]
+    assert losses[3] < 0.8 * losses[0]
     found, there = (int(number) for number in re.findall(r"(\d+) of (\d+) boxes found", text)[-1])
-    assert found > there / 2
+    assert found > there / 3
 
 
 def levels(images: torch.Tensor) -> torch.Tensor:
@@ -107,19 +96,19 @@ def test_boxes_move_with_their_images(run, tmp_path):
                 outside = coloured(image)
                 for left, top, right, bottom in target["boxes"].round().int().tolist():
                     inside = coloured(image)[top:bottom, left:right]
-                    assert inside.any(0).float().mean() > 0.8
-                    assert inside.any(1).float().mean() > 0.8
+                    assert inside.any(0).float().mean() > 0.9
+                    assert inside.any(1).float().mean() > 0.9
                     outside[max(top - 2, 0) : bottom + 2, max(left - 2, 0) : right + 2] = False
-                assert outside.float().mean() < 0.02  # what is left of a box that was all but cut off
+                assert outside.float().mean() < 0.1  # what is left of those that were cut through, and left out
 
 
 @pytest.mark.slow
 def test_segmentation(run, steps):
-    text = run("segmentation", "--epochs", 4)
+    text = run("segmentation", "--epochs", 2, "--size", 48)
     losses, ious = printed(text, r"loss ([\d.]+)"), printed(text, r"mean IoU ([\d.]+)%")
-    assert losses[3] < 0.5 * losses[0]
-    assert ious[3] > 40
-    assert seen(steps.sizes, 4) == [IMAGES] * 4
+    assert losses[1] < 0.8 * losses[0]
+    assert ious[1] > 30
+    assert seen(steps.sizes, 2) == [IMAGES] * 2
 
 
 def test_masks_move_with_their_images(run, tmp_path):
@@ -134,22 +123,21 @@ def test_masks_move_with_their_images(run, tmp_path):
 
 @pytest.mark.slow
 def test_self_supervision(run):
-    text = run("self_supervised", "--epochs", 4)
+    text = run("self_supervised", "--epochs", 3, "--size", 40)
     losses = printed(text, r"epoch \d: loss ([\d.]+)")
-    assert losses[3] < 0.9 * losses[0]
+    assert losses[2] < 0.95 * losses[0]
     assert printed(text, r"([\d.]+)% of the images lie next to one of their class")[0] > 50  # by chance 25
 
 
 @pytest.mark.slow
 def test_images_and_texts(run):
-    text = run("image_text", "--epochs", 6)
+    text = run("image_text", "--epochs", 3, "--size", 48)
     losses, right = printed(text, r"loss ([\d.]+)"), printed(text, r"([\d.]+)% of the images find their caption")
-    assert losses[5] < 0.9 * losses[0]
-    assert right[5] > 2 * right[0]
+    assert losses[2] < 0.9 * losses[0]
+    assert right[2] > 1.3 * right[0]
 
 
-def test_albumentations_draws_the_same_with_any_workers(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+def test_albumentations_draws_the_same_with_any_workers(run, tmp_path):
     pytest.importorskip("albumentations", reason="albumentations is not installed")
     importlib.import_module("small").folder(tmp_path, 24, 1)
     data = importlib.import_module("with_albumentations").Augmented(tmp_path / "train")
@@ -163,7 +151,7 @@ def test_albumentations_draws_the_same_with_any_workers(run, tmp_path, monkeypat
 def test_kornia_may_be_the_backend(run):
     text = run("with_kornia", "--epochs", 0, "--backend", "kornia")
     assert text.startswith("backend kornia on cpu")
-    assert re.search(r"ColorJitter\(.*\)\s+kornia", text)
+    assert re.search(r"ColorJitter\(.*\s+kornia\n", text)
 
 
 FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "small")
