@@ -1,7 +1,7 @@
 """Trains with accelerate: on one device or many, saved and taken up by its checkpoints.
 
     accelerate launch examples/with_accelerate.py
-    accelerate launch examples/with_accelerate.py PATH --epochs 10 --checkpoint runs/checkpoint    PATH/train/CLASS/….jpg
+    accelerate launch examples/with_accelerate.py PATH --epochs 10 --checkpoint run    PATH/train/CLASS/….jpg
 
 The same command once more goes on from the checkpoint. `python` in the place of `accelerate launch` is one process.
 """

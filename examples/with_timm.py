@@ -1,4 +1,4 @@
-"""Trains with timm's own pieces: a model and its data configuration, RandAugment, MixUp and CutMix, optimizer, schedule.
+"""Trains with timm's own pieces: model and data configuration, RandAugment, MixUp and CutMix, optimizer, schedule.
 
     python examples/with_timm.py
     python examples/with_timm.py PATH --model resnet50d --pretrained --epochs 50    PATH/train/CLASS/….jpg, PATH/val/…

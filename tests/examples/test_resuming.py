@@ -48,9 +48,10 @@ def ended_and_started_again(
             raise Killed
         return original(*args, **more)
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(F, "cross_entropy", killing)
-        run(name, *options, where, "killed")
+        with pytest.raises(Killed):
+            run(name, *options, where, "killed")
     before = list(steps.losses)
     assert before == pytest.approx(whole[:KILLED_AFTER], abs=1e-5)
     steps.losses.clear()
@@ -129,15 +130,8 @@ def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch)
     # With torchrun's own store gloo finds the addresses of processes that were killed.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     environment["TMPDIR"] = str(tmp_path)
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
     try:
         said, errors = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
