@@ -50,6 +50,7 @@ FOLDERS = {
 OPTIONAL = {
     "accelerate": "accelerate",
     "aiohttp": "aiohttp",
+    "albumentations": "albumentations",
     "build": "build",
     "datasets": "datasets",
     "DALI": "nvidia.dali",
@@ -77,6 +78,7 @@ OPTIONAL = {
     "timm": "timm",
     "torchdata": "torchdata",
     "torchvision": "torchvision",
+    "transformers": "transformers",
     "triton": "triton",
     "twine": "twine",
     "Triton": "triton",
