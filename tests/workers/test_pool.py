@@ -374,7 +374,7 @@ def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypat
     team_.ask(1, [7])
     while not team_.pool.ready:  # a worker that is slow to start is warned of, too
         team_.pool.gather(0.1)
-    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
+    monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 0.1)
     expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
     with pytest.warns(RuntimeWarning, match=expected) as warned:
         team_.pool.gather(3.0)
@@ -386,7 +386,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, mo
         def __reduce__(self):
             return exec, ("def hang_at_import():\n import time\n while True: time.sleep(0.01)\nhang_at_import()",)
 
-    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 1.5)
+    monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 1.5)
     team_ = team(Slow())
     with pytest.warns(RuntimeWarning, match=r"worker 0 .* has not been ready for[\s\S]*in hang_at_import"):
         team_.pool.gather(4.0)
