@@ -59,7 +59,7 @@ from gpuload.workers.protocol import (
 )
 from gpuload.workers.watch import Watch, at_sample
 
-__all__ = ["WorkerPool"]
+__all__ = ["WorkerPool", "running_workers"]
 
 CLOSE_GRACE_S = 1.0
 
@@ -172,8 +172,8 @@ class WorkerPool:
         return not self._leaving and self.size == self._wanted and all(worker.ready for worker in self._team.values())
 
     def resize(self, workers: int) -> None:
-        """Have so many workers, from 1 to `most`, of a pool with one queue. Never waits: `gather` starts those that are
-        added, one at a time. If one cannot start, `gather` warns, and no more are added."""
+        """Have so many workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added, one
+        at a time. If one cannot start, `gather` warns, and no more are added."""
         self._wanted = max(1, min(workers, self.most))
         for number in sorted(self._team.keys() - self._leaving)[self._wanted :]:
             self._leaving.add(number)
@@ -181,6 +181,10 @@ class WorkerPool:
         for number in sorted(self._leaving)[: max(0, self._wanted - self.size)]:
             self._leaving.discard(number)
             self._board.ask_to_leave(number, False)  # where it has left already, another one is started
+
+    def cpu_s(self) -> dict[int, float]:
+        """The processor time of each worker so far, by process."""
+        return {worker.pid: worker.cpu_s() for worker in self._team.values()}
 
     def busy_s(self) -> float:
         """How long workers have been at chunks, all together, since the pool was made."""
@@ -431,6 +435,11 @@ class WorkerPool:
         self._epoll.close()
         self._close_job()
         self._board.close()
+
+
+def running_workers() -> tuple[int, int]:
+    """How many pools this process has, and how many workers are in them."""
+    return len(_pools), sum(len(pool.pids) for pool in _pools)
 
 
 def _after_fork_in_child() -> None:
