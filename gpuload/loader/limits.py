@@ -23,6 +23,7 @@ __all__ = [
     "WORKER_DESCRIPTORS",
     "check_descriptors",
     "check_memory",
+    "check_processes",
     "check_workers",
     "descriptors_left",
     "memory_left_bytes",
@@ -119,7 +120,7 @@ def _tasks_of(user: int, root: str) -> int:
 
 
 def check_processes(workers: int, *, spared: int = 0, root: str = "/") -> None:
-    """Raise a LimitError if no more so many processes may be started. `spared` that run count as ended."""
+    """Raise a LimitError if so many processes may not be started. `spared` that run count as ended."""
     left = processes_left(root)
     if left is not None and workers > left[0] + spared:
         raise LimitError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -175,3 +176,178 @@ def best(make: Callable[[], Plant], most: int = 64, batches: int = 600) -> float
 def rate(seconds: list[float]) -> float:
     half = seconds[len(seconds) // 2 :]
     return len(half) / sum(half)
+
+
+# -- what it finds ----------------------------------------------------------------------------------------------------
+
+
+def quick(batch: int) -> float:
+    return 0.001
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+@pytest.mark.parametrize("cpus", [1, 2, 4, 8, 16])
+def test_where_decoding_bounds_it_takes_all_cpus_and_no_more(cpus, sigma):
+    make = lambda: Plant(noisy(decoding(cpus), sigma), quick, chunks=max(4, cpus // 2))  # noqa: E731
+    found = run(make(), cpus=cpus, start=min(8, max(1, cpus - 1)))
+    assert found.auto.setting.workers == cpus
+    assert found.auto.verdict == "the loop waits {:.0%} of the time, and more are not possible, limited by CPUs".format(
+        float(found.auto.verdict.split()[3].rstrip("%")) / 100
+    )
+    assert found.rate > 0.95 * best(make, 2 * cpus)
+    assert len(found.steps) <= 1
+
+
+def test_from_few_to_many_cpus_it_is_there_within_twenty_batches():
+    found = run(Plant(decoding(64), quick, chunks=64), 100, cpus=64, start=8)
+    assert found.workers == [32, 64]
+    assert found.steps[-1][0] <= 20
+    assert found.rate > 0.95 / 0.04
+
+
+def test_where_the_step_bounds_it_leaves_as_many_as_are_needed():
+    found = run(Plant(decoding(8), lambda batch: 0.3), start=7)
+    assert found.auto.setting.workers in (1, 2)
+    assert found.rate == pytest.approx(1 / 0.3, rel=0.001)
+    assert found.settled[0] <= 30
+    assert found.auto.verdict == "the loop waits 0.0% of the time"
+
+
+def test_it_stops_where_the_loop_no_longer_waits():
+    found = run(Plant(decoding(8), lambda batch: 0.05), start=1)  # 4 chunks of 40 ms in 50 ms
+    assert found.workers == [4]
+    assert found.rate == pytest.approx(1 / 0.05, rel=0.001)
+    assert found.settled[0] <= 20
+
+
+def test_workers_that_wait_for_others_may_be_more_than_the_cpus():
+    make = lambda: Plant(lambda workers, number: 0.2, lambda batch: 0.1, cpu=0.02)  # noqa: E731
+    found = run(make(), cpus=2, most=32)
+    assert 8 <= found.auto.setting.workers <= 12
+    assert found.rate == pytest.approx(10, rel=0.01)
+    assert found.steps[-1][0] <= 20
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_a_disk_that_gives_no_more_is_found_out_and_the_step_taken_back(streams, sigma):
+    disk = noisy(lambda workers, number: 0.05 * max(1, workers / streams), sigma)
+    make = lambda: Plant(disk, lambda batch: 0.01, cpu=0.1)  # noqa: E731
+    found = run(make(), 400)
+    assert found.auto.setting.workers in (1, 4)
+    assert found.auto.setting.workers >= streams
+    last = found.steps[-1][1]
+    assert last.after.workers < last.before.workers
+    assert "more workers did not help: a batch took " in last.why
+    assert last.why.endswith("; not tried again for 500 batches")
+    assert found.rate > 0.93 * best(make)
+
+
+def test_a_step_in_vain_is_tried_ever_more_rarely():
+    found = run(Plant(lambda workers, number: 0.05 * workers, lambda batch: 0.01, cpu=0.1), 8000)
+    tried = [number for number, step in found.steps if step.after.workers > step.before.workers][1:]
+    assert len(tried) == 4
+    assert [after - before > 400 * 2**n for n, (before, after) in enumerate(pairwise(tried))] == [True] * 3
+
+
+def test_memory_bounds_it_and_it_says_so():
+    found = run(Plant(decoding(8), quick), cpus=8, most=3)
+    assert found.auto.setting.workers == 3
+    assert found.auto.verdict.endswith("and more are not possible, limited by the memory")
+
+
+@pytest.mark.parametrize("every", [5, 13])
+def test_single_slow_samples_take_more_batches_ahead_and_not_more_workers(every):
+    make = lambda: Plant(lambda workers, number: 0.5 if number % (4 * every) == 7 else 0.02, lambda batch: 0.1)  # noqa: E731
+    found = run(make(), start=4, ahead=True)
+    assert found.auto.setting.workers <= 4
+    assert found.auto.setting.ahead == 8
+    assert found.rate > 0.98 * 10
+    fixed = run(make(), start=4, workers=False)
+    assert fixed.rate < 0.92 * 10
+
+
+def test_both_are_found_where_one_alone_does_not_help():
+    slow = lambda workers, number: 0.5 if number % 20 == 7 else 0.02  # noqa: E731
+    found = run(Plant(slow, lambda batch: 0.1), start=1, ahead=True)
+    assert found.auto.setting.workers >= 3
+    assert found.auto.setting.ahead >= 8
+    assert found.rate > 0.98 * 10
+
+
+def test_more_batches_ahead_that_do_not_help_are_taken_back():
+    waits = lambda batch: 0.1 if batch % 2 else 0.001  # noqa: E731
+    found = run(Plant(lambda workers, number: 0.05 * workers, waits, cpu=0.1), 300, workers=False, ahead=True)
+    assert found.auto.setting == Setting(1, 2)
+
+
+def test_batches_ahead_that_are_no_longer_of_use_are_given_back():
+    plant = Plant(lambda workers, number: 0.5 if number % 20 == 7 else 0.02, lambda batch: 0.1)
+
+    def becomes_even(plant: Plant) -> None:
+        plant.chunk_s = lambda workers, number: 0.02
+
+    found = run(plant, 1600, start=4, workers=False, ahead=True, change=becomes_even, at=200)
+    assert max(step.after.ahead for _, step in found.steps) == 8
+    assert found.auto.setting.ahead == 2
+
+
+def test_it_follows_a_loop_and_data_that_change():
+    plant = Plant(decoding(16), lambda batch: 0.3)
+
+    def becomes_quick(plant: Plant) -> None:
+        plant.step_s = lambda batch: 0.02
+
+    found = run(plant, 400, cpus=16, start=8, change=becomes_quick, at=200)
+    before = [step for number, step in found.steps if number < 200]
+    after = [(number, step) for number, step in found.steps if number >= 200]
+    assert before[-1].after.workers <= 2
+    assert after[-1][1].after.workers >= 8
+    assert after[-1][0] <= 260
+    assert rate(found.seconds[200:]) == pytest.approx(50, rel=0.02)  # the last hundred
+
+
+def test_a_pause_of_the_loop_is_no_step_of_it():
+    found = run(Plant(decoding(8), lambda batch: 60.0 if batch % 40 == 39 else 0.05), 400, start=1)
+    assert found.workers == [4]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_does_not_make_it_swing(seed):
+    steps = random.Random(seed)
+    chunks = noisy(decoding(8), 0.4, seed)
+    found = run(Plant(chunks, lambda batch: 0.05 * steps.lognormvariate(0, 0.3)), 1000, start=4)
+    assert sum(number > 60 for number, _ in found.steps) <= 4
+    assert found.rate > 0.9 / (0.05 * math.exp(0.3**2 / 2))
+
+
+def test_the_same_makes_the_same():
+    runs = [run(Plant(noisy(decoding(8), 0.4), quick), cpus=8) for _ in range(2)]
+    assert runs[0].steps == runs[1].steps
+    assert runs[0].steps[0][1].why == (
+        "the loop waits 99% of the time ({:.1f} of {:.1f} ms a batch), and 1.0 of 1 workers are busy".format(
+            *map(float, re.findall(r"\d+\.\d", runs[0].steps[0][1].why)[:2])
+        )
+    )
+
+
+def test_what_it_may_not_change_stays():
+    found = run(Plant(decoding(8), quick), workers=False, ahead=False)
+    assert found.steps == []
+    assert found.auto.setting == Setting(1, 2)
+
+
+def test_a_start_that_was_refused_ends_the_trial():
+    auto = Autotune(Setting(1, 2), cpus=8, ahead=False)
+    while not auto.watch(0.1, 0.099):
+        pass
+    step = auto.decide(Load(1.0, 1.0), lambda: Room(8, 16, "CPUs"))
+    assert step is not None
+    assert step.after.workers == 4
+    auto.refused(2)
+    assert auto.setting.workers == 2
+    while not auto.watch(0.1, 0.099):
+        pass
+    step = auto.decide(Load(2.0, 2.0), lambda: Room(2, 16, "2 in all"))
+    assert step is None
+    assert auto.verdict.endswith("limited by 2 in all")
