@@ -14,9 +14,8 @@ A worker can die between taking a chunk off its queue and noting it on the board
 empty, its chunks that are neither noted nor done are declared lost as well. A living worker may still be about to note
 such a chunk: its slot is freed only when each worker of that queue alive at that moment has replied to something since.
 
-The number of workers can change at any time (`resize`), without waiting: one that is added says hello when it is ready;
-one that is not needed is asked to leave, does so between two chunks, and says on the board that it has `LEFT`. Nothing
-is lost by that, and it does not count as a death.
+The number of workers can change at any time (`resize`): one that is not needed is asked to leave, does so between two
+chunks, and notes on the board that it has `LEFT`. Nothing is lost by that, and it does not count as a death.
 
 What is still on the queue when a worker dies is taken back, and sent again behind what has to be done again: where many
 samples hang, one of them is known to be bad before each of the others has cost a worker.
@@ -316,8 +315,8 @@ class WorkerPool:
         if self._wanted > self.size:
             self.most = self._wanted = max(1, self.size)
         if not self._told:
-            self._told = True
             self.unsaid.append(f"a worker could not be added: {why}. {self.size} go on with the work, and no more come")
+        self._told = True
 
     # -- listening --------------------------------------------------------------------------------------------------
 
