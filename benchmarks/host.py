@@ -201,7 +201,7 @@ def measure(
         with loader:
             _batch_times(loader, 4, ahead=True)  # started, and everything imported
             own: Any = loader._session
-            own.stage._cpu_threads = own.stage._pool = None  # as on a device
+            own.stage.cpu_threads = own.stage._pool = None  # as on a device
             before = _workers_s(own.engine.pids)
             ahead = _batch_times(loader, batches, ahead=True)
             images = len(ahead) * len(loader) * batch_size

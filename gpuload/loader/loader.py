@@ -30,6 +30,7 @@ from gpuload.loader.session import Session, check_for, compile_for, resolve_devi
 from gpuload.loader.state import State, begun, first_states, for_workers, one_worker
 from gpuload.loader.stats import Stats
 from gpuload.loader.totals import Span
+from gpuload.loader.tuning import autotune_for
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
@@ -76,10 +77,11 @@ class Loader:
             other; a state stays exact. Those of a map dataset always come in order, and no worker waits for that.
         transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may come last and gets the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
-            process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
-            A warning if more than twice these CPUs, and more than 8.
+            process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset. A warning if
+            more than these CPUs, and more than 8. ``"auto"``: as many as are of use, found out while it runs.
         workers: a `RayWorkers`: workers on other machines, in the place of processes on this one.
-        prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker).
+        prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker); default 2.
+            ``"auto"``: more while the loop waits for single slow samples, and that helps.
         device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, the number of a GPU, or a
             `torch.device`. Default: the current GPU, or the CPU if there is none.
         dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: that of a
@@ -114,6 +116,7 @@ class Loader:
     Raises:
         ValueError, TypeError: an argument is wrong; the message says what was expected.
         RuntimeError: worker processes cannot be started on this platform.
+        LimitError: more workers than open files or processes allow.
 
     While iterating: `SampleError` names a sample that could not be loaded, `TooManyErrors` says that more were skipped
     or replaced than `Faults` allows, `CollateError` names two samples that do not fit into one batch, `WorkerError`
@@ -140,8 +143,6 @@ class Loader:
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
     drop_last: bool
-    num_workers: int
-    prefetch_factor: int
     persistent_workers: bool
     generator: torch.Generator | None
     timeout: float
@@ -167,9 +168,9 @@ class Loader:
         persistent_workers: bool = True,
         in_order: bool = True,
         transforms: Sequence[Any] = (),
-        num_workers: int | None = None,
+        num_workers: int | Literal["auto"] | None = None,
         workers: RayWorkers | None = None,
-        prefetch_factor: int | None = None,
+        prefetch_factor: int | Literal["auto"] | None = None,
         device: str | int | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         memory_format: str | torch.memory_format = "contiguous_format",
@@ -192,6 +193,7 @@ class Loader:
         options = self._options = Options.of(locals())
         for name in Loader.__annotations__:
             setattr(self, name, options.argument(name))
+        self._autotune = autotune_for(options)
         self.errors = ErrorLog()
         self._told: set[str] = set()
         self._cursor = Cursor(Place(0, 0))
@@ -225,6 +227,16 @@ class Loader:
     def device(self) -> torch.device:
         """Where the batches go; before the first `iter()`, if `device` was not given, where they would."""
         return resolve_device(self._options.stage.device) if self._session is None else self._session.stage.device
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers were asked for, or chosen; with ``"auto"`` the number of this moment."""
+        return self._options.workers.count if self._autotune is None else self._autotune.setting.workers
+
+    @property
+    def prefetch_factor(self) -> int:
+        """How many batches ahead were asked for, or chosen; with ``"auto"`` the number of this moment."""
+        return self._options.workers.prefetch if self._autotune is None else self._autotune.setting.ahead
 
     @property
     def sampler(self) -> Any:
@@ -386,7 +398,7 @@ class Loader:
         self._new_workers = False
         if self._session is None:
             with held():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors, progress.start.epoch, self._told)
+                self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # the session ends itself then
         self._cursor.end(NEWER)
@@ -439,4 +451,4 @@ class Loader:
 
 
 # The arguments that are public attributes.
-OPTIONS = frozenset((*Loader.__annotations__, "device", "sampler", "transforms"))
+OPTIONS = frozenset((*Loader.__annotations__, "device", "num_workers", "prefetch_factor", "sampler", "transforms"))

@@ -26,11 +26,13 @@ import torch.utils._device  # torch would load it at the first `with torch.devic
 from gpuload.batches.assemble import Assembly
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader import log
+from gpuload.loader.autotune import Autotune, Setting
 from gpuload.loader.life import Life
-from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
+from gpuload.loader.limits import check_descriptors, check_memory, check_workers, memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
 from gpuload.loader.totals import Span, Totals
+from gpuload.loader.tuning import tuner_for
 from gpuload.order.place import IterablePlace, Place
 from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
@@ -74,9 +76,16 @@ class _Launched:
 
 class Session:
     """A session with these options, whose first epoch has this number; failed samples are recorded in `errors`, and
-    `told` is what was said of others once and for all."""
+    `told` is what was said of others once and for all. `autotune` decides what is "auto"."""
 
-    def __init__(self, options: Options, errors: ErrorLog, epoch: int = 0, told: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        errors: ErrorLog,
+        epoch: int = 0,
+        told: set[str] | None = None,
+        autotune: Autotune | None = None,
+    ) -> None:
         self.options = options
         self.errors = errors
         self._told = set() if told is None else told
@@ -102,12 +111,13 @@ class Session:
             group=self._ranks[1],
             fusing=fusing,
         )
-        _check_limits(options, device)
+        start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
+        _check_limits(options, device, start.workers)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
         try:
             self.transfer = make_transfer(self.ring, device)
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
-            self.engine = _engine(job, options, self.ring)
+            self.engine = _engine(job, options, self.ring, start.workers)
         except BaseException:
             self.ring.close()
             raise
@@ -116,13 +126,14 @@ class Session:
             self.ring,
             chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
-            ahead=options.ahead,
-            workers=workers.num_workers,
+            ahead=options.ahead_for(start.workers, start.ahead),
+            workers=start.workers,
             faults=workers.faults,
             candidates=partial(_candidates, options),
             table_of=self.assembly.table_of if fusing is not None else lambda batch: None,
             reclaim=self.transfer.reclaim,
         )
+        self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
         self.life = Life()
@@ -155,6 +166,8 @@ class Session:
             self._begun = Totals.of(self)
             self.meter.begin()
             self.feed.begin(batches, told_epoch)
+            if self.tuner is not None:
+                self.tuner.begin()
             if self.options.workers.worker_init_fn is not None:
                 self.feed.await_engine()  # it may raise
         return epoch
@@ -162,12 +175,15 @@ class Session:
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
         with self.life.work(broken=self.engine.broken is not None):
+            waited_s = self.meter.waited_s
             with self.meter:
                 self.ready = self._next_launched(info)
             if self.ready is None:
                 self.meter.end()
             elif self.ready.error is None:
                 self.meter.given(self.ready.images)
+            if self.tuner is not None and self.ready is not None:
+                self.tuner.batch(self.meter.waited_s - waited_s)
         return self.ready is not None
 
     def span(self) -> Span:
@@ -258,7 +274,7 @@ class Session:
 
     def ending(self) -> Callable[[], None]:
         """A function that ends the session without keeping it: options may refer to whoever has the Loader."""
-        pool = self.engine if self.options.workers.num_workers else None
+        pool = self.engine if self.options.workers.count else None
         return partial(_end, weakref.ref(self), self.life, pool, self.transfer, self.ring)
 
     def close(self) -> None:
@@ -341,7 +357,7 @@ def _raisable(error: Exception) -> Exception:
     return wrapped
 
 
-def _engine(job: Job, options: Options, ring: Ring) -> WorkerPool | RayPool | HomeEngine:
+def _engine(job: Job, options: Options, ring: Ring, count: int) -> WorkerPool | RayPool | HomeEngine:
     """What does the chunks: processes of this machine, workers of a cluster, or this process."""
     workers = options.workers
     watch = {
@@ -353,9 +369,9 @@ def _engine(job: Job, options: Options, ring: Ring) -> WorkerPool | RayPool | Ho
         from gpuload.workers.ray.pool import RayPool  # few loaders have workers elsewhere
 
         return RayPool(job, workers.workers, ring, **watch)
-    if not workers.num_workers:
+    if not count:
         return HomeEngine(job, ring, around=partial(named, DECODE))
-    return WorkerPool(job, workers.num_workers, ring, **watch)
+    return WorkerPool(job, count, ring, most=workers.most, **watch)
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:
@@ -412,7 +428,8 @@ def compile_for(options: Options, device: torch.device) -> Stage:
 
 
 def check_for(options: Options) -> None:
-    """Check the stage's options before anything is made."""
+    """Check before anything is made: the stage's options, and that so many workers can be."""
+    check_workers(options.workers.processes)
     given, ragged = options.stage, _ragged(options)
     check_stage(
         options.chain, given.device, given.backend, given.dtype, given.memory_format, ragged, options.cpu_threads
@@ -435,9 +452,9 @@ def resolve_device(device: torch.device | None) -> torch.device:
     return torch.device(current.type, int(local_rank) % accelerator.device_count())
 
 
-def _check_limits(options: Options, device: torch.device) -> None:
-    """Raise a LimitError if this machine allows too few open files or too little memory."""
-    workers, samples = options.workers.processes, options.order.samples
+def _check_limits(options: Options, device: torch.device, count: int) -> None:
+    """Raise a LimitError if this machine allows too few open files or too little memory for so many workers."""
+    workers, samples = count if options.workers.processes else 0, options.order.samples
     if workers:
         check_descriptors(workers)
     rows = options.order.size if samples is None else min(options.order.size, samples)

@@ -1,8 +1,8 @@
 """A worker process: takes chunks off the queue, does them into their slots, and replies. Runs only in the child.
 
-It imports no torch unless the user's dataset does. It ends when the queue is closed and, even while it hangs in foreign
-code, when the parent dies: it holds the read end of a *lifeline*, a pipe that nobody writes to, and the kernel sends it
-SIGKILL when the write end closes with the parent.
+It imports no torch unless the user's dataset does. It ends when the queue is closed; between two chunks, if the parent
+asks it to leave; and, even while it hangs in foreign code, when the parent dies: it holds the read end of a *lifeline*,
+a pipe that nobody writes to, and the kernel sends it SIGKILL when the write end closes with the parent.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
     IDLE,
+    LEFT,
     MAX_INLINE_BYTES,
     MESSAGE_BYTES,
     STACK_SIGNAL,
@@ -84,7 +85,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
             replies.send(HELLO)
             memory = memoryview(bytearray(MESSAGE_BYTES))
             counters.end()
-            while message := read_message(queue, memory):
+            while board.may_stay(worker) and (message := read_message(queue, memory)):
                 counters.begin()
                 if runner.source.reads_ahead:
                     runner.source.will_need(next_request(queue, memory))
@@ -93,6 +94,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
                 replies.send(reply)
                 board.write(worker, IDLE, 0, 0)
             counters.leave()
+            board.write(worker, LEFT, 0, 0)
 
 
 def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:

@@ -251,6 +251,6 @@ def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
     with loader(Numbers(64, 50, nap), count=1) as loader_:
         epoch = iter(loader_)
         next(epoch)
-        monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
+        monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 0.1)
         with pytest.raises(RuntimeWarning, match=told):
             list(epoch)
