@@ -92,7 +92,9 @@ def serve() -> None:
     loaders: dict[str, Any] = {}
     for line in sys.stdin:
         name, _, calls = line.strip().partition("\t")
-        loader = loaders.setdefault(name, _loader(name) if name not in loaders else None)
+        if name not in loaders:
+            loaders[name] = _loader(name)
+        loader = loaders[name]
         if calls:
             print(json.dumps(_calls(loader)), flush=True)
             continue

@@ -53,6 +53,23 @@ class Counters:
 
     __slots__ = (*FIELDS[2 : -len(COUNTED)], "_at", "_cpu_at", "_memory", "_state_at", "decoded")
 
+    busy_ns: int
+    idle_ns: int
+    cpu_ns: int
+    read_ns: int
+    header_ns: int
+    decode_ns: int
+    pack_ns: int
+    collate_ns: int
+    plan_ns: int
+    chunks: int
+    samples: int
+    collated: int
+    plans: int
+    bytes_read: int
+    bytes_decoded: int
+    restarts: int
+
     def __init__(self, memory: mmap.mmap | bytearray | None = None, at: int = 0) -> None:
         self._at = at
         self._cpu_at = None if memory is None else time.process_time_ns()  # the main process counts its own
