@@ -24,7 +24,7 @@ from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align
 from gpuload.rng.generators import kept
 from gpuload.rng.philox import epoch_key
-from gpuload.workers.counters import FLUSH_NS, Counters
+from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.plans import make_plan
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
@@ -160,7 +160,7 @@ class ChunkRunner:
         if nbytes > len(slot):
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
         decoded: list[Sample] = []
-        at = 0
+        at, due = 0, FLUSH_BYTES
         before, start = start, clock()
         counters.header_ns += start - before
         counters.bytes_decoded += nbytes
@@ -174,11 +174,12 @@ class ChunkRunner:
                 errors.append((sample.row, _record(request, sample.row, sample.source, error)))
             else:
                 decoded.append(sample)
-            now = clock()
-            counters.decode_ns += now - start
-            if now - start > FLUSH_NS:
+            if at > due:
+                before, start, due = start, clock(), at + FLUSH_BYTES
+                counters.decode_ns += start - before
                 counters.flush()
-            start = now
+        before, start = start, clock()
+        counters.decode_ns += start - before
         reply = self._reply(request, slot, at, decoded, errors, place)
         counters.pack_ns += clock() - start
         return reply
