@@ -33,7 +33,7 @@ ROOT: Final = Path(__file__).parents[1]
 LOADS: Final = {
     "photographs 500×375, decoded, 2 workers": (1024, 64, 2),
     "the same, num_workers=0": (512, 64, 0),
-    "arrays 32×32, 2 workers": (65_536, 256, 2),
+    "arrays 32×32, 2 workers": (16_384, 256, 2),
 }
 CALLS: Final = 200
 

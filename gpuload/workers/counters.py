@@ -32,7 +32,7 @@ _ROW: Final = struct.Struct(f"{len(FIELDS)}q")
 ROW_BYTES: Final = 256
 # What takes long is written down before its chunk ends, so that a snapshot shows it: a sample that is read for so long,
 # and so many bytes that were decoded.
-FLUSH_NS: Final = 20_000_000
+FLUSH_S: Final = 0.02
 FLUSH_BYTES: Final = 4_000_000
 
 place_of: Final = {name: place for place, name in enumerate(FIELDS)}

@@ -90,6 +90,7 @@ class ChunkRunner:
         errors: list[tuple[int, ErrorRecord]] = []
         collated = None
         with kept() if self._guard else contextlib.nullcontext(), limited(self.job.decode.max_bytes):
+            self.source.count()  # of a chunk that was broken off
             read_before = counters.read_ns
             samples = self.source.open(request, lambda: note(min(len(loaded) + len(errors), rows - 1)))
             for row in range(rows):
@@ -108,6 +109,7 @@ class ChunkRunner:
                         break
             place = self.source.place(request, rows)
             counters.samples += rows
+            self.source.count()
             counters.header_ns += clock() - start - (counters.read_ns - read_before)
             start = clock()
             if self._collates and request.whole and loaded and not errors and not any(s.images for s in loaded):
