@@ -23,7 +23,7 @@ from gpuload.workers.counters import FIELDS, place_of
 if TYPE_CHECKING:
     from gpuload.loader.session import Session
 
-__all__ = ["Span", "Totals", "stats_of"]
+__all__ = ["Span", "Totals", "caches_in", "stats_of"]
 
 DEPTH: Final = 8  # how deep a `Cached` is looked for in datasets of datasets
 # What workers do: name, field, and the field that counts it.
@@ -79,7 +79,7 @@ class Totals:
     def of(cls, session: Session) -> Totals:
         """Those of a session, now."""
         meter, ring, assembly, transfer = session.meter, session.ring, session.assembly, session.transfer
-        times, caches = transfer.times, [cache.statistics() for cache in caches_in(session.options.order.dataset)]
+        times, caches = transfer.times, [cache.statistics() for cache in session.caches]
         main = {
             "time_s": meter.time_s,
             "waited_s": meter.waited_s,
