@@ -31,7 +31,7 @@ from gpuload.loader.life import Life
 from gpuload.loader.limits import check_descriptors, check_memory, check_workers, memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.loader.totals import Span, Totals
+from gpuload.loader.totals import Span, Totals, caches_in
 from gpuload.loader.tuning import tuner_for
 from gpuload.order.place import IterablePlace, Place
 from gpuload.order.ranks import find_group
@@ -137,6 +137,7 @@ class Session:
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
         self.life = Life()
+        self.caches = tuple(caches_in(options.order.dataset))
         self.meter, self.number = Meter(self.engine, self.transfer), next(_numbers)
         self._born = self._begun = Totals.of(self)  # as it began, and as its epoch did
         _sessions.add(self)

@@ -23,7 +23,7 @@ from gpuload.workers.counters import FIELDS, place_of
 if TYPE_CHECKING:
     from gpuload.loader.session import Session
 
-__all__ = ["Span", "Totals", "stats_of"]
+__all__ = ["Span", "Totals", "caches_in", "stats_of"]
 
 DEPTH: Final = 8  # how deep a `Cached` is looked for in datasets of datasets
 # What workers do: name, field, and the field that counts it.
@@ -79,7 +79,7 @@ class Totals:
     def of(cls, session: Session) -> Totals:
         """Those of a session, now."""
         meter, ring, assembly, transfer = session.meter, session.ring, session.assembly, session.transfer
-        times, caches = transfer.times, [cache.statistics() for cache in caches_in(session.options.order.dataset)]
+        times, caches = transfer.times, [cache.statistics() for cache in session.caches]
         main = {
             "time_s": meter.time_s,
             "waited_s": meter.waited_s,
@@ -162,7 +162,7 @@ def stats_of(now: Totals, base: Totals, epoch: int, machine: Machine) -> Stats:
         next_ms=1e3 * main["next_s"] / batches if batches else 0.0,
         first_s=main["first_s"],
         parts=tuple(_parts(main, sums, at_home=at_home)),
-        workers=() if at_home else tuple(_workers(done.rows, seconds)),
+        workers=() if at_home else tuple(_workers(done.rows, seconds, now.gauges["num_workers"])),
         ring_grown=int(main["made"]),
         ring_spilled=int(main["moved_out"]),
         bytes_read=sums["bytes_read"],
@@ -205,8 +205,9 @@ def _parts(main: dict[str, float], sums: dict[str, int], *, at_home: bool) -> It
             yield Part(name, "device", main[f"device_{name}_s"] / main["timed"] * batches, batches)
 
 
-def _workers(rows: np.ndarray, seconds: float) -> Iterator[WorkerStats]:
+def _workers(rows: np.ndarray, seconds: float, count: int) -> Iterator[WorkerStats]:
+    """The workers that there are, and those that were there."""
     for number, row in enumerate(rows.tolist()):
         busy_ns, idle_ns, samples, restarts = (row[place_of[n]] for n in ("busy_ns", "idle_ns", "samples", "restarts"))
-        if busy_ns or idle_ns or restarts:
+        if number < count or busy_ns or idle_ns or restarts:
             yield WorkerStats(number, min(1.0, busy_ns / 1e9 / seconds) if seconds else 0.0, samples, restarts)
