@@ -55,6 +55,7 @@ ABOUT_SEVERAL = {
     "decode/test_corpus",
     "decode/test_damage",
     "decode/test_formats",
+    "loader/test_bottlenecks",
     "loader/test_resume",
     "loader/test_resume_sources",
     "loader/test_torchrun",

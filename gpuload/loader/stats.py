@@ -70,7 +70,8 @@ class Stats:
         next_ms: host time of a ``next()``, milliseconds, without that waiting.
         first_s: how long it waited for the first batch of the epoch, seconds, if that is covered.
         parts: what took the time.
-        workers: those that lived; none with ``num_workers=0``, where the main process does their parts.
+        workers: those that there are, and those that left meanwhile; none with ``num_workers=0``, where the main
+            process does their parts.
         chunks_ready, batches_ready: done and not given yet, at this moment.
         ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of slots in use, of all slots, and the most that
             there may be, at this moment; ring_segments: slots there are, ring_grown: slots that were made,

@@ -35,7 +35,8 @@ def size_of(nbytes: float) -> str:
 def headline(stats: Stats) -> str:
     """What was given, in a line."""
     return (
-        f"epoch {stats.epoch}: {stats.seconds:,.1f} s, {stats.batches:,} batches, {stats.images:,} images, "
+        f"epoch {stats.epoch}: {stats.seconds:,.1f} s, {_count(stats.batches, 'batch')}, "
+        f"{_count(stats.images, 'image')}, "
         f"{stats.images_per_s:,.0f} images/s"
     )
 
@@ -78,7 +79,7 @@ def facts(stats: Stats) -> Iterator[tuple[str, str]]:
         shown = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])
         more = " …" if len(stats.workers) > 8 else ""
         yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {shown}{more}"
-        yield "ready", f"{stats.chunks_ready} chunks; {stats.batches_ready} batches"
+        yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
     yield (
         "ring",
         (
@@ -96,4 +97,8 @@ def facts(stats: Stats) -> Iterator[tuple[str, str]]:
     if stats.cache_hits or stats.cache_misses:
         share = stats.cache_hits / (stats.cache_hits + stats.cache_misses)
         yield "cache", f"{stats.cache_hits:,} hits, {stats.cache_misses:,} misses: {share:.0%}"
-    yield "faults", f"{stats.errors:,} errors, {stats.restarts:,} restarts"
+    yield "faults", f"{_count(stats.errors, 'error')}, {_count(stats.restarts, 'restart')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"

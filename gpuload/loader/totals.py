@@ -103,7 +103,7 @@ class Totals:
             "device_copy_s": 0.0 if times is None else times.copy_s,
             "device_stage_s": 0.0 if times is None else times.stage_s,
         }
-        batches, workers = session.feed.batches, session.options.workers
+        batches, workers = session.feed.batches, session.feed.workers
         gauges = {
             "chunks_ready": sum(batch.done_parts for batch in batches),
             "batches_ready": sum(not batch.open_parts for batch in batches) + len(session.launched),
@@ -114,8 +114,8 @@ class Totals:
             "pinned_bytes": transfer.pinned_bytes,
             "pinning_refused": transfer.pinning_refused,
             "device": str(session.stage.device),
-            "num_workers": workers.num_workers,
-            "elsewhere": workers.workers is not None,
+            "num_workers": workers,
+            "elsewhere": session.options.workers.workers is not None,
         }
         return cls(session.number, main, session.engine.counted(), gauges)
 
@@ -162,7 +162,7 @@ def stats_of(now: Totals, base: Totals, epoch: int, machine: Machine) -> Stats:
         next_ms=1e3 * main["next_s"] / batches if batches else 0.0,
         first_s=main["first_s"],
         parts=tuple(_parts(main, sums, at_home=at_home)),
-        workers=() if at_home else tuple(_workers(done.rows, seconds)),
+        workers=() if at_home else tuple(_workers(done.rows, seconds, now.gauges["num_workers"])),
         ring_grown=int(main["made"]),
         ring_spilled=int(main["moved_out"]),
         bytes_read=sums["bytes_read"],
@@ -205,8 +205,9 @@ def _parts(main: dict[str, float], sums: dict[str, int], *, at_home: bool) -> It
             yield Part(name, "device", main[f"device_{name}_s"] / main["timed"] * batches, batches)
 
 
-def _workers(rows: np.ndarray, seconds: float) -> Iterator[WorkerStats]:
+def _workers(rows: np.ndarray, seconds: float, count: int) -> Iterator[WorkerStats]:
+    """The workers that there are, and those that were there."""
     for number, row in enumerate(rows.tolist()):
         busy_ns, idle_ns, samples, restarts = (row[place_of[n]] for n in ("busy_ns", "idle_ns", "samples", "restarts"))
-        if busy_ns or idle_ns or restarts:
+        if number < count or busy_ns or idle_ns or restarts:
             yield WorkerStats(number, min(1.0, busy_ns / 1e9 / seconds) if seconds else 0.0, samples, restarts)

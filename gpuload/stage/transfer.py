@@ -130,7 +130,7 @@ class CudaTransfer(CpuTransfer):
         self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and what gives the slots back
         self._steps: deque[Any] = deque()  # events: what was issued before the latest batches were handed over
         self._locked: set[int] = set()
-        self.times = DeviceTimes(self._device)
+        self.times = self._times = DeviceTimes(self._device)
         self._base = ring.bytes.ctypes.data
         ring.on_new = self._lock
         ring.on_retire = self._unlock
@@ -144,7 +144,7 @@ class CudaTransfer(CpuTransfer):
         if after_consumer:
             self._device.wait(self._stream, self._device.record(self._device.current_stream()))
         with self._device.on(self._stream):
-            self.times.begin(self._stream)
+            self._times.begin(self._stream)
             yield
 
     def starts(self, batch: Batch) -> list[int]:
@@ -164,12 +164,12 @@ class CudaTransfer(CpuTransfer):
             # Whatever happens next, the slots are free after this event, and not before.
             self._copied.append((self._device.record(self._stream), release))
             batch.loaded = True
-            self.times.mark(self._stream)
+            self._times.mark(self._stream)
         return flat, starts
 
     def finish(self) -> Any:
         """An event after everything that the batch needs, its labels included."""
-        self.times.end(self._stream)
+        self._times.end(self._stream)
         return self._device.record(self._stream)
 
     def hold_back(self) -> None:

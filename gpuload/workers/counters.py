@@ -30,7 +30,10 @@ FIELDS: Final = (
 )  # fmt: skip
 _ROW: Final = struct.Struct(f"{len(FIELDS)}q")
 ROW_BYTES: Final = 256
-FLUSH_NS: Final = 20_000_000  # what takes longer is written at once, so that a snapshot shows it
+# What takes long is written down before its chunk ends, so that a snapshot shows it: a sample that is read for so long,
+# and so many bytes that were decoded.
+FLUSH_S: Final = 0.02
+FLUSH_BYTES: Final = 4_000_000
 
 place_of: Final = {name: place for place, name in enumerate(FIELDS)}
 assert _ROW.size <= ROW_BYTES
@@ -52,6 +55,23 @@ class Counters:
     """
 
     __slots__ = (*FIELDS[2 : -len(COUNTED)], "_at", "_cpu_at", "_memory", "_state_at", "decoded")
+
+    busy_ns: int
+    idle_ns: int
+    cpu_ns: int
+    read_ns: int
+    header_ns: int
+    decode_ns: int
+    pack_ns: int
+    collate_ns: int
+    plan_ns: int
+    chunks: int
+    samples: int
+    collated: int
+    plans: int
+    bytes_read: int
+    bytes_decoded: int
+    restarts: int
 
     def __init__(self, memory: mmap.mmap | bytearray | None = None, at: int = 0) -> None:
         self._at = at
@@ -83,6 +103,11 @@ class Counters:
             before, self._cpu_at = self._cpu_at, time.process_time_ns()
             self.cpu_ns += self._cpu_at - before
         self._write(0, now)
+
+    def leave(self) -> None:
+        """The worker ends: from now on it is neither busy nor idle."""
+        self.idle_ns += _clock() - self._state_at
+        self._write(0, 0)
 
     def flush(self) -> None:
         """Write all numbers down, in the midst of the work."""

@@ -76,7 +76,7 @@ class Feed:
         self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
         self._told_epoch = -1
         self.ahead = self._ahead_now = ahead
-        self._workers = workers
+        self.workers = workers
         self.faults = faults or Faults()
         self._candidates, self._reclaim = candidates, reclaim
         self._tally = Tally(self.faults.max_error_rate)
@@ -223,7 +223,7 @@ class Feed:
                 batch.parts.append(Part(batch, spec.positions[rows], spec.indices[rows]))
             batch.open_parts = len(batch.parts)
             # If one worker does a whole batch, each worker needs one.
-            self._ahead_now = max(self.ahead, self._workers + 1) if batch.open_parts == 1 else self.ahead
+            self._ahead_now = max(self.ahead, self.workers + 1) if batch.open_parts == 1 else self.ahead
             self._batches.append(batch)
             self._waiting.extend(batch.parts)
 

@@ -92,6 +92,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
                 counters.end()  # before the reply: whoever has that finds its chunk counted
                 replies.send(reply)
                 board.write(worker, IDLE, 0, 0)
+            counters.leave()
 
 
 def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:

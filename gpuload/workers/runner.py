@@ -24,7 +24,7 @@ from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align
 from gpuload.rng.generators import kept
 from gpuload.rng.philox import epoch_key
-from gpuload.workers.counters import FLUSH_NS, Counters
+from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.plans import make_plan
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
@@ -90,6 +90,7 @@ class ChunkRunner:
         errors: list[tuple[int, ErrorRecord]] = []
         collated = None
         with kept() if self._guard else contextlib.nullcontext(), limited(self.job.decode.max_bytes):
+            self.source.count()  # of a chunk that was broken off
             read_before = counters.read_ns
             samples = self.source.open(request, lambda: note(min(len(loaded) + len(errors), rows - 1)))
             for row in range(rows):
@@ -108,6 +109,7 @@ class ChunkRunner:
                         break
             place = self.source.place(request, rows)
             counters.samples += rows
+            self.source.count()
             counters.header_ns += clock() - start - (counters.read_ns - read_before)
             start = clock()
             if self._collates and request.whole and loaded and not errors and not any(s.images for s in loaded):
@@ -160,7 +162,7 @@ class ChunkRunner:
         if nbytes > len(slot):
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
         decoded: list[Sample] = []
-        at = 0
+        at, due = 0, FLUSH_BYTES
         before, start = start, clock()
         counters.header_ns += start - before
         counters.bytes_decoded += nbytes
@@ -174,11 +176,12 @@ class ChunkRunner:
                 errors.append((sample.row, _record(request, sample.row, sample.source, error)))
             else:
                 decoded.append(sample)
-            now = clock()
-            counters.decode_ns += now - start
-            if now - start > FLUSH_NS:
+            if at > due:
+                before, start, due = start, clock(), at + FLUSH_BYTES
+                counters.decode_ns += start - before
                 counters.flush()
-            start = now
+        before, start = start, clock()
+        counters.decode_ns += start - before
         reply = self._reply(request, slot, at, decoded, errors, place)
         counters.pack_ns += clock() - start
         return reply

@@ -137,10 +137,11 @@ class SampleReader:
                 except Exception as error:
                     raise Sourced(source) from error
             else:
-                images[leaf] = Picture(image, None, *image.hwc.shape)
-                self._counters.bytes_read += image.hwc.nbytes
-                if image.hwc.itemsize > 1:
-                    images[leaf] = _deep(images[leaf], image.hwc.dtype.name)
+                hwc = image.hwc
+                images[leaf] = Picture(image, None, *hwc.shape)
+                self._counters.bytes_read += hwc.nbytes
+                if hwc.itemsize > 1:
+                    images[leaf] = _deep(images[leaf], hwc.dtype.name)
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in found and leaf not in targets}
         sample = Sample(row, given, structure, images, values, source)
         if targets or self._needs_boxes:

@@ -10,9 +10,9 @@ to read them meanwhile. Only while reading takes long: what is in memory already
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from gpuload.datasets.kinds import draws_nothing, fetched, fetches_many
 from gpuload.order.place import IterablePlace
 from gpuload.rng.generators import seed_generators, seeds_of
-from gpuload.workers.counters import FLUSH_NS, Counters
+from gpuload.workers.counters import FLUSH_S, Counters
 from gpuload.workers.iterable import Ended, Pass
 from gpuload.workers.protocol import Request
 
@@ -54,6 +54,7 @@ class Source:
         self._pass: Pass | None = None
         self._will_need: Callable[[list[int]], None] | None = getattr(dataset, "will_need", None)
         self._read_s, self._read, self._slow_left = 0.0, 0, 0  # by the last chunk; and for how many more it is slow
+        self._counted_s = 0.0  # of `_read_s`
         self._told_epoch = -1
         self._epoch = -1
         self.introduce: Callable[..., None] = lambda epoch, position=None: None
@@ -88,11 +89,14 @@ class Source:
         def one(row: int) -> Any:
             if seeds:
                 seed_generators(self._seed, request.epoch, positions[row], seeds[row])
-            start = time.perf_counter_ns()
+            start = perf_counter()
             try:
                 sample = fetched(self._dataset, [keys[row]])[0] if self._many else self._dataset[keys[row]]
             finally:
-                self._was_read(start, 1)
+                took = perf_counter() - start
+                self._read_s, self._read = self._read_s + took, self._read + 1
+                if took > FLUSH_S:
+                    self.count(flush=True)
             if self._without_torch and seeds and "torch" in sys.modules:
                 # Imported meanwhile, so it was neither seeded nor told which worker this is: again.
                 self._without_torch = False
@@ -107,20 +111,20 @@ class Source:
             self._without_torch = False
         if self.seeds:  # once for all of them, so their draws depend on the chunk
             seed_generators(self._seed, request.epoch, positions[0])
-        start = time.perf_counter_ns()
+        start = perf_counter()
         try:
             return fetched(self._dataset, keys).__getitem__
         except Exception:  # one by one, to find which
             return one
         finally:
-            self._was_read(start, len(keys))
+            self._read_s, self._read = self._read_s + perf_counter() - start, self._read + len(keys)
+            self.count(flush=True)
 
-    def _was_read(self, start_ns: int, samples: int) -> None:
-        """Count what the dataset gave."""
-        took = time.perf_counter_ns() - start_ns
-        self._read_s, self._read = self._read_s + took / 1e9, self._read + samples
-        self.counters.read_ns += took
-        if took > FLUSH_NS:
+    def count(self, *, flush: bool = False) -> None:
+        """Count what reading took since the last call; `flush`: let others see it now."""
+        taken, self._counted_s = self._read_s - self._counted_s, self._read_s
+        self.counters.read_ns += int(1e9 * taken)
+        if flush:
             self.counters.flush()
 
     def _note_speed(self) -> None:
@@ -129,7 +133,7 @@ class Source:
             self._slow_left = CHUNKS_AHEAD
         else:
             self._slow_left = max(0, self._slow_left - 1)
-        self._read_s, self._read = 0.0, 0
+        self._read_s, self._read, self._counted_s = 0.0, 0, 0.0
 
     @property
     def reads_ahead(self) -> bool:
@@ -157,11 +161,14 @@ class Source:
         pass_.forget(start.samples)
 
         def one(row: int) -> Any:
-            start = time.perf_counter_ns()
+            start = perf_counter()
             try:
                 return pass_.get(numbers[row], touch)
             finally:
-                self._was_read(start, 1)
+                took = perf_counter() - start
+                self._read_s += took
+                if took > FLUSH_S:
+                    self.count(flush=True)
 
         return one
 

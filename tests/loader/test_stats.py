@@ -240,13 +240,13 @@ def test_the_table():
     assert lines[10:20] == [
         "next()    waited 31.2% of the time; besides that it takes 1.34 ms",
         "workers   8.8 of 9 busy: 98% 98% 98% 98% 98% 98% 98% 98% …",
-        "ready     3 chunks; 1 batches",
+        "ready     3 chunks; 1 batch",
         "ring      12 MB in use of 48 MB, at most 2,147 MB; 12 slots, 2 new",
         "          48 MB page-locked",
         "read      2,400 MB, 194 MB/s; decoded 14 GB",
         "decoders  nvImageCodec 24,000, cut 1,000",
         "cache     300 hits, 100 misses: 75%",
-        "faults    2 errors, 1 restarts",
+        "faults    2 errors, 1 restart",
         "",
     ]
     assert lines[20].startswith("decode bounds: word")

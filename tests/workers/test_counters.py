@@ -55,6 +55,9 @@ def test_what_a_worker_is_at_counts_before_it_ends(clock):
     mine.end()
     clock(9_000)
     assert (told(mine.table)["busy_ns"], told(mine.table)["idle_ns"]) == (5_000, 3_000)
+    mine.leave()
+    clock(20_000)
+    assert (told(mine.table)["busy_ns"], told(mine.table)["idle_ns"]) == (5_000, 3_000)
 
 
 def test_a_worker_that_takes_anothers_place_goes_on(clock):
