@@ -15,7 +15,8 @@ WITH_EXAMPLES = sorted(
     if ">>> " in path.read_text(encoding="utf-8")
 )
 
-NEEDED = {"gpuload.loader.loader": ["kornia"]}  # by the examples of a module, beside what all of gpuload needs
+# By the examples of a module, beside what all of gpuload needs.
+NEEDED = {"gpuload.exporters.prometheus": ["prometheus_client"], "gpuload.loader.loader": ["kornia"]}
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)

@@ -33,6 +33,7 @@ def within(inner: Any, outer: Any) -> bool:
     return b.start <= a.start and a.end <= b.end
 
 
+@pytest.mark.slow
 def test_each_batch_has_its_ranges():
     with profile(activities=[ProfilerActivity.CPU]) as found:
         assert run() == 3
