@@ -18,6 +18,7 @@ __all__ = ["FAILED", "STOPPED", "Begin", "Tell", "bars", "count_of", "fail", "ma
 
 FAILED: Final = 1  # exit status: it was tried, and did not work; 2 is that of a command line that makes no sense
 STOPPED: Final = 130  # by ctrl-C, as shells have it
+WIDE: Final = 100  # columns of a terminal that has room for all there is to say of progress
 STEPS: Final = 10  # lines for one task where there is no terminal
 
 
@@ -35,12 +36,12 @@ class Begin(Protocol):
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that colours only what it is told to colour."""
-    return Console(highlight=False, stderr=stderr)
+    return Console(highlight=False, emoji=False, stderr=stderr)
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print text as it is: no markup, and no line breaks of our own, so that a path can be copied."""
-    console.print(text, style=style, markup=False, soft_wrap=True)
+    """Print text as it is: no markup, no emoji for ``:x:``, and no line breaks, so that a path can be copied."""
+    console.print(text, style=style, markup=False, emoji=False, soft_wrap=True)
 
 
 def fail(console: Console, error: object, status: int = FAILED) -> int:
@@ -60,10 +61,11 @@ def bars(console: Console, *, transient: bool = True) -> Iterator[Begin]:
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
+        *((TimeElapsedColumn(),) if console.width >= WIDE else ()),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=transient) as shown:
+    # Few refreshes: they take processor time from what is measured.
+    with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as shown:
 
         def begin(what: str, total: int | None = None) -> Tell:
             task = shown.add_task(what, total=total, note="")
@@ -91,7 +93,7 @@ def _lines(console: Console, what: str, known: int | None) -> Tell:
         known = known if total is None else total
         if known and (step := min(done, known) * STEPS // known) > told:
             told = step
-            say(console, f"{what}: {done:,} of {known:,}" + (f", {note}" if note else ""))
+            say(console, f"{done:,} of {known:,} {what}" + (f", {note}" if note else ""))
 
     return tell
 

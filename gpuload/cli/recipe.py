@@ -10,12 +10,21 @@ import os
 import runpy
 import sys
 import traceback
-from typing import Any
+from typing import Any, Final
 
 from gpuload.errors import one_line
-from gpuload.transforms import Chain
+from gpuload.transforms import Chain, Normalize, RandomHorizontalFlip, RandomResizedCrop
 
-__all__ = ["RecipeError", "load_recipe"]
+__all__ = ["MEAN", "SIZE", "STD", "RecipeError", "load_recipe", "usual_recipe"]
+
+MEAN: Final = (0.485, 0.456, 0.406)
+STD: Final = (0.229, 0.224, 0.225)
+SIZE: Final = 224
+
+
+def usual_recipe() -> list[Any]:
+    """What most image classifiers are trained with: a random crop resized to 224×224, a flip, ImageNet's mean."""
+    return [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)]
 
 
 class RecipeError(ValueError):

@@ -1,4 +1,4 @@
-"""What all rows come to, as plain values: what ``--json`` prints, the terminal shows, and the page is made of.
+"""What all rows come to, as plain values: what ``--json`` writes, the terminal shows, and the page is made of.
 
 docs/inspecting.md says what each entry means. A text may hold any character that a file's name may.
 """
