@@ -1,4 +1,4 @@
-"""What ``gpuload inspect`` does: looks at data sets, writes the page, says the most important things in the terminal."""
+"""What ``gpuload inspect`` does: looks at data sets, writes the page, says the most important things."""
 
 from __future__ import annotations
 
@@ -174,6 +174,7 @@ def _replace(path: str, text: str) -> None:
 def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
     """The summary: tables in a terminal, plain lines elsewhere."""
     facts = [(name, visible(value)) for name, value in _facts(summary)]
+    to_paste = [kind["normalize"] for kind in summary["pixels"]["kinds"][:1] if kind["normalize"]]
     told = [(WORDS[one.level], STYLES[one.level], visible(one.title), one.code) for one in advice]
     damaged = summary["damaged"]["listed"][:LISTED]
     if console.is_terminal:
@@ -183,10 +184,14 @@ def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -
         for name, value in facts:
             table.add_row(name, _plain(value))
         console.print(table)
+        for line in to_paste:  # not in the table, whose columns would break it
+            say(console, line)
         console.print()
     else:
         for name, value in facts:
             say(console, f"{name}: {value}")
+        for line in to_paste:
+            say(console, line)
     for one in damaged:
         say(console, f"damaged: {visible(one['path'])}: {visible(one['cause'])}", "red")
     if (more := summary["damaged"]["count"] - len(damaged)) > 0:
@@ -250,5 +255,3 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for kind in summary["pixels"]["kinds"][:1]:
         for name in ("mean", "std"):
             yield name, ", ".join(f"{value:.4f}" for value in kind[name])
-        if kind["normalize"]:
-            yield "to paste", kind["normalize"]

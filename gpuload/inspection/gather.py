@@ -197,14 +197,15 @@ def _batches(
     )
     with loader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Further ones are only recorded", category=RuntimeWarning)
+        told(0, len(seen))
         for at, numbers, texts in loader:
             yield at.numpy(), numbers.numpy().reshape(len(at), -1), list(texts)
             done = min(len(seen), done + BATCH)
             told(done, len(seen))
         for error in loader.errors:
-            row = error.index if rows is None else int(rows[error.index])  # type: ignore[index]
+            row: Any = error.index if rows is None else rows[error.index]  # pyright: ignore[reportCallIssue, reportArgumentType]
             found.rows["state"][row] = DAMAGED
-            found.note(row, error.cause)  # type: ignore[arg-type]
+            found.note(int(row), error.cause)
 
 
 class _Labels:

@@ -213,7 +213,7 @@ def _ranks(digests: np.ndarray) -> np.ndarray:
 def _groups(found: Gathered, groups: Groups) -> dict[str, Any]:
     """Groups of images, those first that are in several data sets, then those in several classes."""
     across, mixed = groups.differ(found.rows["which"]), groups.differ(found.rows["label"])
-    order = np.lexsort((-np.diff([*groups.starts, len(groups.rows)]), ~mixed, ~across)).tolist()
+    order = np.lexsort((-groups.sizes, ~mixed, ~across)).tolist()
     members = list(groups) if len(groups) <= LISTED else None
     ends = [*groups.starts[1:].tolist(), len(groups.rows)]
     listed = []

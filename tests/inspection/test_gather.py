@@ -34,7 +34,7 @@ def test_every_image_has_a_row(tmp_path: Path) -> None:
     assert [found.classes[label] for label in found.rows["label"]] == ["a", "a", "a", "b", "b"]
     assert list(found.notes) == [1]
     assert "not an image" in found.notes[1]
-    assert told == [(5, 5)]
+    assert told == [(0, 5), (5, 5)]
     assert (name_of(found, 3), name_of(found, 3, full=True)) == ("b/0.jpg", str(tmp_path / "b" / "0.jpg"))
 
 
