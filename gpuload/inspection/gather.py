@@ -172,7 +172,9 @@ def gather_pixels(
                     found.note(row, json.loads(text)["cause"])
             for name in COMPACT.names or ():
                 compact[name][at] = pixels[name]
-            kept[at] = pixels["bits"] > 0
+            known = pixels["bits"] > 0
+            pixels = pixels[known & ~kept[at]]  # one that stands in for a lost one comes twice
+            kept[at] |= known
             for channels, bits in {(int(one["channels"]), int(one["bits"])) for one in pixels if one["bits"]}:
                 alike = pixels[(pixels["channels"] == channels) & (pixels["bits"] == bits)]
                 found.groups.setdefault((channels, bits), Group()).add(alike)
