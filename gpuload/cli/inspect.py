@@ -22,7 +22,7 @@ def inspect(
     data: Annotated[
         list[str],
         typer.Argument(
-            metavar="DATA…",
+            metavar="DATA",
             help="What `gpuload pack` takes as a source; of several, images that are in more than one are found.",
         ),
     ],
