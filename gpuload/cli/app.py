@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from gpuload.cli import compare as comparing
+from gpuload.cli import inspect as inspecting
 from gpuload.cli.arguments import examples
 from gpuload.cli.bench import command as benching
 from gpuload.cli.doctor import command as doctoring
@@ -174,80 +175,8 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None
     raise typer.Exit(run_verify(folder))
 
 
-@app.command(
-    epilog=examples(
-        "gpuload inspect imagenet/train", "gpuload inspect train val --recipe recipe.py:train --html report.html"
-    )
-)
-def inspect(
-    data: Annotated[
-        list[str],
-        typer.Argument(help="What `gpuload pack` takes as a source; several are looked at for the same images."),
-    ],
-    recipe: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="FILE.py:NAME", help="Transforms for the contact sheet. Default: RandomResizedCrop(224) and a flip."
-        ),
-    ] = None,
-    html: Annotated[str, typer.Option(help="The page that is written; '' for none.")] = "inspect.html",
-    json: Annotated[bool, typer.Option("--json", help="Print all that was found as JSON.")] = False,
-    limit: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Look at so many files of each DATA, drawn at random. Default: all."),
-    ] = None,
-    pixels: Annotated[str, typer.Option(help="How many images are decoded, drawn at random; or 'all'.")] = "4000",
-    images: Annotated[int, typer.Option(min=0, max=100, help="Images on the contact sheet.")] = 8,
-    draws: Annotated[int, typer.Option(min=1, max=50, help="Draws of the recipe for each of these.")] = 6,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
-    workers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Processes. Default: one for each CPU of this process."),
-    ] = None,
-    extensions: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of a folder: the endings of images, as in '.jpg,.avif'."),
-    ] = None,
-    fields: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of tar shards: 'jpg,cls'. Default: all."),
-    ] = None,
-    image: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of a store: the column, or the pattern of keys, of images."),
-    ] = None,
-    target: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of a store: that of labels; '' for none."),
-    ] = None,
-) -> None:
-    """Look at data sets: sizes, formats, classes, damage, duplicates, mean and std, augmented images. Writes one HTML
-    page.
-
-    Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if it cannot be done.
-    """
-    from gpuload.cli.inspect import Settings, run
-
-    if pixels != "all" and not pixels.isdecimal():
-        raise typer.BadParameter(f"expected a number of images, or 'all', got {pixels!r}", param_hint="--pixels")
-    given = {"fields": fields, "image": image, "target": target, "extensions": extensions and extensions.lower()}
-    settings = Settings(
-        data=data,
-        recipe=recipe,
-        html=html or None,
-        json=json,
-        limit=limit,
-        pixels=None if pixels == "all" else int(pixels),
-        images=images,
-        draws=draws,
-        seed=seed,
-        workers=workers,
-        given={name: value for name, value in given.items() if value is not None},
-    )
-    raise typer.Exit(run(settings))
-
-
 # Commands whose options stand in files of their own.
 app.command(epilog=examples(*benching.EXAMPLES))(benching.bench)
 app.command(epilog=examples(*comparing.EXAMPLES))(comparing.compare)
 app.command(epilog=examples(*doctoring.EXAMPLES))(doctoring.doctor)
+app.command(epilog=examples(*inspecting.EXAMPLES))(inspecting.inspect)

@@ -151,9 +151,8 @@ def _formats(summary: dict[str, Any]) -> list[Advice]:
         found.append(
             Advice(
                 "odd",
-                f"{_images(count)} {'lies' if count == 1 else 'lie'} on {'its' if count == 1 else 'their'} side, "
-                "by EXIF orientation",
-                "Viewers turn such pictures upright; a loader does so only where it is told to.",
+                f"{_images(count)} {'is' if count == 1 else 'are'} stored turned or mirrored, by EXIF orientation",
+                "Viewers turn such pictures upright; a loader does only where it is told to.",
                 "gl.Loader(…, decode=gl.Decode(exif=True))",
             )
         )

@@ -43,6 +43,11 @@ class Groups:
         return iter(np.split(self.rows, self.starts[1:]) if len(self) else [])
 
     @property
+    def sizes(self) -> np.ndarray:
+        """How many rows each group has."""
+        return np.diff(self.starts, append=len(self.rows))
+
+    @property
     def surplus(self) -> int:
         """How many images are there beside the first of each group."""
         return len(self.rows) - len(self.starts)
@@ -58,7 +63,7 @@ class Groups:
 
     def keep(self, which: np.ndarray) -> Groups:
         """Those groups for which `which` is true."""
-        sizes = np.diff([*self.starts, len(self.rows)])
+        sizes = self.sizes
         kept = sizes[which]
         return Groups(self.rows[np.repeat(which, sizes)], np.cumsum(kept) - kept)
 
@@ -71,7 +76,7 @@ def equal(keys: np.ndarray, rows: np.ndarray) -> Groups:
     changes = np.any(np.diff(keys[order], axis=0), axis=1)
     starts = np.flatnonzero(np.r_[True, changes])
     found = Groups(rows[order], starts)
-    return found.keep(np.diff([*starts, len(rows)]) > 1)
+    return found.keep(found.sizes > 1)
 
 
 def looking_alike(looks: np.ndarray, rows: np.ndarray) -> Groups:

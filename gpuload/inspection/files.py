@@ -34,7 +34,7 @@ MODES: Final = (
     "F", "other",
 )  # fmt: skip
 SAMPLINGS: Final = ("", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "other")
-FACTORS: Final = {
+FACTORS: Final[dict[tuple[float, float], str]] = {
     (1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4:0", (4, 1): "4:1:1",
 }  # fmt: skip
 # Of names that say another format than the content. The ending is looked at without case.
@@ -183,8 +183,8 @@ def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
     factors = [divmod(byte, 16) for byte in data[jpeg.frame_at + 11 : jpeg.frame_at + 10 + 3 * jpeg.components : 3]]
     if len(factors) < 3 or factors[1] != factors[2] or not all(factors[1]):
         return "other"
-    ratio = factors[0][0] / factors[1][0], factors[0][1] / factors[1][1]
-    return FACTORS.get(ratio, "other")  # pyright: ignore[reportArgumentType]
+    (wide, high), (width, height) = factors[0], factors[1]
+    return FACTORS.get((wide / width, high / height), "other")
 
 
 def _orientation(data: bytes, header: Header) -> int:

@@ -172,7 +172,9 @@ def gather_pixels(
                     found.note(row, json.loads(text)["cause"])
             for name in COMPACT.names or ():
                 compact[name][at] = pixels[name]
-            kept[at] = pixels["bits"] > 0
+            known = pixels["bits"] > 0
+            pixels = pixels[known & ~kept[at]]  # one that stands in for a lost one comes twice
+            kept[at] |= known
             for channels, bits in {(int(one["channels"]), int(one["bits"])) for one in pixels if one["bits"]}:
                 alike = pixels[(pixels["channels"] == channels) & (pixels["bits"] == bits)]
                 found.groups.setdefault((channels, bits), Group()).add(alike)
@@ -197,14 +199,15 @@ def _batches(
     )
     with loader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Further ones are only recorded", category=RuntimeWarning)
+        told(0, len(seen))
         for at, numbers, texts in loader:
             yield at.numpy(), numbers.numpy().reshape(len(at), -1), list(texts)
             done = min(len(seen), done + BATCH)
             told(done, len(seen))
         for error in loader.errors:
-            row = error.index if rows is None else int(rows[error.index])  # type: ignore[index]
+            row: Any = error.index if rows is None else rows[error.index]  # pyright: ignore[reportCallIssue, reportArgumentType]
             found.rows["state"][row] = DAMAGED
-            found.note(row, error.cause)  # type: ignore[arg-type]
+            found.note(int(row), error.cause)
 
 
 class _Labels:

@@ -63,7 +63,7 @@ def render(
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(visible=visible, size=bytes_text, count=lambda number: f"{number:,}", short=_short)
     environment.globals.update(bars=_bars, levels=_levels, line=_line, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT)
-    template = environment.from_string(files(__package__).joinpath("page.html").read_text("utf-8"))
+    template = environment.from_string(files("gpuload.inspection").joinpath("page.html").read_text("utf-8"))
     return template.render(
         summary=summary,
         advice=advice,

@@ -143,7 +143,7 @@ def _loader(
     return Loader(
         dataset,
         batch_size,
-        transforms=chain,
+        transforms=recipe,
         num_workers=workers,
         device="cpu",
         ragged="error" if whole else "list",

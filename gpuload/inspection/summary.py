@@ -1,4 +1,4 @@
-"""What all rows come to, as plain values: what ``--json`` prints, the terminal shows, and the page is made of.
+"""What all rows come to, as plain values: what ``--json`` writes, the terminal shows, and the page is made of.
 
 docs/inspecting.md says what each entry means. A text may hold any character that a file's name may.
 """
@@ -213,7 +213,7 @@ def _ranks(digests: np.ndarray) -> np.ndarray:
 def _groups(found: Gathered, groups: Groups) -> dict[str, Any]:
     """Groups of images, those first that are in several data sets, then those in several classes."""
     across, mixed = groups.differ(found.rows["which"]), groups.differ(found.rows["label"])
-    order = np.lexsort((-np.diff([*groups.starts, len(groups.rows)]), ~mixed, ~across)).tolist()
+    order = np.lexsort((-groups.sizes, ~mixed, ~across)).tolist()
     members = list(groups) if len(groups) <= LISTED else None
     ends = [*groups.starts[1:].tolist(), len(groups.rows)]
     listed = []

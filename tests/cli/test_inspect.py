@@ -18,8 +18,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gpuload.cli.app import app
-from gpuload.cli.inspect import FOUND, Settings
-from gpuload.cli.inspect import run as run_settings
+from gpuload.cli.inspecting import FOUND, Settings
+from gpuload.cli.inspecting import run as run_settings
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -32,11 +32,11 @@ def test_a_folder_is_told_and_a_page_is_written(tmp_path: Path) -> None:
     status, text, _ = run(data, "--html", page)
     lines = text.splitlines()
     assert status == 0, text
-    assert lines[:3] == ["files: 4 of 4", "pixels: 4 of 4", f"data: ImageFolder({str(data)!r}: 4 images in 2 classes)"]
+    assert lines[:3] == ["4 of 4 files", "4 of 4 pixels", f"data: ImageFolder({str(data)!r}: 4 images in 2 classes)"]
     assert "sizes: median 56×40, smallest 56×40, largest 64×40; 2 sizes" in lines
     assert "classes: 2; the largest is a with 3, the smallest b with 1" in lines
     assert "damaged: 0; refused by a limit 0" in lines
-    assert any(line.startswith("to paste: T.Normalize(mean=(0.") for line in lines)
+    assert any(line.startswith("T.Normalize(mean=(0.") for line in lines)
     assert lines[-1].startswith(f"{page}: ")
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert sorted(os.listdir(tmp_path)) == ["data", "page.html"]
@@ -66,7 +66,7 @@ def test_the_same_image_in_two_data_sets_is_an_exit_status(tmp_path: Path) -> No
 def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
     data = folder(tmp_path / "caf\udce9", {"a": 2})
     (data / "a" / "1.jpg").write_bytes(b"")
-    status, text, said = run(data, "--json", "--html", tmp_path / "page.html")
+    status, text, said = run(data, "--json", "-", "--html", tmp_path / "page.html")
     told = json.loads(text)
     assert status == FOUND
     assert told["images"]["looked_at"] == 2
@@ -77,7 +77,11 @@ def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
         "text": "Training stops at the first of them. Mend or remove the files; or have them left out.",
         "code": 'gl.Loader(…, on_error="skip")',
     }
-    assert "files: 2 of 2" in said
+    assert "2 of 2 files" in said
+    assert "mend: 1 image is damaged" in said
+    status, text, _ = run(data, "--json", tmp_path / "found.json", "--html", "")
+    assert json.loads((tmp_path / "found.json").read_text())["sizes"] == told["sizes"]
+    assert "mend: 1 image is damaged" in text
 
 
 def test_shards_and_single_images_are_taken_too(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def looked_at(sample: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         "first",
         "second",
     )
-    found = dict(zip(names, numbers.tolist(), strict=True))
+    found: dict[str, Any] = dict(zip(names, numbers.tolist(), strict=True))
     found["format"], found["mode"] = FORMATS[found["format"]], MODES[found["mode"]]
     return found, json.loads(told or "{}")
 

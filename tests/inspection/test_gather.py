@@ -34,7 +34,7 @@ def test_every_image_has_a_row(tmp_path: Path) -> None:
     assert [found.classes[label] for label in found.rows["label"]] == ["a", "a", "a", "b", "b"]
     assert list(found.notes) == [1]
     assert "not an image" in found.notes[1]
-    assert told == [(5, 5)]
+    assert told == [(0, 5), (5, 5)]
     assert (name_of(found, 3), name_of(found, 3, full=True)) == ("b/0.jpg", str(tmp_path / "b" / "0.jpg"))
 
 
@@ -79,6 +79,35 @@ def test_a_file_that_kills_workers_is_a_damaged_one() -> None:
     assert np.flatnonzero(found.rows["state"] == DAMAGED).tolist() == [7]
     assert "worker" in found.notes[7]
     assert (found.rows["state"] == GOOD).sum() == 19
+
+
+class Changing:
+    """Three samples; the last one ends the process that reads it, once there is a file."""
+
+    def __init__(self, sign: Path) -> None:
+        self.sign = sign
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> gl.Encoded:
+        if index == 2 and self.sign.exists():
+            os._exit(9)
+        return gl.Encoded(picture(index))
+
+
+@pytest.mark.processes
+def test_no_image_is_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that would be empty is filled with a sample that has come already."""
+    from gpuload.inspection import gather as module
+
+    monkeypatch.setattr(module, "BATCH", 2)
+    found = gather([Changing(tmp_path / "sign")], ["x"], workers=1)
+    (tmp_path / "sign").touch()
+    gather_pixels(found, most=None, workers=1)
+    assert found.rows["state"].tolist() == [GOOD, GOOD, DAMAGED]
+    assert found.measured.tolist() == [0, 1]
+    assert found.groups[3, 8].images == 2
 
 
 def test_what_a_dataset_raises_is_damage() -> None:

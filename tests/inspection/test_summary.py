@@ -109,7 +109,7 @@ def test_whatever_is_odd_is_told() -> None:
     found = advice_of(summary)
     for title, level in {
         "1 image is damaged": "bad",
-        "1 image lies on its side, by EXIF orientation": "odd",
+        "1 image is stored turned or mirrored, by EXIF orientation": "odd",
         "1 image with more than 8 bits a channel": "odd",
         "1 image of one colour": "odd",
         "1 image with transparency": "note",
