@@ -31,7 +31,7 @@ def markdown_table(results: Results) -> str:
     """A row for each loader, the fastest first, with gpuload's rate over the row's, taken within rounds."""
     lines = [
         "| loader | images/s | gpuload's rate over it | CPU seconds per 1,000 images | memory of a worker, MB |",
-        "| --- | --- | --- | --- | --- |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
     for name, label in LABELS.items():
         rows = results[name]
