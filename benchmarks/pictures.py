@@ -29,7 +29,7 @@ OURS, THEIRS = "#2a8c82", "#9aa3ad"
 INK = {"rates.svg": "#24292f", "rates-dark.svg": "#d5d9de"}
 
 SHOWN = ("astronaut", "cat", "coffee")
-COLUMNS, SIDE_PX, GAP_PX = 7, 180, 6
+COLUMNS, SIDE_PX, GAP_PX = 8, 160, 6
 
 
 def rates(results: dict[str, Any]) -> dict[str, float]:
@@ -64,7 +64,7 @@ def draw_rates(results: dict[str, Any], path: Path) -> None:
 
 
 def draw_augmented(path: Path) -> None:
-    """A row for each photograph: itself, and what a training step sees of it in six epochs."""
+    """A row for each photograph: itself, and what a training step sees of it in seven epochs."""
     from PIL import Image, ImageOps
 
     from gpuload import transforms as T

@@ -22,6 +22,8 @@ OUTSIDE = {
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
     "SECURITY.md": "project/security.md",
+    "examples/README.md": "project/examples.md",
+    "notebooks/README.md": "project/notebooks.md",
 }
 
 # Page and title, and the modules whose names stand there; the first that fits.
@@ -78,8 +80,8 @@ def write(folder: Path) -> None:
         _put(folder / "reference" / f"{page}.md", "\n\n".join([f"# {title}", *map(_entry("gpuload"), names)]) + "\n")
     _put(folder / "reference" / "transforms.md", "\n\n".join(_transforms()) + "\n")
     for name, page in OUTSIDE.items():
-        if page.startswith("project/"):
-            _put(folder / page, _moved((ROOT / name).read_text(encoding="utf-8")))
+        if page.startswith("project/") and (ROOT / name).exists():
+            _put(folder / page, _moved((ROOT / name).read_text(encoding="utf-8"), (ROOT / name).parent))
 
 
 def _transforms() -> Iterator[str]:
@@ -100,12 +102,20 @@ def _entry(module: str):
     return entry
 
 
-def _moved(text: str) -> str:
-    """A page of the repository's root, two folders further down: its links lead to the site's pages."""
-    text = re.sub(r"\]\(docs/([^)]+)\)", r"](../\1)", text)
-    for name, page in OUTSIDE.items():
-        text = re.sub(rf"\]\({re.escape(name)}(#[^)]*)?\)", rf"](../{page}\1)", text)
-    return re.sub(r"\[([^\]]+)\]\((?!\w+:|\.\./|#)[^)]+\)", r"\1", text)  # files that are no pages
+def _moved(text: str, home: Path) -> str:
+    """A page that lies outside docs/: its links lead to the site's pages, or to files that can be downloaded."""
+
+    def link(found: re.Match[str]) -> str:
+        words, path, anchor = found.groups()
+        target = (home / path).resolve()
+        name = target.relative_to(ROOT).as_posix()
+        if name in OUTSIDE and (ROOT / name).exists():
+            return f"[{words}](../{OUTSIDE[name]}{anchor or ''})"
+        if name.startswith("docs/"):
+            return f"[{words}](../{name.removeprefix('docs/')}{anchor or ''})"
+        return f"[{words}](../../{name})" if target.is_file() else words
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#]+)(#[^)]*)?\)", link, text)
 
 
 def _put(path: Path, text: str) -> None:
