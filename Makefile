@@ -1,6 +1,6 @@
 # Every target sets up what it needs from nothing, in $(VENV); a second call finds it there.
 #
-#   make install   gpuload, with NVIDIA's image codec (CUDA 12's wheel; it works without a GPU too)
+#   make install   gpuload, with NVIDIA's image codec (CUDA 13's wheel; it works without a GPU too) and Kornia
 #   make demo      see it run
 #   make test      all tests and the notebooks; ARGS="-k ring" passes arguments on to pytest
 #   make test-fast the tests that take no time: no processes, no interpreted kernels; under a minute
@@ -10,26 +10,32 @@
 #   make bench-gpu loaders end to end on a GPU; ARGS="--simulate" runs it through on the CPU; benchmarks/gpu.sh does more
 #   make notebooks run the notebooks and write their outputs into them
 #   make docs      the documentation site, into build/docs; a warning is an error
-#   make pictures  draw the pictures of the documentation from benchmarks/results
+#   make pictures  draw the README's plot and picture anew, from benchmarks/results and by gpuload's transforms
 #   make soak      ten minutes in which a worker is killed every second and files are damaged; ARGS as for bench
+#   make dist      the wheel and the sdist in dist/, checked; RELEASING.md has the rest
+#   make api       write the public names and signatures anew (tests/public_api.txt)
+#
+# CUDA_MAJOR=12 takes the packages for a torch built for CUDA 12. They overwrite those for CUDA 13: `make clean` before.
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+CUDA_MAJOR ?= 13
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 INSTALL := $(PIP) install --constraint constraints.txt
 # An editable install is not compiled as an installed package is, and each worker process would pay for it.
 COMPILE := $(BIN)/python -m compileall -q gpuload
-EVERYTHING := --editable '.[cu12,dali,fused,cli,demo]'
+DALI := $(if $(filter 12,$(CUDA_MAJOR)),dali,dali-cu13)
+EVERYTHING := --editable '.[cu$(CUDA_MAJOR),$(DALI),fused,cli,demo,kornia]'
 
 # As many tests at once as there are processors, and in each one thread of torch: threads of several processes that wait
 # for each other take ten times as long.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-.PHONY: install demo test test-fast lint format bench bench-gpu notebooks docs pictures soak clean
+.PHONY: install demo test test-fast lint format bench bench-gpu notebooks docs pictures soak dist api clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -64,14 +70,24 @@ notebooks: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --nitpicky --fail-on-warning --keep-going -b html docs build/docs $(ARGS)
 
-pictures: $(VENV)/.installed-docs
-	$(BIN)/python -m benchmarks.pictures
+pictures: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.plot_rates
+	$(BIN)/python -m benchmarks.plot_augmented
 
 soak: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
+# In environments of their own, as at those who build the sdist. Release from a fresh clone: RELEASING.md.
+dist: $(VENV)/.installed-dist
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
+api: $(VENV)/.installed-test
+	$(BIN)/python tests/public_api.py
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache demo-out
+	rm -rf $(VENV) .pytest_cache .ruff_cache demo-out dist
 
 # Dependency groups (PEP 735) need pip 25.1, and distributions bring an older one.
 $(VENV)/.pip:
@@ -80,12 +96,12 @@ $(VENV)/.pip:
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.pip pyproject.toml constraints.txt
-	$(INSTALL) --editable '.[cu12]'
+	$(INSTALL) --editable '.[cu$(CUDA_MAJOR),kornia]'
 	$(COMPILE)
 	touch $@
 
 $(VENV)/.installed-demo: $(VENV)/.pip pyproject.toml constraints.txt
-	$(INSTALL) --editable '.[cu12,cli,demo]'
+	$(INSTALL) --editable '.[cu$(CUDA_MAJOR),kornia,cli,demo]'
 	$(COMPILE)
 	touch $@
 
@@ -107,4 +123,8 @@ $(VENV)/.installed-docs: $(VENV)/.pip pyproject.toml constraints.txt
 $(VENV)/.installed-bench: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) $(EVERYTHING) --group bench
 	$(COMPILE)
+	touch $@
+
+$(VENV)/.installed-dist: $(VENV)/.pip pyproject.toml constraints.txt
+	$(INSTALL) --group dist
 	touch $@

@@ -3,9 +3,10 @@
     python -m benchmarks.host [--json FILE]
 
 Workers decode small JPEGs and send real descriptions. Feed, columns, draws, jobs of the fused kernels, collation and
-launches are what a `Loader` on CUDA does; only the device's own work is left out: kernels are not launched, and no
-pixel is copied. Before each batch the main thread sleeps until workers have nothing left to do, so that it finds the
-next batch complete, as behind a training step; or, starved, it waits in `next()` while chunks come one by one.
+launches are what a `Loader` on CUDA does; only the device's own work is left out: kernels are not launched, no pixel
+is copied, and large memory is given again, as torch's allocator does on a device. Before each batch the main thread
+sleeps until workers have nothing left to do, so that it finds the next batch complete, as behind a training step; or,
+starved, it waits in `next()` while chunks come one by one.
 
 Processor time of the main thread: other work on the machine adds little to it. Of each epoch the mean over its
 batches, as one `next()` may do what another one left; of these the median, or the least. The whole is measured by
@@ -100,12 +101,31 @@ class _NoCopies(CpuTransfer):
         return tensor.clone() if tensor.nbytes < SMALL_BYTES else tensor
 
 
+class _KeptMemory:
+    """In place of `torch.empty`, for what would be on a device: large memory is kept and given again, where the CPU's
+    allocator would have the system map it anew for each batch."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, torch.Tensor] = {}
+        self._empty = torch.empty
+
+    def __call__(self, *size: Any, **options: Any) -> torch.Tensor:
+        wanted = (size, options.get("dtype"))
+        if (kept := self._kept.get(wanted)) is not None:
+            return kept.detach()
+        made = self._empty(*size, **options)
+        if made.nbytes >= SMALL_BYTES:
+            self._kept[wanted] = made
+        return made
+
+
 @contextmanager
 def _no_device() -> Iterator[None]:
     """Leave out the device's work."""
     with ExitStack() as stack:
         put = lambda owner, name, value: stack.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
         put(session, "make_transfer", lambda ring, device: _NoCopies(ring))
+        put(torch, "empty", _KeptMemory())
         put(runner, "one_pass", _NoKernel())
         put(weights, "_weigh", _NoKernel())
         put(runner, "tables", lambda pixels, told, factors, most, channels: torch.empty(len(factors), 3, 256))
@@ -181,7 +201,7 @@ def measure(
         with loader:
             _batch_times(loader, 4, ahead=True)  # started, and everything imported
             own: Any = loader._session
-            own.stage._cpu_threads = own.stage._pool = None  # as on a device
+            own.stage.cpu_threads = own.stage._pool = None  # as on a device
             before = _workers_s(own.engine.pids)
             ahead = _batch_times(loader, batches, ahead=True)
             images = len(ahead) * len(loader) * batch_size

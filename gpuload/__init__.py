@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuload import transforms
+    from gpuload import exporters, transforms
     from gpuload.batches.assemble import BatchInfo
     from gpuload.batches.pad import Padded, pad, pad_collate
     from gpuload.datasets import (
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from gpuload.loader.loader import Loader
+    from gpuload.loader.stats import Stats
     from gpuload.order.blocks import BlockShuffle
     from gpuload.packing.pack import pack
     from gpuload.packing.verify import verify
@@ -83,9 +84,11 @@ _HOMES = {
     "RayWorkers": "gpuload.workers.ray.options",
     "Remote": "gpuload.datasets.stores.remote.options",
     "SampleError": "gpuload.errors",
+    "Stats": "gpuload.loader.stats",
     "TarShards": "gpuload.datasets",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
+    "exporters": "gpuload.exporters",
     "get_worker_info": "gpuload.datasets.worker",
     "pack": "gpuload.packing.pack",
     "pad": "gpuload.batches.pad",
@@ -127,10 +130,12 @@ __all__ = [
     "RayWorkers",
     "Remote",
     "SampleError",
+    "Stats",
     "TarShards",
     "TooManyErrors",
     "WorkerError",
     "__version__",
+    "exporters",
     "get_worker_info",
     "pack",
     "pad",
@@ -150,7 +155,7 @@ def __getattr__(name: str) -> Any:
 
         raise missing(__name__, name)
     module = importlib.import_module(home)
-    value = module if name == "transforms" else getattr(module, name)
+    value = module if home == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -21,6 +21,17 @@ class Event:
         self.passed = True
 
 
+class Timed(Event):
+    """Ten milliseconds after the one before."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.number = number
+
+    def elapsed_time(self, later: Timed) -> float:
+        return 10.0 * (later.number - self.number)
+
+
 class Device:
     """A device that is this CPU: what is issued on a stream is done at once. It locks `allowed` ranges and then
     refuses; an event is made by `event`, for a stream and its number."""
@@ -33,6 +44,7 @@ class Device:
         self.current = "consumer"
         self.events: dict[str, list[Event]] = {"side": [], "consumer": []}
         self._event = event
+        self.timed = 0
 
     def new_stream(self, *, urgent=False):
         assert urgent
@@ -53,6 +65,10 @@ class Device:
         made = self.events.setdefault(stream, [])
         made.append(self._event(stream, len(made)))
         return made[-1]
+
+    def record_time(self, stream):
+        self.timed += 1
+        return Timed(self.timed)
 
     def wait(self, stream, event):
         pass

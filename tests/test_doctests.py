@@ -15,9 +15,13 @@ WITH_EXAMPLES = sorted(
     if ">>> " in path.read_text(encoding="utf-8")
 )
 
+NEEDED = {"gpuload.loader.loader": ["kornia"]}  # by the examples of a module, beside what all of gpuload needs
+
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in NEEDED.get(name, ()):
+        pytest.importorskip(package)
     module = importlib.import_module(name)
     failed, attempted = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert attempted, f"{name} has examples that doctest does not find: are they in a docstring?"

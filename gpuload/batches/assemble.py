@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages, accelerator
 from gpuload.stage.gathering import Gathered
+from gpuload.stage.ranges import COPY, named
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
 
@@ -79,12 +81,16 @@ class Assembly:
         options: the loader's.
         stage: the compiled transforms.
         transfer: brings slots and tensors to the device.
+
+    Attributes:
+        copy_s, stage_s, collate_s: host time of issuing copies, of the transforms with their draws, and of the rest.
     """
 
     def __init__(self, options: BatchOptions, stage: Any, transfer: Any) -> None:
         self._options = options
         self._stage = stage
         self._transfer = transfer
+        self.copy_s = self.stage_s = self.collate_s = 0.0
         self._by_row = options.by_row
         self._pool = None if transfer.asynchronous else OutputPool()
         chain = options.chain
@@ -106,6 +112,12 @@ class Assembly:
         Raises:
             CollateError: the samples cannot be put together.
         """
+        start, before = perf_counter(), self.copy_s + self.stage_s
+        made = self._made(batch, info, release)
+        self.collate_s += perf_counter() - start - (self.copy_s + self.stage_s - before)
+        return made
+
+    def _made(self, batch: Batch, info: bool, release: Callable[[], None]) -> Made:
         columns, chain = batch.columns or Columns(batch), self._options.chain
         batch.columns = None  # they refer to each other
         later, finished = False, None
@@ -131,7 +143,9 @@ class Assembly:
         epoch, held = batch.spec.epoch, _tensors([finished.images, finished.cells, finished.whole, told], DEPTH)
 
         def rest() -> Any:
+            start = perf_counter()
             self._end(epoch, columns, finished, by_row=self._by_row)
+            self.stage_s += perf_counter() - start
             return put() if told is None else (put(), told)
 
         return Made(None, held, rest)
@@ -171,7 +185,11 @@ class Assembly:
             columns.spread_blocks()
         lends = self._lends and columns.images and not columns.has_targets
         loads = bool(columns.images and not lends) or bool(columns.blocks and self._pool is None)
-        pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
+        start = perf_counter()
+        with named(COPY):
+            pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
+        loaded = perf_counter()
+        self.copy_s += loaded - start
 
         def bytes_of(images: Images) -> RaggedImages:
             return _ragged(columns, images, columns.table(images, starts) if loads else images.table, pixels)
@@ -210,6 +228,7 @@ class Assembly:
         if columns.has_targets and gathered is None:
             self._targets = self._targets or TargetStage(self._options.chain, self._stage.device)
             self._targets(columns, finished, finished.drawn, bytes_of)
+        self.stage_s += perf_counter() - loaded
         if not loads and not lends:
             finished.whole |= lent_blocks(self._transfer, columns)
         for leaf in columns.blocks.keys() - finished.whole.keys():

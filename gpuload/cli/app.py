@@ -7,11 +7,14 @@ from typing import Annotated, Optional
 
 import typer
 
+from gpuload.cli import compare as comparing
+from gpuload.cli.arguments import examples
+from gpuload.cli.bench import command as benching
+from gpuload.cli.doctor import command as doctoring
+
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="gpuload", no_args_is_help=True, add_completion=False, help="The image data loader for GPU training."
-)
+app = typer.Typer(name="gpuload", no_args_is_help=True, help="The image data loader for GPU training.")
 
 
 def _version(wanted: bool) -> None:
@@ -24,12 +27,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None: ...
 
 
 # Optional[…]: typer evaluates these annotations at run time.
-@app.command()
+@app.command(epilog=examples("gpuload demo", "gpuload demo --data my/photos --workers 4 --epochs 5"))
 def demo(
     data: Annotated[
         Optional[Path],  # noqa: UP045
@@ -48,7 +53,10 @@ def demo(
     ] = None,
     images: Annotated[int, typer.Option(min=8, help="How many photographs are made (without --data).")] = 500,
 ) -> None:
-    """Load real photographs with gpuload and with torch's DataLoader, compare, and train on them."""
+    """Load real photographs with gpuload and with torch's DataLoader, compare, and train on them.
+
+    Exit status: 0; 1 if the data or the device cannot be used.
+    """
     from gpuload.cli.demo import Settings, run
 
     settings = Settings(
@@ -57,7 +65,7 @@ def demo(
     raise typer.Exit(run(settings))
 
 
-@app.command()
+@app.command(epilog=examples("gpuload index 'shards/train-{000..099}.tar'", "gpuload index 'shards/*.tar' --again"))
 def index(
     shards: Annotated[
         list[str], typer.Argument(help="Tar archives; 'train-{000..099}.tar' and 'train-*.tar' stand for several.")
@@ -68,13 +76,22 @@ def index(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Make fresh indexes again, too.")] = False,
 ) -> None:
-    """Make the indexes that gpuload.TarShards reads, so that no training has to wait for them."""
+    """Make the indexes that gpuload.TarShards reads, so that no training has to wait for them.
+
+    Exit status: 0; 1 if a shard is missing or damaged.
+    """
     from gpuload.cli.index import run
 
     raise typer.Exit(run(shards, workers=workers, again=again))
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "gpuload pack imagenet/train packed --to tar",
+        "gpuload pack imagenet/train packed --to array --short-side 256",
+        "gpuload pack 'parts/*.parquet' packed --to lmdb --image jpeg --target label",
+    )
+)
 def pack(
     source: Annotated[
         str,
@@ -118,7 +135,10 @@ def pack(
         typer.Option(help="Of a store that is read: that of labels; '' for none."),
     ] = None,
 ) -> None:
-    """Write a data set to few large files, for fast training. Killed, it goes on when it is run again."""
+    """Write a data set to few large files, for fast training. Killed, it goes on when it is run again.
+
+    Exit status: 0; 1 if samples are damaged, or it cannot be done; 130 if it was stopped with ctrl-C.
+    """
     from gpuload.cli.pack import run_pack, size_of
 
     try:
@@ -143,9 +163,91 @@ def pack(
     raise typer.Exit(status)
 
 
-@app.command()
+@app.command(epilog=examples("gpuload verify packed"))
 def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None:
-    """Say what is damaged, missing or too much in a packed set, by the hashes in its manifest."""
+    """Say what is damaged, missing or too much in a packed set, by the hashes in its manifest.
+
+    Exit status: 0 if all is as it was packed; 1 if not.
+    """
     from gpuload.cli.pack import run_verify
 
     raise typer.Exit(run_verify(folder))
+
+
+@app.command(
+    epilog=examples(
+        "gpuload inspect imagenet/train", "gpuload inspect train val --recipe recipe.py:train --html report.html"
+    )
+)
+def inspect(
+    data: Annotated[
+        list[str],
+        typer.Argument(help="What `gpuload pack` takes as a source; several are looked at for the same images."),
+    ],
+    recipe: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="FILE.py:NAME", help="Transforms for the contact sheet. Default: RandomResizedCrop(224) and a flip."
+        ),
+    ] = None,
+    html: Annotated[str, typer.Option(help="The page that is written; '' for none.")] = "inspect.html",
+    json: Annotated[bool, typer.Option("--json", help="Print all that was found as JSON.")] = False,
+    limit: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Look at so many files of each DATA, drawn at random. Default: all."),
+    ] = None,
+    pixels: Annotated[str, typer.Option(help="How many images are decoded, drawn at random; or 'all'.")] = "4000",
+    images: Annotated[int, typer.Option(min=0, max=100, help="Images on the contact sheet.")] = 8,
+    draws: Annotated[int, typer.Option(min=1, max=50, help="Draws of the recipe for each of these.")] = 6,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    workers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, help="Processes. Default: one for each CPU of this process."),
+    ] = None,
+    extensions: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of a folder: the endings of images, as in '.jpg,.avif'."),
+    ] = None,
+    fields: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of tar shards: 'jpg,cls'. Default: all."),
+    ] = None,
+    image: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of a store: the column, or the pattern of keys, of images."),
+    ] = None,
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of a store: that of labels; '' for none."),
+    ] = None,
+) -> None:
+    """Look at data sets: sizes, formats, classes, damage, duplicates, mean and std, augmented images. Writes one HTML
+    page.
+
+    Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if it cannot be done.
+    """
+    from gpuload.cli.inspect import Settings, run
+
+    if pixels != "all" and not pixels.isdecimal():
+        raise typer.BadParameter(f"expected a number of images, or 'all', got {pixels!r}", param_hint="--pixels")
+    given = {"fields": fields, "image": image, "target": target, "extensions": extensions and extensions.lower()}
+    settings = Settings(
+        data=data,
+        recipe=recipe,
+        html=html or None,
+        json=json,
+        limit=limit,
+        pixels=None if pixels == "all" else int(pixels),
+        images=images,
+        draws=draws,
+        seed=seed,
+        workers=workers,
+        given={name: value for name, value in given.items() if value is not None},
+    )
+    raise typer.Exit(run(settings))
+
+
+# Commands whose options stand in files of their own.
+app.command(epilog=examples(*benching.EXAMPLES))(benching.bench)
+app.command(epilog=examples(*comparing.EXAMPLES))(comparing.compare)
+app.command(epilog=examples(*doctoring.EXAMPLES))(doctoring.doctor)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +15,21 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import gpuload as gl
-from gpuload import transforms as T
+from gpuload.cli.console import bars, count_of, fail, make_console, progress, say
 from gpuload.cli.measure import Cost, images_of, measure
+from gpuload.cli.output import device_of
 from gpuload.cli.pictures import PhotographsMissing, make_folder
+from gpuload.cli.recipe import MEAN, SIZE, STD, usual_recipe
 from gpuload.cli.sheet import ContactSheet, to_uint8
-from gpuload.cli.torch_way import CroppedPictures
+from gpuload.cli.torch_way import Pictures, usual_way
 from gpuload.cli.training import Trainer
 from gpuload.loader.cpus import usable_cpus
-from gpuload.stage import accelerator
-from gpuload.stage.options import check_device
 
 __all__ = ["Settings", "compared", "run", "sparkline"]
 
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
-SIZE = 224
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -51,58 +48,53 @@ class Settings:
 
 def run(settings: Settings, console: Console | None = None) -> int:
     """Run the demo. Returns the exit status."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     try:
         dataset, origin = _dataset(settings, console)
-        device = check_device(settings.device or accelerator.usual_type())
-        if device.type not in ("cpu", accelerator.usual_type()):
-            kind = device.type.upper()
-            raise ValueError(
-                f"--device {device}, but torch finds no {kind} device; leave --device out to run on the CPU"
-            )
+        device = device_of(settings.device)
     except (PhotographsMissing, OSError, ValueError, RuntimeError) as error:
-        console.print(f"[red]{error}[/]", soft_wrap=True)
-        return 1
+        return fail(console, error)
     workers = min(8, usable_cpus()) if settings.workers is None else settings.workers
+    way = usual_way(SIZE, MEAN, STD)
     classes = list(getattr(dataset, "classes", []))
-    of_classes = f" of {_count(len(classes), 'class', 'classes')}" if classes else ""
+    of_classes = f" of {count_of(len(classes), 'class', 'classes')}" if classes else ""
     console.print(
-        f"[bold]gpuload {gl.__version__}[/] on {device}: {_count(workers, 'worker')}, {_count(usable_cpus(), 'CPU')}, "
-        f"batches of {settings.batch_size}, torch {torch.__version__}\n"
-        f"{_count(len(dataset), 'image')}{of_classes} in {origin}\n",
+        f"[bold]gpuload {gl.__version__}[/] on {device}: {count_of(workers, 'worker')}, "
+        f"{count_of(usable_cpus(), 'CPU')}, batches of {settings.batch_size}, torch {torch.__version__}",
         soft_wrap=True,
     )
+    say(console, f"{count_of(len(dataset), 'image')}{of_classes} in {origin}")
+    say(console, f"The DataLoader runs {way.name} ({way.note})\n")
     loader = gl.Loader(
         dataset,
         batch_size=settings.batch_size,
         shuffle=True,
-        transforms=[T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],
+        transforms=usual_recipe(),
         num_workers=workers,
         device=device,
     )
     peer = torch.utils.data.DataLoader(
-        CroppedPictures(dataset.paths, getattr(dataset, "labels", [0] * len(dataset)), SIZE, MEAN, STD),
+        Pictures(dataset, way.change),
         batch_size=settings.batch_size,
         shuffle=True,
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=device.type != "cpu",
     )
-    with _progress(console) as progress:
+    peers_name = f"DataLoader, {way.name}"
+    with bars(console, transient=False) as begin:
 
         def timed(name: str, batches: Any) -> Cost:
-            task = progress.add_task(name, total=settings.epochs * len(dataset), rate="")
+            tell, done, started = begin(f"images, {name}", settings.epochs * len(dataset)), 0, time.perf_counter()
 
             def on_batch(count: int) -> None:
-                progress.advance(task, count)
-                speed = progress.tasks[task].speed
-                progress.update(task, rate=f"{speed:,.0f} images/s" if speed else "")
+                nonlocal done
+                done += count
+                tell(done, note=f"{done / (time.perf_counter() - started):,.0f} images/s")
 
-            cost = measure(batches, settings.epochs, device, on_batch)
-            progress.update(task, rate=f"{cost.images_per_s:,.0f} images/s")
-            return cost
+            return measure(batches, settings.epochs, device, on_batch)
 
-        costs = {"gpuload": timed("gpuload", loader), "torch DataLoader": timed("torch DataLoader", peer)}
+        costs = {"gpuload": timed("gpuload", loader), peers_name: timed(peers_name, peer)}
     del peer  # ends its workers
     console.print(_table(costs, settings.epochs))
 
@@ -131,33 +123,20 @@ def _dataset(settings: Settings, console: Console) -> tuple[Any, str]:
             raise FileNotFoundError(f"--data {data}: there is no such folder")
         has_classes = any(entry.is_dir() for entry in data.iterdir())
         return (gl.ImageFolder(data) if has_classes else gl.ImageFiles(data)), str(data)
-    with _progress(console, transient=True) as progress:
-        task = progress.add_task("making photographs", total=settings.images, rate="")
+    with bars(console) as begin:
         root = make_folder(
             settings.out / "photographs",
             count=settings.images,
-            progress=lambda made: progress.update(task, completed=made),
+            progress=begin("photographs made", settings.images),
         )
     return gl.ImageFolder(root), f"{root}, made from scikit-image's photographs"
-
-
-def _progress(console: Console, transient: bool = False) -> Progress:
-    return Progress(
-        TextColumn("{task.description:<16}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=transient,
-    )
 
 
 def _table(costs: dict[str, Cost], epochs: int) -> Table:
     """The results: a line for each figure, the figures of both loaders, and how many times better the first is."""
     first, second = costs.values()
     work = f"decode, random crop to {SIZE}×{SIZE}, flip, normalise"
-    table = Table(title=f"{_count(epochs, 'epoch')}: {work}", title_justify="left")
+    table = Table(title=f"{count_of(epochs, 'epoch')}: {work}", title_justify="left")
     table.add_column("")
     for name in costs:
         table.add_column(name, justify="right")
@@ -190,10 +169,6 @@ def compared(mine: float, theirs: float, higher_is_better: bool) -> str:
     return "the same" if f"{ratio:.1f}" == "1.0" else f"{ratio:.1f} × {word}"
 
 
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def _train(
     loader: gl.Loader, sheet: ContactSheet, classes: int, epochs: int, device: torch.device, console: Console
 ) -> None:
@@ -204,9 +179,8 @@ def _train(
     # On two cores, two spinning threads beside two workers: a step took 290 ms, with one thread 39 ms.
     torch.set_num_threads(max(1, usable_cpus() - loader.num_workers))
     losses: list[float] = []
-    with _progress(console) as progress:
-        task = progress.add_task("training", total=epochs * len(loader.dataset), rate="")
-        report = []
+    report: list[str] = []
+    with progress(console, "images trained on", epochs * len(loader.dataset)) as tell:
         for epoch in range(epochs):
             of_epoch, right, seen = [], 0, 0
             for images, labels in loader:
@@ -215,12 +189,10 @@ def _train(
                 loss, hits = trainer.step(images, labels)
                 of_epoch.append(loss)
                 right, seen = right + hits, seen + len(images)
-                progress.advance(task, len(images))
-                progress.update(task, rate=f"epoch {epoch + 1}, loss {loss:.2f}")
+                tell(epoch * len(loader.dataset) + seen, note=f"loss {loss:.2f}")
             losses += of_epoch
             mean = sum(of_epoch) / len(of_epoch)
             report.append(f"epoch {epoch + 1}: loss {mean:.2f}, {right / seen:.0%} of the images classified correctly")
-            progress.update(task, rate=f"loss {mean:.2f}")
     torch.set_num_threads(threads)
     console.print("\n".join(report), soft_wrap=True)
     console.print(f"loss of each step: {losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}\n", soft_wrap=True)

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from gpuload.cli.console import fail, make_console, progress, say
 from gpuload.datasets.stores.tar.patterns import find_shards
 from gpuload.datasets.stores.tar.shards import open_shards
 
@@ -19,28 +19,23 @@ def run(
     patterns: Sequence[str], *, workers: int | None = None, again: bool = False, console: Console | None = None
 ) -> int:
     """Make the indexes of these shards. Returns the exit status: 1 if a shard is missing or damaged."""
-    console = console or Console(highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = console or make_console()
     made = 0
     try:
         paths = list(dict.fromkeys(find_shards(patterns)))
-        quiet = not console.is_terminal
-        with Progress(*columns, console=console, transient=True, disable=quiet) as progress, warnings.catch_warnings():
-            task = progress.add_task("shards", total=len(paths))
+        done = 0
+        with progress(console, "shards", len(paths)) as tell, warnings.catch_warnings():
 
             def ready(path: str, new: bool) -> None:
-                nonlocal made
-                made += new
-                progress.advance(task)
+                nonlocal made, done
+                made, done = made + new, done + 1
+                tell(done)
 
             warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *others: console.print(
-                str(message), style="yellow", markup=False, soft_wrap=True
-            )
+            warnings.showwarning = lambda message, *others: say(console, str(message), "yellow")
             shards = open_shards(paths, workers=workers, again=again, progress=ready)
     except (OSError, ValueError) as error:
-        console.print(str(error), style="red", markup=False, soft_wrap=True)
-        return 1
+        return fail(console, error)
     samples = sum(shard.samples for shard in shards)
     members = sum(shard.members for shard in shards)
     nbytes = sum(shard.table.nbytes for shard in shards)

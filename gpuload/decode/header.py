@@ -10,13 +10,13 @@ import contextlib
 from typing import Final, NamedTuple
 
 from gpuload.datasets.files import no_image, sniff, too_large
-from gpuload.decode.jpeg_header import SOI, SOS, JpegHeader, read_scans, scan_markers
+from gpuload.decode.jpeg_header import SOI, SOS, JpegHeader, has_end, read_scans, scan_markers
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import read_orientation
 from gpuload.decode.pillow_images import PillowImage, open_image
 from gpuload.errors import DecodeError, one_line
 
-__all__ = ["Header", "decoder_bytes", "read_header"]
+__all__ = ["Header", "decoder_bytes", "ends", "read_header"]
 
 # Bytes for a pixel, with Pillow 13: an image of 4, and for TIFF a strip that may be all of it, for WebP two canvases
 # and a frame, for JPEG 2000 and AVIF what their libraries decode to. A PNM of 16 bits takes more, from as large a file.
@@ -77,6 +77,15 @@ def read_header(data: bytes, options: Decode) -> Header:
             raise DecodeError("the file is empty (0 bytes); expected an image")
         raise DecodeError(no_image(data, len(data)))
     return _by_pillow(data, name, options)
+
+
+def ends(data: bytes, header: Header) -> bool:
+    """Whether the file has an end, where its format says so: cheap, and finds what was cut off."""
+    if header.format == "PNG":
+        return b"IEND" in data[-64:]
+    if header.format == "JPEG":
+        return header.jpeg is not None and has_end(data, header.jpeg)
+    return True
 
 
 def _by_pillow(data: bytes, name: str, options: Decode, scans: int = 1) -> Header:

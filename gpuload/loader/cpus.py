@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["default_workers", "usable_cpus"]
+__all__ = ["cpus_of_rank", "default_workers", "usable_cpus"]
 
 
 def usable_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
@@ -35,6 +35,11 @@ def usable_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = P
 def default_workers(cpus: int, local_ranks: int) -> int:
     """`num_workers=None`: the CPUs that this machine's ranks leave, shared between them, at least 1."""
     return max(1, (cpus - local_ranks) // local_ranks)
+
+
+def cpus_of_rank(cpus: int, local_ranks: int) -> int:
+    """A rank's share of the CPUs, at least 1."""
+    return max(1, cpus // local_ranks)
 
 
 def _quota_v2(file: Path) -> int:

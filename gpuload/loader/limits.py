@@ -1,4 +1,4 @@
-"""How much the machine still allows: open files, and memory before the limit of a control group.
+"""How much the machine still allows: open files, processes, and memory before the limit of a control group.
 
 A limit that is reached in the middle of an epoch is an `OSError` in some library, or a process that is killed without a
 message. So it is checked first, and what does not fit is a `LimitError` with the figures.
@@ -16,8 +16,19 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpuload.errors import LimitError
+from gpuload.workers.pool import running_workers
 
-__all__ = ["check_descriptors", "check_memory", "descriptors_left", "memory_left_bytes"]
+__all__ = [
+    "WORKER_BYTES",
+    "WORKER_DESCRIPTORS",
+    "check_descriptors",
+    "check_memory",
+    "check_processes",
+    "check_workers",
+    "descriptors_left",
+    "memory_left_bytes",
+    "processes_left",
+]
 
 # A `WorkerPool`'s: a queue (2), an epoll, the job, and twice (Python's mmap has its own) the board and the ring.
 POOL_DESCRIPTORS = 8
@@ -49,11 +60,21 @@ def descriptors_left() -> int | None:
     return max(0, limit - taken + 1)  # one was listdir's own
 
 
-def check_descriptors(workers: int) -> None:
-    """Raise a LimitError, with figures and advice, if there are too few free file descriptors for worker processes."""
+def check_workers(workers: int) -> None:
+    """Raise a LimitError if so many worker processes can never be started here: more descriptors or processes than are
+    left, even if all Loaders of this process were closed. When workers start, `check_descriptors` looks again."""
+    if workers:
+        pools, running = running_workers()
+        check_descriptors(workers, spared=POOL_DESCRIPTORS * pools + WORKER_DESCRIPTORS * running)
+        check_processes(workers, spared=running)
+
+
+def check_descriptors(workers: int, *, spared: int = 0) -> None:
+    """Raise a LimitError, with figures and advice, if there are too few free file descriptors for worker processes.
+    `spared` that are taken count as free."""
     needed = POOL_DESCRIPTORS + WORKER_DESCRIPTORS * workers + START_DESCRIPTORS + SPARE_DESCRIPTORS
     left = descriptors_left()
-    if left is None or needed <= left:
+    if left is None or needed <= left + spared:
         return
     import resource
 
@@ -65,6 +86,47 @@ def check_descriptors(workers: int) -> None:
         "have open. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
         f"resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program (hard limit: {most})"
     )
+
+
+def processes_left(root: str = "/") -> tuple[int, str] | None:
+    """How many more processes and threads may be started, and what limits them; None if nothing does.
+
+    The least of RLIMIT_NPROC less the user's own (it does not bind root), and the limits of the control groups (pids,
+    version 2 and 1). `root` is the folder used as ``/``.
+    """
+    found = []
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        if limit != resource.RLIM_INFINITY and os.geteuid() != 0:
+            name = f"the {limit:,} that this user may have (RLIMIT_NPROC, `ulimit -u`)"
+            found.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
+    for folder, _ in _groups(root, "pids"):
+        limit, use = (_number(_read(f"{folder}/pids.{name}")) for name in ("max", "current"))
+        if limit is not None and use is not None:
+            found.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
+    return min(found, default=None)
+
+
+def _tasks_of(user: int, root: str) -> int:
+    """How many threads all processes of a user have."""
+    count = 0
+    for entry in os.scandir(os.path.join(root, "proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            if entry.name.isdigit() and entry.stat().st_uid == user:
+                count += os.stat(f"{entry.path}/task").st_nlink - 2
+    return count
+
+
+def check_processes(workers: int, *, spared: int = 0, root: str = "/") -> None:
+    """Raise a LimitError if so many processes may not be started. `spared` that run count as ended."""
+    left = processes_left(root)
+    if left is not None and workers > left[0] + spared:
+        raise LimitError(
+            f"num_workers={workers} takes as many processes, but {left[0]:,} more are left of {left[1]}. Use fewer "
+            "workers, end other programs, or raise the limit"
+        )
 
 
 def memory_left_bytes(root: str = "/") -> int | None:
@@ -109,23 +171,19 @@ class _Memory(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """The file names of a version of control groups, and where it is usually mounted."""
+    """The file names of a version of control groups, for memory."""
 
     limit: str
     use: str
     reclaimable: tuple[bytes, ...]
-    usual: str
 
 
 _VERSIONS = {
-    "cgroup2": _Files(
-        "memory.max", "memory.current", (b"inactive_file", b"active_file", b"slab_reclaimable"), "sys/fs/cgroup"
-    ),
+    "cgroup2": _Files("memory.max", "memory.current", (b"inactive_file", b"active_file", b"slab_reclaimable")),
     "cgroup": _Files(
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",
         (b"total_inactive_file", b"total_active_file"),
-        "sys/fs/cgroup/memory",
     ),
 }
 
@@ -133,7 +191,8 @@ _VERSIONS = {
 def _tightest(root: str) -> _Memory | None:
     """The group with the least memory left, among those with a limit."""
     found = []
-    for folder, files in _groups(root):
+    for folder, version in _groups(root, "memory"):
+        files = _VERSIONS[version]
         limit = _number(_read(f"{folder}/{files.limit}"))
         if limit is None or limit >= _UNLIMITED:
             continue
@@ -144,17 +203,17 @@ def _tightest(root: str) -> _Memory | None:
     return min(found, default=None)
 
 
-def _groups(root: str) -> Iterator[tuple[str, _Files]]:
-    """The folders of this process's memory groups, from its own upwards as far as they are visible."""
-    mounts = _mounts(root)
+def _groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
+    """The folders of this process's groups for a controller, from its own upwards as far as they are visible; and
+    "cgroup2", or "cgroup" for version 1."""
+    mounts = _mounts(root, controller)
     for line in (_read(os.path.join(root, "proc/self/cgroup")) or b"").splitlines():
         _, _, rest = os.fsdecode(line).partition(":")
         controllers, _, path = rest.partition(":")
-        if not path.startswith("/") or (controllers and "memory" not in controllers.split(",")):
+        if not path.startswith("/") or (controllers and controller not in controllers.split(",")):
             continue
         version = "cgroup" if controllers else "cgroup2"
-        files = _VERSIONS[version]
-        mounted = mounts.get(version) or [("/", files.usual)]
+        mounted = mounts.get(version) or [("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")]
         # In a container the group may be outside of the mounted ones: then the mounted one is the container's.
         point, below = next(
             ((point, below) for base, point in mounted if (below := _below(path, base)) is not None),
@@ -163,13 +222,13 @@ def _groups(root: str) -> Iterator[tuple[str, _Files]]:
         top = os.path.join(root, point)
         folder = os.path.join(top, below) if below else top
         while True:  # any ancestor's limit counts
-            yield folder, files
+            yield folder, version
             if len(folder) <= len(top):
                 break
             folder = os.path.dirname(folder)
 
 
-def _mounts(root: str) -> dict[str, list[tuple[str, str]]]:
+def _mounts(root: str, controller: str) -> dict[str, list[tuple[str, str]]]:
     """For each version, the mounts: (group, folder relative to the root)."""
     found: dict[str, list[tuple[str, str]]] = {}
     for line in (_read(os.path.join(root, "proc/self/mountinfo")) or b"").splitlines():
@@ -177,7 +236,7 @@ def _mounts(root: str) -> dict[str, list[tuple[str, str]]]:
             continue
         before, _, after = os.fsdecode(line).partition(" - ")
         fields, kinds = before.split(" "), after.split(" ")
-        if len(fields) < 5 or (kinds[0] == "cgroup" and "memory" not in kinds[-1].split(",")):
+        if len(fields) < 5 or (kinds[0] == "cgroup" and controller not in kinds[-1].split(",")):
             continue
         base, point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields[3:5])
         found.setdefault(kinds[0], []).append((base, point.lstrip("/")))

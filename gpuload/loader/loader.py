@@ -14,23 +14,27 @@ from dataclasses import replace
 from types import GenericAlias
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from gpuload.batches.assemble import BatchInfo
 from gpuload.decode import Decode
+from gpuload.loader import log
 from gpuload.loader.cursor import Cursor
 from gpuload.loader.epoch import Epoch
+from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session, check_for, compile_for, resolve_device
 from gpuload.loader.state import State, begun, first_states, for_workers, one_worker
+from gpuload.loader.stats import Stats
+from gpuload.loader.totals import Span
+from gpuload.loader.tuning import autotune_for
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
+from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.stage import Plan
 from gpuload.transforms import Chain
@@ -73,10 +77,11 @@ class Loader:
             other; a state stays exact. Those of a map dataset always come in order, and no worker waits for that.
         transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may come last and gets the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
-            process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset.
-            A warning if more than twice these CPUs, and more than 8.
+            process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset. A warning if
+            more than these CPUs, and more than 8. ``"auto"``: as many as are of use, found out while it runs.
         workers: a `RayWorkers`: workers on other machines, in the place of processes on this one.
-        prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker).
+        prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker); default 2.
+            ``"auto"``: more while the loop waits for single slow samples, and that helps.
         device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, the number of a GPU, or a
             `torch.device`. Default: the current GPU, or the CPU if there is none.
         dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: that of a
@@ -111,6 +116,7 @@ class Loader:
     Raises:
         ValueError, TypeError: an argument is wrong; the message says what was expected.
         RuntimeError: worker processes cannot be started on this platform.
+        LimitError: more workers than open files or processes allow.
 
     While iterating: `SampleError` names a sample that could not be loaded, `TooManyErrors` says that more were skipped
     or replaced than `Faults` allows, `CollateError` names two samples that do not fit into one batch, `WorkerError`
@@ -137,8 +143,6 @@ class Loader:
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
     drop_last: bool
-    num_workers: int
-    prefetch_factor: int
     persistent_workers: bool
     generator: torch.Generator | None
     timeout: float
@@ -164,9 +168,9 @@ class Loader:
         persistent_workers: bool = True,
         in_order: bool = True,
         transforms: Sequence[Any] = (),
-        num_workers: int | None = None,
+        num_workers: int | Literal["auto"] | None = None,
         workers: RayWorkers | None = None,
-        prefetch_factor: int | None = None,
+        prefetch_factor: int | Literal["auto"] | None = None,
         device: str | int | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         memory_format: str | torch.memory_format = "contiguous_format",
@@ -189,10 +193,12 @@ class Loader:
         options = self._options = Options.of(locals())
         for name in Loader.__annotations__:
             setattr(self, name, options.argument(name))
+        self._autotune = autotune_for(options)
         self.errors = ErrorLog()
         self._told: set[str] = set()
         self._cursor = Cursor(Place(0, 0))
         self._session: Session | None = None
+        self._ended: Span | None = None  # the last session that was closed
         self._new_workers = False  # the next iter() starts new ones
         self._finalizer: weakref.finalize[Any, Any] | None = None
         check_for(options)
@@ -221,6 +227,16 @@ class Loader:
     def device(self) -> torch.device:
         """Where the batches go; before the first `iter()`, if `device` was not given, where they would."""
         return resolve_device(self._options.stage.device) if self._session is None else self._session.stage.device
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers were asked for, or chosen; with ``"auto"`` the number of this moment."""
+        return self._options.workers.count if self._autotune is None else self._autotune.setting.workers
+
+    @property
+    def prefetch_factor(self) -> int:
+        """How many batches ahead were asked for, or chosen; with ``"auto"`` the number of this moment."""
+        return self._options.workers.prefetch if self._autotune is None else self._autotune.setting.ahead
 
     @property
     def sampler(self) -> Any:
@@ -299,6 +315,7 @@ class Loader:
         own = callable(getattr(self.dataset, "state_dict", None))
         self._new_workers = running and self._options.order.iterable and own and loaded.stream is None
         self._cursor = self._cursor.go_to(loaded.place, running=running, loaded=True)
+        log.resuming(loaded)
 
     def _state(self, place: Place) -> State:
         options = self._options
@@ -330,6 +347,19 @@ class Loader:
         """
         return compile_for(self._options, resolve_device(self._options.stage.device)).plan
 
+    def stats(self, since: Stats | None = None) -> Stats:
+        """What loading took since the epoch began: ``print(loader.stats())`` shows what bounds, and says what to do.
+
+        May be called at any time, from any thread; it waits for nothing. After `close`, it is what was until then.
+
+        Args:
+            since: an earlier snapshot: count from there. One from before a `close` counts as what followed's begin.
+        """
+        if since is not None and not isinstance(since, Stats):
+            raise TypeError(f"since must be what stats() gave before, got {type(since).__name__}: {since!r}")
+        span = self._ended if (session := self._session) is None else session.span()
+        return Stats(epoch=self.epoch) if span is None else span.stats(since, self.epoch)
+
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
         """Make one augmented sample again, with the values drawn for it: for the day a loss is NaN.
 
@@ -346,27 +376,7 @@ class Loader:
             TypeError: an iterable dataset, which cannot give a sample again.
             SampleError: it cannot be loaded.
         """
-        options, order = self._options, self._options.order
-        if order.iterable:
-            raise TypeError("replay() needs a map-style dataset: an iterable one cannot be asked for a sample again")
-        epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-        last = len(self.dataset) - 1 if order.planned else 2**63 - 1
-        position = check_integer("position", position, 0, last)
-        if index is not None and not (order.planned and order.mixes):
-            keys = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
-            return replay(options, epoch, np.array([position]), keys)
-        if index is None and not order.planned:
-            raise ValueError(
-                f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says which sample is at a "
-                "position; take it from BatchInfo.indices or ErrorRecord.index"
-            )
-        size = order.group  # its partners' images get into its own
-        shares = replace(shares_of(order), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
-        rows = next(shares.batches(epoch, position // size * size))
-        row, indices = position % size, rows.indices.copy()
-        if index is not None:
-            indices[row] = index
-        return replay(options, epoch, rows.positions, indices, row)
+        return replay(self._options, epoch, position, index)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, and end an earlier one that is not exhausted; one from which nothing was taken does not
@@ -388,7 +398,7 @@ class Loader:
         self._new_workers = False
         if self._session is None:
             with held():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors, progress.start.epoch, self._told)
+                self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # the session ends itself then
         self._cursor.end(NEWER)
@@ -413,8 +423,11 @@ class Loader:
 
     def _close(self) -> None:
         self._cursor.end("its Loader was closed")
-        if self._session is not None:
-            self._session.close()
+        if (session := self._session) is not None:
+            try:
+                self._ended = self._ended if session.life.is_elsewhere else session.span()
+            finally:
+                session.close()
         if self._finalizer is not None:
             self._finalizer.detach()
         self._session = self._finalizer = None
@@ -433,6 +446,9 @@ class Loader:
             f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.order.seed})"
         )
 
+    def _repr_html_(self) -> str:
+        return loader_html(self)
+
 
 # The arguments that are public attributes.
-OPTIONS = frozenset((*Loader.__annotations__, "device", "sampler", "transforms"))
+OPTIONS = frozenset((*Loader.__annotations__, "device", "num_workers", "prefetch_factor", "sampler", "transforms"))

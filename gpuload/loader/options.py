@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from gpuload.batches.options import BatchOptions
 from gpuload.decode import Decode
-from gpuload.loader.cpus import default_workers, usable_cpus
+from gpuload.loader.cpus import cpus_of_rank, default_workers, usable_cpus
+from gpuload.loader.limits import WORKER_BYTES
 from gpuload.order.options import OrderOptions, check_flag, check_integer
 from gpuload.stage.options import StageOptions
 from gpuload.transforms import Chain
@@ -30,6 +31,11 @@ DEFAULT_PREFETCH = 2
 LEAST_CHUNK, MOST_CHUNK = 8, 32
 MAX_CHUNK = 4096  # a request has to fit the socket
 MANY_WORKERS = 8  # so many may always be asked for
+# "auto" begins with few, as each takes 0.2 s of a CPU to start; and it never has more than these for each CPU, or in
+# all if the CPUs are not more: for workers that wait, for a disk or for other machines.
+FIRST_WORKERS, MOST_FOR_A_CPU, MOST_WAITING = 8, 16, 64
+AUTO_CHUNK = 16  # with any number of workers: few need large chunks less than many need small ones
+START_CPU_S = 0.2  # of one worker, until it is ready
 
 Group = TypeVar("Group")
 
@@ -43,6 +49,8 @@ class WorkerOptions:
 
     Attributes:
         num_workers: with `workers`, how many those are.
+        count: how many workers there are at first; `most`: how many there may be.
+        prefetch: what `prefetch_factor` is at first.
         faults: with the value of `on_error`, which becomes None.
         chunk_size: None: see `Options.chunk_size`.
 
@@ -51,9 +59,9 @@ class WorkerOptions:
         RuntimeError: worker processes cannot be started on this platform.
     """
 
-    num_workers: int
+    num_workers: int | Literal["auto"]
     workers: RayWorkers | None
-    prefetch_factor: int
+    prefetch_factor: int | Literal["auto"]
     timeout: float
     worker_init_fn: Callable[[int], Any] | None
     multiprocessing_context: Any
@@ -71,12 +79,17 @@ class WorkerOptions:
                 f"workers must be a gpuload.RayWorkers or None, got {type(workers).__name__}: {workers!r}; num_workers "
                 "says how many processes work on this machine"
             )
-        num_workers = check_integer("num_workers", self.num_workers, 0)
+        num_workers = _number("num_workers", self.num_workers, 0)
         _check_context(self.multiprocessing_context)
         function: Any = self.worker_init_fn
         if function is not None and not callable(function):
             raise TypeError(f"worker_init_fn must be callable or None, got {type(function).__name__}: {function!r}")
-        if self.processes:
+        if workers is not None and self.prefetch_factor == "auto":
+            raise ValueError(
+                "prefetch_factor='auto' needs workers on this machine, whose waiting can be seen: with workers="
+                f"{workers!r} give a number, or leave it out"
+            )
+        if num_workers:
             check_platform()
         if not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
             raise ValueError(f"timeout must be seconds, 0 for none, got {self.timeout!r}")
@@ -86,7 +99,7 @@ class WorkerOptions:
         prefetch: Any = self.prefetch_factor
         found = {
             "num_workers": num_workers,
-            "prefetch_factor": DEFAULT_PREFETCH if prefetch is None else check_integer("prefetch_factor", prefetch, 1),
+            "prefetch_factor": DEFAULT_PREFETCH if prefetch is None else _number("prefetch_factor", prefetch, 1),
             "timeout": float(self.timeout),
             "persistent_workers": check_flag("persistent_workers", self.persistent_workers),
             "decode": decode or Decode(),
@@ -100,9 +113,30 @@ class WorkerOptions:
             object.__setattr__(self, name, value)
 
     @property
+    def cpus(self) -> int:
+        """How many CPUs workers may use."""
+        return cpus_of_rank(usable_cpus(), _local_ranks())
+
+    @property
+    def count(self) -> int:
+        if self.num_workers != "auto":
+            return self.num_workers
+        return min(FIRST_WORKERS, default_workers(usable_cpus(), _local_ranks()))
+
+    @property
+    def most(self) -> int:
+        if self.num_workers != "auto":
+            return self.num_workers
+        return max(self.cpus, min(MOST_FOR_A_CPU * self.cpus, MOST_WAITING))
+
+    @property
+    def prefetch(self) -> int:
+        return DEFAULT_PREFETCH if self.prefetch_factor == "auto" else self.prefetch_factor
+
+    @property
     def processes(self) -> int:
         """How many workers are processes of this machine."""
-        return 0 if self.workers is not None else self.num_workers
+        return 0 if self.workers is not None else self.count
 
     def remarks(self) -> Iterator[str]:
         """What to warn of when a loader is made."""
@@ -112,12 +146,15 @@ class WorkerOptions:
                 "interpreters, not forks. They get the dataset by pickle (lambdas and notebook classes too), and do "
                 "not see what this program has set in modules; leave the argument out, or pass 'spawn'"
             )
-        cpus = usable_cpus()
-        if self.processes > max(MANY_WORKERS, 2 * cpus):
+        cpus, workers = usable_cpus(), self.processes
+        if workers > max(MANY_WORKERS, cpus):
             yield (
-                f"num_workers={self.num_workers}, but this process may use {cpus} CPU{'s' * (cpus > 1)}: so many "
-                f"workers wait for each other and take memory. The default is {default_workers(cpus, _local_ranks())}; "
-                "more than there are CPUs help only where reading is slow"
+                f"num_workers={workers}, but this process may use {cpus} CPU{'s' * (cpus > 1)}: until the first batch, "
+                f"starting so many takes about {START_CPU_S * workers / cpus:.0f} s of all CPUs (many times that if "
+                "the dataset imports torch: 40 on two CPUs took 23 s), and then they take about "
+                f"{workers * WORKER_BYTES / 1e9:.1f} GB of memory. The default is "
+                f"{default_workers(cpus, _local_ranks())}; more than there are CPUs help only where reading is slow, "
+                "and num_workers='auto' finds out"
             )
 
 
@@ -152,7 +189,12 @@ class Options:
                     "the workers of the cluster"
                 )
             num_workers = elsewhere.count
-        elif num_workers is None:
+        elif isinstance(num_workers, str) and num_workers == "auto" and order.iterable:
+            raise ValueError(
+                "num_workers='auto' needs a map-style dataset: each worker of an iterable one reads a share of its "
+                "own, so another number would change the data; give a number"
+            )
+        elif num_workers is None or (sys.platform != "linux" and num_workers == "auto"):
             alone = sys.platform != "linux" or order.iterable
             num_workers = 0 if alone else default_workers(usable_cpus(), _local_ranks())
         workers = _group(WorkerOptions, given, num_workers=num_workers)
@@ -194,7 +236,9 @@ class Options:
             return min(size, MAX_CHUNK)  # one worker makes the batch
         if workers.workers is not None:  # each costs this process a message, however small it is
             return min(MOST_CHUNK, size)
-        share = -(-size // max(1, workers.num_workers))
+        if workers.num_workers == "auto":  # whatever their number becomes
+            return min(max(-(-size // workers.cpus), LEAST_CHUNK), AUTO_CHUNK, size)
+        share = -(-size // max(1, workers.count))
         return min(max(share, LEAST_CHUNK), MOST_CHUNK, size)
 
     @property
@@ -204,16 +248,21 @@ class Options:
 
     @property
     def ahead(self) -> int:
-        """How many batches are in work besides the one in use."""
+        """How many batches are in work besides the one in use, at first."""
+        return self.ahead_for(self.workers.count, self.workers.prefetch)
+
+    def ahead_for(self, count: int, prefetch: int) -> int:
+        """The same for so many workers, and so many batches that were asked for."""
         workers = self.workers
-        if not workers.num_workers:
+        if not count:
             return 1
         if self.order.iterable:
-            return workers.prefetch_factor * workers.num_workers
-        if workers.workers is None:
-            return workers.prefetch_factor
+            return prefetch * count
         chunks = -(-self.order.size // self.chunk_size)
-        return max(workers.prefetch_factor, -(-CHUNKS_PER_WORKER * workers.num_workers // chunks))
+        if workers.workers is not None:
+            return max(prefetch, -(-CHUNKS_PER_WORKER * count // chunks))
+        # Work for each, beside a batch that is nearly done: or those that were added would have nothing to do.
+        return max(prefetch, 1 - (-2 * count // chunks)) if workers.num_workers == "auto" else prefetch
 
 
 def _group(kind: type[Group], given: Mapping[str, Any], **more: Any) -> Group:
@@ -235,6 +284,14 @@ def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
 def _local_ranks() -> int:
     """How many ranks this machine has."""
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _number(name: str, value: Any, least: int) -> int | Literal["auto"]:
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError(f"{name} must be an integer of at least {least} or 'auto', got {value!r}")
+        return "auto"
+    return check_integer(name, value, least)
 
 
 def _context_name(context: Any) -> Any:

@@ -16,7 +16,8 @@ from gpuload.batches.columns import Columns
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
-from gpuload.order.options import OrderOptions
+from gpuload.order.options import OrderOptions, check_integer
+from gpuload.order.schedule import shares_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import TensorBits
 from gpuload.transforms import Program
@@ -47,9 +48,32 @@ class Replay:
     draws: tuple[tuple[str, dict[str, Any]], ...]
 
 
-def replay(
-    options: Options, epoch: int, positions: np.ndarray, indices: np.ndarray | list[Any], row: int = 0
-) -> Replay:
+def replay(options: Options, epoch: int, position: int, index: Any = None) -> Replay:
+    """Make one sample of an epoch; arguments and errors as for `Loader.replay`."""
+    order = options.order
+    if order.iterable:
+        raise TypeError("replay() needs a map-style dataset: an iterable one cannot be asked for a sample again")
+    epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+    last = len(order.dataset) - 1 if order.planned else 2**63 - 1
+    position = check_integer("position", position, 0, last)
+    if index is not None and not (order.planned and order.mixes):
+        keys = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
+        return _made(options, epoch, np.array([position]), keys)
+    if index is None and not order.planned:
+        raise ValueError(
+            f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says which sample is at a "
+            "position; take it from BatchInfo.indices or ErrorRecord.index"
+        )
+    size = order.group  # its partners' images get into its own
+    shares = replace(shares_of(order), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
+    rows = next(shares.batches(epoch, position // size * size))
+    row, indices = position % size, rows.indices.copy()
+    if index is not None:
+        indices[row] = index
+    return _made(options, epoch, rows.positions, indices, row)
+
+
+def _made(options: Options, epoch: int, positions: np.ndarray, indices: np.ndarray | list[Any], row: int = 0) -> Replay:
     """Make one sample; SampleError if it cannot be loaded.
 
     Args:

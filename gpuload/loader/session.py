@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import threading
 import warnings
@@ -24,15 +25,21 @@ import torch.utils._device  # torch would load it at the first `with torch.devic
 
 from gpuload.batches.assemble import Assembly
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
+from gpuload.loader import log
+from gpuload.loader.autotune import Autotune, Setting
 from gpuload.loader.life import Life
-from gpuload.loader.limits import check_descriptors, check_memory, memory_left_bytes
+from gpuload.loader.limits import check_descriptors, check_memory, check_workers, memory_left_bytes
+from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
+from gpuload.loader.totals import Span, Totals
+from gpuload.loader.tuning import tuner_for
 from gpuload.order.place import IterablePlace, Place
 from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage import Stage, accelerator, check_stage, compile_stage
+from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, substitutes
@@ -64,13 +71,21 @@ class _Launched:
     after: Place | None = None  # where the next batch is
     warning: str = ""
     strays: str = ""
+    images: int = 0
 
 
 class Session:
     """A session with these options, whose first epoch has this number; failed samples are recorded in `errors`, and
-    `told` is what was said of others once and for all."""
+    `told` is what was said of others once and for all. `autotune` decides what is "auto"."""
 
-    def __init__(self, options: Options, errors: ErrorLog, epoch: int = 0, told: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        errors: ErrorLog,
+        epoch: int = 0,
+        told: set[str] | None = None,
+        autotune: Autotune | None = None,
+    ) -> None:
         self.options = options
         self.errors = errors
         self._told = set() if told is None else told
@@ -96,12 +111,13 @@ class Session:
             group=self._ranks[1],
             fusing=fusing,
         )
-        _check_limits(options, device)
+        start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
+        _check_limits(options, device, start.workers)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
         try:
             self.transfer = make_transfer(self.ring, device)
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
-            self.engine = _engine(job, options, self.ring)
+            self.engine = _engine(job, options, self.ring, start.workers)
         except BaseException:
             self.ring.close()
             raise
@@ -110,17 +126,21 @@ class Session:
             self.ring,
             chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
-            ahead=options.ahead,
-            workers=workers.num_workers,
+            ahead=options.ahead_for(start.workers, start.ahead),
+            workers=start.workers,
             faults=workers.faults,
             candidates=partial(_candidates, options),
             table_of=self.assembly.table_of if fusing is not None else lambda batch: None,
             reclaim=self.transfer.reclaim,
         )
+        self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
         self.life = Life()
+        self.meter, self.number = Meter(self.engine, self.transfer), next(_numbers)
+        self._born = self._begun = Totals.of(self)  # as it began, and as its epoch did
         _sessions.add(self)
+        log.begun(options, self.stage.plan)
 
     @property
     def usable(self) -> bool:
@@ -142,7 +162,12 @@ class Session:
             epoch = self.life.epoch = object()
             self.ready = None
             self.launched.clear()
+            self.meter.end()
+            self._begun = Totals.of(self)
+            self.meter.begin()
             self.feed.begin(batches, told_epoch)
+            if self.tuner is not None:
+                self.tuner.begin()
             if self.options.workers.worker_init_fn is not None:
                 self.feed.await_engine()  # it may raise
         return epoch
@@ -150,8 +175,20 @@ class Session:
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
         with self.life.work(broken=self.engine.broken is not None):
-            self.ready = self._next_launched(info)
+            waited_s = self.meter.waited_s
+            with self.meter:
+                self.ready = self._next_launched(info)
+            if self.ready is None:
+                self.meter.end()
+            elif self.ready.error is None:
+                self.meter.given(self.ready.images)
+            if self.tuner is not None and self.ready is not None:
+                self.tuner.batch(self.meter.waited_s - waited_s)
         return self.ready is not None
+
+    def span(self) -> Span:
+        """What it did so far; also after `close`."""
+        return Span(self._born, self._begun, Totals.of(self))
 
     def where_it_begins(self) -> IterablePlace | None:
         """Where this process begins with an iterable dataset, whose ``iter()`` is called for it; before the first batch
@@ -164,7 +201,8 @@ class Session:
         self.transfer.hold_back()
         if not self.launched:
             try:
-                batch = self._take(self.feed.take)
+                with named(WAIT):
+                    batch = self._take(self.feed.take)
             except TooManyErrors:
                 self.errors.extend(self.feed.failed(), loud=False)
                 raise
@@ -196,7 +234,7 @@ class Session:
         rest, launched.rest = launched.rest, None
         assert rest is not None
         try:
-            with torch.inference_mode(False), self.transfer.consumer():
+            with torch.inference_mode(False), self.transfer.consumer(), named(STAGE):
                 launched.value = rest()
         except Exception as error:
             launched.error = _raisable(error)
@@ -230,12 +268,13 @@ class Session:
                 self.close()
             elif not life.is_closed and life.epoch is epoch:
                 life.epoch = self.ready = None
+                self.meter.end()
                 self.launched.clear()
                 self.feed.abandon()
 
     def ending(self) -> Callable[[], None]:
         """A function that ends the session without keeping it: options may refer to whoever has the Loader."""
-        pool = self.engine if self.options.workers.num_workers else None
+        pool = self.engine if self.options.workers.count else None
         return partial(_end, weakref.ref(self), self.life, pool, self.transfer, self.ring)
 
     def close(self) -> None:
@@ -258,6 +297,7 @@ class Session:
     def _end(self) -> None:
         if not self.life.end():
             return
+        self.meter.end()
         self.ready = None
         self.launched.clear()
         with contextlib.ExitStack() as stack:  # from the last: nobody writes, nothing is copied, the memory goes
@@ -296,14 +336,16 @@ class Session:
 
         state = self.options.chain.holds_state  # the user's stream may still be writing it
         usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-        with usable, self.transfer.stream(after_consumer=state):
+        with usable, self.transfer.stream(after_consumer=state), named(STAGE):
             made = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
         strays = next((part.content.strays for part in batch.parts if part.content and part.content.strays), "")
+        images = 0
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
+            images += 0 if part.content is None else len(part.content.rows)
             part.content = None
         after, warning = batch.spec.after, batch.warning
-        return _Launched(*made, ticket, failed=batch.errors, after=after, warning=warning, strays=strays)
+        return _Launched(*made, ticket, failed=batch.errors, after=after, warning=warning, strays=strays, images=images)
 
 
 def _raisable(error: Exception) -> Exception:
@@ -315,7 +357,7 @@ def _raisable(error: Exception) -> Exception:
     return wrapped
 
 
-def _engine(job: Job, options: Options, ring: Ring) -> WorkerPool | RayPool | HomeEngine:
+def _engine(job: Job, options: Options, ring: Ring, count: int) -> WorkerPool | RayPool | HomeEngine:
     """What does the chunks: processes of this machine, workers of a cluster, or this process."""
     workers = options.workers
     watch = {
@@ -327,7 +369,9 @@ def _engine(job: Job, options: Options, ring: Ring) -> WorkerPool | RayPool | Ho
         from gpuload.workers.ray.pool import RayPool  # few loaders have workers elsewhere
 
         return RayPool(job, workers.workers, ring, **watch)
-    return WorkerPool(job, workers.num_workers, ring, **watch) if workers.num_workers else HomeEngine(job, ring)
+    if not count:
+        return HomeEngine(job, ring, around=partial(named, DECODE))
+    return WorkerPool(job, count, ring, most=workers.most, **watch)
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:
@@ -346,6 +390,7 @@ def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any,
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_numbers = itertools.count()
 
 
 @atexit.register
@@ -383,7 +428,8 @@ def compile_for(options: Options, device: torch.device) -> Stage:
 
 
 def check_for(options: Options) -> None:
-    """Check the stage's options before anything is made."""
+    """Check before anything is made: the stage's options, and that so many workers can be."""
+    check_workers(options.workers.processes)
     given, ragged = options.stage, _ragged(options)
     check_stage(
         options.chain, given.device, given.backend, given.dtype, given.memory_format, ragged, options.cpu_threads
@@ -406,9 +452,9 @@ def resolve_device(device: torch.device | None) -> torch.device:
     return torch.device(current.type, int(local_rank) % accelerator.device_count())
 
 
-def _check_limits(options: Options, device: torch.device) -> None:
-    """Raise a LimitError if this machine allows too few open files or too little memory."""
-    workers, samples = options.workers.processes, options.order.samples
+def _check_limits(options: Options, device: torch.device, count: int) -> None:
+    """Raise a LimitError if this machine allows too few open files or too little memory for so many workers."""
+    workers, samples = count if options.workers.processes else 0, options.order.samples
     if workers:
         check_descriptors(workers)
     rows = options.order.size if samples is None else min(options.order.size, samples)

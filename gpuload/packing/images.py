@@ -17,8 +17,8 @@ from gpuload.datasets.sample import Encoded, Image
 from gpuload.decode.cut import grid_of
 from gpuload.decode.cuttable import LONGEST, SHORTEST, choose_interval, make_cuttable
 from gpuload.decode.decoder import Decoder
-from gpuload.decode.header import Header, read_header
-from gpuload.decode.jpeg_header import has_end, scan_markers
+from gpuload.decode.header import Header, ends, read_header
+from gpuload.decode.jpeg_header import scan_markers
 from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.pillow_images import quiet
@@ -70,7 +70,7 @@ class Images:
             return self._resized(data, header)
         if wanted:
             self._note(f"not resized: {header.format} of mode {header.mode}")
-        if options.check or not _ends(data, header):
+        if options.check or not ends(data, header):
             self._decode(data, header)
         if not options.cuttable or header.format != "JPEG":
             return data
@@ -189,15 +189,6 @@ def _resizable(header: Header) -> bool:
         return header.jpeg is None or header.jpeg.bits == 8
     opened = header.opened
     return opened is not None and opened.dtype == "uint8" and opened.single
-
-
-def _ends(data: bytes, header: Header) -> bool:
-    """Whether the file has an end, where its format says so: cheap, and finds what was cut off."""
-    if header.format == "PNG":
-        return b"IEND" in data[-64:]
-    if header.format == "JPEG":
-        return header.jpeg is not None and has_end(data, header.jpeg)
-    return True
 
 
 def _is_cuttable(data: bytes) -> bool:

@@ -22,6 +22,7 @@ import itertools
 import mmap
 import os
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -68,6 +69,10 @@ class Ring:
         on_retire: called before a slot's memory is given back.
         memory_left: how many bytes the machine still allows, None for no limit; called only for a new slot.
 
+    Attributes:
+        made: how many slots were made so far; moved_out: how many were emptied by `move_out`.
+        refused: how often it was full, and full_s: how long, from a refusal to the next release.
+
     Raises:
         ValueError: `ring_bytes` is not positive.
     """
@@ -106,6 +111,8 @@ class Ring:
         self._free: list[Slot] = []  # the most recently released last
         self._gaps: list[tuple[int, int]] = [(0, self.ring_bytes)]  # (offset, bytes) that belong to no slot, sorted
         self._busy = 0
+        self.made = self.moved_out = self.refused = 0
+        self.full_s, self._full_since = 0.0, 0.0
         self._lent: dict[int, Slot] = {}
         self._kept_bytes = self._kept_slots = 0  # lent when the user forked, and never reused
         self._returned: deque[int] = deque()
@@ -120,6 +127,11 @@ class Ring:
     def slot_bytes(self) -> int:
         """How many bytes the existing slots span together; at most `ring_bytes`."""
         return self.ring_bytes - sum(size for _, size in self._gaps)
+
+    @property
+    def used_bytes(self) -> int:
+        """How many bytes the slots in use span."""
+        return self.slot_bytes - sum(slot.capacity_bytes for slot in tuple(self._free))
 
     def acquire(self, nbytes: int, *, least_bytes: int | None = None) -> Slot | None:
         """A slot of at least `nbytes` bytes, or None if one has to be released first.
@@ -143,7 +155,7 @@ class Ring:
         size = align(max(nbytes, 1), GRANULE_BYTES)
         while (offset := self._take_gap(size)) is None:
             if not self._free:
-                return None
+                return self._refuse()
             self._retire(self._free.pop(0))
         slot = Slot(offset, size)
         while (lacking := self._lacking()) is not None:
@@ -152,7 +164,7 @@ class Ring:
                 continue
             self._add_gap(slot)
             if self._busy > len(self._lent) + self._kept_slots:
-                return None
+                return self._refuse()
             if nbytes <= max(least, 1):
                 raise LimitError(lacking)
             return self.acquire(max(nbytes // 2, least), least_bytes=least)
@@ -163,12 +175,20 @@ class Ring:
                 self._add_gap(slot)
                 raise
         self._busy += 1
+        self.made += 1
+        self._log_growth(slot)
         return slot
+
+    def _refuse(self) -> None:
+        if not self._full_since:
+            self.refused, self._full_since = self.refused + 1, time.perf_counter()
 
     def release(self, slot: Slot) -> None:
         """Give a slot back: nobody reads or writes it any more."""
         self._busy -= 1
         self._free.append(slot)
+        if self._full_since:
+            self.full_s, self._full_since = self.full_s + time.perf_counter() - self._full_since, 0.0
 
     def move_out(self, slot: Slot, nbytes: int) -> np.ndarray:
         """The first `nbytes` bytes of a slot as a copy in ordinary memory; the slot is released.
@@ -179,6 +199,7 @@ class Ring:
         if (lacking := self._lacking(nbytes)) is not None:
             raise LimitError(lacking)
         copy = self.view(slot)[:nbytes].copy()
+        self.moved_out += 1
         self.release(slot)
         return copy
 
@@ -243,6 +264,17 @@ class Ring:
             f"decoded images need {promised:,} more bytes of memory, besides {MARGIN_BYTES:,} for the rest of "
             f"the program, but its control group has only {left:,} bytes left. Use a smaller batch_size or "
             "chunk_size, fewer workers, let the first transform crop, or raise the memory limit of the container or job"
+        )
+
+    def _log_growth(self, slot: Slot) -> None:
+        import logging  # only the main process gets here; workers import this module too, and start sooner without
+
+        logging.getLogger("gpuload.ring").debug(
+            "the ring grows by a slot of %d bytes: %d slots, %d of %d bytes",
+            slot.capacity_bytes,
+            self.slots,
+            self.slot_bytes,
+            self.ring_bytes,
         )
 
     def _allocated_bytes(self) -> int:

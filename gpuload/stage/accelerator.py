@@ -47,6 +47,7 @@ class Accelerator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._keeps_time = True
         torch.empty(0, device=device)  # the device's context, or torch's own words why there can be none
 
     def new_stream(self, *, urgent: bool = False) -> Any:
@@ -73,6 +74,17 @@ class Accelerator:
         """A new event, which passes when all that was issued on the stream is done. ``query()``: whether it has;
         ``synchronize()``: the host waits for it."""
         return stream.record_event()  # one that keeps no time; that of `torch.Event()` does
+
+    def record_time(self, stream: Any) -> Any:
+        """The same, and ``a.elapsed_time(b)`` gives the milliseconds between two that have passed; None where this
+        runtime has no such events."""
+        if self._keeps_time:
+            with contextlib.suppress(RuntimeError):
+                event = torch.Event(self.device, enable_timing=True)
+                event.record(stream)
+                return event
+            self._keeps_time = False
+        return None
 
     def wait(self, stream: Any, event: Any) -> None:
         """Whatever is issued on the stream from now on waits for the event; the host does not."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuload.stage.backend import Backend
+from gpuload.stage.html import shortened, table
 from gpuload.transforms import Chain
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Outline
@@ -14,6 +15,7 @@ __all__ = ["Plan", "PlanStep", "make_plan", "plan_line"]
 
 REFERENCE = "torch"
 OWN = "own"  # calls of the user's own
+MODULE_GETS = "applied to the batch as it is; gets the images alone"
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,25 @@ class Plan:
                 lines.append(f"view {number + 1}")
             lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
         if self.module:
-            lines.append(
-                _row(
-                    self.module,
-                    "own" if self.module.startswith("Lambda") else "module",
-                    "applied to the batch as it is; gets the images alone",
-                    width,
-                )
-            )
+            lines.append(_row(self.module, self._module_backend, MODULE_GETS, width))
         return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks: a table for each view."""
+        note = f" ({self.note})" if self.note else ""
+        tables = []
+        for number, view in enumerate(self.views):
+            rows = [(shortened(repr(step.transform)), step.backend, step.reason or "") for step in view]
+            if self.module:
+                rows.append((shortened(self.module), self._module_backend, MODULE_GETS))
+            of_view = f", view {number + 1}" if len(self.views) > 1 else ""
+            caption = f"backend {self.backend} on {self.device}{note}{of_view}"
+            tables.append(table(caption, ("transform", "backend", "why"), rows))
+        return "\n".join(tables)
+
+    @property
+    def _module_backend(self) -> str:
+        return "own" if str(self.module).startswith("Lambda") else "module"
 
 
 def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Plan:

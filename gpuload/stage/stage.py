@@ -80,7 +80,7 @@ class Stage:
         self._finishes = finishes
         self._channels_last = memory_format == "channels_last"
         self._ragged = ragged
-        self._cpu_threads = cpu_threads
+        self.cpu_threads = cpu_threads
         self._pool = OutputPool() if device.type == "cpu" else None
         self._runs = runs
         # For images that only the reference takes, made when there are some: by view and dtype.
@@ -194,7 +194,7 @@ class Stage:
 
     @property
     def _threads(self) -> int | None:
-        return self._cpu_threads if self.device.type == "cpu" else None
+        return self.cpu_threads if self.device.type == "cpu" else None
 
     def _check_last(self, result: Any, count: int) -> None:
         """Refuse what a module at the end returned, unless it has an entry for each image; but it may be anything

@@ -18,6 +18,7 @@ Runs in the main process, without a thread of its own.
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ import torch
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, Slot, align
 from gpuload.stage import accelerator
+from gpuload.stage.timing import DeviceTimes
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
@@ -46,6 +48,10 @@ class CpuTransfer:
     """The batch stays where it is."""
 
     asynchronous = False  # whether a batch may be issued while the previous one is in use
+    held_s = 0.0  # how long the host has waited for the device
+    pinned_bytes = 0  # of the ring
+    pinning_refused = False
+    times: DeviceTimes | None = None
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -124,7 +130,7 @@ class CudaTransfer(CpuTransfer):
         self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and what gives the slots back
         self._steps: deque[Any] = deque()  # events: what was issued before the latest batches were handed over
         self._locked: set[int] = set()
-        self._refused = False
+        self.times = DeviceTimes(self._device)
         self._base = ring.bytes.ctypes.data
         ring.on_new = self._lock
         ring.on_retire = self._unlock
@@ -138,6 +144,7 @@ class CudaTransfer(CpuTransfer):
         if after_consumer:
             self._device.wait(self._stream, self._device.record(self._device.current_stream()))
         with self._device.on(self._stream):
+            self.times.begin(self._stream)
             yield
 
     def starts(self, batch: Batch) -> list[int]:
@@ -152,15 +159,17 @@ class CudaTransfer(CpuTransfer):
                 if part.data is not None and part.used_bytes:
                     source = torch.from_numpy(part.data[: part.used_bytes])
                     target = flat[start : start + part.used_bytes]
-                    target.copy_(source, non_blocking=part.slot is not None and not self._refused)
+                    target.copy_(source, non_blocking=part.slot is not None and not self.pinning_refused)
         finally:
             # Whatever happens next, the slots are free after this event, and not before.
             self._copied.append((self._device.record(self._stream), release))
             batch.loaded = True
+            self.times.mark(self._stream)
         return flat, starts
 
     def finish(self) -> Any:
         """An event after everything that the batch needs, its labels included."""
+        self.times.end(self._stream)
         return self._device.record(self._stream)
 
     def hold_back(self) -> None:
@@ -168,7 +177,9 @@ class CudaTransfer(CpuTransfer):
             return
         oldest = self._steps.popleft()
         if not oldest.query():
+            start = time.perf_counter()
             oldest.synchronize()
+            self.held_s += time.perf_counter() - start
 
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         consumer = self._device.current_stream()
@@ -193,7 +204,9 @@ class CudaTransfer(CpuTransfer):
         freed = False
         try:
             if wait and self._copied:
+                start = time.perf_counter()
                 self._copied[0][0].synchronize()
+                self.held_s += time.perf_counter() - start
             while self._copied and self._copied[0][0].query():
                 self._copied.popleft()[1]()
                 freed = True
@@ -218,15 +231,17 @@ class CudaTransfer(CpuTransfer):
             with contextlib.suppress(RuntimeError):
                 self._device.unlock(self._base + offset)
         self._locked.clear()
+        self.pinned_bytes = 0
 
     def _lock(self, slot: Slot) -> None:
-        if self._refused:
+        if self.pinning_refused:
             return
         code = self._device.lock(self._base + slot.offset, slot.capacity_bytes)
         if code == 0:
             self._locked.add(slot.offset)
+            self.pinned_bytes += slot.capacity_bytes
             return
-        self._refused = True
+        self.pinning_refused = True
         if code != accelerator.NO_LOCKS:
             warnings.warn(
                 f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
@@ -238,6 +253,7 @@ class CudaTransfer(CpuTransfer):
     def _unlock(self, slot: Slot) -> None:
         if slot.offset in self._locked:
             self._locked.discard(slot.offset)
+            self.pinned_bytes -= slot.capacity_bytes
             self._device.unlock(self._base + slot.offset)
 
 

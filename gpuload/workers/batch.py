@@ -90,6 +90,11 @@ class Batch:
     made: Made | None = None  # its plan, which is its last part
 
     @property
+    def done_parts(self) -> int:
+        """How many of its parts are done."""
+        return len(self.parts) - self.open_parts
+
+    @property
     def is_empty(self) -> bool:
         """Whether all of its samples failed."""
         return not any(part.content is not None and part.content.rows for part in self.parts)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 from gpuload.errors import WorkerError
 
 __all__ = ["Deaths"]
+
+logger = logging.getLogger("gpuload.workers")
 
 
 class Deaths:
@@ -22,8 +25,8 @@ class Deaths:
         self.causes: list[str] = []
         self.stack = ""
 
-    def add(self, cause: str, stack: str = "") -> None:
-        """Count one.
+    def add(self, cause: str, stack: str = "", who: str = "") -> None:
+        """Count one, and log it; `who` it was, where `cause` does not say so.
 
         Raises:
             WorkerError: it was one too many.
@@ -31,6 +34,12 @@ class Deaths:
         self.causes.append(cause)
         self.stack = stack
         if len(self.causes) <= self.max_restarts:
+            logger.warning(
+                "a worker died: %s; another takes its place (death %d of this epoch, max_restarts=%d)",
+                f"{who}: {cause}" if who else cause,
+                len(self.causes),
+                self.max_restarts,
+            )
             return
         counted = Counter(self.causes)
         told = "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in counted.items())

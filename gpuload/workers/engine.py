@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from gpuload.errors import WorkerError
 from gpuload.workers.protocol import Reply, Request
 
@@ -39,7 +41,13 @@ Event = Reply | Lost | Freed
 
 
 class Engine(Protocol):
-    """Does chunks: a `WorkerPool` or a `HomeEngine`."""
+    """Does chunks: a `WorkerPool` or a `HomeEngine`.
+
+    Attributes:
+        waited_s: how long `gather` has waited for something to be done.
+    """
+
+    waited_s: float
 
     @property
     def broken(self) -> WorkerError | None: ...
@@ -50,4 +58,5 @@ class Engine(Protocol):
     def disown(self, before: int) -> None: ...
     def forgive(self) -> None: ...
     def gather(self, timeout_s: float) -> list[Event]: ...
+    def counted(self) -> np.ndarray: ...  # what its workers did, as `gpuload.workers.counters` has it
     def close(self) -> None: ...

@@ -72,17 +72,14 @@ class Feed:
         table_of: Callable[[Batch], np.ndarray | None] = lambda batch: None,
         reclaim: Callable[[bool], bool] = lambda wait: False,
     ) -> None:
-        self.engine = engine
-        self.ring = ring
-        self.chunk_size = chunk_size
-        self._plain_chunk_size = plain_chunk_size
+        self.engine, self.ring = engine, ring
+        self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
         self._told_epoch = -1
         self.ahead = self._ahead_now = ahead
-        self._workers = workers
+        self.workers = workers
         self.faults = faults or Faults()
-        self._candidates = candidates
+        self._candidates, self._reclaim = candidates, reclaim
         self._tally = Tally(self.faults.max_error_rate)
-        self._reclaim = reclaim
         self.plans = Planner(engine, ring, table_of)
         self._awaited = False  # the batch that is due is waited for
         self._next_chunk = 1
@@ -93,6 +90,11 @@ class Feed:
         self._flying: dict[tuple[int, int], tuple[Slot, Part | None]] = {}  # None: no longer wanted
         self._events: deque[Event] = deque()  # not processed yet
         self._limbo: set[tuple[int, int]] = set()  # in `_flying`, lost, but a worker may still write there
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """Those in work, in order."""
+        return tuple(self._batches)
 
     def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> None:
         """Start an epoch; what an earlier one left in work is dropped. `told_epoch`: see `Request`."""
@@ -221,7 +223,7 @@ class Feed:
                 batch.parts.append(Part(batch, spec.positions[rows], spec.indices[rows]))
             batch.open_parts = len(batch.parts)
             # If one worker does a whole batch, each worker needs one.
-            self._ahead_now = max(self.ahead, self._workers + 1) if batch.open_parts == 1 else self.ahead
+            self._ahead_now = max(self.ahead, self.workers + 1) if batch.open_parts == 1 else self.ahead
             self._batches.append(batch)
             self._waiting.extend(batch.parts)
 

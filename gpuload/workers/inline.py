@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from gpuload.datasets.worker import WorkerInfo, swap
 from gpuload.errors import WorkerError
@@ -21,16 +25,24 @@ __all__ = ["HomeEngine"]
 
 
 class HomeEngine:
-    """Takes chunks like a `WorkerPool`, and does one at each call of `gather`."""
+    """Takes chunks like a `WorkerPool`, and does one at each call of `gather`; `around`: a context for each."""
 
     broken: WorkerError | None = None
     ready = True
 
-    def __init__(self, job: Job, ring: Ring) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ring: Ring,
+        around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)
         self._runner.source.introduce = partial(introduce, job, 0, 1, in_worker=False)
+        self._counters = self._runner.counters
+        self.waited_s = 0.0  # what it did, the loop waited for
         self._info: WorkerInfo | None = None
         self._ring = ring
+        self._around = around
         self._waiting: deque[Request] = deque()
         self._wanted_from = 0
         self._halted = False
@@ -52,10 +64,19 @@ class HomeEngine:
             return []
         request = self._waiting[0]
         slot = self._ring.bytes[request.slot_offset : request.slot_offset + request.slot_bytes]
-        with self._introduced():
-            reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
+        start = time.perf_counter()
+        self._counters.begin()
+        try:
+            with self._around(), self._introduced():
+                reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
+        finally:
+            self._counters.end()
+            self.waited_s += time.perf_counter() - start
         self._waiting.popleft()  # only now: after a ctrl-C it is done again
         return [reply]
+
+    def counted(self) -> np.ndarray:
+        return self._counters.table.read()
 
     def begin(self, request: Request) -> IterablePlace:
         """Where the pass over an iterable dataset begins, before its first chunk."""

@@ -1,8 +1,8 @@
 """A worker process: takes chunks off the queue, does them into their slots, and replies. Runs only in the child.
 
-It imports no torch unless the user's dataset does. It ends when the queue is closed and, even while it hangs in foreign
-code, when the parent dies: it holds the read end of a *lifeline*, a pipe that nobody writes to, and the kernel sends it
-SIGKILL when the write end closes with the parent.
+It imports no torch unless the user's dataset does. It ends when the queue is closed; between two chunks, if the parent
+asks it to leave; and, even while it hangs in foreign code, when the parent dies: it holds the read end of a *lifeline*,
+a pipe that nobody writes to, and the kernel sends it SIGKILL when the write end closes with the parent.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
     IDLE,
+    LEFT,
     MAX_INLINE_BYTES,
     MESSAGE_BYTES,
     STACK_SIGNAL,
@@ -63,7 +64,13 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         what = "could not unpack the dataset or transforms"
         try:
             job: Job = receive(job_fd)
-            runner = ChunkRunner(job, guard_generators=False)
+            if spans_folder := os.environ.get("GPULOAD_SPANS"):
+                what = "cannot note what it does"
+                from gpuload.workers.spans import NotingRunner  # for a trace
+
+                runner = NotingRunner(job, spans_folder, worker)
+            else:
+                runner = ChunkRunner(job, guard_generators=False)
             what = "is not usable: worker_init_fn raised an exception"
             _introduce(worker, settings["total"], runner)
         except BaseException as error:
@@ -72,15 +79,22 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
             return
         os.close(job_fd)
         board = Board(settings["workers"], board_fd, settings["first"])
+        counters = runner.counters = board.counters.of(worker)
         ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
             replies.send(HELLO)
             memory = memoryview(bytearray(MESSAGE_BYTES))
-            while message := read_message(queue, memory):
+            counters.end()
+            while board.may_stay(worker) and (message := read_message(queue, memory)):
+                counters.begin()
                 if runner.source.reads_ahead:
                     runner.source.will_need(next_request(queue, memory))
-                replies.send(_do(Request.unpack(message), worker, runner, board, ring).pack())
+                reply = _do(Request.unpack(message), worker, runner, board, ring).pack()
+                counters.end()  # before the reply: whoever has that finds its chunk counted
+                replies.send(reply)
                 board.write(worker, IDLE, 0, 0)
+            counters.leave()
+            board.write(worker, LEFT, 0, 0)
 
 
 def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:

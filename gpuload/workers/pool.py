@@ -14,6 +14,9 @@ A worker can die between taking a chunk off its queue and noting it on the board
 empty, its chunks that are neither noted nor done are declared lost as well. A living worker may still be about to note
 such a chunk: its slot is freed only when each worker of that queue alive at that moment has replied to something since.
 
+The number of workers can change at any time (`resize`): one that is not needed is asked to leave, does so between two
+chunks, and notes on the board that it has `LEFT`. Nothing is lost by that, and it does not count as a death.
+
 What is still on the queue when a worker dies is taken back, and sent again behind what has to be done again: where many
 samples hang, one of them is known to be bad before each of the others has cost a worker.
 
@@ -30,45 +33,36 @@ import sys
 import time
 import warnings
 import weakref
-from dataclasses import dataclass, field
 
 import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, not at the first iter()
+import numpy as np
 
 from gpuload.errors import WorkerError
 from gpuload.ring.descriptors import standard_streams_taken
 from gpuload.ring.ring import Ring
+from gpuload.workers.counters import place_of
 from gpuload.workers.deaths import Deaths
-from gpuload.workers.engine import Event, Freed, Lost
+from gpuload.workers.engine import Event, Lost
 from gpuload.workers.interrupts import held, let_through
 from gpuload.workers.job import Job, Parcel, ship
+from gpuload.workers.limbo import Limbo
 from gpuload.workers.process import WorkerProcess, check_platform, standard_path
 from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
-    IDLE,
+    LEFT,
     MESSAGE_BYTES,
     Board,
-    Note,
     Queue,
     Reply,
     Request,
     read_message,
 )
+from gpuload.workers.watch import Watch, at_sample
 
-__all__ = ["WorkerPool"]
+__all__ = ["WorkerPool", "running_workers"]
 
-SLOW_SAMPLE_S = 60.0  # without a timeout, a warning names a sample that takes longer
 CLOSE_GRACE_S = 1.0
-WATCH_INTERVAL_S = 1.0
-
-
-@dataclass(slots=True)
-class _Limbo:
-    """A lost chunk that one of these workers may still hold."""
-
-    chunk: int
-    attempt: int
-    suspects: set[int] = field(default_factory=set)
 
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
@@ -85,6 +79,10 @@ class WorkerPool:
         max_restarts: after this many deaths between two calls of `forgive`, the next is an error.
         own_queues: a queue for each worker; `Request.iterable` says which worker is asked.
         first, total: the number of the first of these workers, and how many there are in other pools too.
+        most: how many there may be after `resize`.
+
+    Attributes:
+        most: the same; fewer once a worker could not be added.
 
     Raises:
         RuntimeError: this platform or interpreter cannot start workers; use ``num_workers=0``.
@@ -102,40 +100,44 @@ class WorkerPool:
         own_queues: bool = False,
         first: int = 0,
         total: int | None = None,
+        most: int | None = None,
     ) -> None:
         check_platform()
-        self.timeout_s = timeout_s
         self.deaths = Deaths(max_restarts)
         self._pid = os.getpid()
         self._ring = ring
         self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
-        self._limbo: list[_Limbo] = []
+        self._limbo = Limbo()
         self._taken_back: list[Request] = []  # in flight, and on no queue
         self._audit: set[int] = set()  # queues of dead workers: some chunks may be taken but not noted
         self.broken: WorkerError | None = None  # why it cannot continue
-        self._halted = False
-        self._closed = False
+        self.waited_s = 0.0
+        self._halted = self._closed = False
         self._team: dict[int, WorkerProcess] = {}
+        self.most = most = most or workers
+        self._wanted = workers
+        self._numbers = range(first, first + most)
+        self._added: dict[int, str] = {}  # after a `resize`, and not ready yet; why it will not be, once that is known
+        self._leaving: set[int] = set()  # asked to, and still there
+        self._told = False  # that no more can be added
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
         self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
-        self._watch_interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
-        self._watched_at = time.monotonic()
+        self._watch = Watch(timeout_s)
         self.unsaid: list[str] = []  # warnings; `gather` gives them
-        self._warned: dict[int, Note | None] = {}  # what a worker was at when the last warning named it
         settings = {
             "path": [entry for entry in sys.path if isinstance(entry, str)],
             "standard_path": standard_path(),
             "argv": [str(word) for word in sys.argv],
-            "workers": workers,
+            "workers": most,
             "first": first,
-            "total": total or workers,
+            "total": total or most,
             "ring_bytes": ring.ring_bytes,
         }
         with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
             self._job_fds = ship(job, settings)
         with contextlib.ExitStack() as undo, standard_streams_taken():
             undo.callback(self._close_job)
-            self._board = Board(workers, first=first)
+            self._board = Board(most, first=first)
             undo.callback(self._board.close)
             self._queues: list[Queue] = []  # worker w reads number w % len
             for _ in range(workers if own_queues else 1):
@@ -157,8 +159,37 @@ class WorkerPool:
 
     @property
     def ready(self) -> bool:
-        """Whether each worker has said hello."""
-        return all(worker.ready for worker in self._team.values())
+        """Whether each worker has said hello, without those that were added later."""
+        return all(worker.ready or number in self._added for number, worker in self._team.items())
+
+    @property
+    def size(self) -> int:
+        """How many workers there are or are being added, without those that leave."""
+        return len(self._team) - len(self._leaving)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether there are as many workers as were asked for, and each is ready."""
+        return not self._leaving and self.size == self._wanted and all(worker.ready for worker in self._team.values())
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added, one
+        at a time. If one cannot start, `gather` warns, and no more are added."""
+        self._wanted = max(1, min(workers, self.most))
+        for number in sorted(self._team.keys() - self._leaving)[self._wanted :]:
+            self._leaving.add(number)
+            self._board.ask_to_leave(number)
+        for number in sorted(self._leaving)[: max(0, self._wanted - self.size)]:
+            self._leaving.discard(number)
+            self._board.ask_to_leave(number, False)  # where it has left already, another one is started
+
+    def cpu_s(self) -> dict[int, float]:
+        """The processor time of each worker so far, by process."""
+        return {worker.pid: worker.cpu_s() for worker in self._team.values()}
+
+    def busy_s(self) -> float:
+        """How long workers have been at chunks, all together, since the pool was made."""
+        return self.counted()[:, place_of["busy_ns"]].sum() / 1e9
 
     def fileno(self) -> int:
         """A descriptor that can be read when `gather` has something to take in."""
@@ -182,6 +213,10 @@ class WorkerPool:
         """Chunks with a number below `before` are no longer wanted; workers stop theirs at the next sample."""
         self._board.wanted_from = before
 
+    def counted(self) -> np.ndarray:
+        """What each worker did, as `gpuload.workers.counters` has it; after `close`, until then."""
+        return self._board.counters.read()
+
     def forgive(self) -> None:
         """Forget the deaths so far, for a new epoch."""
         self.deaths.forgive()
@@ -203,11 +238,16 @@ class WorkerPool:
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
         self._send_again()
+        if self.size < self._wanted:
+            self._add()
         while True:
             while self.unsaid and not events:  # a warning may raise, and would lose events
                 warnings.warn(self.unsaid.pop(0), RuntimeWarning, stacklevel=2)
-            wait = max(0.0, min(deadline - time.monotonic(), self._watch_interval_s))
+            wait = max(0.0, min(deadline - time.monotonic(), self._watch.interval_s))
+            start = time.perf_counter()
             ready = self._epoll.poll(wait)
+            if wait:
+                self.waited_s += time.perf_counter() - start
             # Check for empty queues before reading replies: see the module's docstring.
             empty = {number for number in self._audit if self._queues[number].is_empty}
             dead = []
@@ -221,8 +261,8 @@ class WorkerPool:
                 self._bury(worker, events)
             for number in empty & self._audit:
                 self._declare_lost(number, events)
-            if time.monotonic() - self._watched_at > self._watch_interval_s:
-                self._watch()
+            if self._watch.is_due:
+                self.unsaid += self._watch.look(self._team.values(), self._board, self._flying)
             if events or time.monotonic() >= deadline:
                 return events
 
@@ -254,7 +294,7 @@ class WorkerPool:
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def _start(self, number: int) -> None:
-        self._board.write(number, IDLE, 0, 0)
+        self._board.clear(number)
         queue = self._queues[number % len(self._queues)]
         job_fd, *others = self._job_fds
         shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno())
@@ -263,6 +303,29 @@ class WorkerPool:
             for fd in worker.descriptors:
                 self._by_fd[fd] = worker
                 self._epoll.register(fd, select.EPOLLIN)
+
+    def _add(self) -> None:
+        """Start one more; if that fails, the others go on alone."""
+        number = next((number for number in self._numbers if number not in self._team), None)
+        if number is None:
+            return  # until one that was asked to has left
+        self._added[number] = ""
+        try:
+            self._start(number)
+        except (WorkerError, OSError) as error:
+            self._do_without(number, str(error))
+
+    def _do_without(self, number: int, why: str) -> None:
+        """A worker could not be added: no more are."""
+        if (worker := self._team.pop(number, None)) is not None:
+            self._unregister(worker)
+            worker.end(0.0)
+        del self._added[number]
+        if self._wanted > self.size:
+            self.most = self._wanted = max(1, self.size)
+        if not self._told:
+            self.unsaid.append(f"a worker could not be added: {why}. {self.size} go on with the work, and no more come")
+        self._told = True
 
     # -- listening --------------------------------------------------------------------------------------------------
 
@@ -279,23 +342,18 @@ class WorkerPool:
             if not worker.ready:
                 if message != HELLO:
                     kinds, _, text = message.removeprefix(HELLO_FAILED).decode(errors="replace").partition("\n")
+                    if worker.number in self._added:
+                        self._added[worker.number] = f"it {text.rstrip()}\n"
+                        continue
                     raise WorkerError(f"worker {worker.number} {text}", kinds.split())
                 worker.ready = True
+                self._added.pop(worker.number, None)
                 continue
             reply = Reply.unpack(message)
             self._flying.pop((reply.chunk, reply.attempt), None)
             events.append(reply)
-            for limbo in list(self._limbo):
-                limbo.suspects.discard(worker.number)
-                if (limbo.chunk, limbo.attempt) == (reply.chunk, reply.attempt):
-                    self._limbo.remove(limbo)
-                else:
-                    self._free_if_cleared(limbo, events)
-
-    def _free_if_cleared(self, limbo: _Limbo, events: list[Event]) -> None:
-        if not limbo.suspects:
-            self._limbo.remove(limbo)
-            events.append(Freed(limbo.chunk, limbo.attempt))
+            self._limbo.done(reply.chunk, reply.attempt)
+            events += self._limbo.clear(worker.number)
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 
@@ -306,8 +364,12 @@ class WorkerPool:
         with held():  # a worker that is forgotten must not stay in the team
             self._unregister(worker)
             del self._team[worker.number]
-            self._warned.pop(worker.number, None)
+            self._leaving.discard(worker.number)
+            self._watch.forget(worker.number)
             worker.forget()
+        if worker.number in self._added:
+            self._do_without(worker.number, self._added[worker.number] or f"it was {cause}")
+            return
         if not worker.ready and (worker.status or 0) > 0:  # it exited by itself, and would do so again
             raise WorkerError(
                 f"worker {worker.number} could not start: {cause}. Its standard error says more; "
@@ -316,16 +378,18 @@ class WorkerPool:
         request = self._flying.pop((note.chunk, note.attempt), None)
         where = ""
         if request is not None:
-            where = _at(request, note.row)
+            where = at_sample(request, note.row)
             events.append(Lost(note.chunk, note.attempt, note.row, cause, True, outside, stack))
-        for limbo in list(self._limbo):
-            limbo.suspects.discard(worker.number)
-            self._free_if_cleared(limbo, events)
+        events += self._limbo.clear(worker.number)
+        if note.chunk == LEFT:
+            return
+        self._board.counters.bury(worker.number)
         number = worker.number % len(self._queues)
         self._audit.add(number)
         self._taken_back += self._queues[number].take_back()
-        self.deaths.add(cause + where, stack)
-        self._start(worker.number)
+        self.deaths.add(cause + where, stack, f"worker {worker.number} (process {worker.pid})")
+        if self.size < self._wanted:
+            self._start(worker.number)
 
     def _queue_of(self, request: Request) -> int:
         return 0 if request.iterable is None else request.iterable.worker % len(self._queues)
@@ -343,49 +407,9 @@ class WorkerPool:
             del self._flying[key]
             # A worker says hello before it takes a chunk: others cannot have this one.
             suspects = {number for number, worker in team.items() if worker.ready}
-            self._limbo.append(_Limbo(*key, suspects))
             events.append(Lost(*key, row=None, cause="its worker died before it began", slot_is_free=False))
-            self._free_if_cleared(self._limbo[-1], events)
+            events += self._limbo.add(*key, suspects)
         self._audit.discard(queue)
-
-    def _watch(self) -> None:
-        """Kill workers that stay at one sample longer than the timeout; without one, warn of slow ones."""
-        self._watched_at = time.monotonic()
-        now = time.monotonic_ns()
-        for worker in self._team.values():
-            if worker.killed_for:
-                continue
-            if not worker.ready:
-                self._warn_of_slow_start(worker)
-                continue
-            note = self._board.read(worker.number)
-            request = self._flying.get((note.chunk, note.attempt))
-            if request is None or note.row >= len(request.positions):
-                continue  # time counts only while it has a chunk
-            seconds = (now - note.since_ns) / 1e9
-            if seconds <= (self.timeout_s or SLOW_SAMPLE_S):
-                continue
-            if not self.timeout_s and self._warned.get(worker.number) == note:
-                continue
-            stack = worker.stack()
-            if self._board.read(worker.number) != note:
-                continue  # it has gone on
-            if self.timeout_s:
-                worker.kill(f"no progress for timeout={self.timeout_s:g} seconds", stack)
-            else:
-                self._warned[worker.number] = note
-                self.unsaid.append(
-                    f"worker {worker.number} (process {worker.pid}) has been{_at(request, note.row)} for "
-                    f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
-                )
-
-    def _warn_of_slow_start(self, worker: WorkerProcess) -> None:
-        if time.monotonic() - worker.started_at > SLOW_SAMPLE_S and worker.number not in self._warned:
-            self._warned[worker.number] = None
-            self.unsaid.append(
-                f"worker {worker.number} (process {worker.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
-                f"imports and unpacks the dataset. Where it is:\n{worker.stack()}"
-            )
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -422,6 +446,11 @@ class WorkerPool:
         self._board.close()
 
 
+def running_workers() -> tuple[int, int]:
+    """How many pools this process has, and how many workers are in them."""
+    return len(_pools), sum(len(pool.pids) for pool in _pools)
+
+
 def _after_fork_in_child() -> None:
     for pool in list(_pools):
         pool._leave_to_parent()
@@ -429,9 +458,3 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _at(request: Request, row: int) -> str:
-    if row >= len(request.positions):
-        return ""
-    return f" at sample {request.indices[row]} (position {request.positions[row]})"

@@ -44,6 +44,7 @@ STREAM_FROM_BYTES = 96 << 10
 STACK_WAIT_S = 0.5
 KILL_WAIT_S = 2.0
 MAX_STACK_BYTES = 8192
+CPU_CLOCK = 2  # Linux's number of a process's processor time, below its number's complement: clock_getcpuclockid(3)
 
 
 class WorkerProcess:
@@ -136,6 +137,13 @@ class WorkerProcess:
         text = os.pread(self._stacks, MAX_STACK_BYTES, max(0, os.fstat(self._stacks).st_size - MAX_STACK_BYTES))
         crash = text.rfind(b"Fatal Python error")
         return _describe_exit(status), status == -signal.SIGKILL, _tidy(text[crash:]) if crash >= 0 else ""
+
+    def cpu_s(self) -> float:
+        """The processor time of all its threads so far; 0 if that is not known."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | CPU_CLOCK)  # 1 µs; /proc takes 20
+        except OSError:
+            return 0.0
 
     @property
     def status(self) -> int | None:

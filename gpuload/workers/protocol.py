@@ -11,6 +11,8 @@ at, so that the parent knows when the worker dies:
 
     offset 0             uint64   chunks with a smaller number are no longer wanted
     offset 64·(w + 1)    int64×4  the w-th worker: chunk, attempt, row, monotonic nanoseconds of the row's start
+                  + 32   int64    1: the parent asks it to leave before it takes another chunk
+    behind these         what workers count, see `gpuload.workers.counters`
 
 Messages are small: positions, dataset indices, offsets. Pixels and array payloads lie in the chunk's slot.
 """
@@ -31,11 +33,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuload.order.place import IterableStart
+from gpuload.workers.counters import ROW_BYTES, CounterTable
 
 __all__ = [
     "HELLO",
     "HELLO_FAILED",
     "IDLE",
+    "LEFT",
     "MESSAGE_BYTES",
     "STACK_SIGNAL",
     "Board",
@@ -50,6 +54,7 @@ __all__ = [
 ]
 
 IDLE = -1
+LEFT = -2  # the worker was asked to leave, and has: it took nothing that it did not do
 MESSAGE_BYTES = 1 << 18  # more than any message has
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
 HELLO = b"hello"  # the first message of a worker: it is ready
@@ -58,6 +63,7 @@ _REQUEST = struct.Struct("<qqqqqqqBBBB")
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqqq")
 _LIMIT = struct.Struct("<Q")
+_LEAVE = struct.Struct("<q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
 MAX_INLINE_BYTES = 48 * 1024  # of a reply, likewise; larger metadata goes into the slot
 
@@ -238,7 +244,7 @@ class Queue:
 
 @dataclass(slots=True, frozen=True)
 class Note:
-    """The row of a chunk that a worker is at, and since when; `chunk` is `IDLE` between chunks."""
+    """The row of a chunk that a worker is at, and since when; `chunk` is `IDLE` between chunks, `LEFT` at the end."""
 
     chunk: int
     attempt: int
@@ -247,17 +253,19 @@ class Note:
 
 
 class Board:
-    """The shared page of notes of the workers from number `first` on. The parent makes it; each worker writes only its
-    own line."""
+    """The shared page of notes of the workers from number `first` on, with their `counters`. The parent makes it; each
+    worker writes only its own lines, in which the parent writes while no process has them, and asks it to leave."""
 
     def __init__(self, workers: int, fd: int | None = None, first: int = 0) -> None:
-        self.nbytes = 64 * (workers + 1)
+        notes = 64 * (workers + 1)
+        self.nbytes = notes + ROW_BYTES * workers
         self._first = first
         if fd is None:
             fd = os.memfd_create("gpuload-board", os.MFD_CLOEXEC)
             os.ftruncate(fd, self.nbytes)
         self.fd = fd
         self._map = mmap.mmap(fd, self.nbytes)
+        self.counters = CounterTable(self._map, notes, workers, first)
 
     @property
     def wanted_from(self) -> int:
@@ -269,13 +277,30 @@ class Board:
         _LIMIT.pack_into(self._map, 0, chunk)
 
     def write(self, worker: int, chunk: int, attempt: int, row: int) -> None:
-        _NOTE.pack_into(self._map, 64 * (worker - self._first + 1), chunk, attempt, row, time.monotonic_ns())
+        _NOTE.pack_into(self._map, self._line(worker), chunk, attempt, row, time.monotonic_ns())
 
     def read(self, worker: int) -> Note:
-        return Note(*_NOTE.unpack_from(self._map, 64 * (worker - self._first + 1)))
+        return Note(*_NOTE.unpack_from(self._map, self._line(worker)))
+
+    def clear(self, worker: int) -> None:
+        """For another process with this number."""
+        self.write(worker, IDLE, 0, 0)
+        self.ask_to_leave(worker, False)
+
+    def ask_to_leave(self, worker: int, leave: bool = True) -> None:
+        """Ask a worker to leave once it has done its chunk; or take that back, perhaps too late."""
+        _LEAVE.pack_into(self._map, self._line(worker) + 32, leave)
+
+    def may_stay(self, worker: int) -> bool:
+        """Whether a worker was not asked to leave."""
+        return not _LEAVE.unpack_from(self._map, self._line(worker) + 32)[0]
+
+    def _line(self, worker: int) -> int:
+        return 64 * (worker - self._first + 1)
 
     def close(self) -> None:
         if self.fd >= 0:
+            self.counters.close()
             self._map.close()
             os.close(self.fd)
             self.fd = -1

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import traceback
 from collections.abc import Callable
+from time import perf_counter_ns as clock
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align
 from gpuload.rng.generators import kept
 from gpuload.rng.philox import epoch_key
+from gpuload.workers.counters import FLUSH_NS, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.plans import make_plan
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
@@ -45,17 +47,28 @@ class ChunkRunner:
 
     Attributes:
         source: gives the samples.
+        counters: where it counts what it does.
     """
 
     def __init__(self, job: Job, *, guard_generators: bool) -> None:
         self.job = job
         self._reader = SampleReader(job)
         self.source = Source(job.dataset, job.seed)
+        self.counters = Counters()
         self._guard = guard_generators and self.source.seeds
         # A batch of plain data is collated in the worker; with images, after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain)
         self._made: dict[Any, Collated] = {}  # collated, but not yet in a slot
         self._sends = False  # whether a collated batch could be sent
+
+    @property
+    def counters(self) -> Counters:
+        return self._counters
+
+    @counters.setter
+    def counters(self, counters: Counters) -> None:
+        self._counters = self.source.counters = counters
+        self._reader.count_in(counters)
 
     def run(
         self,
@@ -66,14 +79,18 @@ class ChunkRunner:
     ) -> Reply:
         """Do the chunk, or plan the batch; `note` is told each row before it is touched, `wanted` ends the work between
         two rows."""
-        rows = len(request.positions)
+        rows, counters, start = len(request.positions), self._counters, clock()
         if request.plans:
             note(rows)  # at no sample
-            return make_plan(self.job, request, slot)
+            reply = make_plan(self.job, request, slot)
+            counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
+            return reply
+        counters.chunks += 1
         loaded: list[Sample] = []
         errors: list[tuple[int, ErrorRecord]] = []
         collated = None
         with kept() if self._guard else contextlib.nullcontext(), limited(self.job.decode.max_bytes):
+            read_before = counters.read_ns
             samples = self.source.open(request, lambda: note(min(len(loaded) + len(errors), rows - 1)))
             for row in range(rows):
                 if not wanted():
@@ -90,6 +107,9 @@ class ChunkRunner:
                         rows = row + 1
                         break
             place = self.source.place(request, rows)
+            counters.samples += rows
+            counters.header_ns += clock() - start - (counters.read_ns - read_before)
+            start = clock()
             if self._collates and request.whole and loaded and not errors and not any(s.images for s in loaded):
                 note(0)
                 collated = self._collated(request, [sample.given for sample in loaded])
@@ -99,6 +119,7 @@ class ChunkRunner:
             try:
                 reply = _pack(request, slot, 0, content, keep_types=True)
                 self._sends = True
+                counters.collated, counters.collate_ns = counters.collated + 1, counters.collate_ns + clock() - start
             except Exception:
                 # It cannot be sent (a generator, say, or an object with a lock), so the main process collates. The
                 # samples may have changed, so the dataset gives them again; an iterator's were copied before.
@@ -128,6 +149,7 @@ class ChunkRunner:
         place: IterablePlace | None,
     ) -> Reply:
         """Put the samples into the slot."""
+        counters, start = self._counters, clock()
         regions = self._regions(request, loaded, errors)
         # Check the size before any pixel is decoded.
         nbytes = 0
@@ -139,6 +161,9 @@ class ChunkRunner:
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
         decoded: list[Sample] = []
         at = 0
+        before, start = start, clock()
+        counters.header_ns += start - before
+        counters.bytes_decoded += nbytes
         for sample, own in zip(loaded, regions, strict=True):
             if not wanted():
                 return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
@@ -149,7 +174,14 @@ class ChunkRunner:
                 errors.append((sample.row, _record(request, sample.row, sample.source, error)))
             else:
                 decoded.append(sample)
-        return self._reply(request, slot, at, decoded, errors, place)
+            now = clock()
+            counters.decode_ns += now - start
+            if now - start > FLUSH_NS:
+                counters.flush()
+            start = now
+        reply = self._reply(request, slot, at, decoded, errors, place)
+        counters.pack_ns += clock() - start
+        return reply
 
     def _collated(self, request: Request, samples: list[Any]) -> Collated:
         """The batch from `collate_fn`, called only once: it may change the samples, so a chunk that is done again in a

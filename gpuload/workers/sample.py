@@ -23,6 +23,7 @@ from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import align
 from gpuload.workers.belongings import check_transforms, droppers, find_fields, mask_misfit
+from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 
 __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
@@ -87,9 +88,14 @@ class SampleReader:
         self.strays = ""
         self._looks = LOOKS
         self._decoder = Decoder(job.decode)
+        self.count_in(Counters())
         self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
         self._no_targets = check_transforms(job.chain)
+
+    def count_in(self, counters: Counters) -> None:
+        """Count there what is decoded, and how many bytes were given."""
+        self._counters, self._decoder.counts = counters, counters.decoded
 
     def read(self, row: int, given: Any) -> Sample:
         """Take a sample apart and read its headers.
@@ -120,6 +126,7 @@ class SampleReader:
         for leaf, image in found.items():
             if isinstance(image, Encoded):
                 source = source or image.source
+                self._counters.bytes_read += len(image.data)
                 try:
                     header = self._decoder.header(image)
                     height, width = self._decoder.size_hw(header)
@@ -131,6 +138,7 @@ class SampleReader:
                     raise Sourced(source) from error
             else:
                 images[leaf] = Picture(image, None, *image.hwc.shape)
+                self._counters.bytes_read += image.hwc.nbytes
                 if image.hwc.itemsize > 1:
                     images[leaf] = _deep(images[leaf], image.hwc.dtype.name)
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in found and leaf not in targets}
@@ -187,6 +195,7 @@ class SampleReader:
         header, axes, count = None, 2, 1
         if isinstance(mask.array, Encoded):
             sample.source = sample.source or mask.array.source
+            self._counters.bytes_read += len(mask.array.data)
             try:
                 header = self._decoder.header(mask.array)
                 dtype = self._decoder.mask_dtype(header)

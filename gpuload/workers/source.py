@@ -20,6 +20,7 @@ import numpy as np
 from gpuload.datasets.kinds import draws_nothing, fetched, fetches_many
 from gpuload.order.place import IterablePlace
 from gpuload.rng.generators import seed_generators, seeds_of
+from gpuload.workers.counters import FLUSH_NS, Counters
 from gpuload.workers.iterable import Ended, Pass
 from gpuload.workers.protocol import Request
 
@@ -38,6 +39,7 @@ class Source:
 
     Attributes:
         seeds: whether the global generators are seeded before each sample.
+        counters: where it says how long reading took.
         introduce: called with the number of each epoch that begins, and the position of an iterable dataset's first
             sample; and again if the dataset imports torch while it makes its first samples.
     """
@@ -47,6 +49,7 @@ class Source:
         self._seed = seed
         self.seeds = not draws_nothing(dataset)
         self._many = fetches_many(dataset)
+        self.counters = Counters()
         self._without_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
         self._will_need: Callable[[list[int]], None] | None = getattr(dataset, "will_need", None)
@@ -85,9 +88,11 @@ class Source:
         def one(row: int) -> Any:
             if seeds:
                 seed_generators(self._seed, request.epoch, positions[row], seeds[row])
-            start = time.perf_counter()
-            sample = fetched(self._dataset, [keys[row]])[0] if self._many else self._dataset[keys[row]]
-            self._read_s, self._read = self._read_s + time.perf_counter() - start, self._read + 1
+            start = time.perf_counter_ns()
+            try:
+                sample = fetched(self._dataset, [keys[row]])[0] if self._many else self._dataset[keys[row]]
+            finally:
+                self._was_read(start, 1)
             if self._without_torch and seeds and "torch" in sys.modules:
                 # Imported meanwhile, so it was neither seeded nor told which worker this is: again.
                 self._without_torch = False
@@ -102,13 +107,21 @@ class Source:
             self._without_torch = False
         if self.seeds:  # once for all of them, so their draws depend on the chunk
             seed_generators(self._seed, request.epoch, positions[0])
-        start = time.perf_counter()
+        start = time.perf_counter_ns()
         try:
             return fetched(self._dataset, keys).__getitem__
         except Exception:  # one by one, to find which
             return one
         finally:
-            self._read_s, self._read = time.perf_counter() - start, len(keys)
+            self._was_read(start, len(keys))
+
+    def _was_read(self, start_ns: int, samples: int) -> None:
+        """Count what the dataset gave."""
+        took = time.perf_counter_ns() - start_ns
+        self._read_s, self._read = self._read_s + took / 1e9, self._read + samples
+        self.counters.read_ns += took
+        if took > FLUSH_NS:
+            self.counters.flush()
 
     def _note_speed(self) -> None:
         """Note whether the samples of the chunk before took long to read."""
@@ -142,7 +155,15 @@ class Source:
         numbers = np.asarray(request.indices).tolist()
         pass_ = self._pass
         pass_.forget(start.samples)
-        return lambda row: pass_.get(numbers[row], touch)
+
+        def one(row: int) -> Any:
+            start = time.perf_counter_ns()
+            try:
+                return pass_.get(numbers[row], touch)
+            finally:
+                self._was_read(start, 1)
+
+        return one
 
     def begin(self, request: Request) -> IterablePlace:
         """Where the pass of a request begins, before its first chunk is done."""

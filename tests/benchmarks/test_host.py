@@ -7,6 +7,7 @@ import json
 import pytest
 
 pytest.importorskip("triton")
+pytest.importorskip("torchvision")
 
 from benchmarks import host
 

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 import gpuload
 from gpuload.cli.app import app
 from gpuload.cli.demo import Settings, compared, run, sparkline
-from gpuload.cli.torch_way import CroppedPictures
 from gpuload.cli.training import Trainer
 
 
@@ -44,6 +43,7 @@ def test_demo_from_nothing(tmp_path: Path) -> None:
     for text in (
         "on cpu: 1 worker, ",
         "24 images of 8 classes in results/photographs",
+        "The DataLoader runs ",
         "2 epochs: decode, random crop to 224×224",
         "images per second",
         "CPU seconds per 1,000 images",
@@ -123,19 +123,6 @@ def test_help_without_the_extra_says_what_to_install(hidden: tuple[str, ...]) ->
     assert "needs typer, which is not installed" in done.stderr
     assert "pip install 'gpuload[cli,demo]'" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_torch_way_does_the_same_work(jpeg_folder: Path) -> None:
-    dataset = gpuload.ImageFolder(jpeg_folder)
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    image, label = CroppedPictures(dataset.paths, dataset.labels, 64, mean, std)[5]
-    assert image.shape == (3, 64, 64)
-    assert image.dtype == torch.float32
-    assert label == dataset.labels[5]
-    low = [(0 - m) / s for m, s in zip(mean, std, strict=True)]
-    high = [(1 - m) / s for m, s in zip(mean, std, strict=True)]
-    for channel in range(3):
-        assert low[channel] - 1e-5 <= image[channel].min() < image[channel].max() <= high[channel] + 1e-5
 
 
 def test_the_network_learns_and_leaves_the_global_generator_alone() -> None:

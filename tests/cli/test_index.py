@@ -26,6 +26,7 @@ def test_indexes_are_made_once_and_counted(tmp_path: Path) -> None:
     nbytes = sum(path.stat().st_size for path in tmp_path.glob("*.gpuload-index"))
     assert status == 0
     assert text == (
+        "1 of 3 shards\n2 of 3 shards\n3 of 3 shards\n"
         f"3 shards with {size:,} bytes: 6 samples of 12 files\n"
         f"3 indexes made, 0 fresh; they have {nbytes:,} bytes, {nbytes / 6:.0f} for a sample\n"
     )
@@ -39,7 +40,8 @@ def test_damaged_and_missing_shards_are_told(tmp_path: Path) -> None:
     os.truncate(path, 700)
     status, text = index(str(path))
     assert status == 1
-    assert text.startswith(f"'{path}' is cut off at 700 bytes: the member 'a.jpg'")
+    assert text.endswith("\n")
+    assert text.splitlines()[-1].startswith(f"'{path}' is cut off at 700 bytes: the member 'a.jpg'")
     assert index(f"{tmp_path}/none-*.tar") == (1, f"no shard is found for '{tmp_path}/none-*.tar' (looked for "
                                                   f"'{tmp_path}/none-*.tar')\n")  # fmt: skip
 

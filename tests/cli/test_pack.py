@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 import gpuload as gl
 from gpuload.cli.app import app
-from gpuload.cli.pack import size_of, source_of
+from gpuload.cli.pack import size_of
+from gpuload.cli.source import source_of
 from gpuload.packing.manifest import open_packed
 
 

@@ -121,7 +121,8 @@ def test_each_class_of_their_tests_has_a_row_and_no_other_has():
 
 
 def test_each_argument_of_loader_is_documented():
-    found = re.findall(r"^ {8}(\w[\w, ]*): ", gl.Loader.__doc__.split("Args:")[1].split("Raises:")[0], re.MULTILINE)
+    text = inspect.getdoc(gl.Loader).split("Args:")[1].split("Raises:")[0]
+    found = re.findall(r"^ {4}(\w[\w, ]*): ", text, re.MULTILINE)
     documented = [name.strip() for names in found for name in names.split(",")]
     assert sorted(documented) == sorted(list(inspect.signature(gl.Loader.__init__).parameters)[1:])
 

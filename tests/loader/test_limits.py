@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
 
 import gpuload as gl
 from gpuload.loader import limits
-from gpuload.loader.limits import check_descriptors, check_memory, descriptors_left, memory_left_bytes
+from gpuload.loader.limits import (
+    check_descriptors,
+    check_memory,
+    check_processes,
+    check_workers,
+    descriptors_left,
+    memory_left_bytes,
+    processes_left,
+)
 
 MB = 1_000_000
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -203,4 +212,101 @@ def test_too_few_descriptors_are_refused_with_the_remedies(allow):
         f"but {needed - 1} are left of the {soft} that it may have open. Use fewer workers, close files, or raise the "
         "limit: `ulimit -n` in the shell, or resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program "
         "(hard limit: 4,096)"
+    )
+
+
+@pytest.mark.parametrize("workers", [10_000, 100])
+def test_more_workers_than_open_files_allow_are_refused_when_the_loader_is_made(allow, workers, recwarn):
+    soft = allow(300)
+    with pytest.raises(gl.LimitError, match=rf"num_workers={workers} takes .* but 300 are left of the {soft} that"):
+        gl.Loader([1, 2], num_workers=workers)
+
+
+@pytest.mark.processes
+def test_what_workers_of_other_loaders_take_does_not_count_before_the_first_iter(monkeypatch):
+    with gl.Loader(list(range(8)), num_workers=3, device="cpu") as other:
+        list(other)
+        needed = limits.POOL_DESCRIPTORS + 3 * limits.WORKER_DESCRIPTORS + limits.START_DESCRIPTORS
+        left = needed + limits.SPARE_DESCRIPTORS - limits.POOL_DESCRIPTORS - 3 * limits.WORKER_DESCRIPTORS
+        monkeypatch.setattr(limits, "descriptors_left", lambda: left)
+        monkeypatch.setattr(limits, "processes_left", lambda root: (0, "a limit"))
+        check_workers(3)
+        with pytest.raises(gl.LimitError, match="num_workers=3 takes"):
+            check_descriptors(3)
+        with pytest.raises(gl.LimitError, match="num_workers=4 takes"):
+            check_workers(4)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+PIDS_V1 = "36 31 0:33 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids\n"
+
+
+def nproc(monkeypatch, limit: int, user: int = 1000) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(os, "getuid", lambda: os.stat("/proc/self").st_uid)
+
+
+def test_the_group_with_the_fewest_processes_left_binds(machine, monkeypatch):
+    nproc(monkeypatch, resource.RLIM_INFINITY)
+    files = {f"{group}/pids.{name}": f"{n}\n" for group, pair in {"a": (60, 50), "a/b": (900, 5)}.items()
+             for name, n in zip(("max", "current"), pair, strict=True)}  # fmt: skip
+    root = machine("0::/a/b\n", V2, files)
+    assert processes_left(root) == (10, f"the 60 that the control group {root}/sys/fs/cgroup/a may have (pids.max)")
+
+
+def test_version_1_has_a_controller_for_processes(machine, monkeypatch):
+    nproc(monkeypatch, resource.RLIM_INFINITY)
+    files = {"pids/job/pids.max": "100\n", "pids/job/pids.current": "30\n", "memory/job/pids.max": "1\n"}
+    root = machine("8:pids:/job\n4:memory:/job\n0::/\n", PIDS_V1 + V1, files)
+    left = processes_left(root)
+    assert left is not None
+    assert left[0] == 70
+
+
+def test_a_group_without_a_limit_on_processes_is_none(machine, monkeypatch):
+    nproc(monkeypatch, resource.RLIM_INFINITY)
+    files = {"job/pids.max": "max\n", "job/pids.current": "30\n"}
+    assert processes_left(machine("0::/job\n", V2, files)) is None
+
+
+def test_the_users_limit_counts_threads_of_all_of_his_processes_and_does_not_bind_root(monkeypatch):
+    def left() -> int:
+        found = processes_left()
+        return 0 if found is None else found[0]
+
+    nproc(monkeypatch, 90_000)
+    started, stop = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (started.set(), stop.wait()))
+    threads = len(os.listdir("/proc/self/task"))
+    before = left()
+    assert 0 < before <= 90_000 - threads
+    assert "90,000 that this user may have (RLIMIT_NPROC, `ulimit -u`)" in str(processes_left())
+    monkeypatch.setattr(limits.os, "scandir", only_this_process(os.scandir))
+    before = left()
+    thread.start()
+    started.wait()
+    assert left() == before - 1
+    stop.set()
+    thread.join()
+    monkeypatch.setattr(limits, "_tasks_of", lambda user, root: 1 / 0)  # not asked
+    nproc(monkeypatch, 90_000, user=0)
+    assert "RLIMIT_NPROC" not in str(processes_left())
+
+
+def only_this_process(scandir):
+    return lambda path: [entry for entry in scandir(path) if entry.name == str(os.getpid())]
+
+
+def test_too_few_processes_are_refused_with_the_limit_and_the_remedies(machine, monkeypatch):
+    nproc(monkeypatch, resource.RLIM_INFINITY)
+    root = machine("0::/job\n", V2, {"job/pids.max": "100\n", "job/pids.current": "90\n"})
+    check_processes(10, root=root)
+    check_processes(12, spared=2, root=root)
+    with pytest.raises(gl.LimitError) as refusal:
+        check_processes(11, root=root)
+    assert str(refusal.value) == (
+        f"num_workers=11 takes as many processes, but 10 more are left of the 100 that the control group "
+        f"{root}/sys/fs/cgroup/job may have (pids.max). Use fewer workers, end other programs, or raise the limit"
     )

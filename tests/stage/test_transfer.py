@@ -71,7 +71,7 @@ def test_a_refused_lock_is_one_warning(locking):
         ring.acquire(100_000)
     ring.acquire(100_000)  # a second warning would be an error
     assert len(runtime.locked) == 1
-    assert made._refused
+    assert made.pinning_refused
 
 
 def test_after_a_refused_lock_slots_are_copied_as_pageable_memory_and_still_given_back(locking):

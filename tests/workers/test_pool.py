@@ -374,7 +374,7 @@ def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypat
     team_.ask(1, [7])
     while not team_.pool.ready:  # a worker that is slow to start is warned of, too
         team_.pool.gather(0.1)
-    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
+    monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 0.1)
     expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
     with pytest.warns(RuntimeWarning, match=expected) as warned:
         team_.pool.gather(3.0)
@@ -386,10 +386,229 @@ def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, mo
         def __reduce__(self):
             return exec, ("def hang_at_import():\n import time\n while True: time.sleep(0.01)\nhang_at_import()",)
 
-    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 1.5)
+    monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 1.5)
     team_ = team(Slow())
     with pytest.warns(RuntimeWarning, match=r"worker 0 .* has not been ready for[\s\S]*in hang_at_import"):
         team_.pool.gather(4.0)
+
+
+# -- more and fewer workers -----------------------------------------------------------------------------------------
+
+
+def steady(team_, workers: int) -> None:
+    """Wait until there are so many, and all are ready. An idle worker leaves after the next chunk that it gets."""
+    team_.pool.resize(workers)
+    chunk, deadline = max([0, *(chunk for chunk, _ in team_.slots)]), time.monotonic() + LIMIT_S
+    while not team_.pool.is_steady:
+        assert time.monotonic() < deadline, f"{team_.pool.pids} after {LIMIT_S} s"
+        team_.pool.gather(0.05)
+        if team_.pool.size < len(team_.pool.pids):
+            chunk += 1
+            team_.ask(chunk, [0])
+            team_.wait(1)
+    assert len(team_.pool.pids) == workers
+
+
+def who(index):
+    import os
+
+    from gpuload import get_worker_info
+
+    return str((os.getpid(), get_worker_info().id, get_worker_info().num_workers))
+
+
+def test_workers_come_and_go_and_a_new_one_has_the_number_of_one_that_left(team):
+    team_ = team(Calls(who), most=3)
+    [first] = team_.pool.pids
+    steady(team_, 3)
+    assert team_.pool.pids[0] == first
+    for pid in team_.pool.pids[:2]:  # the third one has to do the next chunk
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
+    third = team_.pool.pids[2]
+    assert team_.values([0], chunk=1000) == [str((third, 2, 3))]
+    for pid in team_.pool.pids[:2]:
+        os.kill(pid, signal.SIGCONT)
+    steady(team_, 1)
+    assert team_.pool.pids == [first]
+    assert not alive(third)
+    steady(team_, 2)
+    second = team_.pool.pids[1]
+    os.kill(first, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(first), "it has stopped")
+    assert team_.values([0], chunk=2000) == [str((second, 1, 3))]
+    os.kill(first, signal.SIGCONT)
+    assert team_.pool.deaths.causes == []
+
+
+def test_a_worker_that_leaves_does_its_chunk_first_and_nothing_is_lost(team):
+    team_ = team(Calls(lambda index: index), workers=3)
+    team_.pool.gather(0.0)
+    for chunk in range(1, 51):
+        team_.ask(chunk, [chunk])
+    replies = team_.wait(5)
+    team_.pool.resize(1)
+    replies += team_.wait(45)
+    assert sorted(reply.chunk for reply in replies) == list(range(1, 51))
+    assert {reply.status for reply in replies} == {Status.DONE}
+    steady(team_, 1)
+    assert team_.pool.deaths.causes == []
+
+
+def test_nothing_waits_for_a_worker_that_is_added(team, tmp_path):
+    go = tmp_path / "go"
+    go.touch()
+    team_ = team(Gate(str(go)), most=2)
+    team_.values([1], chunk=1)
+    go.unlink()
+    team_.pool.resize(2)
+    team_.pool.gather(0.0)
+    assert (team_.pool.size, team_.pool.is_steady, team_.pool.ready) == (2, False, True)
+    assert team_.values([5], chunk=2) == [5]  # by the other one
+    go.touch()
+    steady(team_, 2)
+
+
+class Gate:
+    """A dataset that arrives in a worker only while a file is there."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return eval, (
+            "[time.sleep(0.005) for _ in iter(lambda: os.path.exists(path), True)] and None or range(1000)",
+            {"os": os, "time": time, "path": self.path},
+        )
+
+
+def test_a_worker_that_is_told_to_stay_after_all_stays_or_is_replaced(team):
+    team_ = team(Calls(lambda index: index), workers=2)
+    team_.values([1], chunk=1)
+    for chunk in range(2, 40, 2):
+        team_.pool.resize(1)
+        team_.ask(chunk, [0])
+        team_.wait(1)
+        team_.pool.resize(2)
+        team_.ask(chunk + 1, [0])
+        team_.wait(1)
+    steady(team_, 2)
+    assert team_.pool.deaths.causes == []
+
+
+def test_a_worker_that_dies_while_it_is_to_leave_loses_its_chunk_and_is_not_replaced(team, tmp_path):
+    go = tmp_path / "go"
+
+    def waits(index):
+        import time
+
+        while index == 7 and not go.exists():
+            time.sleep(0.002)
+        return index
+
+    team_ = team(Calls(waits), workers=2)
+    team_.ask(1, [7])
+    team_.ask(2, [7])
+    board = team_.pool._board
+    wait_until(lambda: {board.read(0).chunk, board.read(1).chunk} == {1, 2}, "both are at it")
+    team_.pool.resize(1)
+    leaving, chunk = team_.pool.pids[1], board.read(1).chunk
+    os.kill(leaving, signal.SIGKILL)
+    [lost] = team_.wait(1, Lost)
+    assert (lost.chunk, lost.row, lost.cause) == (chunk, 0, "killed by SIGKILL")
+    assert len(team_.pool.deaths.causes) == 1
+    go.touch()
+    [reply] = team_.wait(1)
+    assert reply.chunk == 3 - chunk
+    assert (len(team_.pool.pids), team_.pool.is_steady) == (1, True)
+
+
+def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, monkeypatch):
+    team_ = team(Calls(lambda index: index), most=4)
+    team_.values([1], chunk=1)
+
+    def refuse(*args):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("gpuload.workers.pool.WorkerProcess", refuse)
+    team_.pool.resize(4)
+    text = r"^a worker could not be added: \[Errno 24\] Too many open files\. 1 go on with the work, and no more come$"
+    with pytest.warns(RuntimeWarning, match=text) as warned:
+        team_.pool.gather(0.0)
+    assert len(warned) == 1
+    team_.pool.resize(4)
+    assert (team_.pool.size, team_.pool.most, team_.pool.is_steady) == (1, 1, True)
+    assert team_.values([3], chunk=2) == [3]
+    assert team_.pool.deaths.causes == []
+
+
+def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_warning(team, tmp_path):
+    fails = tmp_path / "fails"
+    team_ = team(Fails(str(fails)), workers=2, most=4)
+    while not team_.pool.ready:
+        team_.pool.gather(0.1)
+    fails.touch()
+    team_.pool.resize(4)
+    text = r"a worker could not be added: it could not unpack the dataset or transforms:[\s\S]*ZeroDivisionError"
+
+    def gather_until_they_have_failed() -> None:
+        wait_until(lambda: team_.pool.gather(0.1) or team_.pool.is_steady, "the new ones have failed")
+        team_.pool.gather(0.0)
+
+    with pytest.warns(RuntimeWarning, match=text) as warned:
+        gather_until_they_have_failed()
+    assert len(warned) == 1
+    assert (team_.pool.size, team_.pool.most) == (2, 2)
+    assert team_.values([3], chunk=2) == [3]
+    assert team_.pool.deaths.causes == []
+
+
+class Fails:
+    """A dataset that does not arrive in a worker while a file is there."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return eval, ("range(1000) if not os.path.exists(path) else 1 / 0", {"os": os, "path": self.path})
+
+
+def test_time_at_chunks_is_counted_also_of_workers_that_are_gone(team, tmp_path):
+    go = tmp_path / "go"
+
+    def waits(index):
+        import time
+
+        while not go.exists():
+            time.sleep(0.002)
+        return index
+
+    team_ = team(Calls(waits), workers=2)
+    team_.ask(1, [0])
+    wait_until(lambda: team_.pool.busy_s() > 0.01, "a worker is at it, which counts already")
+    go.touch()
+    team_.wait(1)
+    steady(team_, 1)
+    spent = team_.pool.busy_s()
+    assert spent > 0.01
+    assert team_.pool.busy_s() == spent  # nobody is at anything
+    [(pid, cpu_s)] = team_.pool.cpu_s().items()
+    assert (pid, cpu_s > 0.01) == (team_.pool.pids[0], True)
+
+
+def test_close_while_workers_are_starting_and_leaving_leaves_nothing_behind():
+    gc.collect()
+    fds = sorted(os.listdir("/proc/self/fd"))
+    team_ = Team(Calls(lambda index: index), workers=2, most=3)
+    team_.values([0])
+    team_.pool.resize(3)
+    team_.pool.gather(0.0)
+    pids = team_.pool.pids
+    team_.pool.resize(1)
+    team_.close()
+    assert len(pids) == 3
+    assert not any(alive(pid) for pid in pids)
+    assert sorted(os.listdir("/proc/self/fd")) == fds
 
 
 # -- ends -----------------------------------------------------------------------------------------------------------

@@ -220,14 +220,15 @@ class ArrayFile(Store):
     def _all(self) -> np.ndarray:
         """The whole array, in memory."""
         if isinstance(self._handle, OpenFiles):
-            (data,) = self._handle.read([(self.path, self._offset, self.shape[0] * self._sample_bytes)])
+            file = self._handle.get(self.path)
+            (data,) = self._handle.read([(file, self._offset, self.shape[0] * self._sample_bytes)])
             return np.frombuffer(data, self.dtype).reshape(self.shape)
         return np.array(self._handle[0])
 
     def _fetched(self, files: OpenFiles, numbers: list[int]) -> list[np.ndarray]:
         """Entries of an array at a URL."""
-        each = self._sample_bytes
-        data = files.read([(self.path, self._offset + number * each, each) for number in numbers])
+        each, file = self._sample_bytes, files.get(self.path)
+        data = files.read([(file, self._offset + number * each, each) for number in numbers])
         return [np.frombuffer(own, self.dtype).reshape(self.shape[1:]) for own in data]
 
     def _announce(self, mapping: mmap.mmap, numbers: list[int]) -> None:

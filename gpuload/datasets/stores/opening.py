@@ -224,15 +224,13 @@ class OpenFiles:
                 self._files.move_to_end(path)
             return file
 
-    def read(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Bytes at these places (path, offset, how many); fewer only where a file ends. Those at URLs are asked for
-        together."""
+    def read(self, places: Sequence[tuple[OpenFile, int, int]]) -> list[bytes]:
+        """Bytes at these places (a file of `get`, offset, how many); fewer only where a file ends. Those at URLs are
+        asked for together."""
         if self.remote is None:
-            return [self.get(path).read_at(offset, nbytes) for path, offset, nbytes in places]
-        self.look(path for path, _, _ in places)
-        files: list[Any] = [self.get(path) for path, _, _ in places]
-        parts = [file.part(offset, nbytes) for file, (_, offset, nbytes) in zip(files, places, strict=True)]
-        return client(self.remote).read(parts)
+            return [file.read_at(offset, nbytes) for file, offset, nbytes in places]
+        remote: Any = places
+        return client(self.remote).read([file.part(offset, nbytes) for file, offset, nbytes in remote])
 
     def look(self, paths: Iterable[str]) -> None:
         """Open the URLs among these that are not, together."""

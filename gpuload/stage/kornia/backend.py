@@ -16,7 +16,7 @@ from gpuload.transforms.program.ops import Box, Elastic, Outline, Warp
 
 __all__ = ["KorniaBackend"]
 
-MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install kornia`"
+MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
 RESIZE: Final = "Kornia's resize lies up to 87 levels from Pillow's"
 NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"
 BICUBIC: Final = "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1): up to 28 levels"

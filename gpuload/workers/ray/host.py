@@ -58,11 +58,13 @@ class HostOptions:
 
 @dataclass
 class Done:
-    """How a chunk ended: the packed `Reply` and the bytes of its slot, or that it was lost."""
+    """How a chunk ended: the packed `Reply` and the bytes of its slot, or that it was lost. `counted`: what the actor's
+    workers have counted so far."""
 
     reply: bytes = b""
     data: np.ndarray | None = None
     lost: Lost | None = None
+    counted: np.ndarray | None = None
 
 
 @dataclass
@@ -216,7 +218,8 @@ class Host:
         if isinstance(event, Freed):
             self._ring.release(slot)
             return
-        done = Done()
+        assert self._pool is not None
+        done = Done(counted=self._pool.counted())
         if isinstance(event, Lost):
             if event.slot_is_free:
                 self._ring.release(slot)

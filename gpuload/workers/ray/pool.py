@@ -25,9 +25,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from gpuload.datasets.stores.store import needed
 from gpuload.errors import WorkerError
 from gpuload.ring.ring import Ring
+from gpuload.workers.counters import FIELDS, place_of
 from gpuload.workers.deaths import Deaths
 from gpuload.workers.engine import Event, Lost
 from gpuload.workers.job import Job, pack
@@ -103,6 +106,8 @@ class RayPool:
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
         self._wanted_from = 0
         self._closed = self._halted = False
+        self.waited_s = 0.0
+        self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # by actors that died; by those there are
         self._unsaid: list[str] = []  # warnings
         self._known: set[str] = set()  # what was warned of once and for all
         self._actors: list[_Actor] = []
@@ -162,6 +167,10 @@ class RayPool:
                 if actor.started:
                     actor.handle.disown.remote(before)
 
+    def counted(self) -> np.ndarray:
+        """What each worker did, as `gpuload.workers.counters` has it, as of the last chunk of its actor."""
+        return self._counted.sum(axis=0)
+
     def forgive(self) -> None:
         """Forget the deaths so far, for a new epoch."""
         self.deaths.forgive()
@@ -191,7 +200,9 @@ class RayPool:
             ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
             left_s = deadline - time.monotonic()
             if not ready and left_s > 0:
+                start = time.monotonic()
                 ready, _ = self._ray.wait(references, num_returns=1, timeout=min(left_s, WAIT_S))
+                self.waited_s += time.monotonic() - start
             for reference in ready:
                 self._take_in(reference, events)
             self._watch(events)
@@ -291,6 +302,9 @@ class RayPool:
         else:
             assert request is not None
             actor.chunks -= 1
+            if result.counted is not None:
+                rows = self._counted[1, actor.first : actor.first + actor.workers]
+                np.maximum(rows, result.counted, out=rows)  # results may come in another order
             events.append(self._received(request, result))
 
     def _received(self, request: Request, done: Done) -> Event:
@@ -337,6 +351,10 @@ class RayPool:
         if actor.said is None and "creation task" in cause:  # it would fail again
             raise WorkerError(f"{actor.name} could not start: {cause}")
         theirs = {reference: request for reference, (other, request) in self._calls.items() if other is actor}
+        rows = slice(actor.first, actor.first + actor.workers)
+        self._counted[0, rows] += self._counted[1, rows]
+        self._counted[0, rows, place_of["restarts"]] += 1
+        self._counted[1, rows] = 0
         with contextlib.suppress(Exception):
             self._ray.kill(actor.handle)
         for reference, request in theirs.items():

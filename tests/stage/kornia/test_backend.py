@@ -100,7 +100,7 @@ def test_it_says_what_is_missing_and_imports_kornia_late():
     done = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
-    text = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install kornia`"
+    text = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
     assert first.startswith(f"{text} (")
     assert second == text
 

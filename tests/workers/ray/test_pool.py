@@ -95,6 +95,10 @@ def test_a_dead_actor_is_replaced_and_its_chunks_are_done_again(cluster):
         seen += numbers(epoch)
         assert seen == list(range(400))
         assert [actor.node for actor in cluster.actors] == ["a", "b", "a"]
+        found = loader_.stats()
+        assert [worker.restarts for worker in found.workers] == [1, 0]
+        assert sum(worker.samples for worker in found.workers) >= 384  # less what nobody was told of before the death
+        assert (found.elsewhere, found.workers_cpu_s > 0) == (True, True)
         [death] = loader_._session.engine.deaths.causes
         assert death == f"the Ray actor of worker 0 on {os.uname().nodename} died: The actor died"
         assert numbers(loader_) == list(range(400))
@@ -247,6 +251,6 @@ def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
     with loader(Numbers(64, 50, nap), count=1) as loader_:
         epoch = iter(loader_)
         next(epoch)
-        monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
+        monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 0.1)
         with pytest.raises(RuntimeWarning, match=told):
             list(epoch)

@@ -31,6 +31,7 @@ __all__ = ["TarShards"]
 GAP_BYTES: Final = 64 << 10  # what lies between two reads is read too, up to here: it costs less than a call
 LARGE_BYTES: Final = 32 << 10  # a field of a file from here on is read by itself: another call costs less than a copy
 READ_BYTES: Final = 32 << 20  # the most that several samples are read together
+MOST_CHOICES: Final = 1024  # sets of fields that are remembered, of a shard
 
 
 class TarShards(Store):
@@ -141,29 +142,27 @@ class TarShards(Store):
         """Several samples at once, read in the order in which they lie; neighbours by one call."""
         plans = [self._plan(*self._place(number)) for number in numbers]
         data: list[dict[str, bytes]] = [{} for _ in plans]
-        ordered = sorted(part for number, plan in enumerate(plans) for part in plan.parts(number))
+        parts = sorted(
+            (plan.shard, begin, size, row, name) for row, plan in enumerate(plans) for name, begin, size in plan.places
+        )
         if self._remote is None:
-            runs = list(_runs(ordered, GAP_BYTES, LARGE_BYTES))
+            runs = list(_runs(parts, GAP_BYTES, LARGE_BYTES))
         else:
-            runs = list(_runs(ordered, self._remote.gap_bytes, READ_BYTES))
-        ends = [max(part.begin + part.size for part in run) for _, run in runs]
-        handle.look(self._shards[shard].path for shard, _ in runs)
-        places = [
-            _place(handle, self._shards[shard], run[0].begin, end) for (shard, run), end in zip(runs, ends, strict=True)
-        ]
-        for (shard, run), end, read in zip(runs, ends, handle.read(places), strict=True):
-            low = run[0].begin
+            runs = list(_runs(parts, self._remote.gap_bytes, READ_BYTES))
+            handle.look(self._shards[shard].path for shard, _, _, _ in runs)
+        files = {shard: self._file(handle, shard) for shard in {run[0] for run in runs}}
+        found = handle.read([(files[shard], begin, end - begin) for shard, begin, end, _ in runs])
+        for (shard, low, end, run), read in zip(runs, found, strict=True):
             if len(read) < end - low:
                 raise ValueError(
                     f"{self._shards[shard].path!r} gave {len(read):,} bytes from offset {low:,} on, where its index "
                     f"expects {end - low:,}: it was changed after it was opened; make the dataset again"
                 )
-            for part in run:
-                at = part.begin - low
-                data[part.sample][part.name] = read if part.size == len(read) else read[at : at + part.size]
+            for _, begin, size, row, name in run:
+                data[row][name] = read if size == len(read) else read[begin - low : begin - low + size]
         return [
-            self._fields.sample(parts, plan.chosen, self._shards[plan.shard].path, plan.key)
-            for plan, parts in zip(plans, data, strict=True)
+            self._fields.sample(own, plan.chosen, self._shards[plan.shard].path, plan.key)
+            for plan, own in zip(plans, data, strict=True)
         ]
 
     def will_need(self, indices: Iterable[int]) -> None:
@@ -173,8 +172,8 @@ class TarShards(Store):
         for number in indices:
             plan = self._plan(*self._place(_from_start(number, len(self), repr(self))))
             if plan.places:
-                begin = min(begin for begin, _ in plan.places.values())
-                end = max(begin + size for begin, size in plan.places.values())
+                begin = min(begin for _, begin, _ in plan.places)
+                end = max(begin + size for _, begin, size in plan.places)
                 self._handle.get(self._shards[plan.shard].path).will_read(begin, end - begin)
 
     def _place(self, number: int) -> tuple[int, int]:
@@ -185,65 +184,68 @@ class TarShards(Store):
     def _plan(self, shard: int, number: int) -> _Plan:
         """What has to be read for a sample."""
         source = self._shards[shard]
-        columns = source.columns
+        columns, key = source.columns, source.key(number)
         first, end = columns.first[number : number + 2].tolist()
-        there = {columns.names[field]: at for at, field in enumerate(columns.fields[first:end].tolist())}
+        fields = columns.fields[first:end]
+        chosen = source.choices.get(codes := fields.tobytes())
+        if chosen is None:  # nearly all samples have the same fields
+            there = {columns.names[field]: at for at, field in enumerate(fields.tolist())}
+            names = self._fields.choose(there, source.path, key)
+            if len(source.choices) == MOST_CHOICES:
+                source.choices.clear()
+            chosen = source.choices[codes] = (
+                names,
+                [(name, there[name]) for name in dict.fromkeys(names) if name != KEY],
+            )
         blocks, sizes = columns.blocks[first:end].tolist(), columns.sizes[first:end].tolist()
-        key = source.key(number)
-        chosen = self._fields.choose(there, source.path, key)
-        places = {}
-        for name in chosen:
-            if name != KEY:
-                at = there[name]
-                places[name] = blocks[at] * BLOCK, sizes[at]
-                check_size(sizes[at], source.path, ":", key, ".", name)
-        return _Plan(shard, key, chosen, places)
+        for name, at in chosen[1]:
+            check_size(sizes[at], source.path, ":", key, ".", name)
+        return _Plan(shard, key, chosen[0], [(name, blocks[at] * BLOCK, sizes[at]) for name, at in chosen[1]])
+
+    def _file(self, handle: OpenFiles, shard: int) -> OpenFile:
+        """The file of a shard, which is still the one that was indexed."""
+        source = self._shards[shard]
+        file = handle.get(source.path)
+        if (file.size, file.mtime_ns) != (source.size, source.mtime_ns):
+            raise _changed(source, file)
+        return file
 
     def __repr__(self) -> str:
         first, count = self._shards[0].path, len(self._shards)
         return f"TarShards({first!r}{f' and {count - 1} more' if count > 1 else ''}: {len(self)} samples)"
 
 
-class _Part(NamedTuple):
-    """A field of one of the samples that are asked for, and where it lies."""
-
-    shard: int
-    begin: int
-    size: int
-    sample: int
-    name: str
+Part = tuple[int, int, int, int, str]
+"""A field of one of the samples that are asked for: shard, offset and bytes; row and name."""
 
 
 class _Plan(NamedTuple):
-    """What is read for one sample; `places` has the offset and the bytes of each field."""
+    """What is read for one sample; `places` has the name, the offset and the bytes of each field."""
 
     shard: int
     key: str
     chosen: list[str]
-    places: dict[str, tuple[int, int]]
-
-    def parts(self, number: int) -> Iterator[_Part]:
-        return (_Part(self.shard, begin, size, number, name) for name, (begin, size) in self.places.items())
+    places: list[tuple[str, int, int]]
 
 
-def _runs(parts: Iterable[_Part], gap_bytes: int, large_bytes: int) -> Iterator[tuple[int, list[_Part]]]:
-    """Parts that are read together, and their shard; the parts come in the order in which they lie."""
-    run: list[_Part] = []
-    end = 0
+def _runs(parts: Iterable[Part], gap_bytes: int, large_bytes: int) -> Iterator[tuple[int, int, int, list[Part]]]:
+    """Parts that are read together: their shard, where they begin and end, and they; they come in the order in which
+    they lie."""
+    run: list[Part] = []
+    of, low, end, last = -1, 0, 0, 0
     for part in parts:
-        after = part.begin + part.size
-        if run and (
-            max(part.size, run[-1].size) >= large_bytes
-            or part.shard != run[0].shard
-            or part.begin > end + gap_bytes
-            or max(end, after) - run[0].begin > max(READ_BYTES, end - run[0].begin)
-        ):
-            yield run[0].shard, run
-            run = []
-        end = max(end, after) if run else after
-        run.append(part)
+        shard, begin, size, _, _ = part
+        after = begin + size
+        if run:
+            apart = shard != of or begin > end + gap_bytes or max(last, size) >= large_bytes
+            if not apart and max(end, after) - low <= max(READ_BYTES, end - low):
+                run.append(part)
+                end, last = max(end, after), size
+                continue
+            yield of, low, end, run
+        run, of, low, end, last = [part], shard, begin, after, size
     if run:
-        yield run[0].shard, run
+        yield of, low, end, run
 
 
 class _Keys(Sequence[str]):
@@ -264,14 +266,6 @@ class _Keys(Sequence[str]):
             return [self[i] for i in range(*index.indices(len(self)))]
         shard, number = self._dataset._place(_from_start(index, len(self), f"{self._dataset!r}"))
         return self._dataset._shards[shard].key(number)
-
-
-def _place(files: OpenFiles, shard: Shard, begin: int, end: int) -> tuple[str, int, int]:
-    """What is read of a shard, which is still the one that was indexed."""
-    file = files.get(shard.path)
-    if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
-        raise _changed(shard, file)
-    return shard.path, begin, end - begin
 
 
 def _changed(shard: Shard, file: OpenFile) -> ValueError:

@@ -5,6 +5,7 @@ Nothing is unpickled: an array of objects is refused, and a pickle stays bytes.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,25 +88,32 @@ class Fields:
         return values[0][1] if self.alone else tuple(value for _, value in values)
 
     def _value(self, name: str, data: bytes, shard: str, key: str) -> Any:
-        before, _, ending = name.rpartition(".")
-        if ending in IMAGES:
+        is_image, is_mask, convert = _kind(name)
+        if is_image:
             image = Encoded(data, self.mode, f"{named(shard)}:{key}.{name}")
-            return Mask(image) if before.rpartition(".")[2] in MASKS else image
-        convert = CONVERSIONS.get(ending)
+            return Mask(image) if is_mask else image
         if convert is None:
             return data
         try:
             return convert(data)
         except (ValueError, RecursionError) as error:
             shown = f", which begins with {data[:24]!r}," if data else ", which is empty,"
+            expected = EXPECTED[name.rpartition(".")[2]]
             raise ValueError(
-                f"field {name!r} of sample {key!r} in {shard!r}{shown} is not {EXPECTED[ending]}: {error}"
+                f"field {name!r} of sample {key!r} in {shard!r}{shown} is not {expected}: {error}"
             ) from None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Fields) and (self.mode, self.fields) == (other.mode, other.fields)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@functools.lru_cache(256)
+def _kind(name: str) -> tuple[bool, bool, Callable[[bytes], Any] | None]:
+    """Of a field of this name: whether it is an image, whether that is a mask, and what makes a value of its bytes."""
+    before, _, ending = name.rpartition(".")
+    return ending in IMAGES, before.rpartition(".")[2] in MASKS, CONVERSIONS.get(ending)
 
 
 def _alternatives(field: Any) -> tuple[str, ...]:

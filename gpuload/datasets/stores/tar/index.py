@@ -65,6 +65,8 @@ class Shard:
     Attributes:
         size, mtime_ns: of the archive, as it was indexed.
         samples, members: how many.
+        choices: for the dataset that reads it: by the numbers of a sample's fields, which of them it reads, and of
+            those that are stored the number among them.
     """
 
     def __init__(self, path: str, table: np.ndarray) -> None:
@@ -72,6 +74,7 @@ class Shard:
         self.table = table
         _, self.size, self.mtime_ns, self.samples, self.members, *_ = HEAD.unpack_from(table.data)
         self._columns: Columns | None = None
+        self.choices: dict[bytes, tuple[list[str], list[tuple[str, int]]]] = {}
 
     @property
     def columns(self) -> Columns:

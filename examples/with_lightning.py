@@ -1,0 +1,105 @@
+"""Trains with Lightning: a LightningDataModule of two loaders, which is saved in checkpoints and goes on from them.
+
+    python examples/with_lightning.py
+    python examples/with_lightning.py PATH --epochs 10 --folder runs    PATH/train/CLASS/….jpg, PATH/val/CLASS/….jpg
+
+The same command once more goes on from runs/last.ckpt.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import small
+import torch
+import torch.nn.functional as F
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+import gpuload as gl
+from gpuload import transforms as T
+
+NORMALIZE = T.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+class Images(pl.LightningDataModule):
+    def __init__(self, root: Path, batch_size: int, size: int, workers: int | None = None) -> None:
+        super().__init__()
+        self.root, self.batch_size, self.size, self.workers = root, batch_size, size, workers
+
+    def setup(
+        self, stage: str
+    ) -> None:  # when the ranks and their devices are known, and before a checkpoint is loaded
+        crop = [T.RandomResizedCrop(self.size), T.RandomHorizontalFlip(), NORMALIZE]
+        whole = [T.Resize(self.size * 8 // 7), T.CenterCrop(self.size), NORMALIZE]
+        self.training = self.loader("train", crop, shuffle=True)
+        self.validation = self.loader("val", whole, shuffle=False)
+
+    def loader(self, part: str, transforms: list[Any], *, shuffle: bool) -> gl.Loader:
+        device = self.trainer.strategy.root_device if self.trainer else None
+        data = gl.ImageFolder(self.root / part)
+        return gl.Loader(data, self.batch_size, shuffle, transforms=transforms, num_workers=self.workers, device=device)
+
+    def train_dataloader(self) -> gl.Loader:
+        return self.training
+
+    def val_dataloader(self) -> gl.Loader:
+        return self.validation
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.training.load_state_dict(state_dict)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch  # it is there
+
+    def teardown(self, stage: str) -> None:
+        self.training.close()
+        self.validation.close()
+
+
+class Classifier(pl.LightningModule):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.network = small.network(classes)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        images, labels = batch
+        loss = F.cross_entropy(self.network(images), labels)
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        images, labels = batch
+        right = (self.network(images).argmax(1) == labels).float().mean()
+        self.log("right", right, prog_bar=True, batch_size=len(images), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+
+def main() -> None:
+    parser = small.parser(__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="of the checkpoints (%(default)s)")
+    parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
+    args = small.arguments(parser, small.folder)
+    pl.seed_everything(0, verbose=False)
+    trainer = pl.Trainer(
+        max_epochs=args.epochs,
+        accelerator="cpu" if args.device == "cpu" else "auto",
+        callbacks=[ModelCheckpoint(args.folder, every_n_train_steps=args.save_every, save_last=True)],
+        default_root_dir=args.folder,
+        logger=False,
+    )
+    data = Images(args.data, args.batch_size, args.size, args.workers)
+    last = args.folder / "last.ckpt"
+    classes = len(gl.ImageFolder(args.data / "train").classes)
+    trainer.fit(Classifier(classes), datamodule=data, ckpt_path=last if last.exists() else None)
+    print({name: round(value.item(), 3) for name, value in trainer.callback_metrics.items()})
+
+
+if __name__ == "__main__":
+    main()

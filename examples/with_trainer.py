@@ -1,0 +1,117 @@
+"""Trains with Hugging Face's Trainer: it takes its batches from gpuload, and its checkpoints carry the loader.
+
+    python examples/with_trainer.py
+    python examples/with_trainer.py PATH --model google/vit-base-patch16-224 --folder runs    PATH/train/CLASS/….jpg, …
+
+The same command once more goes on from the last checkpoint. A dataset of Hugging Face's takes the place of `Labelled`:
+
+    data = load_dataset(…)["train"].rename_columns({"image": "pixel_values", "label": "labels"})
+    gl.Loader(gl.wrap(data), …)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import small
+import transformers
+from transformers import AutoModelForImageClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+import gpuload as gl
+from gpuload import transforms as T
+
+NORMALIZE = T.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+
+class Labelled:
+    """Images and labels under the names that models ask for."""
+
+    def __init__(self, root: Path) -> None:
+        self.images = gl.ImageFolder(root)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, label = self.images[index]
+        return {"pixel_values": image, "labels": label}
+
+
+class Loading(Trainer):
+    """A Trainer whose batches come from these loaders: sharing out and moving to the device are done."""
+
+    def __init__(self, training: gl.Loader, validation: gl.Loader, **options: Any) -> None:
+        options |= {"callbacks": [SaveLoader(training)], "eval_dataset": validation.dataset}
+        super().__init__(**options)
+        self.training, self.validation = training, validation
+
+    def get_train_dataloader(self) -> Any:
+        return self.training
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return self.validation
+
+
+class SaveLoader(TrainerCallback):
+    """Writes the loader's state beside each checkpoint."""
+
+    def __init__(self, loader: gl.Loader) -> None:
+        self.loader = loader
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.is_world_process_zero:
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / "loader.json"
+            path.write_text(json.dumps(self.loader.state_dict()))
+
+
+def main() -> None:
+    parser = small.parser(__doc__)
+    parser.add_argument("--model", help="of the Hugging Face hub; default: a small ResNet, not trained")
+    parser.add_argument("--folder", default="runs", help="of the checkpoints (%(default)s)")
+    parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
+    args = small.arguments(parser, small.folder)
+    options = TrainingArguments(
+        args.folder,
+        num_train_epochs=args.epochs,
+        per_device_train_batch_size=args.batch_size,
+        learning_rate=1e-3,
+        save_steps=args.save_every,
+        eval_strategy="epoch",
+        ignore_data_skip=True,  # the loader goes on by itself, and reads nothing twice
+        report_to="none",
+        use_cpu=args.device == "cpu",
+    )
+    common: dict[str, Any] = {"num_workers": args.workers, "device": options.device}
+    crop = [T.RandomResizedCrop(args.size), T.RandomHorizontalFlip(), NORMALIZE]
+    whole = [T.Resize(args.size), T.CenterCrop(args.size), NORMALIZE]
+    training = gl.Loader(Labelled(args.data / "train"), args.batch_size, True, transforms=crop, **common)
+    validation = gl.Loader(Labelled(args.data / "val"), args.batch_size, transforms=whole, **common)
+    last = get_last_checkpoint(args.folder) if Path(args.folder).is_dir() else None
+    if last is not None:
+        training.load_state_dict(json.loads((Path(last) / "loader.json").read_text()))
+
+    transformers.set_seed(0)
+    classes = len(training.dataset.images.classes)
+    if args.model:
+        model = AutoModelForImageClassification.from_pretrained(
+            args.model, num_labels=classes, ignore_mismatched_sizes=True
+        )
+    else:
+        shape = {"embedding_size": 16, "hidden_sizes": [16, 32, 64], "depths": [1, 1, 1], "layer_type": "basic"}
+        model = AutoModelForImageClassification.from_config(transformers.ResNetConfig(num_labels=classes, **shape))
+    trainer = Loading(
+        training,
+        validation,
+        model=model,
+        args=options,
+        compute_metrics=lambda found: {"right": (found.predictions.argmax(1) == found.label_ids).mean()},
+    )
+    with training, validation:
+        trainer.train(resume_from_checkpoint=last)
+
+
+if __name__ == "__main__":
+    main()

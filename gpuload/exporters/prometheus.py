@@ -1,0 +1,184 @@
+"""`Loader.stats` for Prometheus: read at each scrape, in the thread that answers it.
+
+A registry has one collector of ours, for all loaders that are watched there: each metric is then told once, with the
+loader's name as a label. Collectors know loaders by weak references, so one that is gone disappears from the next
+scrape. Needs prometheus-client (the extra `metrics`). Runs in the main process; starts no thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from gpuload.datasets.stores.store import needed
+
+if TYPE_CHECKING:
+    from gpuload.loader.loader import Loader
+    from gpuload.loader.stats import Stats
+
+__all__ = ["Prometheus"]
+
+Sample = tuple[tuple[str, ...], float]  # the values of its labels, and its own
+
+
+class _Metric(NamedTuple):
+    name: str  # a counter's without "_total"
+    told: str
+    samples: Callable[[Stats], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+
+
+def _one(value: Callable[[Stats], float]) -> Callable[[Stats], Iterable[Sample]]:
+    return lambda stats: [((), value(stats))]
+
+
+COUNTERS: Final = (
+    _Metric("gpuload_batches", "Batches given.", _one(lambda s: s.batches)),
+    _Metric("gpuload_images", "Images given.", _one(lambda s: s.images)),
+    _Metric("gpuload_loop_seconds", "Time within epochs, of loading and training.", _one(lambda s: s.seconds)),
+    _Metric("gpuload_wait_seconds", "Time that the loop waited in next().", _one(lambda s: s.waiting * s.seconds)),
+    _Metric("gpuload_read_bytes", "Bytes read by the workers.", _one(lambda s: s.bytes_read)),
+    _Metric("gpuload_cache_hits", "Samples found in a cache.", _one(lambda s: s.cache_hits)),
+    _Metric("gpuload_cache_misses", "Samples looked for in a cache in vain.", _one(lambda s: s.cache_misses)),
+    _Metric("gpuload_errors", "Samples that failed.", _one(lambda s: s.errors)),
+    _Metric("gpuload_worker_restarts", "Workers that were started again.", _one(lambda s: s.restarts)),
+    _Metric(
+        "gpuload_part_seconds",
+        "Time of a part of the work, of all workers together.",
+        lambda s: [((part.name, part.where), part.seconds) for part in s.parts],
+        ("part", "where"),
+    ),
+    _Metric(
+        "gpuload_part_runs",
+        "How often a part of the work was done.",
+        lambda s: [((part.name, part.where), part.count) for part in s.parts],
+        ("part", "where"),
+    ),
+    _Metric(
+        "gpuload_decoded_images",
+        "Images decoded, by decoder.",
+        lambda s: [((decoder,), count) for decoder, count in s.decoders.items()],
+        ("decoder",),
+    ),
+)
+GAUGES: Final = (
+    _Metric("gpuload_epoch", "Number of the epoch.", _one(lambda s: s.epoch)),
+    _Metric(
+        "gpuload_next_seconds",
+        "Host time of a next() without its waiting, in this epoch.",
+        _one(lambda s: s.next_ms / 1e3),
+    ),
+    _Metric("gpuload_ready_chunks", "Chunks that are done and not given.", _one(lambda s: s.chunks_ready)),
+    _Metric("gpuload_ready_batches", "Batches that are done and not given.", _one(lambda s: s.batches_ready)),
+    _Metric("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", _one(lambda s: s.ring_used_bytes)),
+    _Metric("gpuload_ring_bytes", "Shared memory taken for decoded pixels.", _one(lambda s: s.ring_bytes)),
+    _Metric("gpuload_ring_limit_bytes", "The most that it may take.", _one(lambda s: s.ring_limit_bytes)),
+    _Metric("gpuload_pinned_bytes", "Page-locked memory.", _one(lambda s: s.pinned_bytes)),
+    _Metric(
+        "gpuload_worker_busy_ratio",
+        "Share of the time that a worker was at work, in this epoch.",
+        lambda s: [((str(worker.number),), worker.busy) for worker in s.workers],
+        ("worker",),
+    ),
+)
+
+_collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()  # by registry
+_changing = threading.Lock()
+
+
+class Prometheus:
+    """Let Prometheus watch a loader: its `Loader.stats`, read at each scrape.
+
+    Counters begin at 0 here, go on over epochs, and begin anew where workers do: after `Loader.close`, and with each
+    epoch where ``persistent_workers=False``. Gauges are of the moment, or of the epoch. All metrics are called
+    ``gpuload_…`` and have the label ``loader``. The loader is not kept alive. Several ranks are several processes, each
+    with a port of its own.
+
+    Args:
+        loader: a `Loader`.
+        name: the label; loaders of one registry have different ones.
+        registry: a ``prometheus_client.CollectorRegistry``; default: the one that ``start_http_server`` serves.
+
+    Raises:
+        ModuleNotFoundError: prometheus-client is not installed: ``pip install 'gpuload[metrics]'``.
+        ValueError: a loader of this name is watched already.
+
+    Example:
+        >>> import numpy as np
+        >>> import gpuload as gl
+        >>> from prometheus_client import CollectorRegistry
+        >>> loader = gl.Loader([np.zeros((8, 8, 3), np.uint8)] * 6, batch_size=2, num_workers=0, device="cpu")
+        >>> registry = CollectorRegistry()
+        >>> watched = gl.exporters.Prometheus(loader, name="train", registry=registry)
+        >>> for images in loader:
+        ...     pass
+        >>> registry.get_sample_value("gpuload_batches_total", {"loader": "train"})
+        3
+        >>> watched.close()
+    """
+
+    def __init__(self, loader: Loader, *, name: str = "default", registry: Any = None) -> None:
+        core = needed("prometheus_client.core", "exporters.Prometheus", "metrics")
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, the label of this loader, got {type(name).__name__}: {name!r}")
+        self._registry = core.REGISTRY if registry is None else registry
+        self._name = name
+        self._entry = weakref.ref(loader), loader.stats()
+        with _changing:
+            collector = _collectors.get(self._registry)
+            found = None if collector is None else collector.loaders.get(name)
+            if found is not None and found[0]() is not None:
+                raise ValueError(
+                    f"a loader named {name!r} is watched in this registry already: give this one another name=…, or "
+                    "close() the Prometheus of the other"
+                )
+            if collector is None:
+                collector = _Collector(core)
+                self._registry.register(collector)
+                _collectors[self._registry] = collector
+            collector.loaders[name] = self._entry
+
+    def close(self) -> None:
+        """Watch the loader no longer. Idempotent."""
+        with _changing:
+            collector = _collectors.get(self._registry)
+            if collector is None or collector.loaders.get(self._name) is not self._entry:
+                return
+            del collector.loaders[self._name]
+            if not collector.loaders:
+                del _collectors[self._registry]
+                self._registry.unregister(collector)
+
+
+class _Collector:
+    """What a registry asks, for each scrape: the metrics of the loaders of a registry, by name."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.loaders: dict[str, tuple[weakref.ref[Loader], Stats]] = {}  # and the stats that it began with
+
+    def describe(self) -> Iterator[Any]:
+        """The metrics without samples."""
+        return self._families([])
+
+    def collect(self) -> Iterator[Any]:
+        found = []
+        for name, (reference, first) in list(self.loaders.items()):
+            loader = reference()
+            if loader is not None:
+                found.append((name, loader.stats(since=first), loader.stats()))
+            del loader
+        return self._families(found)
+
+    def _families(self, found: list[tuple[str, Stats, Stats]]) -> Iterator[Any]:
+        for metric, kind in [
+            *((metric, self._core.CounterMetricFamily) for metric in COUNTERS),
+            *((metric, self._core.GaugeMetricFamily) for metric in GAUGES),
+        ]:
+            family = kind(metric.name, metric.told, labels=("loader", *metric.labels))
+            for name, all_of_it, epoch in found:
+                for labels, value in metric.samples(all_of_it if metric in COUNTERS else epoch):
+                    family.add_metric((name, *labels), value)
+            yield family

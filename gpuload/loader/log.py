@@ -1,0 +1,88 @@
+"""What a `Loader` tells the log, a line each: how a session works, and where it goes on. Runs in the main process.
+
+The loggers are children of ``gpuload``: ``gpuload.loader`` here, ``gpuload.workers`` (restarts) and ``gpuload.ring``
+(growth). gpuload sets no level and no handler, but one that does nothing: without it Python would print warnings of a
+program that has not asked for a log. Lines are put together only where somebody listens.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gpuload.decode import Decoder
+from gpuload.decode.jpeg import NvImageCodec
+from gpuload.stage import Plan
+
+if TYPE_CHECKING:
+    from gpuload.loader.options import Options
+    from gpuload.loader.state import State
+
+__all__ = ["begun", "resuming"]
+
+logging.getLogger("gpuload").addHandler(logging.NullHandler())
+logger = logging.getLogger("gpuload.loader")
+
+
+def begun(options: Options, plan: Plan) -> None:
+    """A session has begun: its workers, its decoders of JPEGs, its plan."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    workers = options.workers
+    logger.info(
+        "session begun: %s, batches of %d on %s, prefetch_factor=%d, ring_bytes=%d",
+        _workers(options),
+        options.order.size,
+        plan.device,
+        workers.prefetch_factor,
+        workers.ring_bytes,
+    )
+    if workers.workers is None:  # else they are decoded elsewhere
+        logger.info("JPEGs: %s", _decoders(options))
+    logger.info("plan: %s", _steps(plan))
+
+
+def resuming(state: State) -> None:
+    """A state was loaded."""
+    logger.info(
+        "resuming in epoch %d at position %d%s",
+        state.epoch,
+        state.position,
+        "" if state.samples is None else f" of {state.samples}",
+    )
+
+
+def _workers(options: Options) -> str:
+    workers = options.workers
+    if workers.workers is not None:
+        return repr(workers.workers)
+    if not workers.num_workers:
+        return "no worker processes (num_workers=0)"
+    return f"{workers.num_workers} worker{'s' * (workers.num_workers > 1)}"
+
+
+def _decoders(options: Options) -> str:
+    """Which decoders there are, as the workers find them: of the same installation."""
+    usable, missing = Decoder(options.workers.decode).jpeg_decoders
+    if not missing:
+        return f"crops by {usable[0]}, whole images by {usable[-1]}, what they refuse by Pillow"
+    told = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(missing)}"
+    if NvImageCodec.name in usable:
+        return told
+    return (
+        f"{told}. With nvImageCodec only the region of a crop is decoded: pip install 'gpuload[cu13]', or "
+        "'gpuload[cu12]' for CUDA 12"
+    )
+
+
+def _steps(plan: Plan) -> str:
+    views = []
+    for number, view in enumerate(plan.views):
+        steps = [
+            f"{type(step.transform).__name__} by {step.backend}" + (f" ({step.reason})" if step.reason else "")
+            for step in view
+        ]
+        steps += [plan.module] if plan.module else []
+        views.append((f"view {number + 1}: " if len(plan.views) > 1 else "") + (", ".join(steps) or "no transforms"))
+    note = f" ({plan.note})" if plan.note else ""
+    return f"backend {plan.backend} on {plan.device}{note}: {'; '.join(views)}"

@@ -1,0 +1,212 @@
+"""All counters of a session at one moment, and what lies between two such moments: `Stats`.
+
+Workers' counters come from their shared memory, the rest from the main process's own objects. Nothing is locked and
+nobody waits: any thread may ask, also while another is in ``next()``. Numbers that belong together may then differ by a
+chunk or a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gpuload.datasets.cache.dataset import Cached
+from gpuload.decode.decoder import DECODERS
+from gpuload.loader.advice import Machine, advice
+from gpuload.loader.stats import Part, Stats, WorkerStats
+from gpuload.workers.counters import FIELDS, place_of
+
+if TYPE_CHECKING:
+    from gpuload.loader.session import Session
+
+__all__ = ["Span", "Totals", "stats_of"]
+
+DEPTH: Final = 8  # how deep a `Cached` is looked for in datasets of datasets
+# What workers do: name, field, and the field that counts it.
+WORK: Final = (
+    ("read", "read_ns", "samples"),
+    ("header", "header_ns", "samples"),
+    ("decode", "decode_ns", "samples"),
+    ("pack", "pack_ns", "samples"),
+    ("collate", "collate_ns", "collated"),
+    ("plan", "plan_ns", "plans"),
+    ("idle", "idle_ns", "chunks"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A session, as `Loader.stats` needs it, also after its end.
+
+    Attributes:
+        born, begun, now: its counters as it began, as its last epoch began, and now.
+    """
+
+    born: Totals
+    begun: Totals
+    now: Totals
+
+    def stats(self, since: Stats | None, epoch: int) -> Stats:
+        """What it did since its epoch began, or since an earlier snapshot; one that is of another session counts as its
+        begin."""
+        base = self.begun if since is None else since.totals
+        if base is None or base.session != self.now.session:
+            base = self.born
+        return stats_of(self.now, base, epoch, Machine.here())
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counters since a session began.
+
+    Attributes:
+        session: its number in this process.
+        main: counters of the main process, by name.
+        rows: those of workers, int64 (workers, `FIELDS`).
+        gauges: what is at this moment, by the names of `Stats`.
+    """
+
+    session: int
+    main: dict[str, float]
+    rows: np.ndarray
+    gauges: dict[str, Any]
+
+    @classmethod
+    def of(cls, session: Session) -> Totals:
+        """Those of a session, now."""
+        meter, ring, assembly, transfer = session.meter, session.ring, session.assembly, session.transfer
+        times, caches = transfer.times, [cache.statistics() for cache in caches_in(session.options.order.dataset)]
+        main = {
+            "time_s": meter.time_s,
+            "waited_s": meter.waited_s,
+            "held_s": meter.held_s,
+            "next_s": meter.next_s,
+            "first_s": meter.first_s,
+            "batches": meter.batches,
+            "images": meter.images,
+            "copy_s": assembly.copy_s,
+            "stage_s": assembly.stage_s,
+            "collate_s": assembly.collate_s,
+            "full_s": ring.full_s,
+            "refused": ring.refused,
+            "made": ring.made,
+            "moved_out": ring.moved_out,
+            "cpu_s": time.process_time(),
+            "errors": session.errors.total,
+            "hits": sum(cache.hits for cache in caches),
+            "misses": sum(cache.misses for cache in caches),
+            "timed": 0 if times is None else times.batches,
+            "device_copy_s": 0.0 if times is None else times.copy_s,
+            "device_stage_s": 0.0 if times is None else times.stage_s,
+        }
+        batches, workers = session.feed.batches, session.feed.workers
+        gauges = {
+            "chunks_ready": sum(batch.done_parts for batch in batches),
+            "batches_ready": sum(not batch.open_parts for batch in batches) + len(session.launched),
+            "ring_used_bytes": ring.used_bytes,
+            "ring_bytes": ring.slot_bytes,
+            "ring_limit_bytes": ring.ring_bytes,
+            "ring_segments": ring.slots,
+            "pinned_bytes": transfer.pinned_bytes,
+            "pinning_refused": transfer.pinning_refused,
+            "device": str(session.stage.device),
+            "num_workers": workers,
+            "elsewhere": session.options.workers.workers is not None,
+        }
+        return cls(session.number, main, session.engine.counted(), gauges)
+
+    def since(self, base: Totals) -> Totals:
+        """What came after `base`. Workers that it does not know began after it."""
+        rows, idle = self.rows.copy(), place_of["idle_ns"]
+        known = min(len(rows), len(base.rows))
+        rows[:known] = np.maximum(rows[:known] - base.rows[:known], 0)
+        main = {name: max(0, number - base.main[name]) for name, number in self.main.items()}
+        # Workers are idle between epochs too, which is no part of the time.
+        rows[:, idle] = np.minimum(rows[:, idle], np.maximum(1e9 * main["time_s"] - rows[:, place_of["busy_ns"]], 0))
+        return Totals(self.session, main, rows, self.gauges)
+
+
+def caches_in(dataset: Any, depth: int = DEPTH) -> Iterator[Cached]:
+    """The caches of a dataset, and of those that it is made of."""
+    if isinstance(dataset, Cached):
+        yield dataset
+    if not depth:
+        return
+    inner = vars(dataset) if hasattr(dataset, "__dict__") else {}
+    for one in (inner.get("dataset"), *_listed(inner.get("datasets"))):
+        if one is not None:
+            yield from caches_in(one, depth - 1)
+
+
+def _listed(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, list | tuple) else []
+
+
+def stats_of(now: Totals, base: Totals, epoch: int, machine: Machine) -> Stats:
+    """What was done between two moments of a session."""
+    done = now.since(base)
+    main, at_home = done.main, not now.gauges["num_workers"]
+    sums = dict(zip(FIELDS, done.rows.sum(axis=0).tolist(), strict=True))
+    seconds, batches, images = main["time_s"], int(main["batches"]), int(main["images"])
+    stats = Stats(
+        epoch=epoch,
+        seconds=seconds,
+        batches=batches,
+        images=images,
+        images_per_s=images / seconds if seconds else 0.0,
+        waiting=min(1.0, main["waited_s"] / seconds) if seconds else 0.0,
+        next_ms=1e3 * main["next_s"] / batches if batches else 0.0,
+        first_s=main["first_s"],
+        parts=tuple(_parts(main, sums, at_home=at_home)),
+        workers=() if at_home else tuple(_workers(done.rows, seconds)),
+        ring_grown=int(main["made"]),
+        ring_spilled=int(main["moved_out"]),
+        bytes_read=sums["bytes_read"],
+        bytes_decoded=sums["bytes_decoded"],
+        decoders={name: sums[name] for name in DECODERS if sums[name]},
+        decoded_whole=sums["whole"],
+        cache_hits=int(main["hits"]),
+        cache_misses=int(main["misses"]),
+        errors=int(main["errors"]),
+        restarts=sums["restarts"],
+        cpus=machine.cpus,
+        cpu_s=main["cpu_s"] + (0.0 if now.gauges["elsewhere"] else sums["cpu_ns"] / 1e9),
+        workers_cpu_s=sums["cpu_ns"] / 1e9,
+        totals=now,
+        **now.gauges,
+    )
+    return replace(stats, advice=advice(stats, machine))
+
+
+def _parts(main: dict[str, float], sums: dict[str, int], *, at_home: bool) -> Iterator[Part]:
+    """What took the time; `at_home`: the main process does what workers do."""
+    for name, field, counter in WORK:
+        if (sums[field] or name in ("read", "decode")) and not (at_home and name == "idle"):
+            yield Part(name, "main" if at_home else "workers", sums[field] / 1e9, sums[counter])
+    batches, next_s = int(main["batches"]), main["next_s"]
+    issued = {name: main[f"{name}_s"] for name in ("copy", "stage", "collate")}
+    if not at_home:
+        yield Part("wait", "main", main["waited_s"], batches)
+    if main["held_s"]:
+        yield Part("hold", "main", main["held_s"], batches)
+    if main["refused"]:
+        yield Part("slot wait", "main", main["full_s"], int(main["refused"]))
+    for name, took in issued.items():
+        yield Part(name, "main", took, batches)
+    yield Part("rest", "main", max(0.0, next_s - sum(issued.values())), batches)
+    step_s = main["time_s"] - main["waited_s"] - main["held_s"] - next_s
+    yield Part("step", "main", max(0.0, step_s), batches)
+    if main["timed"]:
+        for name in ("copy", "stage"):
+            yield Part(name, "device", main[f"device_{name}_s"] / main["timed"] * batches, batches)
+
+
+def _workers(rows: np.ndarray, seconds: float) -> Iterator[WorkerStats]:
+    for number, row in enumerate(rows.tolist()):
+        busy_ns, idle_ns, samples, restarts = (row[place_of[n]] for n in ("busy_ns", "idle_ns", "samples", "restarts"))
+        if busy_ns or idle_ns or restarts:
+            yield WorkerStats(number, min(1.0, busy_ns / 1e9 / seconds) if seconds else 0.0, samples, restarts)

@@ -1,0 +1,153 @@
+"""What workers count: seconds, samples, bytes. It lies in shared memory, and so outlives the worker that counted.
+
+Memory layout: a row of 256 bytes for each worker, native int64, in the order of `FIELDS`; behind the notes on the
+*board* (`gpuload.workers.protocol`). Each worker writes only its own row, whole, when a chunk ends or something took
+long; the parent writes to it only after the worker's death. A new worker goes on from its predecessor's numbers. With
+``num_workers=0`` the row is ordinary memory of the main process.
+
+Numbers only grow. A reader may find a row half written: then a few of its numbers are a chunk younger than the others.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from typing import Final
+
+import numpy as np
+
+from gpuload.decode.decoder import COUNTED
+
+__all__ = ["FIELDS", "ROW_BYTES", "CounterTable", "Counters", "place_of"]
+
+# "since": when the worker's present state began to be uncounted, monotonic ns, 0 for none; `CounterTable.read` adds it.
+FIELDS: Final = (
+    "busy_since", "idle_since", "busy_ns", "idle_ns", "cpu_ns",
+    "read_ns", "header_ns", "decode_ns", "pack_ns", "collate_ns", "plan_ns",
+    "chunks", "samples", "collated", "plans", "bytes_read", "bytes_decoded", "restarts",
+    *COUNTED,
+)  # fmt: skip
+_ROW: Final = struct.Struct(f"{len(FIELDS)}q")
+ROW_BYTES: Final = 256
+FLUSH_NS: Final = 20_000_000  # what takes longer is written at once, so that a snapshot shows it
+
+place_of: Final = {name: place for place, name in enumerate(FIELDS)}
+assert _ROW.size <= ROW_BYTES
+
+_STATE: Final = struct.Struct("4q")  # its first four
+_clock = time.perf_counter_ns  # on Linux that of all processes: CLOCK_MONOTONIC
+
+
+class Counters:
+    """One worker's numbers, in its process. Attributes are added to as they are; `begin`, `end` and `flush` write them
+    down.
+
+    Args:
+        memory: where the row lies; None: ordinary memory, in the main process.
+        at: its offset.
+
+    Attributes:
+        decoded: images by decoder; a decoder counts here (`gpuload.decode.decoder.COUNTED`).
+    """
+
+    __slots__ = (*FIELDS[2 : -len(COUNTED)], "_at", "_cpu_at", "_memory", "_state_at", "decoded")
+
+    def __init__(self, memory: mmap.mmap | bytearray | None = None, at: int = 0) -> None:
+        self._at = at
+        self._cpu_at = None if memory is None else time.process_time_ns()  # the main process counts its own
+        self._memory = bytearray(ROW_BYTES) if memory is None else memory
+        self._state_at = _clock()
+        numbers = _ROW.unpack_from(self._memory, at)
+        for name, number in zip(FIELDS[2 : -len(COUNTED)], numbers[2:], strict=False):
+            setattr(self, name, number)
+        self.decoded = dict(zip(COUNTED, numbers[-len(COUNTED) :], strict=True))
+
+    @property
+    def table(self) -> CounterTable:
+        """The row, for who reads it."""
+        return CounterTable(self._memory, self._at, 1)
+
+    def begin(self) -> None:
+        """From now on there is something to do."""
+        now = _clock()
+        self.idle_ns += now - self._state_at
+        self._state_at = now
+        _STATE.pack_into(self._memory, self._at, now, 0, self.busy_ns, self.idle_ns)
+
+    def end(self) -> None:
+        """From now on there is nothing to do."""
+        now = _clock()
+        self.busy_ns += now - self._state_at
+        if self._cpu_at is not None:
+            before, self._cpu_at = self._cpu_at, time.process_time_ns()
+            self.cpu_ns += self._cpu_at - before
+        self._write(0, now)
+
+    def leave(self) -> None:
+        """The worker ends: from now on it is neither busy nor idle."""
+        self.idle_ns += _clock() - self._state_at
+        self._write(0, 0)
+
+    def flush(self) -> None:
+        """Write all numbers down, in the midst of the work."""
+        now = _clock()
+        self.busy_ns += now - self._state_at
+        self._write(now, 0)
+
+    def _write(self, busy_since: int, idle_since: int) -> None:
+        self._state_at = busy_since or idle_since
+        _ROW.pack_into(
+            self._memory, self._at, busy_since, idle_since, self.busy_ns, self.idle_ns, self.cpu_ns,
+            self.read_ns, self.header_ns, self.decode_ns, self.pack_ns, self.collate_ns, self.plan_ns,
+            self.chunks, self.samples, self.collated, self.plans, self.bytes_read, self.bytes_decoded, self.restarts,
+            *self.decoded.values(),
+        )  # fmt: skip
+
+
+class CounterTable:
+    """The rows of all workers, for who reads them.
+
+    Args:
+        memory: where they lie.
+        at: the offset of the first.
+        workers: how many there are.
+        first: the number of the first worker.
+    """
+
+    def __init__(self, memory: mmap.mmap | bytearray, at: int, workers: int, first: int = 0) -> None:
+        self._memory: mmap.mmap | bytearray | None = memory
+        self._at, self._workers, self._first = at, workers, first
+        self._last = np.zeros((0, len(FIELDS)), np.int64)
+
+    def of(self, worker: int) -> Counters:
+        """A worker's own row, in its process."""
+        assert self._memory is not None
+        return Counters(self._memory, self._at + ROW_BYTES * (worker - self._first))
+
+    def read(self) -> np.ndarray:
+        """All numbers up to now: int64 (workers, `FIELDS`). Once it is closed, those of its end."""
+        if self._memory is None:
+            return self._last
+        whole = bytes(self._memory[self._at : self._at + ROW_BYTES * self._workers])
+        rows = np.frombuffer(whole, np.int64).reshape(self._workers, -1)[:, : len(FIELDS)].copy()
+        since, now = rows[:, :2], _clock()
+        rows[:, 2:4] += np.where(since > 0, np.maximum(now - since, 0), 0)
+        since[:] = 0
+        return rows
+
+    def bury(self, worker: int) -> None:
+        """A worker is dead; what it was at ends now."""
+        assert self._memory is not None
+        place = self._at + ROW_BYTES * (worker - self._first)
+        numbers = list(_ROW.unpack_from(self._memory, place))
+        for since in (0, 1):
+            if numbers[since]:
+                numbers[since + 2] += max(0, _clock() - numbers[since])
+                numbers[since] = 0
+        numbers[place_of["restarts"]] += 1
+        _ROW.pack_into(self._memory, place, *numbers)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._last, self._memory = self.read(), None

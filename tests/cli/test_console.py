@@ -1,0 +1,83 @@
+"""Progress in a terminal and elsewhere; errors on stderr; colours where they are wanted."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+pytest.importorskip("rich", reason="the extra `cli` is not installed")
+from rich.console import Console
+
+from gpuload.cli.console import FAILED, bars, count_of, fail, make_console, progress, say
+
+
+def test_without_a_terminal_there_is_a_line_for_each_tenth() -> None:
+    file = io.StringIO()
+    with progress(Console(file=file), "samples", 100) as tell:
+        for done in range(101):
+            tell(done, note="9 MB" if done > 90 else "")
+    lines = file.getvalue().splitlines()
+    assert lines == [*(f"{tenth}0 of 100 samples" for tenth in range(1, 10)), "100 of 100 samples, 9 MB"]
+
+
+def test_a_total_may_come_later_and_tasks_are_apart() -> None:
+    file = io.StringIO()
+    with bars(Console(file=file)) as begin:
+        first, second = begin("images"), begin("parts", 2)
+        first(1)
+        first(5, 10)
+        second(1)
+        first(10)
+        first(11)
+        second(2)
+    assert file.getvalue().splitlines() == [
+        "5 of 10 images", "1 of 2 parts", "10 of 10 images", "2 of 2 parts"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_in_a_terminal_there_are_bars(width: int) -> None:
+    file = io.StringIO()
+    with bars(Console(file=file, force_terminal=True, width=width, color_system=None), transient=False) as begin:
+        tell = begin("images, gpuload", 10)
+        tell(10, note="1,000 images/s")
+    last = next(line for line in reversed(file.getvalue().splitlines()) if "gpuload" in line).split("\x1b[2K")[-1]
+    assert len(last) <= width
+    assert "10/10 1,000 images/s" in last
+    assert "━" in last
+
+
+def test_what_is_said_is_said_as_it_is() -> None:
+    file = io.StringIO()
+    text = "[bold]/a/:x:/b[/bold] " + "long " * 30 + "1,000"
+    say(Console(file=file, width=40), text, "red")
+    assert file.getvalue() == text + "\n"
+
+
+def test_errors_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(make_console(), ValueError("no [such] thing")) == FAILED == 1
+    assert capsys.readouterr() == ("", "no [such] thing\n")
+    file = io.StringIO()
+    assert fail(Console(file=file), "told", 3) == 3
+    assert file.getvalue() == "told\n"
+
+
+def test_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> str:
+        console = make_console()
+        console.file = io.StringIO()
+        say(console, "text", "red")
+        return console.file.getvalue()
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert told() == "\x1b[31mtext\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert told() == "text\n"
+
+
+def test_numbers_of_things() -> None:
+    assert [count_of(1, "class", "classes"), count_of(0, "image")] == ["1 class", "0 images"]
+    assert count_of(2000, "class", "classes") == "2,000 classes"

@@ -1,0 +1,129 @@
+"""``gpuload inspect``: what it takes, what it says, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from inspected import folder
+from tars import shards_of_pictures
+
+pytest.importorskip("typer", reason="the extra `cli` is not installed")
+pytest.importorskip("jinja2", reason="the extra `cli` is not installed")
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gpuload.cli.app import app
+from gpuload.cli.inspect import FOUND, Settings
+from gpuload.cli.inspect import run as run_settings
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["inspect", *map(str, arguments), "--workers", "0"])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_a_folder_is_told_and_a_page_is_written(tmp_path: Path) -> None:
+    data, page = folder(tmp_path / "data", {"a": 3, "b": 1}), tmp_path / "page.html"
+    status, text, _ = run(data, "--html", page)
+    lines = text.splitlines()
+    assert status == 0, text
+    assert lines[:3] == ["files: 4 of 4", "pixels: 4 of 4", f"data: ImageFolder({str(data)!r}: 4 images in 2 classes)"]
+    assert "sizes: median 56×40, smallest 56×40, largest 64×40; 2 sizes" in lines
+    assert "classes: 2; the largest is a with 3, the smallest b with 1" in lines
+    assert "damaged: 0; refused by a limit 0" in lines
+    assert any(line.startswith("to paste: T.Normalize(mean=(0.") for line in lines)
+    assert lines[-1].startswith(f"{page}: ")
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert sorted(os.listdir(tmp_path)) == ["data", "page.html"]
+
+
+def test_damage_is_an_exit_status(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", {"a": 12})
+    for number in range(11):
+        (data / "a" / f"{number}.jpg").write_bytes(b"nothing")
+    status, text, _ = run(data, "--html", "")
+    assert status == FOUND == 3
+    assert f"damaged: {data}/a/0.jpg: DecodeError: not an image" in text
+    assert "damaged: 1 more" in text
+    assert 'mend: 11 images are damaged\n    gl.Loader(…, on_error="skip")' in text
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_the_same_image_in_two_data_sets_is_an_exit_status(tmp_path: Path) -> None:
+    train, val = folder(tmp_path / "train", {"a": 3}), folder(tmp_path / "val", {"a": 2}, first=10)
+    assert run(train, val, "--html", "")[0] == 0
+    shutil.copy(train / "a" / "0.jpg", val / "a" / "9.jpg")
+    status, text, _ = run(train, val, "--html", "")
+    assert status == FOUND
+    assert "mend: 1 picture is in several data sets (the same file)" in text
+
+
+def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
+    data = folder(tmp_path / "caf\udce9", {"a": 2})
+    (data / "a" / "1.jpg").write_bytes(b"")
+    status, text, said = run(data, "--json", "--html", tmp_path / "page.html")
+    told = json.loads(text)
+    assert status == FOUND
+    assert told["images"]["looked_at"] == 2
+    assert told["damaged"]["listed"][0]["path"] == f"{data}/a/1.jpg"
+    assert told["advice"][0] == {
+        "level": "bad",
+        "title": "1 image is damaged",
+        "text": "Training stops at the first of them. Mend or remove the files; or have them left out.",
+        "code": 'gl.Loader(…, on_error="skip")',
+    }
+    assert "files: 2 of 2" in said
+
+
+def test_shards_and_single_images_are_taken_too(tmp_path: Path) -> None:
+    status, text, _ = run(shards_of_pictures(tmp_path, 1, 3), "--fields", "jpg,cls", "--html", "", "--pixels", "0")
+    assert status == 0
+    assert "images: 3" in text
+    assert "classes: 3" in text
+    data = folder(tmp_path / "data", {"a": 1})
+    assert "data: 0.jpg" in run(data / "a" / "0.jpg", "--html", "")[1]
+    (data / "a" / "1.qoi").write_bytes(b"qoif")
+    assert "images: 1," in run(data, "--html", "", "--extensions", ".QOI")[1]
+
+
+def test_a_recipe_makes_the_contact_sheet(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("from gpuload import transforms as T\ntrain = [T.CenterCrop(16), T.RandomInvert(0.25)]\n")
+    data, page = folder(tmp_path / "data", {"a": 2}), tmp_path / "page.html"
+    assert run(data, "--html", page, "--recipe", f"{recipe}:train", "--draws", "3", "--images", "1")[0] == 0
+    text = page.read_text()
+    assert "CenterCrop(size=(16, 16))\nRandomInvert(p=0.25)" in text
+    assert text.count(", draw ") == 3
+    recipe.write_text("from gpuload import transforms as T\ntrain = [T.RandomCrop(1000)]\n")
+    status, _, said = run(data, "--html", page, "--recipe", f"{recipe}:train")
+    assert status == 1
+    assert "RandomCrop" in said
+    assert page.read_text() == text, "a page that is there stays where the new one fails"
+
+
+def test_what_is_no_data_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, cause in (("empty", "has no images in it"), ("none", "does not exist; expected a folder of images")):
+        status, text, said = run(tmp_path / name)
+        assert (status, text) == (1, "")
+        assert cause in said
+    assert run(tmp_path, "--pixels", "some")[0] == 2
+    assert run(tmp_path, "--recipe", "nothing")[0] == 1
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_terminal_gets_a_table(tmp_path: Path, width: int) -> None:
+    data = folder(tmp_path / "data", {"[bold]a": 1, "\x1b[31mb": 1})
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, color_system="truecolor")
+    assert run_settings(Settings(data=[str(data)], html=None, workers=0), console) == 0
+    text = file.getvalue()
+    assert "[bold]a" in text
+    assert "\\x1b[31mb" in text
+    assert "\x1b[31mb" not in text
+    assert "classes" in text

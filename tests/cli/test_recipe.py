@@ -1,0 +1,85 @@
+"""``--recipe FILE.py:name``: what it takes, and what it says of everything else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuload import transforms as T
+from gpuload.cli.recipe import RecipeError, load_recipe, usual_recipe
+
+FILE = """
+import torch
+from gpuload import transforms as T
+from its_neighbour import SIZE
+
+crop = T.RandomResizedCrop(SIZE)
+train = [crop, T.Normalize([0.5] * 3, [0.5] * 3)]
+chain = T.Chain([*train, torch.nn.Identity()])
+number = 3
+wrong = [crop, "flip"]
+
+class Compose: ...
+Compose.__module__ = "torchvision.transforms.v2"
+composed = Compose()
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "its_neighbour.py").write_text("SIZE = 32\n")
+    (tmp_path / "random.py").write_text("raise RuntimeError('this is not the standard library')\n")
+    path = tmp_path / "recipe.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_list_and_a_chain_are_taken(file: Path) -> None:
+    train = load_recipe(f"{file}:train")
+    assert [type(one) for one in train] == [T.RandomResizedCrop, T.Normalize]
+    assert train[0].size == (32, 32)
+    assert [type(one).__name__ for one in load_recipe(f"{file}:chain")] == [
+        "RandomResizedCrop",
+        "Normalize",
+        "Identity",
+    ]
+    assert [type(one) for one in usual_recipe()] == [T.RandomResizedCrop, T.RandomHorizontalFlip, T.Normalize]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("recipe.py", "--recipe expects FILE.py:name, the list of transforms `name` in that file, got 'recipe.py'"),
+        ("recipe.py:2x", "--recipe expects FILE.py:name"),
+        ("none.py:train", "--recipe none.py:train: there is no file 'none.py'"),
+        ("{file}:val", "{file} has no 'val'; it has train, chain, wrong"),
+        ("{file}:number", "number must be a list of gpuload's transforms or a Chain, got one int"),
+        ("{file}:crop", "crop must be a list of gpuload's transforms or a Chain, got one RandomResizedCrop of gpuload"),
+        ("{file}:composed", "got one Compose of torchvision; gpuload.transforms.from_torchvision makes a list of it"),
+        ("{file}:wrong", "--recipe {file}:wrong: "),
+    ],
+)
+def test_what_is_none(file: Path, spec: str, said: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        load_recipe(spec.format(file=file))
+    assert said.format(file=file) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\nx / 0", "the file cannot be run: ZeroDivisionError in line 2: division by zero"),
+        ("x = (", "the file cannot be run: SyntaxError in line 1: '(' was never closed"),
+        ("import no_such_module", "ModuleNotFoundError in line 1: No module named 'no_such_module'"),
+        ("raise SystemExit('done')", "the file cannot be run: SystemExit in line 1: done"),
+        ("x = 1", "has no 'train'; it has no list and no Chain at all"),
+    ],
+)
+def test_files_that_do_not_run(file: Path, text: str, said: str) -> None:
+    file.write_text(text)
+    with pytest.raises(RecipeError, match=r"recipe\.py") as raised:
+        load_recipe(f"{file}:train")
+    assert said in str(raised.value)

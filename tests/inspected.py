@@ -1,0 +1,22 @@
+"""Folders of pictures that tests of `gpuload inspect` look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pictures import jpeg_bytes, smooth_image
+
+
+def picture(seed: int, height: int = 40, width: int = 56) -> bytes:
+    return jpeg_bytes(smooth_image(height, width, seed))
+
+
+def folder(root: Path, counts: dict[str, int], *, first: int = 0) -> Path:
+    """A folder with so many pictures in each class, all different: numbered from `first` on."""
+    for name, count in counts.items():
+        for number in range(count):
+            path = root / name / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(first, 40, 56 + 8 * (number % 2)))
+            first += 1
+    return root

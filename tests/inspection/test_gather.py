@@ -1,0 +1,142 @@
+"""What a loader's workers gather of data sets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from inspected import folder, picture
+from tars import shards_of_pictures
+
+import gpuload as gl
+from gpuload.decode import Decode, Decoder
+from gpuload.inspection.files import DAMAGED, GOOD
+from gpuload.inspection.gather import Gathered, gather, gather_pixels, name_of
+
+
+def gathered(*datasets: Any, workers: int = 0, most: int | None = None, **options: Any) -> Gathered:
+    found = gather(datasets, [f"data {at}" for at in range(len(datasets))], workers=workers, **options)
+    gather_pixels(found, most=most, workers=workers)
+    return found
+
+
+def test_every_image_has_a_row(tmp_path: Path) -> None:
+    dataset = gl.ImageFolder(folder(tmp_path, {"a": 3, "b": 2}))
+    (tmp_path / "a" / "1.jpg").write_bytes(b"nothing")
+    told: list[tuple[int, int]] = []
+    found = gather([dataset], ["x"], workers=0, told=lambda done, total: told.append((done, total)))
+    assert found.rows["state"].tolist() == [GOOD, DAMAGED, GOOD, GOOD, GOOD]
+    assert found.rows["width"].tolist() == [56, 0, 56, 56, 64]
+    assert found.rows["nbytes"].tolist() == [os.path.getsize(path) for path in dataset.paths]
+    assert [found.classes[label] for label in found.rows["label"]] == ["a", "a", "a", "b", "b"]
+    assert list(found.notes) == [1]
+    assert "not an image" in found.notes[1]
+    assert told == [(5, 5)]
+    assert (name_of(found, 3), name_of(found, 3, full=True)) == ("b/0.jpg", str(tmp_path / "b" / "0.jpg"))
+
+
+def test_sums_are_those_of_all_pixels(tmp_path: Path) -> None:
+    dataset = gl.ImageFolder(folder(tmp_path, {"a": 4}))
+    found = gathered(dataset)
+    decoder = Decoder(Decode())
+    images = [decoder.decode(image, decoder.header(image)) for image, _ in dataset]
+    every = np.concatenate([image.reshape(-1, 3) for image in images]).astype(np.int64)
+    group = found.groups[3, 8]
+    assert (group.images, group.pixels) == (4, len(every))
+    assert (group.sums, group.squares) == (every.sum(axis=0).tolist(), (every**2).sum(axis=0).tolist())
+    assert group.levels[0].tolist() == np.bincount(every[:, 0], minlength=256).tolist()
+    assert found.measured.tolist() == [0, 1, 2, 3]
+    assert found.main == (3, 8)
+
+
+@pytest.mark.processes
+def test_workers_gather_the_same(tmp_path: Path) -> None:
+    dataset = gl.ImageFolder(folder(tmp_path, {"a": 20, "b": 20}))
+    alone, shared = gathered(dataset), gathered(dataset, workers=2)
+    assert alone.rows.tobytes() == shared.rows.tobytes()
+    assert alone.pixels.tobytes() == shared.pixels.tobytes()
+    assert alone.groups[3, 8].squares == shared.groups[3, 8].squares
+
+
+class Deadly:
+    """A dataset with a sample that ends the process that reads it."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> gl.Encoded:
+        if index == 7:
+            os._exit(9)
+        return gl.Encoded(picture(index))
+
+
+@pytest.mark.processes
+def test_a_file_that_kills_workers_is_a_damaged_one() -> None:
+    found = gather([Deadly()], ["x"], workers=1)
+    assert np.flatnonzero(found.rows["state"] == DAMAGED).tolist() == [7]
+    assert "worker" in found.notes[7]
+    assert (found.rows["state"] == GOOD).sum() == 19
+
+
+def test_what_a_dataset_raises_is_damage() -> None:
+    class Broken(list):
+        def __getitem__(self, index: int) -> Any:
+            if index == 1:
+                raise RuntimeError("no such row")
+            return super().__getitem__(index)
+
+    found = gather([Broken([gl.Encoded(picture(0)), None, 3])], ["x"], workers=0)
+    assert found.rows["state"].tolist() == [GOOD, DAMAGED, DAMAGED]
+    assert found.notes == {1: "RuntimeError: no such row", 2: "TypeError: the sample holds no image: int"}
+
+
+def test_damage_that_only_decoding_finds(tmp_path: Path) -> None:
+    dataset = gl.ImageFolder(folder(tmp_path, {"a": 3}))
+    data = bytearray(picture(1, 200, 200))
+    data[-200:-100] = b"\xff\xda" * 50
+    (tmp_path / "a" / "1.jpg").write_bytes(data)
+    found = gather([dataset], ["x"], workers=0)
+    assert found.rows["state"].tolist() == [GOOD] * 3
+    gather_pixels(found, most=None, workers=0)
+    assert found.rows["state"].tolist() == [GOOD, DAMAGED, GOOD]
+    assert found.measured.tolist() == [0, 2]
+    assert "cannot be decoded" in found.notes[1]
+
+
+def test_a_limit_draws_from_each_data_set() -> None:
+    sets = [[gl.Encoded(picture(0), source=str(at)) for at in range(count)] for count in (30, 4, 50)]
+    found = gathered(*sets, limit=10, seed=3, most=6)
+    assert np.bincount(found.rows["which"]).tolist() == [10, 4, 10]
+    for which in range(3):
+        own = found.indices[found.rows["which"] == which].tolist()
+        assert own == sorted(set(own))
+        assert max(own) < len(sets[which])
+    assert found.drawn
+    assert len(set(found.measured.tolist())) == 6
+    other = gathered(*sets, limit=10, seed=4, most=6)
+    assert other.indices.tolist() != found.indices.tolist()
+    assert gathered(*sets, limit=10, seed=3, most=6).measured.tolist() == found.measured.tolist()
+    assert name_of(found, 0) == str(found.indices[0])
+
+
+def test_classes_are_the_same_by_name(tmp_path: Path) -> None:
+    """Two folders number their classes differently, shards have numbers alone."""
+    train = gl.ImageFolder(folder(tmp_path / "train", {"cat": 1, "dog": 1}))
+    val = gl.ImageFolder(folder(tmp_path / "val", {"bird": 1, "cat": 1}))
+    shards = gl.TarShards(shards_of_pictures(tmp_path, 1, 3), fields=("jpg", "cls"))
+    found = gathered(train, val, shards)
+    named = [found.classes[label] for label in found.rows["label"]]
+    assert named == ["cat", "dog", "bird", "cat", *(str(label) for _, label in shards)]
+    assert name_of(found, 4) == shards.keys[0]
+
+
+def test_captions_are_no_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuload.inspection import gather as module
+
+    monkeypatch.setattr(module, "MOST_CLASSES", 3)
+    found = gathered([(gl.Encoded(picture(at)), f"a text {at}") for at in range(6)])
+    assert found.classes == []
+    assert (found.rows["label"] == -1).all()

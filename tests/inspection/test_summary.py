@@ -1,0 +1,192 @@
+"""What all rows come to, and what is advised."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from inspected import folder, picture
+from pictures import jpeg_bytes, smooth_image
+from PIL import Image
+
+import gpuload as gl
+from gpuload.inspection.advice import advise, is_bad
+from gpuload.inspection.gather import gather, gather_pixels
+from gpuload.inspection.ignored import IN_ROOT, ignored_in
+from gpuload.inspection.summary import summarise
+
+
+def summary_of(*datasets: Any, ignored: dict[str, int] | None = None, most: int | None = None) -> dict[str, Any]:
+    found = gather(datasets, ["train", "val", "test"][: len(datasets)], workers=0)
+    gather_pixels(found, most=most, workers=0)
+    summary = summarise(found, ignored=[ignored or {} for _ in datasets])
+    assert json.loads(json.dumps(summary)) == summary
+    return summary
+
+
+def advice_of(summary: dict[str, Any]) -> dict[str, str]:
+    """The level of each title. The pictures of tests are so smooth that some look alike; that is not told here."""
+    return {one.title: one.level for one in advise(summary) if "very alike" not in one.title}
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> gl.Encoded:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return gl.Encoded(file.getvalue())
+
+
+def test_nothing_wrong_is_nothing_to_do(tmp_path: Path) -> None:
+    dataset = gl.ImageFolder(folder(tmp_path, {"a": 11, "b": 12}))
+    summary = summary_of(dataset)
+    assert advice_of(summary) == {}
+    assert not is_bad(summary)
+    assert summary["images"] == {
+        "samples": 23, "looked_at": 23, "decoded": 23, "drawn": False,
+        "bytes": sum(Path(path).stat().st_size for path in dataset.paths),
+    }  # fmt: skip
+    assert summary["formats"]["formats"] == {"JPEG": 23}
+    assert summary["classes"]["listed"] == [
+        {"name": "b", "count": 12, "each": [12]},
+        {"name": "a", "count": 11, "each": [11]},
+    ]
+    assert summary["classes"]["imbalance"] == 12 / 11
+
+
+def test_mean_and_std_are_those_of_the_pixels() -> None:
+    arrays = [smooth_image(30, 40, 0), smooth_image(20, 20, 1)]
+    summary = summary_of([encoded(Image.fromarray(array)) for array in arrays])
+    every = np.concatenate([array.reshape(-1, 3) for array in arrays]) / 255
+    (kind,) = summary["pixels"]["kinds"]
+    np.testing.assert_allclose(kind["mean"], every.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(kind["std"], every.std(axis=0), rtol=1e-12)
+    from gpuload import transforms as T
+
+    pasted = eval(kind["normalize"], {"T": T})
+    np.testing.assert_allclose(pasted.mean, every.mean(axis=0), atol=1e-4)
+
+
+def test_a_channel_that_is_the_same_everywhere_cannot_be_normalized() -> None:
+    array = smooth_image(20, 20, 0)
+    array[..., 1] = 7
+    (kind,) = summary_of([encoded(Image.fromarray(array))])["pixels"]["kinds"]
+    assert kind["std"][1] == 0
+    assert kind["normalize"] is None
+
+
+def test_a_histogram_counts_every_image() -> None:
+    sizes = [(16 + 3 * at, 40) for at in range(50)] + [(900, 40)]
+    summary = summary_of([encoded(Image.new("RGB", size), "BMP") for size in sizes], most=1)
+    width = summary["sizes"]["width"]
+    assert sum(width["counts"]) == 51
+    assert (width["least"], width["median"], width["most"]) == (16, 91, 900)
+    assert len(width["bounds"]) == len(width["counts"]) + 1
+    assert summary["sizes"]["height"]["counts"] == [51]
+    assert (summary["sizes"]["smallest"], summary["sizes"]["largest"]) == ([16, 40], [900, 40])
+    assert summary["sizes"]["distinct"] == 51
+    assert summary["images"]["drawn"]
+
+
+def test_whatever_is_odd_is_told() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo = Image.fromarray(smooth_image(40, 40, 0))
+    deep = Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40) * 40)
+    samples = [
+        encoded(photo, "JPEG", exif=exif.tobytes()),
+        encoded(deep),
+        encoded(photo.convert("RGBA")),
+        encoded(photo.convert("L").resize((20, 30))),
+        encoded(photo.convert("CMYK"), "JPEG"),
+        gl.Encoded(jpeg_bytes(np.asarray(photo), progressive=True, quality=50), source="x.png"),
+        encoded(Image.new("RGB", (50, 50), "red")),
+        gl.Encoded(b"nothing"),
+    ]
+    summary = summary_of(samples, ignored={".heic": 5, "(no ending)": 1})
+    found = advice_of(summary)
+    for title, level in {
+        "1 image is damaged": "bad",
+        "1 image lies on its side, by EXIF orientation": "odd",
+        "1 image with more than 8 bits a channel": "odd",
+        "1 image of one colour": "odd",
+        "1 image with transparency": "note",
+        "1 image is grey": "note",
+        "1 image for print, in CMYK": "note",
+        "1 image as progressive JPEG": "note",
+        "1 image of another format than the name says": "note",
+        "6 files are not read in train": "note",
+        "1 image with a side of fewer than 32 pixels": "note",
+    }.items():
+        assert found.pop(title) == level
+    assert not found
+    assert [one.level for one in advise(summary)] == sorted(
+        (one.level for one in advise(summary)), key=("bad", "odd", "note").index
+    )
+    assert is_bad(summary)
+    assert summary["damaged"]["listed"][0]["cause"].startswith("DecodeError: not an image")
+    assert {(kind["channels"], kind["bits"]) for kind in summary["pixels"]["kinds"]} == {(3, 8), (1, 16)}
+
+
+def test_classes_that_differ_in_size_and_that_are_missing(tmp_path: Path) -> None:
+    train = gl.ImageFolder(folder(tmp_path / "train", {"a": 33, "b": 3}))
+    val = gl.ImageFolder(folder(tmp_path / "val", {"a": 1}, first=100))
+    summary = summary_of(train, val, most=0)
+    assert advice_of(summary) == {
+        "Classes differ much in size: the largest has 11 times as many": "odd",
+        "1 class has no images in val": "odd",
+        "Fewer than 10 images in 1 of 2 classes": "note",
+    }
+    assert summary["classes"]["missing"] == [{"data": "val", "classes": ["b"]}]
+
+
+def test_images_in_both_data_sets_are_found_however_they_are_stored(tmp_path: Path) -> None:
+    array = smooth_image(120, 160, 50)
+    for name, options in (("file", {}), ("pixels", {"comment": b"another file"}), ("looks", {"quality": 70})):
+        for data in ("train", "val"):
+            path = tmp_path / name / data / "x" / "1.jpg"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(jpeg_bytes(array, **(options if data == "val" else {})))
+            (path.parent / "2.jpg").write_bytes(picture(len(name) + len(data)))
+    for kind, name in (("files", "file"), ("pixels", "pixels"), ("looks", "looks")):
+        sets = [gl.ImageFolder(tmp_path / name / data) for data in ("train", "val")]
+        summary = summary_of(*sets)
+        told = summary["duplicates"][kind]
+        assert (told["groups"], told["surplus"], told["several_data"], told["several_classes"]) == (1, 1, 1, 0), name
+        assert [(image["data"], image["name"]) for image in told["listed"][0]["images"]] == [
+            ("train", "x/1.jpg"),
+            ("val", "x/1.jpg"),
+        ]
+        assert is_bad(summary) == (kind != "looks")
+        others = [summary["duplicates"][other]["groups"] for other in ("files", "pixels", "looks") if other != kind]
+        assert others == [0, 0], "one that is found by its bytes is not told again by its pixels and looks"
+
+
+def test_one_image_in_two_classes(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(picture(0))
+    told = summary_of(gl.ImageFolder(tmp_path))["duplicates"]["files"]
+    assert (told["groups"], told["surplus"], told["several_classes"]) == (1, 2, 1)
+    assert [image["class"] for image in told["listed"][0]["images"]] == ["a", "b", "b"]
+
+
+def test_files_that_are_not_read(tmp_path: Path) -> None:
+    for name in ("a/1.JPG", "a/2.heic", "a/.hidden", "b/deep/x.HEIC", "3.jpg", "b/long.abcdefghijklmnop"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    found = ignored_in(str(tmp_path), (".jpg",), classes=True)
+    assert found == {".heic": 2, "(no ending)": 2, IN_ROOT: 1}
+    assert IN_ROOT not in ignored_in(str(tmp_path), (".jpg",), classes=False)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_data_with_nothing_to_measure(count: int) -> None:
+    summary = summary_of([gl.Encoded(b"nothing")] * count + [gl.Encoded(b"x")])
+    assert summary["damaged"]["count"] == count + 1
+    assert (summary["sizes"], summary["classes"], summary["pixels"]) == ({}, {}, {"kinds": [], "levels": []})
+    assert is_bad(summary)

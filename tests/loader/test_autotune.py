@@ -1,0 +1,353 @@
+"""The rule of "auto" on simulated loaders: it finds what is best, soon, and stays there. No clock, no process."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from gpuload.loader.autotune import MOST_AHEAD, Autotune, Load, Room, Setting, Step
+
+START_S = 0.3  # of a worker
+
+
+@dataclass
+class Plant:
+    """A loader, its data and a training loop, in simulated time.
+
+    `chunk_s(workers, number)` is how long a worker is at a chunk while so many are at work, `cpu` which part of that it
+    computes, `step_s(batch)` what the loop does with a batch. Workers take chunks in order; those of a batch can begin
+    once it is among the `ahead` next ones.
+    """
+
+    chunk_s: Callable[[int, int], float]
+    step_s: Callable[[int], float]
+    chunks: int = 4
+    cpu: float = 1.0
+    ahead: int = 2
+    now: float = 0.0
+    given: int = 0
+    free: list[float] = field(default_factory=list)  # when each worker is free
+    queue: deque[tuple[int, int, float]] = field(default_factory=deque)  # batch, chunk number, since when
+    ends: dict[int, list[float]] = field(default_factory=dict)  # of the chunks of each batch
+    spans: list[tuple[float, float]] = field(default_factory=list)  # at chunks
+    admitted: int = 0
+    number: int = 0
+
+    def resize(self, workers: int) -> None:
+        while len(self.free) > workers:
+            self.free.remove(min(self.free))
+        self.free += [self.now + START_S] * (workers - len(self.free))
+
+    def next(self) -> tuple[float, float]:
+        """Seconds of a batch, and how long the loop waited for it."""
+        began = self.now
+        self.now += self.step_s(self.given)
+        self._admit(began)
+        while len(self.ends.get(self.given, ())) < self.chunks:
+            self._take(math.inf)
+        ready = max(self.ends.pop(self.given))
+        waited = max(0.0, ready - self.now)
+        self.now += waited
+        self.given += 1
+        self._admit(self.now)
+        self._take(self.now)
+        return self.now - began, waited
+
+    def _admit(self, when: float) -> None:
+        while self.admitted < self.given + max(self.ahead, 1 - (-2 * len(self.free) // self.chunks)):
+            for _ in range(self.chunks):
+                self.queue.append((self.admitted, self.number, when))
+                self.number += 1
+            self.admitted += 1
+
+    def _take(self, until: float) -> None:
+        """Let workers take chunks: all that they do until then, or one if that is for ever."""
+        while self.queue:
+            batch, number, since = self.queue[0]
+            worker = min(range(len(self.free)), key=self.free.__getitem__)
+            start = max(self.free[worker], since)
+            if start > until:
+                return
+            self.queue.popleft()
+            self.free[worker] = start + self.chunk_s(len(self.free), number)
+            self.ends.setdefault(batch, []).append(self.free[worker])
+            self.spans.append((start, self.free[worker]))
+            if until == math.inf:
+                return
+
+    def load(self, since: float) -> Load:
+        busy = sum(max(0.0, min(end, self.now) - max(start, since)) for start, end in self.spans)
+        self.spans = [(start, end) for start, end in self.spans if end > self.now]
+        busy /= self.now - since
+        return Load(busy, busy * self.cpu)
+
+
+def decoding(cpus: int, seconds: float = 0.04) -> Callable[[int, int], float]:
+    """A chunk is work for a processor, of which there are so many."""
+    return lambda workers, number: seconds * max(1.0, workers / cpus)
+
+
+def noisy(chunk_s: Callable[[int, int], float], sigma: float, seed: int = 0) -> Callable[[int, int], float]:
+    """The same, but no two chunks take the same time."""
+    rng = random.Random(seed)
+    return lambda workers, number: chunk_s(workers, number) * rng.lognormvariate(0, sigma)
+
+
+@dataclass
+class Run:
+    steps: list[tuple[int, Step]]
+    settled: list[int]  # the batches after which it was settled
+    seconds: list[float]  # of each batch
+    auto: Autotune
+
+    @property
+    def rate(self) -> float:
+        """Batches a second, in the second half."""
+        return rate(self.seconds)
+
+    @property
+    def workers(self) -> list[int]:
+        return [step.after.workers for _, step in self.steps]
+
+
+def run(
+    plant: Plant,
+    batches: int = 300,
+    *,
+    cpus: int = 8,
+    most: int = 64,
+    start: int = 1,
+    workers: bool = True,
+    ahead: bool = False,
+    change: Callable[[Plant], None] = lambda plant: None,
+    at: int = -1,
+) -> Run:
+    """What a `Tuner` does, in the plant's time."""
+    auto = Autotune(Setting(start, plant.ahead), cpus=cpus, workers=workers, ahead=ahead)
+    auto.chunks = plant.chunks
+    plant.resize(start)
+    found, ready, skip, since = Run([], [], [], auto), START_S, 1, 0.0
+    for number in range(batches):
+        if number == at:
+            change(plant)
+        seconds, waited = plant.next()
+        found.seconds.append(seconds)
+        if plant.now < ready:
+            continue
+        if skip:
+            skip -= 1
+            since = plant.now
+            plant.load(since - 1e-9)
+            continue
+        if auto.watch(seconds, waited):
+            step = auto.decide(plant.load(since), lambda: Room(most, MOST_AHEAD, "the memory"))
+            since = plant.now
+            if step is not None:
+                found.steps.append((number, step))
+                assert step.after == auto.setting
+                plant.ahead = auto.setting.ahead
+                if step.after.workers > step.before.workers:
+                    ready = plant.now + START_S
+                plant.resize(auto.setting.workers)
+                skip = step.skip + 1
+            elif auto.settled:
+                found.settled.append(number)
+    return found
+
+
+def best(make: Callable[[], Plant], most: int = 64, batches: int = 600) -> float:
+    """The rate with the best fixed number of workers."""
+    rates = []
+    for workers in sorted({1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, most}):
+        if workers <= most:
+            plant = make()
+            plant.resize(workers)
+            rates.append(rate([plant.next()[0] for _ in range(batches)]))
+    return max(rates)
+
+
+def rate(seconds: list[float]) -> float:
+    half = seconds[len(seconds) // 2 :]
+    return len(half) / sum(half)
+
+
+# -- what it finds ----------------------------------------------------------------------------------------------------
+
+
+def quick(batch: int) -> float:
+    return 0.001
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+@pytest.mark.parametrize("cpus", [1, 2, 4, 8, 16])
+def test_where_decoding_bounds_it_takes_all_cpus_and_no_more(cpus, sigma):
+    make = lambda: Plant(noisy(decoding(cpus), sigma), quick, chunks=max(4, cpus // 2))  # noqa: E731
+    found = run(make(), cpus=cpus, start=min(8, max(1, cpus - 1)))
+    assert found.auto.setting.workers == cpus
+    assert found.auto.verdict == "the loop waits {:.0%} of the time, and more are not possible, limited by CPUs".format(
+        float(found.auto.verdict.split()[3].rstrip("%")) / 100
+    )
+    assert found.rate > 0.95 * best(make, 2 * cpus)
+    assert len(found.steps) <= 1
+
+
+def test_from_few_to_many_cpus_it_is_there_within_twenty_batches():
+    found = run(Plant(decoding(64), quick, chunks=64), 100, cpus=64, start=8)
+    assert found.workers == [32, 64]
+    assert found.steps[-1][0] <= 20
+    assert found.rate > 0.95 / 0.04
+
+
+def test_where_the_step_bounds_it_leaves_as_many_as_are_needed():
+    found = run(Plant(decoding(8), lambda batch: 0.3), start=7)
+    assert found.auto.setting.workers in (1, 2)
+    assert found.rate == pytest.approx(1 / 0.3, rel=0.001)
+    assert found.settled[0] <= 30
+    assert found.auto.verdict == "the loop waits 0.0% of the time"
+
+
+def test_it_stops_where_the_loop_no_longer_waits():
+    found = run(Plant(decoding(8), lambda batch: 0.05), start=1)  # 4 chunks of 40 ms in 50 ms
+    assert found.workers == [4]
+    assert found.rate == pytest.approx(1 / 0.05, rel=0.001)
+    assert found.settled[0] <= 20
+
+
+def test_workers_that_wait_for_others_may_be_more_than_the_cpus():
+    make = lambda: Plant(lambda workers, number: 0.2, lambda batch: 0.1, cpu=0.02)  # noqa: E731
+    found = run(make(), cpus=2, most=32)
+    assert 8 <= found.auto.setting.workers <= 12
+    assert found.rate == pytest.approx(10, rel=0.01)
+    assert found.steps[-1][0] <= 20
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_a_disk_that_gives_no_more_is_found_out_and_the_step_taken_back(streams, sigma):
+    disk = noisy(lambda workers, number: 0.05 * max(1, workers / streams), sigma)
+    make = lambda: Plant(disk, lambda batch: 0.01, cpu=0.1)  # noqa: E731
+    found = run(make(), 400)
+    assert found.auto.setting.workers in (1, 4)
+    assert found.auto.setting.workers >= streams
+    last = found.steps[-1][1]
+    assert last.after.workers < last.before.workers
+    assert "more workers did not help: a batch took " in last.why
+    assert last.why.endswith("; not tried again for 500 batches")
+    assert found.rate > 0.93 * best(make)
+
+
+def test_a_step_in_vain_is_tried_ever_more_rarely():
+    found = run(Plant(lambda workers, number: 0.05 * workers, lambda batch: 0.01, cpu=0.1), 8000)
+    tried = [number for number, step in found.steps if step.after.workers > step.before.workers][1:]
+    assert len(tried) == 4
+    assert [after - before > 400 * 2**n for n, (before, after) in enumerate(pairwise(tried))] == [True] * 3
+
+
+def test_memory_bounds_it_and_it_says_so():
+    found = run(Plant(decoding(8), quick), cpus=8, most=3)
+    assert found.auto.setting.workers == 3
+    assert found.auto.verdict.endswith("and more are not possible, limited by the memory")
+
+
+@pytest.mark.parametrize("every", [5, 13])
+def test_single_slow_samples_take_more_batches_ahead_and_not_more_workers(every):
+    make = lambda: Plant(lambda workers, number: 0.5 if number % (4 * every) == 7 else 0.02, lambda batch: 0.1)  # noqa: E731
+    found = run(make(), start=4, ahead=True)
+    assert found.auto.setting.workers <= 4
+    assert found.auto.setting.ahead == 8
+    assert found.rate > 0.98 * 10
+    fixed = run(make(), start=4, workers=False)
+    assert fixed.rate < 0.92 * 10
+
+
+def test_both_are_found_where_one_alone_does_not_help():
+    slow = lambda workers, number: 0.5 if number % 20 == 7 else 0.02  # noqa: E731
+    found = run(Plant(slow, lambda batch: 0.1), start=1, ahead=True)
+    assert found.auto.setting.workers >= 3
+    assert found.auto.setting.ahead >= 8
+    assert found.rate > 0.98 * 10
+
+
+def test_more_batches_ahead_that_do_not_help_are_taken_back():
+    waits = lambda batch: 0.1 if batch % 2 else 0.001  # noqa: E731
+    found = run(Plant(lambda workers, number: 0.05 * workers, waits, cpu=0.1), 300, workers=False, ahead=True)
+    assert found.auto.setting == Setting(1, 2)
+
+
+def test_batches_ahead_that_are_no_longer_of_use_are_given_back():
+    plant = Plant(lambda workers, number: 0.5 if number % 20 == 7 else 0.02, lambda batch: 0.1)
+
+    def becomes_even(plant: Plant) -> None:
+        plant.chunk_s = lambda workers, number: 0.02
+
+    found = run(plant, 1600, start=4, workers=False, ahead=True, change=becomes_even, at=200)
+    assert max(step.after.ahead for _, step in found.steps) == 8
+    assert found.auto.setting.ahead == 2
+
+
+def test_it_follows_a_loop_and_data_that_change():
+    plant = Plant(decoding(16), lambda batch: 0.3)
+
+    def becomes_quick(plant: Plant) -> None:
+        plant.step_s = lambda batch: 0.02
+
+    found = run(plant, 400, cpus=16, start=8, change=becomes_quick, at=200)
+    before = [step for number, step in found.steps if number < 200]
+    after = [(number, step) for number, step in found.steps if number >= 200]
+    assert before[-1].after.workers <= 2
+    assert after[-1][1].after.workers >= 8
+    assert after[-1][0] <= 260
+    assert rate(found.seconds[200:]) == pytest.approx(50, rel=0.02)  # the last hundred
+
+
+def test_a_pause_of_the_loop_is_no_step_of_it():
+    found = run(Plant(decoding(8), lambda batch: 60.0 if batch % 40 == 39 else 0.05), 400, start=1)
+    assert found.workers == [4]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_does_not_make_it_swing(seed):
+    steps = random.Random(seed)
+    chunks = noisy(decoding(8), 0.4, seed)
+    found = run(Plant(chunks, lambda batch: 0.05 * steps.lognormvariate(0, 0.3)), 1000, start=4)
+    assert sum(number > 60 for number, _ in found.steps) <= 4
+    assert found.rate > 0.9 / (0.05 * math.exp(0.3**2 / 2))
+
+
+def test_the_same_makes_the_same():
+    runs = [run(Plant(noisy(decoding(8), 0.4), quick), cpus=8) for _ in range(2)]
+    assert runs[0].steps == runs[1].steps
+    assert runs[0].steps[0][1].why == (
+        "the loop waits 99% of the time ({:.1f} of {:.1f} ms a batch), and 1.0 of 1 workers are busy".format(
+            *map(float, re.findall(r"\d+\.\d", runs[0].steps[0][1].why)[:2])
+        )
+    )
+
+
+def test_what_it_may_not_change_stays():
+    found = run(Plant(decoding(8), quick), workers=False, ahead=False)
+    assert found.steps == []
+    assert found.auto.setting == Setting(1, 2)
+
+
+def test_a_start_that_was_refused_ends_the_trial():
+    auto = Autotune(Setting(1, 2), cpus=8, ahead=False)
+    while not auto.watch(0.1, 0.099):
+        pass
+    step = auto.decide(Load(1.0, 1.0), lambda: Room(8, 16, "CPUs"))
+    assert step is not None
+    assert step.after.workers == 4
+    auto.refused(2)
+    assert auto.setting.workers == 2
+    while not auto.watch(0.1, 0.099):
+        pass
+    step = auto.decide(Load(2.0, 2.0), lambda: Room(2, 16, "2 in all"))
+    assert step is None
+    assert auto.verdict.endswith("limited by 2 in all")

@@ -1,0 +1,142 @@
+"""What a loader writes to the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.decode import decoder
+from gpuload.decode.jpeg import NvImageCodec
+
+PICTURES = [np.full((20, 24, 3), number, np.uint8) for number in range(6)]
+CHAIN = [T.CenterCrop(16), T.RandomPosterize(4), T.ToDtype("float32", scale=True)]
+
+
+def loader(**options):
+    return gl.Loader(PICTURES, 2, **{"transforms": CHAIN, "num_workers": 0, "device": "cpu", **options})
+
+
+def lines(caplog, name="gpuload.loader"):
+    return [record.getMessage() for record in caplog.records if record.name == name]
+
+
+def test_a_session_tells_how_it_works(caplog):
+    caplog.set_level(logging.INFO, "gpuload")
+    with loader() as found:
+        list(found)
+        list(found)  # the same session
+    begun, jpegs, plan = lines(caplog)
+    assert begun == (
+        "session begun: no worker processes (num_workers=0), batches of 2 on cpu, prefetch_factor=2, "
+        f"ring_bytes={2 << 30}"
+    )
+    assert jpegs.startswith("JPEGs: ")
+    assert plan == "plan: backend torch on cpu: CenterCrop by torch, RandomPosterize by torch, ToDtype by torch"
+    assert {record.levelno for record in caplog.records if record.name == "gpuload.loader"} == {logging.INFO}
+
+
+def test_what_runs_elsewhere_has_its_reason(caplog):
+    pytest.importorskip("kornia")
+    caplog.set_level(logging.INFO, "gpuload")
+    with loader(backend="kornia", transforms=[T.MultiView([[T.Resize((16, 16))], [T.CenterCrop(8)]])]) as found:
+        next(iter(found))
+    told = lines(caplog)[-1]
+    assert told.startswith("plan: backend kornia on cpu: view 1: Resize by torch (Kornia's resize lies up to 87 levels")
+    assert "; view 2: CenterCrop by " in told
+
+
+def test_a_missing_decoder_is_told_with_its_remedy(caplog, monkeypatch):
+    def refuse(self):
+        raise ImportError("libnvjpeg.so: cannot open")
+
+    monkeypatch.setattr(NvImageCodec, "__init__", refuse)
+    caplog.set_level(logging.INFO, "gpuload")
+    with loader() as found:
+        next(iter(found))
+    assert lines(caplog)[1] == (
+        "JPEGs: simplejpeg, then Pillow; nvImageCodec: not usable (ImportError: libnvjpeg.so: cannot open). With "
+        "nvImageCodec only the region of a crop is decoded: pip install 'gpuload[cu13]', or 'gpuload[cu12]' for CUDA 12"
+    )
+
+
+def test_decoders_that_are_there(caplog):
+    pytest.importorskip("nvidia.nvimgcodec")
+    caplog.set_level(logging.INFO, "gpuload")
+    with loader() as found:
+        next(iter(found))
+    assert lines(caplog)[1] == "JPEGs: crops by nvImageCodec, whole images by simplejpeg, what they refuse by Pillow"
+
+
+def test_nothing_is_put_together_where_nobody_listens(caplog, monkeypatch):
+    def look(self):
+        raise AssertionError("the decoders were looked for")
+
+    monkeypatch.setattr(decoder.Decoder, "_find_jpeg_decoders", look)
+    caplog.set_level(logging.WARNING, "gpuload")
+    with loader() as found:
+        assert len(list(found)) == 3
+    assert not caplog.records
+
+
+def test_resuming(caplog):
+    with loader() as first:
+        next(iter(first))
+        state = first.state_dict()
+    caplog.set_level(logging.INFO, "gpuload")
+    loader().load_state_dict(state)
+    assert lines(caplog) == ["resuming in epoch 0 at position 2 of 6"]
+
+
+def test_the_ring_tells_of_its_growth(caplog):
+    caplog.set_level(logging.DEBUG, "gpuload.ring")
+    with loader() as found:
+        list(found)
+    told = lines(caplog, "gpuload.ring")
+    assert told
+    assert told[0].startswith("the ring grows by a slot of ")
+    assert told[0].endswith(f" of {2 << 30} bytes")
+    assert all(record.levelno == logging.DEBUG for record in caplog.records)
+
+
+class DiesOnce:
+    """The worker that reads sample 3 for the first time is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.marker = str(folder / "died")
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index == 3 and not os.path.exists(self.marker):
+            open(self.marker, "w").close()
+            os.kill(os.getpid(), 9)
+        return np.full((8, 8, 3), index, np.uint8)
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_started_again(caplog, tmp_path):
+    caplog.set_level(logging.INFO, "gpuload")
+    with gl.Loader(DiesOnce(tmp_path), 2, num_workers=1, device="cpu") as found:
+        batches = iter(found)
+        [pid] = found._session.engine.pids
+        assert len(list(batches)) == 3
+    [told] = [record for record in caplog.records if record.name == "gpuload.workers"]
+    assert told.levelno == logging.WARNING
+    assert told.getMessage() == (
+        f"a worker died: worker 0 (process {pid}): killed by SIGKILL at sample 3 (position 3); another takes its place "
+        "(death 1 of this epoch, max_restarts=10)"
+    )
+    assert lines(caplog)[0].startswith("session begun: 1 worker, batches of 2 on cpu")
+
+
+def test_a_program_without_a_log_sees_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+    logging.getLogger("gpuload.workers").warning("unasked")
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,83 @@
+"""The public names and signatures, as text: what users' code depends on.
+
+``python tests/public_api.py`` (or ``make api``) writes them to ``public_api.txt``; a test compares the two. Run it only
+where the public face is meant to change, and say so in the changelog.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import gpuload
+from gpuload import transforms
+from gpuload.transforms.base import Transform
+
+__all__ = ["RECORDED", "public_api"]
+
+RECORDED = Path(__file__).with_name("public_api.txt")
+
+
+def public_api() -> str:
+    """A line for each public name, its signature, and below it what a class offers."""
+    return "".join(f"{line}\n" for face in (gpuload, transforms) for line in _of_module(face))
+
+
+def _of_module(face: ModuleType) -> Iterator[str]:
+    for name in sorted(face.__all__):
+        called, value = f"{face.__name__}.{name}", getattr(face, name)
+        if inspect.isclass(value):
+            bases = ", ".join(base.__name__ for base in value.__mro__[1:] if _is_known(base))
+            yield f"class {called}({bases})" if bases else f"class {called}"
+            yield from (f"    {line}" for line in _of_class(value))
+        elif callable(value):
+            yield f"def {called}{_signature(value)}"
+        else:
+            yield f"{called}: {type(value).__name__}"
+
+
+def _is_known(base: type) -> bool:
+    """Whether users may depend on a class being one of these, too."""
+    if base.__module__ == "builtins":
+        return base not in (object, Exception, BaseException)
+    return base.__name__ in gpuload.__all__
+
+
+def _of_class(kind: type) -> Iterator[str]:
+    """Its constructor, and the members that it has from gpuload. Those of transforms are for gpuload's own use, but for
+    what users write themselves, in a `Custom`."""
+    if not issubclass(kind, BaseException) or "__init__" in vars(kind):
+        yield f"__init__{_signature(kind)}"
+    if issubclass(kind, Transform) and kind is not transforms.Custom:
+        return
+    members: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.partition(".")[0] == "gpuload" and base is not Transform:
+            members |= dict.fromkeys(getattr(base, "__annotations__", {})) | vars(base)
+    for name in sorted(member for member in members if not member.startswith("_")):
+        value = members[name]
+        plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+        yield f"{name}{_signature(plain)}" if inspect.isfunction(plain) else name
+
+
+def _signature(value: Any) -> str:
+    """As it is written; a default that has no text of its own is ``…``."""
+    text = re.sub(r"<(?:[^<>]|<\w+>)* at 0x[0-9a-f]+>|<factory>", "…", str(inspect.signature(value)))
+    return re.sub(r"ForwardRef\(('[^']*')[^()]*\)", r"\1", text)
+
+
+if __name__ == "__main__":
+    before = set(RECORDED.read_text().splitlines()) if RECORDED.exists() else set()
+    RECORDED.write_text(public_api())
+    after = set(RECORDED.read_text().splitlines())
+    for sign, lines in (("-", before - after), ("+", after - before)):
+        for line in sorted(lines):
+            print(sign, line)

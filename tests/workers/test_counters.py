@@ -1,0 +1,115 @@
+"""Counters of workers: what a row says, also of a worker that is at something, or dead."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+
+from gpuload.workers import counters as module
+from gpuload.workers.counters import FIELDS, ROW_BYTES, Counters, CounterTable, place_of
+from gpuload.workers.protocol import Board
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set."""
+    now = [1_000]
+    monkeypatch.setattr(module, "_clock", lambda: now[0])
+
+    def set_to(moment: int) -> None:
+        now[0] = moment
+
+    return set_to
+
+
+def told(table: CounterTable, worker: int = 0) -> dict[str, int]:
+    return dict(zip(FIELDS, table.read()[worker].tolist(), strict=True))
+
+
+def test_a_row_adds_up(clock):
+    mine = Counters()
+    clock(1_500)
+    mine.begin()
+    mine.read_ns += 70
+    mine.samples += 4
+    mine.decoded["Pillow"] += 3
+    clock(1_800)
+    mine.end()
+    found = told(mine.table)
+    assert (found["idle_ns"], found["busy_ns"], found["read_ns"], found["samples"]) == (500, 300, 70, 4)
+    assert (found["Pillow"], found["simplejpeg"]) == (3, 0)
+
+
+def test_what_a_worker_is_at_counts_before_it_ends(clock):
+    mine = Counters()
+    mine.begin()
+    clock(5_000)
+    assert told(mine.table)["busy_ns"] == 4_000
+    mine.decode_ns = 3_000
+    assert told(mine.table)["decode_ns"] == 0  # written down when the chunk ends
+    mine.flush()
+    clock(6_000)
+    assert (told(mine.table)["busy_ns"], told(mine.table)["decode_ns"]) == (5_000, 3_000)
+    mine.end()
+    clock(9_000)
+    assert (told(mine.table)["busy_ns"], told(mine.table)["idle_ns"]) == (5_000, 3_000)
+    mine.leave()
+    clock(20_000)
+    assert (told(mine.table)["busy_ns"], told(mine.table)["idle_ns"]) == (5_000, 3_000)
+
+
+def test_a_worker_that_takes_anothers_place_goes_on(clock):
+    with mmap.mmap(-1, 3 * ROW_BYTES) as memory:
+        table = CounterTable(memory, ROW_BYTES, 2, first=6)
+        before = table.of(7)
+        before.begin()
+        before.samples += 5
+        before.decoded["cut"] += 2
+        before.flush()
+        clock(2_000)
+        table.bury(7)
+        clock(9_000)  # nobody is there
+        after = table.of(7)
+        after.begin()
+        after.samples += 1
+        clock(9_500)
+        after.end()
+        found = told(table, 1)
+        assert (found["busy_ns"], found["idle_ns"], found["restarts"]) == (1_500, 0, 1)
+        assert (found["samples"], found["cut"]) == (6, 2)
+        assert not table.read()[0].any()
+        table.close()
+        assert told(table, 1) == found
+
+
+def test_workers_of_a_process_count_its_cpu_time():
+    with mmap.mmap(-1, ROW_BYTES) as memory:
+        mine = Counters(memory)
+        mine.begin()
+        sum(range(200_000))
+        mine.end()
+        assert mine.cpu_ns > 0
+    home = Counters()
+    home.end()
+    assert home.cpu_ns == 0
+
+
+def test_counters_lie_behind_the_notes():
+    board = Board(2, first=3)
+    theirs = Board(2, board.fd, first=3)
+    try:
+        board.write(4, 11, 0, 2)
+        theirs.counters.of(4).end()
+        mine = theirs.counters.of(4)
+        mine.plans = 9
+        mine.end()
+        board.write(4, 12, 0, 1)
+        assert board.read(4).chunk == 12
+        assert board.counters.read()[:, place_of["plans"]].tolist() == [0, 9]
+    finally:
+        theirs._map.close()
+        board.close()
+    assert board.counters.read()[:, place_of["plans"]].tolist() == [0, 9]
+    assert board.counters.read().dtype == np.int64
