@@ -6,8 +6,9 @@ The reference has every public name, grouped by where it lives: a new name comes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import gpuload
 from gpuload import transforms
@@ -28,6 +29,7 @@ OUTSIDE = {
 
 # Page and title, and the modules whose names stand there; the first that fits.
 PAGES = (
+    ("observing", "Statistics and exporters", ("gpuload.loader.stats", "gpuload.exporters")),
     ("samples", "What a dataset returns", ("gpuload.datasets.sample", "gpuload.datasets.worker", "gpuload.rng")),
     ("datasets", "Datasets", ("gpuload.datasets",)),
     ("packing", "Packing", ("gpuload.packing",)),
@@ -92,9 +94,11 @@ def _transforms() -> Iterator[str]:
         yield from map(_entry("gpuload.transforms"), names)
 
 
-def _entry(module: str):
+def _entry(module: str) -> Callable[[str], str]:
     def entry(name: str) -> str:
         value = getattr(transforms if module.endswith("transforms") else gpuload, name)
+        if isinstance(value, ModuleType):
+            return f"```{{eval-rst}}\n.. automodule:: {value.__name__}\n   :members:\n   :imported-members:\n```"
         kind = "autoclass" if isinstance(value, type) else "autofunction"
         members = "\n   :members:\n   :exclude-members: __new__" if kind == "autoclass" and module == "gpuload" else ""
         return f"```{{eval-rst}}\n.. currentmodule:: {module}\n\n.. {kind}:: {name}{members}\n```"
