@@ -31,7 +31,11 @@ myst_heading_anchors = 4
 default_role = "py:obj"
 smartquotes = False
 nitpicky = True
-nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(torch|numpy|gpuload\.transforms)\..*"), ("py:exc", ".*")]
+nitpick_ignore_regex = [
+    ("py:obj", ".*"),
+    ("py:class", r"(torch|numpy|gpuload\.transforms)\..*|Part|WorkerStats"),
+    ("py:exc", ".*"),
+]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
@@ -59,6 +63,19 @@ def lead_home(app: Any, docname: str, source: list[str]) -> None:
             source[0] = re.sub(rf"\[([^\]]+)\]\({re.escape(link)}\)", r"\1", source[0])
 
 
+def one_by_one(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """``a, b: text`` under Attributes becomes an entry for each, since Napoleon takes one name alone there."""
+    inside, made = False, []
+    for line in lines:
+        inside = line == "Attributes:" or (inside and (not line or line.startswith(" ")))
+        if inside and (found := re.fullmatch(r"    (\w+(?:, \w+)+): (.*)", line)):
+            *others, last = found[1].split(", ")
+            made += [f"    {other}: see `{last}`." for other in others]
+            line = f"    {last}: {found[2]}"
+        made.append(line)
+    lines[:] = made
+
+
 def leave_out(app: Any, docname: str, source: list[str]) -> None:
     """A line of the table of contents such as ``[c]li`` is dropped where there is no such page."""
     if docname == "index":
@@ -72,3 +89,4 @@ def setup(app: Any) -> None:
     pages.write(HERE)
     app.connect("source-read", lead_home)
     app.connect("source-read", leave_out)
+    app.connect("autodoc-process-docstring", one_by_one, priority=100)  # before Napoleon, at 500

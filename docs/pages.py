@@ -5,6 +5,7 @@ The reference has every public name, grouped by where it lives: a new name comes
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
+    "RELEASING.md": "project/releasing.md",
     "SECURITY.md": "project/security.md",
     "examples/README.md": "project/examples.md",
     "notebooks/README.md": "project/notebooks.md",
@@ -79,7 +81,9 @@ def families() -> dict[str, list[str]]:
 def write(folder: Path) -> None:
     """Write all of them; a file that has not changed is left alone, so that it is not built again."""
     for page, (title, names) in groups().items():
-        _put(folder / "reference" / f"{page}.md", "\n\n".join([f"# {title}", *map(_entry("gpuload"), names)]) + "\n")
+        beside = map(_entry("gpuload.loader.stats"), ("Part", "WorkerStats")) if page == "observing" else ()
+        made = [f"# {title}", *map(_entry("gpuload"), names), *beside]
+        _put(folder / "reference" / f"{page}.md", "\n\n".join(made) + "\n")
     _put(folder / "reference" / "transforms.md", "\n\n".join(_transforms()) + "\n")
     for name, page in OUTSIDE.items():
         if page.startswith("project/") and (ROOT / name).exists():
@@ -96,11 +100,15 @@ def _transforms() -> Iterator[str]:
 
 def _entry(module: str) -> Callable[[str], str]:
     def entry(name: str) -> str:
-        value = getattr(transforms if module.endswith("transforms") else gpuload, name)
+        value = getattr(importlib.import_module(module), name)
         if isinstance(value, ModuleType):
             return f"```{{eval-rst}}\n.. automodule:: {value.__name__}\n   :members:\n   :imported-members:\n```"
         kind = "autoclass" if isinstance(value, type) else "autofunction"
-        members = "\n   :members:\n   :exclude-members: __new__" if kind == "autoclass" and module == "gpuload" else ""
+        members = (
+            "\n   :members:\n   :exclude-members: __new__"
+            if kind == "autoclass" and module != "gpuload.transforms"
+            else ""
+        )
         return f"```{{eval-rst}}\n.. currentmodule:: {module}\n\n.. {kind}:: {name}{members}\n```"
 
     return entry
