@@ -27,6 +27,7 @@ def images(tmp_path_factory):
     return folder
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_blocks_run(page, images, monkeypatch):
     monkeypatch.chdir(images)
