@@ -29,7 +29,7 @@ myst_heading_anchors = 4
 
 # Docstrings have names in single backticks: links where they are names of gpuload, else plain code.
 default_role = "py:obj"
-smartquotes = False
+smartquotes_action = "D"  # dashes alone: quotes stay as they are typed
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
