@@ -29,8 +29,13 @@ myst_heading_anchors = 4
 
 # Docstrings have names in single backticks: links where they are names of gpuload, else plain code.
 default_role = "py:obj"
+smartquotes_action = "D"  # dashes alone: quotes stay as they are typed
 nitpicky = True
-nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(torch|numpy|gpuload\.transforms)\..*"), ("py:exc", ".*")]
+nitpick_ignore_regex = [
+    ("py:obj", ".*"),
+    ("py:class", r"(torch|numpy|gpuload\.transforms)\..*|Part|WorkerStats"),
+    ("py:exc", ".*"),
+]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
@@ -47,17 +52,34 @@ html_show_copyright = False
 
 
 def lead_home(app: Any, docname: str, source: list[str]) -> None:
-    """Links that leave docs/ are for readers of the repository; here they lead to the pages made of those files."""
+    """Links that leave docs/ are for readers of the repository; here they lead to the pages made of those files, or are
+    words where there is none."""
     depth = docname.count("/")
     for name, page in pages.OUTSIDE.items():
         target = "../" * depth + page
         source[0] = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}(#[^)]*)?\)", rf"]({target}\1)", source[0])
+    for link in re.findall(r"\]\(((?:\.\./)+[^)#]+)\)", source[0]):
+        if (found := (HERE / docname).parent / link).is_dir() or not found.exists():
+            source[0] = re.sub(rf"\[([^\]]+)\]\({re.escape(link)}\)", r"\1", source[0])
+
+
+def one_by_one(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """``a, b: text`` under Attributes becomes an entry for each, since Napoleon takes one name alone there."""
+    inside, made = False, []
+    for line in lines:
+        inside = line == "Attributes:" or (inside and (not line or line.startswith(" ")))
+        if inside and (found := re.fullmatch(r"    (\w+(?:, \w+)+): (.*)", line)):
+            *others, last = found[1].split(", ")
+            made += [f"    {other}: see `{last}`." for other in others]
+            line = f"    {last}: {found[2]}"
+        made.append(line)
+    lines[:] = made
 
 
 def leave_out(app: Any, docname: str, source: list[str]) -> None:
-    """A line of the table of contents such as ``[c]li`` or ``tutorials/*`` is dropped where it matches no page."""
+    """A line of the table of contents such as ``[c]li`` is dropped where there is no such page."""
     if docname == "index":
-        patterns = re.findall(r"^(?:\[\w\]\w+|\w+/\*)$", source[0], re.MULTILINE)
+        patterns = re.findall(r"^\[\w\][\w/-]+$", source[0], re.MULTILINE)
         for pattern in patterns:
             if not [*HERE.glob(f"{pattern}.md")]:
                 source[0] = source[0].replace(f"\n{pattern}\n", "\n")
@@ -67,3 +89,4 @@ def setup(app: Any) -> None:
     pages.write(HERE)
     app.connect("source-read", lead_home)
     app.connect("source-read", leave_out)
+    app.connect("autodoc-process-docstring", one_by_one, priority=100)  # before Napoleon, at 500

@@ -5,9 +5,11 @@ The reference has every public name, grouped by where it lives: a new name comes
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import gpuload
 from gpuload import transforms
@@ -21,11 +23,15 @@ OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
+    "RELEASING.md": "project/releasing.md",
     "SECURITY.md": "project/security.md",
+    "examples/README.md": "project/examples.md",
+    "notebooks/README.md": "project/notebooks.md",
 }
 
 # Page and title, and the modules whose names stand there; the first that fits.
 PAGES = (
+    ("observing", "Statistics and exporters", ("gpuload.loader.stats", "gpuload.exporters")),
     ("samples", "What a dataset returns", ("gpuload.datasets.sample", "gpuload.datasets.worker", "gpuload.rng")),
     ("datasets", "Datasets", ("gpuload.datasets",)),
     ("packing", "Packing", ("gpuload.packing",)),
@@ -75,11 +81,13 @@ def families() -> dict[str, list[str]]:
 def write(folder: Path) -> None:
     """Write all of them; a file that has not changed is left alone, so that it is not built again."""
     for page, (title, names) in groups().items():
-        _put(folder / "reference" / f"{page}.md", "\n\n".join([f"# {title}", *map(_entry("gpuload"), names)]) + "\n")
+        beside = map(_entry("gpuload.loader.stats"), ("Part", "WorkerStats")) if page == "observing" else ()
+        made = [f"# {title}", *map(_entry("gpuload"), names), *beside]
+        _put(folder / "reference" / f"{page}.md", "\n\n".join(made) + "\n")
     _put(folder / "reference" / "transforms.md", "\n\n".join(_transforms()) + "\n")
     for name, page in OUTSIDE.items():
-        if page.startswith("project/"):
-            _put(folder / page, _moved((ROOT / name).read_text(encoding="utf-8")))
+        if page.startswith("project/") and (ROOT / name).exists():
+            _put(folder / page, _moved((ROOT / name).read_text(encoding="utf-8"), (ROOT / name).parent))
 
 
 def _transforms() -> Iterator[str]:
@@ -90,22 +98,36 @@ def _transforms() -> Iterator[str]:
         yield from map(_entry("gpuload.transforms"), names)
 
 
-def _entry(module: str):
+def _entry(module: str) -> Callable[[str], str]:
     def entry(name: str) -> str:
-        value = getattr(transforms if module.endswith("transforms") else gpuload, name)
+        value = getattr(importlib.import_module(module), name)
+        if isinstance(value, ModuleType):
+            return f"```{{eval-rst}}\n.. automodule:: {value.__name__}\n   :members:\n   :imported-members:\n```"
         kind = "autoclass" if isinstance(value, type) else "autofunction"
-        members = "\n   :members:\n   :exclude-members: __new__" if kind == "autoclass" and module == "gpuload" else ""
+        members = (
+            "\n   :members:\n   :exclude-members: __new__"
+            if kind == "autoclass" and module != "gpuload.transforms"
+            else ""
+        )
         return f"```{{eval-rst}}\n.. currentmodule:: {module}\n\n.. {kind}:: {name}{members}\n```"
 
     return entry
 
 
-def _moved(text: str) -> str:
-    """A page of the repository's root, two folders further down: its links lead to the site's pages."""
-    text = re.sub(r"\]\(docs/([^)]+)\)", r"](../\1)", text)
-    for name, page in OUTSIDE.items():
-        text = re.sub(rf"\]\({re.escape(name)}(#[^)]*)?\)", rf"](../{page}\1)", text)
-    return re.sub(r"\[([^\]]+)\]\((?!\w+:|\.\./|#)[^)]+\)", r"\1", text)  # files that are no pages
+def _moved(text: str, home: Path) -> str:
+    """A page that lies outside docs/: its links lead to the site's pages, or to files that can be downloaded."""
+
+    def link(found: re.Match[str]) -> str:
+        words, path, anchor = found.groups()
+        target = (home / path).resolve()
+        name = target.relative_to(ROOT).as_posix()
+        if name in OUTSIDE and (ROOT / name).exists():
+            return f"[{words}](../{OUTSIDE[name]}{anchor or ''})"
+        if name.startswith("docs/"):
+            return f"[{words}](../{name.removeprefix('docs/')}{anchor or ''})"
+        return f"[{words}](../../{name})" if target.is_file() else words
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#]+)(#[^)]*)?\)", link, text)
 
 
 def _put(path: Path, text: str) -> None:

@@ -17,7 +17,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "CHANGEL
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:[\w.-]+/)+(?:[\w.-]+\.\w+)?|[\w-]+\.(?:md|py|toml|txt|yaml|yml)")
-PLACES = (ROOT, PACKAGE, PACKAGE / "stage", PACKAGE / "transforms")  # that paths on pages begin at
+PLACES = (ROOT, PACKAGE, PACKAGE / "stage", PACKAGE / "transforms", ROOT / "examples")  # that paths on pages begin at
 ELSEWHERE = {"corpus/", "photos/", "test/test_dataloader.py", "test_state_dict.py"}  # the user's, and PyTorch's
 
 

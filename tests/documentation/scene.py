@@ -26,6 +26,7 @@ def write(folder: Path) -> None:
     for number, picture in enumerate(pictures):
         for part in ("train", "val"):
             _put(folder / "imagenet" / part / ("ant", "bee")[number % 2] / f"{number:02d}.jpg", picture)
+        _put(folder / "demo-out" / "photographs" / ("ant", "bee")[number % 2] / f"{number:02d}.jpg", picture)
     for number in range(8):
         _put(folder / "data" / "birds" / f"{number}.jpg", pictures[number])
         for frame in range(6):
@@ -43,13 +44,17 @@ def names(page: str) -> dict[str, Any]:
     """What a page's blocks expect to be there; its files are made in the folder that they run in."""
     import torch
 
+    dataset = gl.ImageFolder("imagenet/train")
     common = {
         "gl": gl,
         "T": T,
         "torch": torch,
         "np": np,
         "Path": Path,
-        "dataset": gl.ImageFolder("imagenet/train"),
+        "dataset": dataset,
+        "loader": gl.Loader(dataset, 4, transforms=[T.RandomResizedCrop(32)], num_workers=0),
+        "train": lambda images, labels: None,
+        "transforms": [T.RandomResizedCrop(32)],
         "device": torch.device("cpu"),
         "mean": MEAN,
         "std": STD,
@@ -221,6 +226,7 @@ def data() -> dict[str, Any]:
 
 SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": readme,
+    "docs/overview.md": readme,
     "docs/backends.md": backends,
     "docs/data.md": data,
     "docs/dataloader.md": dataloader,

@@ -9,6 +9,8 @@ from documentation import scene
 from documentation.blocks import FENCE, blocks_of
 
 ROOT = Path(__file__).parents[2]
+# Pages whose blocks have a test of their own; here they are only compiled.
+OWN_TESTS = {"docs/observing.md": "tests/test_observing.py", "docs/tutorials/": "tests/examples/test_tutorials.py"}
 PAGES = sorted(
     path
     for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
@@ -25,16 +27,23 @@ def images(tmp_path_factory):
     return folder
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_blocks_run(page, images, monkeypatch):
     monkeypatch.chdir(images)
-    names = {"__name__": "__main__", **scene.names(page.relative_to(ROOT).as_posix())}
+    name = page.relative_to(ROOT).as_posix()
+    names = {"__name__": "__main__", **scene.names(name)}
     for block in blocks_of(page):
         code = block.compiled()
-        if block.why_not is None:
+        if block.why_not is None and not name.startswith(tuple(OWN_TESTS)):
             exec(code, names)
     for loader in [value for value in names.values() if hasattr(value, "close") and hasattr(value, "plan")]:
         loader.close()
+
+
+def test_pages_that_are_only_compiled_have_tests():
+    for start, test in OWN_TESTS.items():
+        assert (ROOT / test).exists() or not any(name.startswith(start) for name in NAMES), start
 
 
 def test_every_block_is_found():

@@ -45,7 +45,9 @@ def test_the_reference_has_every_public_name(built):
     from sphinx.util.inventory import InventoryFile
 
     entries = InventoryFile.loads((built / "objects.inv").read_bytes(), uri="").data
-    names = {name for kind in ("py:class", "py:function", "py:exception") for name in entries.get(kind, {})}
+    names = {
+        name for kind in ("py:class", "py:function", "py:exception", "py:module") for name in entries.get(kind, {})
+    }
     public = {f"gpuload.{name}" for name in gpuload.__all__ if name not in ("__version__", "transforms")}
     public |= {f"gpuload.transforms.{name}" for name in transforms.__all__}
     assert public - names == set()
