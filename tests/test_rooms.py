@@ -56,7 +56,6 @@ ABOUT_SEVERAL = {
     "decode/test_formats",
     "loader/test_resume",
     "loader/test_resume_sources",
-    "loader/test_torchrun",
     "order/test_weights",
     "stage/dali/test_kinds",
     "stage/fused/test_bounds",
