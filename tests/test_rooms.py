@@ -58,7 +58,6 @@ ABOUT_SEVERAL = {
     "loader/test_bottlenecks",
     "loader/test_resume",
     "loader/test_resume_sources",
-    "loader/test_torchrun",
     "order/test_weights",
     "stage/dali/test_kinds",
     "stage/fused/test_bounds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,10 +10,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import originals
 import pytest
-import torch.distributed as dist
 import torch.nn.functional as F
 from examples.conftest import FOLDER, Steps
 
@@ -88,48 +89,79 @@ def test_the_trainer_of_transformers(run, steps, monkeypatch):
         AcceleratorState._reset_state(True)
 
 
-# Ends its own process in the middle of training, in its first life, and is otherwise the example.
-KILLING = f"""
-import os, runpy, signal, sys
+# The example, whose labels are the numbers of the images; it writes down what each step sees. The second process ends
+# itself in the second epoch, in its first life.
+WATCHED = f"""
+import json, os, runpy, signal, sys
+import numpy as np
 import torch.nn.functional as F
+import gpuload as gl
 
-calls, original = 0, F.cross_entropy
+rank, life, calls = os.environ["RANK"], os.environ.get("TORCHELASTIC_RESTART_COUNT"), 0
+original = F.cross_entropy
 
-def cross_entropy(*args):
+
+class Numbered(gl.ImageFolder):
+    def __init__(self, root):
+        super().__init__(root)
+        self.labels = self.classes = np.arange(len(self))
+
+
+def cross_entropy(scores, labels):
     global calls
     calls += 1
-    if calls > {KILLED_AFTER} and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os.kill(os.getpid(), {int(signal.SIGKILL)})
-    return original(*args)
+    if calls > {KILLED_AFTER} and rank == "1" and life == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    with open(f"seen.{{life}}.{{rank}}", "a") as file:
+        file.write(json.dumps(labels.tolist()) + "\\n")
+    return original(scores, labels)
 
-F.cross_entropy = cross_entropy
-sys.path.insert(0, {str(FOLDER)!r})
+
+gl.ImageFolder, F.cross_entropy = Numbered, cross_entropy
 sys.argv[0] = {str(FOLDER / "ddp.py")!r}
-runpy.run_path(sys.argv[0], run_name="__main__")
+sys.path.insert(0, {str(FOLDER)!r})
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    F.cross_entropy = original
+    del gl.ImageFolder
 """
 
 
-def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch):
+def samples(folder: Path, life: int | None, ranks: int = 1) -> list[list[int]]:
+    """The numbers of the images of each step, of all processes together."""
+    seen = [(folder / f"seen.{life}.{rank}").read_text().splitlines() for rank in range(ranks)]
+    return [[number for each in step for number in json.loads(each)] for step in zip(*seen, strict=False)]
+
+
+def losses(text: str) -> dict[int, float]:
+    """The loss of each step that was printed."""
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", text)}
+
+
+def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch, capsys):
     """What two processes lose and take up again is what one process does that nothing happens to."""
+    monkeypatch.syspath_prepend(FOLDER)
+    options = ["--epochs", str(EPOCHS), "--save-every", "2", "--workers", "1", "--device", "cpu", "--checkpoint"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ["--epochs", EPOCHS, "--save-every", "2", "--checkpoint"]
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
-    undisturbed = losses(run("ddp", *options, "one.pt", "--batch-size", 32))
-    assert len(undisturbed) == EPOCHS * STEPS // 2
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", ["ddp.py", *options, "one.pt", "--batch-size", "32"])
+    exec(WATCHED, {"__name__": "watched"})
+    undisturbed, whole = losses(capsys.readouterr().out), samples(tmp_path, None)
+    assert [len(undisturbed), len(whole)] == [EPOCHS * STEPS // 2, EPOCHS * STEPS]
+    for epoch in range(EPOCHS):
+        steps = whole[epoch * STEPS : (epoch + 1) * STEPS]
+        assert sorted(number for step in steps for number in step) == list(range(32 * STEPS))
 
-    script = tmp_path / "killing.py"
-    script.write_text(KILLING)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
-    command += ["--nproc-per-node=2", str(script), *map(str, options), "two.pt"]
-    command += ["--batch-size", "16", "--workers", "0", "--device", "cpu"]
+    (tmp_path / "watched.py").write_text(WATCHED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1", "--nproc-per-node=2"]
+    command += ["watched.py", *options, "two.pt", "--batch-size", "16"]
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     # With torchrun's own store gloo finds the addresses of processes that were killed.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    environment["TMPDIR"] = str(tmp_path)
+    environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
     try:
@@ -138,11 +170,10 @@ def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch)
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode == 0, errors
-    assert "goes on from two.pt, after step 6" in said
+    saved = KILLED_AFTER // 2 * 2
+    assert f"goes on from two.pt, after step {saved}" in said
     assert losses(said) == pytest.approx(undisturbed, abs=1e-4)
-    assert not dist.is_initialized()
-
-
-def losses(text: str) -> dict[int, float]:
-    """The loss of each step that was printed."""
-    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", text)}
+    before, after = samples(tmp_path, 0, ranks=2), samples(tmp_path, 1, ranks=2)
+    assert before == whole[: len(before)]
+    assert len(before) == KILLED_AFTER
+    assert after == whole[saved:]

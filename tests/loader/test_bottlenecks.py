@@ -71,6 +71,7 @@ def measured(dataset: Any, step: Callable[[], object] = lambda: None, batches: i
     options = {"batch_size": 4, "num_workers": 1, "device": "cpu"} | given
     with gl.Loader(dataset, **options) as loader:
         iterator, before = iter(loader), None
+        loader._session.feed.await_engine()  # all workers are there
         for number in range(2 + batches):
             if number == 2:
                 before = loader.stats()
