@@ -157,6 +157,8 @@ class Tuner:
         ahead = ring.ring_bytes // a_batch - 2
         if memory is not None:
             ahead = min(ahead, now.ahead + memory // MEMORY_SHARE // a_batch)
+        if self._options.order.iterable:  # for each worker
+            ahead //= now.workers
         return Room(workers, max(DEFAULT_PREFETCH, ahead), by)
 
     def _worker_bytes(self) -> int:
