@@ -448,7 +448,7 @@ def test_a_worker_that_leaves_does_its_chunk_first_and_nothing_is_lost(team):
         team_.ask(chunk, [chunk])
     replies = team_.wait(5)
     team_.pool.resize(1)
-    replies += team_.wait(45)
+    replies += team_.wait(50 - len(replies))
     assert sorted(reply.chunk for reply in replies) == list(range(1, 51))
     assert {reply.status for reply in replies} == {Status.DONE}
     steady(team_, 1)
