@@ -212,10 +212,8 @@ class Autotune:
         if trial is not None and not _helped(trial, seen):
             return self._with_more_ahead(trial, seen, room) or self._take_back(trial, seen)
         step = None
-        if trial is not None:  # what did not help before may do so now
-            self._bars = {way: bar for way, bar in self._bars.items() if way.split()[0] != "more"}
-            if trial.way == "more workers":
-                step = self._without_those_in_vain(trial, seen)
+        if trial is not None and trial.way == "more workers":
+            step = self._without_those_in_vain(trial, seen)
         step = step or self._propose(seen, room)
         self.settled = step is None
         return step
