@@ -75,9 +75,22 @@ class Recipe:
     step_s: float = 0.0
 
 
+class Repeated:
+    """The samples of a dataset, again and again."""
+
+    def __init__(self, dataset: Any, samples: int) -> None:
+        self.dataset = dataset
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index % len(self.dataset)]
+
+
 def _photos(root: Path, samples: int) -> Any:
-    files = sorted(make_up(root, count=PHOTOS).glob("*.jpg"))
-    return gl.ImageFiles([str(files[number % len(files)]) for number in range(samples)])
+    return Repeated(gl.ImageFiles(make_up(root, count=PHOTOS)), samples)
 
 
 def _sleeping(root: Path, samples: int) -> Any:

@@ -151,6 +151,7 @@ class Autotune:
         self._batches = 0
         self._changed_at = 0
         self._window: list[tuple[float, float]] = []  # of each batch: the loop's own seconds, and those it waited
+        self._total_s = 0.0  # of the window
         self._trial: _Trial | None = None
         self._bars: dict[Way, _Bar] = {}
         self._bar_for: dict[Way, int] = {}
@@ -159,11 +160,11 @@ class Autotune:
         """A batch came, so long after the one before. True: the window is long enough for `decide`."""
         self._batches += 1
         self._window.append((max(0.0, seconds - waited_s), waited_s))
+        self._total_s += seconds
         count, least = len(self._window), self._least
-        total = sum(map(sum, self._window))
-        if count < least or total < LEAST_S:
+        if count < least or self._total_s < LEAST_S or (count - least) % (least // 4):
             return False
-        if count >= MOST_TIMES * least or self._is_clear(total / count):
+        if count >= MOST_TIMES * least or self._is_clear(self._total_s / count):
             return True
         first, second = (sum(map(sum, half)) for half in (self._window[: count // 2], self._window[-(count // 2) :]))
         return abs(first - second) <= AGREE * (first + second) / 2
@@ -190,6 +191,7 @@ class Autotune:
     def forget(self) -> None:
         """What was seen in this window says nothing."""
         self._window.clear()
+        self._total_s = 0.0
 
     def refused(self, workers: int) -> None:
         """No more than so many workers could be started."""
@@ -210,10 +212,8 @@ class Autotune:
         if trial is not None and not _helped(trial, seen):
             return self._with_more_ahead(trial, seen, room) or self._take_back(trial, seen)
         step = None
-        if trial is not None:  # what did not help before may do so now
-            self._bars = {way: bar for way, bar in self._bars.items() if way.split()[0] != "more"}
-            if trial.way == "more workers":
-                step = self._without_those_in_vain(trial, seen)
+        if trial is not None and trial.way == "more workers":
+            step = self._without_those_in_vain(trial, seen)
         step = step or self._propose(seen, room)
         self.settled = step is None
         return step
@@ -226,27 +226,26 @@ class Autotune:
 
     def _propose(self, seen: _Seen, room: Callable[[], Room]) -> Step | None:
         if seen.share > MUCH:
-            allowed = room()
             tight = seen.load.busy > TIGHT * self.setting.workers
             ways = (self._more_workers, self._more_ahead) if tight else (self._more_ahead, self._more_workers)
             self.verdict = f"the loop waits {seen.share:.0%} of the time, and more do not help"
-            return ways[0](seen, allowed) or ways[1](seen, allowed)
+            return ways[0](seen, room) or ways[1](seen, room)
         self.verdict = f"the loop waits {seen.share:.1%} of the time"
         return (self._fewer_workers(seen) or self._less_ahead(seen)) if seen.share < LITTLE else None
 
-    def _more_workers(self, seen: _Seen, room: Room) -> Step | None:
+    def _more_workers(self, seen: _Seen, room: Callable[[], Room]) -> Step | None:
         now = self.setting.workers
         if not self._may("more workers"):
             return None
         # More than there are CPUs, only as far as workers leave these idle.
-        by_cpus = max(self._cpus, int(EASY * self._cpus * now / max(seen.load.cpus, 1e-3)))
-        most = min(room.workers, by_cpus)
-        needed = seen.load.busy * seen.seconds / (FULL * seen.own_s) if seen.own_s else math.inf
-        workers = min(most, max(now + 1, math.ceil(min(needed, LEAP * now))))
-        if workers <= now:
-            by = "CPUs" if by_cpus <= room.workers else room.by
+        most, by = max(self._cpus, int(EASY * self._cpus * now / max(seen.load.cpus, 1e-3))), "CPUs"
+        if most > now and (allowed := room()).workers < most:
+            most, by = allowed.workers, allowed.by
+        if most <= now:
             self.verdict = f"the loop waits {seen.share:.0%} of the time, and more are not possible, limited by {by}"
             return None
+        needed = seen.load.busy * seen.seconds / (FULL * seen.own_s) if seen.own_s else math.inf
+        workers = min(most, max(now + 1, math.ceil(min(needed, LEAP * now))))
         tight = seen.load.busy > TIGHT * now
         gain = 1 - seen.with_workers(workers) / seen.seconds if tight else seen.share
         if gain < WORTH:
@@ -262,7 +261,7 @@ class Autotune:
     def _with_more_ahead(self, trial: _Trial, seen: _Seen, room: Callable[[], Room]) -> Step | None:
         """A step up did not help, and workers are not busy: more ahead may do it. The same trial goes on."""
         tight = seen.load.busy > TIGHT * self.setting.workers
-        if not trial.way.startswith("more") or tight or (step := self._more_ahead(seen, room())) is None:
+        if not trial.way.startswith("more") or tight or (step := self._more_ahead(seen, room)) is None:
             return None
         self._trial = trial
         return step
@@ -276,9 +275,11 @@ class Autotune:
         self._bar("fewer workers", seen)  # they are needed: not so soon
         return None
 
-    def _more_ahead(self, seen: _Seen, room: Room) -> Step | None:
-        ahead = min(2 * self.setting.ahead, MOST_AHEAD, room.ahead)
-        if ahead <= self.setting.ahead or not self._may("more ahead"):
+    def _more_ahead(self, seen: _Seen, room: Callable[[], Room]) -> Step | None:
+        if self.setting.ahead >= MOST_AHEAD or not self._may("more ahead"):
+            return None
+        ahead = min(2 * self.setting.ahead, MOST_AHEAD, room().ahead)
+        if ahead <= self.setting.ahead:
             return None
         return self._try("more ahead", replace(self.setting, ahead=ahead), seen)
 

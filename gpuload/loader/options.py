@@ -31,11 +31,11 @@ DEFAULT_PREFETCH = 2
 LEAST_CHUNK, MOST_CHUNK = 8, 32
 MAX_CHUNK = 4096  # a request has to fit the socket
 MANY_WORKERS = 8  # so many may always be asked for
-# "auto" begins with few, as each takes 0.2 s of a CPU to start; and it never has more than these for each CPU, or in
+# "auto" begins with few, as each takes 0.3 s of a CPU to start; and it never has more than these for each CPU, or in
 # all if the CPUs are not more: for workers that wait, for a disk or for other machines.
 FIRST_WORKERS, MOST_FOR_A_CPU, MOST_WAITING = 8, 16, 64
 AUTO_CHUNK = 16  # with any number of workers: few need large chunks less than many need small ones
-START_CPU_S = 0.2  # of one worker, until it is ready
+START_CPU_S = 0.3  # of one worker, until it is ready, beside others (2 busy hyperthreads)
 
 Group = TypeVar("Group")
 

@@ -73,6 +73,7 @@ class Tuner:
         self._busy_s = self._cpu_s = self._seconds = 0.0  # of the window, before that
         autotune.chunks = -(-options.order.size // feed.chunk_size)
         autotune.forget()
+        self._leave_cpus()
 
     def begin(self) -> None:
         """An epoch begins: its first batch takes as long as one takes, however many workers there are."""
@@ -137,7 +138,11 @@ class Tuner:
         self._pool.resize(setting.workers)
         self._feed.workers = setting.workers
         self._feed.ahead = self._options.ahead_for(setting.workers, setting.ahead)
-        self._stage.cpu_threads = max(1, usable_cpus() - setting.workers)
+        self._leave_cpus()
+
+    def _leave_cpus(self) -> None:
+        """The stage has the CPUs that workers leave."""
+        self._stage.cpu_threads = max(1, usable_cpus() - self._autotune.setting.workers)
 
     def _room(self) -> Room:
         """What the machine allows now."""
@@ -157,6 +162,8 @@ class Tuner:
         ahead = ring.ring_bytes // a_batch - 2
         if memory is not None:
             ahead = min(ahead, now.ahead + memory // MEMORY_SHARE // a_batch)
+        if self._options.order.iterable:  # for each worker
+            ahead //= now.workers
         return Room(workers, max(DEFAULT_PREFETCH, ahead), by)
 
     def _worker_bytes(self) -> int:

@@ -169,8 +169,8 @@ class WorkerPool:
 
     @property
     def is_steady(self) -> bool:
-        """Whether there are as many workers as were asked for, and each is ready."""
-        return not self._leaving and self.size == self._wanted and all(worker.ready for worker in self._team.values())
+        """Whether there are as many workers as were asked for, each ready; without those that leave, idle ones late."""
+        return self.size == self._wanted and all(w.ready or n in self._leaving for n, w in self._team.items())
 
     def resize(self, workers: int) -> None:
         """Have so many workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added, one

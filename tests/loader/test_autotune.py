@@ -250,6 +250,17 @@ def test_a_step_in_vain_is_tried_ever_more_rarely():
     assert [after - before > 400 * 2**n for n, (before, after) in enumerate(pairwise(tried))] == [True] * 3
 
 
+def test_what_did_not_help_is_tried_again_once_the_data_are_others():
+    def becomes_a_better_one(plant: Plant) -> None:
+        plant.chunk_s = lambda workers, number: 0.025
+
+    disk = Plant(lambda workers, number: 0.05 * workers, lambda batch: 0.01, cpu=0.1)
+    found = run(disk, 300, change=becomes_a_better_one, at=100)
+    before = [step for number, step in found.steps if number < 100]
+    assert before[-1].after.workers == 1
+    assert found.auto.setting.workers >= 10  # 4 chunks of 25 ms in 10 ms
+
+
 def test_memory_bounds_it_and_it_says_so():
     found = run(Plant(decoding(8), quick), cpus=8, most=3)
     assert found.auto.setting.workers == 3
@@ -267,11 +278,19 @@ def test_single_slow_samples_take_more_batches_ahead_and_not_more_workers(every)
     assert fixed.rate < 0.92 * 10
 
 
-def test_both_are_found_where_one_alone_does_not_help():
-    slow = lambda workers, number: 0.5 if number % 20 == 7 else 0.02  # noqa: E731
-    found = run(Plant(slow, lambda batch: 0.1), start=1, ahead=True)
+@pytest.mark.parametrize(("every", "slow_s", "step_s"), [(5, 0.5, 0.1), (8, 0.8, 0.06), (13, 0.5, 0.06)])
+def test_both_are_found_where_one_alone_does_not_help(every, slow_s, step_s):
+    slow = lambda workers, number: slow_s if number % (4 * every) == 7 else 0.02  # noqa: E731
+    found = run(Plant(slow, lambda batch: step_s), 400, start=1, ahead=True)
     assert found.auto.setting.workers >= 3
     assert found.auto.setting.ahead >= 8
+    assert found.rate > 0.98 / step_s
+
+
+def test_if_twice_as_many_ahead_are_too_few_it_goes_on_before_it_gives_up():
+    slow = lambda workers, number: 1.2 if number % 48 == 7 else 0.02  # noqa: E731
+    found = run(Plant(slow, lambda batch: 0.1), 400, start=3, workers=False, ahead=True)
+    assert found.auto.setting.ahead == 16
     assert found.rate > 0.98 * 10
 
 
@@ -319,6 +338,37 @@ def test_noise_does_not_make_it_swing(seed):
     found = run(Plant(chunks, lambda batch: 0.05 * steps.lognormvariate(0, 0.3)), 1000, start=4)
     assert sum(number > 60 for number, _ in found.steps) <= 4
     assert found.rate > 0.9 / (0.05 * math.exp(0.3**2 / 2))
+
+
+def windows(auto: Autotune, *batches: tuple[float, float]) -> list[int]:
+    """How many batches each window has, of these again and again."""
+    found, since = [], 0
+    for number in range(60):
+        if auto.watch(*batches[number % len(batches)]):
+            found.append(number + 1 - since)
+            since = number + 1
+            auto.forget()
+    return found
+
+
+def test_a_window_is_as_long_as_its_figures_need():
+    assert windows(Autotune(Setting(1, 2), cpus=8), (0.1, 0.01))[:2] == [4, 4]
+    assert windows(Autotune(Setting(1, 2), cpus=8), (0.008, 0.001))[:2] == [13, 13]  # a tenth of a second
+    growing = [(0.1 * 1.2**n, 0.01) for n in range(60)]  # its halves never agree
+    assert windows(Autotune(Setting(1, 2), cpus=8), *growing)[:2] == [12, 12]
+    assert windows(Autotune(Setting(8, 2), cpus=8), (0.1, 0.01))[0] == 32  # of one chunk a batch: four waves of 8
+
+
+def test_a_trial_of_batches_ahead_has_a_long_window_and_what_is_ready_already_does_not_count():
+    auto = Autotune(Setting(4, 2), cpus=8, workers=False)
+    auto.chunks = 4
+    assert windows(auto, (0.1, 0.02))[0] == 4
+    auto.forget()
+    auto.watch(0.1, 0.02)
+    step = auto.decide(Load(2.0, 2.0), lambda: Room(8, 16, "CPUs"))
+    assert step is not None
+    assert (step.after, step.skip) == (Setting(4, 4), 1 + 4)
+    assert windows(auto, (0.1, 0.02))[0] == 12
 
 
 def test_the_same_makes_the_same():

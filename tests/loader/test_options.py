@@ -93,7 +93,7 @@ def test_the_warning_says_what_so_many_workers_cost(monkeypatch):
     with pytest.warns(RuntimeWarning) as warned:
         gl.Loader([1, 2], num_workers=40)
     assert str(warned[0].message) == (
-        "num_workers=40, but this process may use 2 CPUs: until the first batch, starting so many takes about 4 s of "
+        "num_workers=40, but this process may use 2 CPUs: until the first batch, starting so many takes about 6 s of "
         "all CPUs (many times that if the dataset imports torch: 40 on two CPUs took 23 s), and then they take about "
         "1.8 GB of memory. The default is 1; more than there are CPUs help only where reading is slow, and "
         "num_workers='auto' finds out"
