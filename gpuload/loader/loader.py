@@ -24,9 +24,10 @@ from gpuload.loader.epoch import Epoch
 from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
+from gpuload.loader.prepare import check_for, compile_for, resolve_device
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.sampler import OwnSampler
-from gpuload.loader.session import Session, check_for, compile_for, resolve_device
+from gpuload.loader.session import Session
 from gpuload.loader.state import State, begun, first_states, for_workers, one_worker
 from gpuload.loader.stats import Stats
 from gpuload.loader.totals import Span
@@ -230,7 +231,7 @@ class Loader:
 
     @property
     def num_workers(self) -> int:
-        """How many workers were asked for, or chosen; with ``"auto"`` the number of this moment."""
+        """How many workers there are to be; with ``"auto"`` at this moment."""
         return self._options.workers.count if self._autotune is None else self._autotune.setting.workers
 
     @property
@@ -402,15 +403,8 @@ class Loader:
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # the session ends itself then
         self._cursor.end(NEWER)
-        iterator = Epoch(
-            self,
-            self._session,
-            schedule,
-            progress,
-            info=self.info,
-            persistent=self.persistent_workers,
-            told_epoch=self._cursor.told_epoch,
-        )
+        given = {"info": self.info, "persistent": self.persistent_workers, "told_epoch": self._cursor.told_epoch}
+        iterator = Epoch(self, self._session, schedule, progress, **given)
         self._cursor = self._cursor.begin(progress, iterator)
         if options.order.iterable and not self.num_workers:  # as DataLoader does; in workers it is with the first batch
             progress.place = begun(progress.place, self._session.where_it_begins())

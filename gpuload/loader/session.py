@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import os
 import threading
 import warnings
 import weakref
@@ -28,9 +27,10 @@ from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting
 from gpuload.loader.life import Life
-from gpuload.loader.limits import check_descriptors, check_memory, check_workers, memory_left_bytes
+from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
+from gpuload.loader.prepare import check_limits, compile_for, resolve_device
 from gpuload.loader.totals import Span, Totals, caches_in
 from gpuload.loader.tuning import tuner_for
 from gpuload.order.place import IterablePlace, Place
@@ -38,7 +38,6 @@ from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
-from gpuload.stage import Stage, accelerator, check_stage, compile_stage
 from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
@@ -52,7 +51,7 @@ from gpuload.workers.pool import WorkerPool
 if TYPE_CHECKING:
     from gpuload.workers.ray.pool import RayPool
 
-__all__ = ["Session", "check_for", "compile_for", "resolve_device"]
+__all__ = ["Session"]
 
 THREAD_WAIT_S = 5.0  # for another thread to leave its next()
 LAUNCHED_AHEAD = 2  # batches, beside the one that is due
@@ -112,7 +111,7 @@ class Session:
             fusing=fusing,
         )
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
-        _check_limits(options, device, start.workers)
+        check_limits(options, device, start.workers)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
         try:
             self.transfer = make_transfer(self.ring, device)
@@ -413,55 +412,3 @@ def _candidates(options: Options, batch: Batch, position: int, index: Any) -> It
     keys = list(batch.spec.indices)
     rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
     return (keys[row] for row in rows if keys[row] != index)
-
-
-def compile_for(options: Options, device: torch.device) -> Stage:
-    given = options.stage
-    return compile_stage(
-        options.chain,
-        device=device,
-        backend=given.backend,
-        dtype=given.dtype,
-        memory_format=given.memory_format,
-        ragged=_ragged(options),
-        cpu_threads=options.cpu_threads,
-    )
-
-
-def check_for(options: Options) -> None:
-    """Check before anything is made: the stage's options, and that so many workers can be."""
-    check_workers(options.workers.processes)
-    given, ragged = options.stage, _ragged(options)
-    check_stage(
-        options.chain, given.device, given.backend, given.dtype, given.memory_format, ragged, options.cpu_threads
-    )
-
-
-def _ragged(options: Options) -> str:
-    return "views" if options.batches.by_row else options.batches.ragged
-
-
-def resolve_device(device: torch.device | None) -> torch.device:
-    """None: the current GPU (by LOCAL_RANK if none was chosen), or the CPU. A GPU gets an index."""
-    if device is None:
-        device = torch.device(accelerator.usual_type())
-    if device.type == "cpu" or device.index is not None:
-        return device
-    current, local_rank = accelerator.current_device(), os.environ.get("LOCAL_RANK")
-    if current.index or local_rank is None:
-        return current
-    return torch.device(current.type, int(local_rank) % accelerator.device_count())
-
-
-def _check_limits(options: Options, device: torch.device, count: int) -> None:
-    """Raise a LimitError if this machine allows too few open files or too little memory for so many workers."""
-    workers, samples = count if options.workers.processes else 0, options.order.samples
-    if workers:
-        check_descriptors(workers)
-    rows = options.order.size if samples is None else min(options.order.size, samples)
-    size = options.chain.at(0).output_size_hw
-    pixel_bytes = 3 * (2 if any(transform.makes for transform in options.chain) else 1)  # floats may be of 16 bits
-    check_memory(
-        workers=workers,
-        output_bytes=0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes,
-    )

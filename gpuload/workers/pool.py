@@ -29,7 +29,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import time
 import warnings
 import weakref
@@ -46,7 +45,7 @@ from gpuload.workers.engine import Event, Lost
 from gpuload.workers.interrupts import held, let_through
 from gpuload.workers.job import Job, Parcel, ship
 from gpuload.workers.limbo import Limbo
-from gpuload.workers.process import WorkerProcess, check_platform, standard_path
+from gpuload.workers.process import WorkerProcess, check_platform, settings_for
 from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
@@ -112,27 +111,18 @@ class WorkerPool:
         self._audit: set[int] = set()  # queues of dead workers: some chunks may be taken but not noted
         self.broken: WorkerError | None = None  # why it cannot continue
         self.waited_s = 0.0
-        self._halted = self._closed = False
+        self._halted = self._closed = self._told = False  # the last: that no more workers can be added
         self._team: dict[int, WorkerProcess] = {}
         self.most = most = most or workers
         self._wanted = workers
         self._numbers = range(first, first + most)
         self._added: dict[int, str] = {}  # after a `resize`, and not ready yet; why it will not be, once that is known
         self._leaving: set[int] = set()  # asked to, and still there
-        self._told = False  # that no more can be added
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
         self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
         self._watch = Watch(timeout_s)
         self.unsaid: list[str] = []  # warnings; `gather` gives them
-        settings = {
-            "path": [entry for entry in sys.path if isinstance(entry, str)],
-            "standard_path": standard_path(),
-            "argv": [str(word) for word in sys.argv],
-            "workers": most,
-            "first": first,
-            "total": total or most,
-            "ring_bytes": ring.ring_bytes,
-        }
+        settings = settings_for(most, first, total or most, ring.ring_bytes)
         with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
             self._job_fds = ship(job, settings)
         with contextlib.ExitStack() as undo, standard_streams_taken():

@@ -20,12 +20,13 @@ import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gpuload.errors import WorkerError
 from gpuload.ring.descriptors import is_inherited
 from gpuload.workers.protocol import STACK_SIGNAL, arm_lifeline
 
-__all__ = ["WorkerProcess", "check_platform", "standard_path"]
+__all__ = ["WorkerProcess", "check_platform", "settings_for"]
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -246,6 +247,19 @@ def check_platform() -> None:
         raise RuntimeError(f"a frozen application has no Python interpreter to start workers with: {remedy}")
     if not sys.executable:
         raise RuntimeError(f"sys.executable is empty, so there is no interpreter to start workers with: {remedy}")
+
+
+def settings_for(workers: int, first: int, total: int, ring_bytes: int) -> dict[str, Any]:
+    """What worker processes are told of this one, beside the job: `workers` from number `first` on, of `total`."""
+    return {
+        "path": [entry for entry in sys.path if isinstance(entry, str)],
+        "standard_path": standard_path(),
+        "argv": [str(word) for word in sys.argv],
+        "workers": workers,
+        "first": first,
+        "total": total,
+        "ring_bytes": ring_bytes,
+    }
 
 
 def standard_path() -> list[str]:

@@ -1,0 +1,68 @@
+"""What a session is made with: the device, the compiled stage, and whether the machine allows it all.
+
+Runs in the main process; keeps nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from gpuload.loader.limits import check_descriptors, check_memory, check_workers
+from gpuload.loader.options import Options
+from gpuload.stage import Stage, accelerator, check_stage, compile_stage
+
+__all__ = ["check_for", "check_limits", "compile_for", "resolve_device"]
+
+
+def compile_for(options: Options, device: torch.device) -> Stage:
+    given = options.stage
+    return compile_stage(
+        options.chain,
+        device=device,
+        backend=given.backend,
+        dtype=given.dtype,
+        memory_format=given.memory_format,
+        ragged=_ragged(options),
+        cpu_threads=options.cpu_threads,
+    )
+
+
+def check_for(options: Options) -> None:
+    """Check before anything is made: the stage's options, and that so many workers can be."""
+    check_workers(options.workers.processes)
+    given, ragged = options.stage, _ragged(options)
+    check_stage(
+        options.chain, given.device, given.backend, given.dtype, given.memory_format, ragged, options.cpu_threads
+    )
+
+
+def _ragged(options: Options) -> str:
+    return "views" if options.batches.by_row else options.batches.ragged
+
+
+def resolve_device(device: torch.device | None) -> torch.device:
+    """None: the current GPU (by LOCAL_RANK if none was chosen), or the CPU. A GPU gets an index."""
+    if device is None:
+        device = torch.device(accelerator.usual_type())
+    if device.type == "cpu" or device.index is not None:
+        return device
+    current, local_rank = accelerator.current_device(), os.environ.get("LOCAL_RANK")
+    if current.index or local_rank is None:
+        return current
+    return torch.device(current.type, int(local_rank) % accelerator.device_count())
+
+
+def check_limits(options: Options, device: torch.device, count: int) -> None:
+    """Raise a LimitError if this machine allows too few open files or too little memory for so many workers."""
+    workers, samples = count if options.workers.processes else 0, options.order.samples
+    if workers:
+        check_descriptors(workers)
+    rows = options.order.size if samples is None else min(options.order.size, samples)
+    size = options.chain.at(0).output_size_hw
+    pixel_bytes = 3 * (2 if any(transform.makes for transform in options.chain) else 1)  # floats may be of 16 bits
+    check_memory(
+        workers=workers,
+        output_bytes=0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes,
+    )
