@@ -164,6 +164,7 @@ def test_caches_are_found_wherever_they_are():
     first, second = drain(made), drain(made)
     assert (first.cache_hits, first.cache_misses) == (0, 8)
     assert (second.cache_hits, second.cache_misses) == (8, 0)
+    assert first.part("read").count == second.part("read").count == 8
     assert "cache     8 hits, 0 misses: 100%" in str(second)
 
 
