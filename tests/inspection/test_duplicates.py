@@ -70,5 +70,13 @@ def test_many_that_share_a_part_are_held_against_each_other_in_blocks(monkeypatc
     monkeypatch.setattr(duplicates, "BLOCK", 300)
     rng = np.random.default_rng(2)
     looks = np.stack([np.zeros(700, np.int64), rng.integers(0, 1 << 62, 700)], axis=1)
-    looks[680] = looks[5] ^ np.array([0, 1])
+    looks[680] = looks[5] ^ np.array([0, 0x2000_0001_0001_0001])  # no part of the second half is equal
     assert as_sets(looking_alike(looks, np.arange(700))) == {frozenset({5, 680})}
+
+
+@pytest.mark.parametrize("same", range(8))
+def test_one_equal_part_of_eight_is_enough(same: int) -> None:
+    looks = np.random.default_rng(3).integers(0, 1 << 62, (2, 2))
+    parts = looks.view(np.uint16)
+    parts[1] = parts[0] ^ (np.arange(8) != same)
+    assert as_sets(looking_alike(looks, np.arange(2))) == {frozenset({0, 1})}

@@ -126,6 +126,7 @@ def test_whatever_is_odd_is_told() -> None:
         (one.level for one in advise(summary)), key=("bad", "odd", "note").index
     )
     assert is_bad(summary)
+    assert "?" not in summary["formats"]["formats"], "what has no header has no format"
     assert summary["damaged"]["listed"][0]["cause"].startswith("DecodeError: not an image")
     assert {(kind["channels"], kind["bits"]) for kind in summary["pixels"]["kinds"]} == {(3, 8), (1, 16)}
 
