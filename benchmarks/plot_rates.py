@@ -55,7 +55,7 @@ def draw(recorded: dict[str, Any], path: Path) -> None:
     results, recipe = recorded["results"], recorded["recipe"]
     rates = {name: [rate for row in results[name] for rate in row["images_per_s"]] for name in LABELS}
     ink, ground = PICTURES[path.name]
-    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "gpuload", "font.family": "sans-serif", "font.size": 11}
+    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "gpuload", "font.family": "sans-serif", "font.size": 11}
     with plt.rc_context(style):
         figure, axes = plt.subplots(figsize=(8, 2.6))
         figure.subplots_adjust(left=0.3, right=0.98, top=0.98, bottom=0.14)
