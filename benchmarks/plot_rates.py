@@ -55,7 +55,7 @@ def draw(recorded: dict[str, Any], path: Path) -> None:
     results, recipe = recorded["results"], recorded["recipe"]
     rates = {name: [rate for row in results[name] for rate in row["images_per_s"]] for name in LABELS}
     ink, ground = PICTURES[path.name]
-    style = {"svg.fonttype": "none", "svg.hashsalt": "gpuload", "font.family": "sans-serif", "font.size": 11}
+    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "gpuload", "font.family": "sans-serif", "font.size": 11}
     with plt.rc_context(style):
         figure, axes = plt.subplots(figsize=(8, 2.6))
         figure.subplots_adjust(left=0.3, right=0.98, top=0.98, bottom=0.14)
@@ -66,7 +66,7 @@ def draw(recorded: dict[str, Any], path: Path) -> None:
             weight = "bold" if own else "normal"
             axes.text(max(rates[name]) + 25, place, f"{middle:,.0f}", va="center", color=ink, weight=weight)
         axes.set_yticks(range(len(LABELS)), [label.replace(" + ", ",\n") for label in LABELS.values()])
-        axes.get_yticklabels()[0].set_weight("bold")
+        axes.get_yticklabels()[0].set(weight="bold")
         axes.invert_yaxis()
         axes.set_xlim(0, 1.2 * max(map(max, rates.values())))
         where = f"{recipe['workers']} workers on {recorded['machine']['cpus']} cores"
