@@ -76,17 +76,7 @@ def one_by_one(app: Any, what: str, name: str, obj: Any, options: Any, lines: li
     lines[:] = made
 
 
-def leave_out(app: Any, docname: str, source: list[str]) -> None:
-    """A line of the table of contents such as ``[c]li`` is dropped where there is no such page."""
-    if docname == "index":
-        patterns = re.findall(r"^\[\w\][\w/-]+$", source[0], re.MULTILINE)
-        for pattern in patterns:
-            if not [*HERE.glob(f"{pattern}.md")]:
-                source[0] = source[0].replace(f"\n{pattern}\n", "\n")
-
-
 def setup(app: Any) -> None:
     pages.write(HERE)
     app.connect("source-read", lead_home)
-    app.connect("source-read", leave_out)
     app.connect("autodoc-process-docstring", one_by_one, priority=100)  # before Napoleon, at 500
