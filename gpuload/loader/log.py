@@ -34,7 +34,7 @@ def begun(options: Options, plan: Plan) -> None:
         _workers(options),
         options.order.size,
         plan.device,
-        workers.prefetch_factor,
+        workers.prefetch,
         workers.ring_bytes,
     )
     if workers.workers is None:  # else they are decoded elsewhere
@@ -56,9 +56,9 @@ def _workers(options: Options) -> str:
     workers = options.workers
     if workers.workers is not None:
         return repr(workers.workers)
-    if not workers.num_workers:
+    if not workers.count:
         return "no worker processes (num_workers=0)"
-    return f"{workers.num_workers} worker{'s' * (workers.num_workers > 1)}"
+    return f"{workers.count} worker{'s' * (workers.count > 1)}"
 
 
 def _decoders(options: Options) -> str:

@@ -124,10 +124,9 @@ class Bench:
             batches = forever(loader)
             for _ in range(1 + prefetch):  # workers start
                 next(batches)
-            stats: Any = getattr(loader, "stats", None)
-            before = None if stats is None else stats()
+            before = loader.stats()
             made = one_round(batches, self.seconds, self.device)
-            advice = "" if stats is None else stats(since=before).advice
+            advice = loader.stats(since=before).advice
             return Setting(workers, prefetch, made.images_per_s, made.cpu_s_per_1000, advice), len(loader.errors)
 
     def _loader(self, workers: int, **options: Any) -> gl.Loader:

@@ -110,7 +110,7 @@ def _on_packages(tried: Results) -> list[Finding]:
             version=_version("kornia"),
             tried=tried.get("kornia"),
             use="for the backend 'kornia'",
-            install="pip install kornia",
+            install="pip install 'gpuload[kornia]'",
         ),
         packages.optional(
             "torchvision",

@@ -14,6 +14,7 @@ EXTRAS: Final = {  # the modules that come with an extra
     "demo": ("skimage",),
     "hdf5": ("h5py",),
     "lmdb": ("lmdb",),
+    "metrics": ("prometheus_client",),
     "parquet": ("pyarrow",),
     "ray": ("ray",),
     "remote": ("fsspec", "aiohttp"),
