@@ -270,6 +270,8 @@ def test_a_chunk_taken_but_not_noted_is_declared_lost(team):
     """The queue's message is taken away, as a worker does that dies before it notes it; then a worker dies."""
     team_ = team(Calls(lambda index: index), workers=2)
     team_.values([1], chunk=1)
+    while not team_.pool.ready:  # one that is not ready cannot have the chunk
+        team_.pool.gather(0.01)
     for pid in team_.pool.pids:
         os.kill(pid, signal.SIGSTOP)
     team_.ask(2, [5])
