@@ -62,7 +62,11 @@ def test_the_wheel_has_the_package_and_the_metadata(dist: Path) -> None:
         names = set(wheel.namelist())
         metadata = email.message_from_bytes(wheel.read(f"gpuload-{VERSION}.dist-info/METADATA"))
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuload").rglob("*.py")}
-    assert {name for name in names if ".dist-info/" not in name} == {*modules, "gpuload/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == {
+        *modules,
+        "gpuload/py.typed",
+        "gpuload/inspection/page.html",
+    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [word for word in metadata.get_all("Requires-Dist") or [] if "extra ==" not in word]
     assert {re.match(r"[\w-]+", word)[0] for word in required} == {
@@ -123,6 +127,4 @@ def test_what_is_installed_runs_the_demo(installed: Path, tmp_path: Path) -> Non
 
 def test_what_is_installed_passes_its_own_examination(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("typer")
-    if "doctor" not in run(installed / "gpuload", "--help", cwd=tmp_path):
-        pytest.skip("there is no `gpuload doctor` yet")
     assert VERSION in run(installed / "gpuload", "doctor", cwd=tmp_path)

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from gpuload import __version__
 from gpuload.cli.doctor import gpu, machine, packages
 from gpuload.cli.doctor.finding import Finding
 from gpuload.cli.doctor.trial import LOCKED_BYTES, STEPS, begin, sample_jpeg
@@ -123,6 +124,7 @@ def _on_packages(tried: Results) -> list[Finding]:
         packages.extras({name: all(map(_is_there, modules)) for name, modules in packages.EXTRAS.items()}),
         machine.shared_memory(total_bytes=shm.f_frsize * shm.f_blocks if shm else None),
         machine.system(
+            version=__version__,
             kernel=platform.release(),
             page_bytes=resource.getpagesize(),
             python=platform.python_version(),

@@ -94,9 +94,9 @@ def shared_memory(*, total_bytes: int | None) -> Finding:
     return Finding("/dev/shm", "not needed", found)
 
 
-def system(*, kernel: str, page_bytes: int, python: str, problem: str = "") -> Finding:
+def system(*, version: str, kernel: str, page_bytes: int, python: str, problem: str = "") -> Finding:
     """Kernel, page size and interpreter; `problem`: why workers cannot be processes here."""
-    found = f"kernel {kernel}, pages of {size_of(page_bytes)}, Python {python}"
+    found = f"gpuload {version}, kernel {kernel}, pages of {size_of(page_bytes)}, Python {python}"
     if problem:
         return Finding("system", "broken", f"{found}; {problem}", "use num_workers=0, or Linux with glibc")
     return Finding("system", "works", found)

@@ -118,9 +118,12 @@ def test_shared_memory_is_never_needed() -> None:
 
 
 def test_the_system() -> None:
-    fine = machine.system(kernel="6.1", page_bytes=65536, python="3.13.0")
-    assert (fine.state, fine.found) == ("works", "kernel 6.1, pages of 64 KB, Python 3.13.0")
-    assert machine.system(kernel="6.1", page_bytes=4096, python="3.13", problem="no Linux").state == "broken"
+    fine = machine.system(version="0.1.0", kernel="6.1", page_bytes=65536, python="3.13.0")
+    assert (fine.state, fine.found) == ("works", "gpuload 0.1.0, kernel 6.1, pages of 64 KB, Python 3.13.0")
+    assert (
+        machine.system(version="0.1.0", kernel="6.1", page_bytes=4096, python="3.13", problem="no Linux").state
+        == "broken"
+    )
 
 
 @pytest.mark.parametrize(
