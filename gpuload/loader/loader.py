@@ -8,7 +8,6 @@ collection or the interpreter's exit. An epoch's iterator holds no resources of 
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import GenericAlias
@@ -37,6 +36,7 @@ from gpuload.order.options import check_integer
 from gpuload.order.place import Place
 from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, steps_of
 from gpuload.order.shares import Uneven
+from gpuload.ring.gone import when_gone
 from gpuload.stage import Plan
 from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
@@ -201,7 +201,7 @@ class Loader:
         self._session: Session | None = None
         self._ended: Span | None = None  # the last session that was closed
         self._new_workers = False  # the next iter() starts new ones
-        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._forget: Callable[[], object] | None = None
         check_for(options)
         check_begin(options.order)
         for remark in options.workers.remarks():
@@ -400,8 +400,7 @@ class Loader:
         if self._session is None:
             with held():  # nothing is started and then forgotten
                 self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune)
-                self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
-                self._finalizer.atexit = False  # the session ends itself then
+                self._forget = when_gone(self, finalizing, self._session.ending())
         self._cursor.end(NEWER)
         given = {"info": self.info, "persistent": self.persistent_workers, "told_epoch": self._cursor.told_epoch}
         iterator = Epoch(self, self._session, schedule, progress, **given)
@@ -422,9 +421,9 @@ class Loader:
                 self._ended = self._ended if session.life.is_elsewhere else session.span()
             finally:
                 session.close()
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        self._session = self._finalizer = None
+        if self._forget is not None:
+            self._forget()
+        self._session = self._forget = None
 
     def __enter__(self) -> Loader:
         return self

@@ -32,6 +32,7 @@ import numpy as np
 
 from gpuload.errors import LimitError
 from gpuload.ring.descriptors import standard_streams_taken
+from gpuload.ring.gone import when_gone
 
 __all__ = ["Ring", "Slot", "align", "map_ring"]
 
@@ -222,7 +223,7 @@ class Ring:
         # One mark for each array but the last: finalizers may run in any thread, and a list's pop is atomic.
         marks = [number] * (len(arrays) - 1)
         for array in arrays:
-            weakref.finalize(array, _come_back, marks, self._returned, number).atexit = False
+            when_gone(array, _come_back, marks, self._returned, number)
         return True
 
     def collect(self) -> bool:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import weakref
 from collections.abc import Sequence
 from math import prod
 from typing import Final
 
 import numpy as np
 import torch
+
+from gpuload.ring.gone import when_gone
 
 __all__ = ["OutputPool"]
 
@@ -58,7 +59,7 @@ class OutputPool:
             return torch.empty(*shape, dtype=dtype, device="cpu")
         mapping = self._take(nbytes)
         owner = np.frombuffer(mapping, np.uint8, nbytes)
-        weakref.finalize(owner, _give_back, self._free, self._max_free, mapping).atexit = False
+        when_gone(owner, _give_back, self._free, self._max_free, mapping)
         return torch.from_numpy(owner).view(dtype).view(*shape)
 
     def _take(self, nbytes: int) -> mmap.mmap:

@@ -1,9 +1,9 @@
 """The first code that a worker process runs, as a script: ``python -P bootstrap.py <worker> <descriptors>``.
 
-It installs the parent's import path and calls `gpuload.workers.main`. A notebook has the working directory first in its
-path, and a `random.py` there must not replace the standard library's, which the notebook imported long ago. So the
-working directory comes last until gpuload and its libraries are imported, then directly after the standard library.
-Only built-in modules are imported before the path is set.
+It installs the parent's import path and calls `gpuload.workers.main`, of the gpuload that the parent runs. A notebook
+has the working directory first in its path, and a `random.py` there must not replace the standard library's, which the
+notebook imported long ago. So the working directory comes last until gpuload and its libraries are imported, then
+directly after the standard library. Only built-in modules are imported before the path is set.
 """
 
 import marshal
@@ -18,6 +18,9 @@ def _start() -> None:
     path, standard = settings["path"], settings["standard_path"]
     here = [entry for entry in path if entry in ("", posix.getcwd())]
     others = [entry for entry in path if entry not in here and entry not in standard]
+    sys.path[:] = [*standard, settings["home"]]
+    import gpuload  # noqa: F401  the parent's, whatever else is called so; it imports nothing but the standard library
+
     sys.path[:] = [*standard, *others, *here]
     from gpuload.workers.main import run
 

@@ -254,6 +254,7 @@ def settings_for(workers: int, first: int, total: int, ring_bytes: int) -> dict[
     return {
         "path": [entry for entry in sys.path if isinstance(entry, str)],
         "standard_path": standard_path(),
+        "home": str(Path(__file__).parents[2]),
         "argv": [str(word) for word in sys.argv],
         "workers": workers,
         "first": first,

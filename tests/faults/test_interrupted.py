@@ -15,6 +15,9 @@ def test_after_a_ctrl_c_in_next_the_iterator_is_over_and_the_next_epoch_is_whole
         def interrupt(index):
             if index == 11 and not os.path.exists(f"{{tmp}}/once"):
                 open(f"{{tmp}}/once", "w").close()
+                if {workers}:
+                    wait_until(lambda: os.path.exists(f"{{tmp}}/waits"), "the main process waits")
+                    time.sleep(0.3)  # until the main process is in next(), for which it says so
                 ctrl_c()
                 time.sleep(0.2 if {workers} else 1)  # the main process waits for this sample
         loader = numbers(interrupt, num_workers={workers})
@@ -22,6 +25,8 @@ def test_after_a_ctrl_c_in_next_the_iterator_is_over_and_the_next_epoch_is_whole
         seen = []
         try:
             while True:
+                if len(seen) == 8:
+                    open(f"{{tmp}}/waits", "w").close()
                 seen += next(iterator).tolist()
         except KeyboardInterrupt:
             pass

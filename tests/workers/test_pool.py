@@ -775,8 +775,11 @@ def run_script(tmp_path: Path, *, as_module: bool) -> str:
     (elsewhere / "random.py").write_text(trap)
     if as_module:  # as a notebook has it: the working directory is in the path, put there after the start
         path, script = str(beside), str(beside / "script.py")
+        (beside / "gpuload").mkdir()
+        (beside / "gpuload" / "__init__.py").write_text("raise ImportError('not the one that the program imported')\n")
         code = (
-            f"import sys, random, runpy; sys.path[:0] = ['', {path!r}]; runpy.run_path({script!r}, run_name='__main__')"
+            "import sys, random, runpy, gpuload, gpuload.loader; "
+            f"sys.path[:0] = ['', {path!r}]; runpy.run_path({script!r}, run_name='__main__')"
         )
         command = [sys.executable, "-P", "-c", code]
     else:
