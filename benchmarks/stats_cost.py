@@ -1,6 +1,6 @@
 """What counting costs: epochs with the counters behind `loader.stats()`, and without them, one after the other.
 
-    python -m benchmarks.stats_cost [--against TREE] [--seconds 150]
+    python -m benchmarks.stats_cost [--against TREE] [--seconds 150 | --instructions]
 
 Without them is a checkout of gpuload that has none: TREE, or the commit before counters came, which is checked out for
 the time. So whatever else came since is in the ratio too. Both are open at the same time, each in a process with its
@@ -9,6 +9,9 @@ turn, with nothing in work. What counts is the median of the ratios of neighbour
 CPU time of all its processes, which other work on the machine disturbs less.
 
 At the end: what a call of `loader.stats()` takes, beside a busy loader.
+
+``--instructions`` counts the instructions of each image with valgrind (Debian's package) in the place of its time: the
+same on a busy machine. It takes minutes for each count, and there are no worker processes: one process does it all.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ LOADS: Final = {
     "arrays 32×32, 2 workers": (16_384, 256, 2),
 }
 CALLS: Final = 200
+COUNTED: Final = {"photographs 500×375, decoded": (64, 1, 3), "arrays 32×32": (256, 2, 8)}  # batch size, batches
 
 
 class Photos:
@@ -126,6 +130,36 @@ def _calls(loader: Any) -> float:
     return 1e6 * statistics.median(took)
 
 
+def take(name: str, batches: int) -> None:
+    """Take some batches: what valgrind counts."""
+    import torch
+
+    import gpuload as gl
+    from gpuload import transforms as T
+
+    torch.set_num_threads(1)
+    batch_size, _, most = COUNTED[name]
+    photos = "photographs" in name
+    dataset = (Photos if photos else Arrays)(batch_size * (most + 4))
+    chain = [T.CenterCrop(64)] if photos else []
+    iterator = iter(gl.Loader(dataset, batch_size, transforms=chain, num_workers=0, device="cpu"))
+    for _ in range(batches):
+        next(iterator)
+
+
+def _instructions(tree: Path, name: str) -> float:
+    """Instructions for an image."""
+    batch_size, few, many = COUNTED[name]
+    found = []
+    for batches in (few, many):
+        command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable]
+        command += [str(Path(__file__).resolve()), "--take", name, str(batches)]
+        environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
+        said = subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True, check=True).stderr
+        found.append(int(said.rpartition("Collected :")[2].split()[0]))
+    return (found[1] - found[0]) / (many - few) / batch_size
+
+
 class Side:
     """A process that loads with the gpuload of a tree."""
 
@@ -183,16 +217,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="TREE", help="a checkout of gpuload without counters")
     parser.add_argument("--seconds", type=float, default=150, help="how long to measure, all loads together")
+    parser.add_argument("--instructions", action="store_true", help="count instructions with valgrind")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--take", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
         serve()
+        return
+    if given.take:
+        take(given.take[0], int(given.take[1]))
         return
     from benchmarks.machine import cpu_model, versions
 
     print(f"{cpu_model()}, {len(os.sched_getaffinity(0))} CPUs")
     print(", ".join(f"{name} {number}" for name, number in versions().items()))
     with _without_counters(given.against) as tree:
+        if given.instructions:
+            for name in COUNTED:
+                own, other = _instructions(ROOT, name), _instructions(tree, name)
+                print(
+                    f"{name}: {own:,.0f} instructions an image, {other:,.0f} without counters: {own / other - 1:+.2%}"
+                )
+            return
         sides = Side(ROOT), Side(tree)
         try:
             for name, (samples, batch_size, _) in LOADS.items():

@@ -97,12 +97,7 @@ class Counters:
 
     def end(self) -> None:
         """From now on there is nothing to do."""
-        now = _clock()
-        self.busy_ns += now - self._state_at
-        if self._cpu_at is not None:
-            before, self._cpu_at = self._cpu_at, time.process_time_ns()
-            self.cpu_ns += self._cpu_at - before
-        self._write(0, now)
+        self._write(0, self._count_busy())
 
     def leave(self) -> None:
         """The worker ends: from now on it is neither busy nor idle."""
@@ -110,10 +105,17 @@ class Counters:
         self._write(0, 0)
 
     def flush(self) -> None:
-        """Write all numbers down, in the midst of the work."""
+        """Write all numbers down; there is more to do."""
+        self._write(self._count_busy(), 0)
+
+    def _count_busy(self) -> int:
+        """Count the time until now, which it returns."""
         now = _clock()
         self.busy_ns += now - self._state_at
-        self._write(now, 0)
+        if self._cpu_at is not None:
+            before, self._cpu_at = self._cpu_at, time.process_time_ns()
+            self.cpu_ns += self._cpu_at - before
+        return now
 
     def _write(self, busy_since: int, idle_since: int) -> None:
         self._state_at = busy_since or idle_since

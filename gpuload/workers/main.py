@@ -23,6 +23,7 @@ from gpuload.datasets.kinds import draws_nothing, is_iterable
 from gpuload.errors import kinds_of
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
+from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job, receive
 from gpuload.workers.protocol import (
     HELLO,
@@ -84,17 +85,27 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
             replies.send(HELLO)
             memory = memoryview(bytearray(MESSAGE_BYTES))
-            counters.end()
-            while board.may_stay(worker) and (message := read_message(queue, memory)):
-                counters.begin()
+            counters.begin()
+            while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):
                 if runner.source.reads_ahead:
                     runner.source.will_need(next_request(queue, memory))
                 reply = _do(Request.unpack(message), worker, runner, board, ring).pack()
-                counters.end()  # before the reply: whoever has that finds its chunk counted
+                counters.flush()  # before the reply: whoever has that finds its chunk counted
                 replies.send(reply)
                 board.write(worker, IDLE, 0, 0)
             counters.leave()
             board.write(worker, LEFT, 0, 0)
+
+
+def _next_message(queue: socket.socket, memory: memoryview, counters: Counters) -> bytes:
+    """The next message. The worker is idle only while none waits for it, not while others have its processor."""
+    try:
+        return read_message(queue, memory, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        counters.end()
+        message = read_message(queue, memory)
+        counters.begin()
+        return message
 
 
 def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:

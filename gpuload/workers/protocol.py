@@ -68,10 +68,10 @@ MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
 MAX_INLINE_BYTES = 48 * 1024  # of a reply, likewise; larger metadata goes into the slot
 
 
-def read_message(end: socket.socket, memory: memoryview) -> bytes:
+def read_message(end: socket.socket, memory: memoryview, flags: int = 0) -> bytes:
     """The next message, empty if the other end is closed; `memory` of `MESSAGE_BYTES` is used again for each. (`recv`
     takes as much anew from the system and gives it back, which takes ten times as long as the message.)"""
-    return memory[: end.recv_into(memory)].tobytes()
+    return memory[: end.recv_into(memory, 0, flags)].tobytes()
 
 
 def next_request(end: socket.socket, memory: memoryview) -> Request | None:

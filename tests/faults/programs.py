@@ -14,7 +14,7 @@ import time
 import uuid
 from pathlib import Path
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 # Empty is the line that Python shows for a function which was just entered.
 # Where an error was being handled (a file that is not there, a queue that is full), Python shows that one first.
 ONE_CTRL_C = re.compile(

@@ -72,15 +72,18 @@ def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
                     break
         before = left()
         loader = numbers(slow, num_workers={workers})
-        errors = []
+        errors, seen = [], []
         def consume():
             try:
-                for batch in loader: pass
+                for batch in loader:
+                    seen.append(batch)
             except RuntimeError as error:
                 errors.append(str(error))
         thread = threading.Thread(target=consume)
         thread.start()
         wait_for_the_hang()
+        wait_until(lambda: len(seen) == 2, "the thread has all batches that there are")
+        time.sleep(0.2)  # until it is in next()
         if {workers} == 0:
             threading.Timer(0.1, lambda: open(f"{{tmp}}/go", "w").close()).start()
         began = time.monotonic()

@@ -422,6 +422,9 @@ def who(index):
 def test_workers_come_and_go_and_a_new_one_has_the_number_of_one_that_left(team):
     team_ = team(Calls(who), most=3)
     [first] = team_.pool.pids
+    team_.pool.resize(3)
+    team_.pool.gather(0.0)
+    assert team_.pool.size == 2  # one at a time
     steady(team_, 3)
     assert team_.pool.pids[0] == first
     for pid in team_.pool.pids[:2]:  # the third one has to do the next chunk
@@ -431,6 +434,10 @@ def test_workers_come_and_go_and_a_new_one_has_the_number_of_one_that_left(team)
     assert team_.values([0], chunk=1000) == [str((third, 2, 3))]
     for pid in team_.pool.pids[:2]:
         os.kill(pid, signal.SIGCONT)
+    team_.pool.resize(9)
+    assert team_.pool.is_steady  # three are the most
+    team_.pool.resize(0)
+    assert team_.pool.size == 1  # the least
     steady(team_, 1)
     assert team_.pool.pids == [first]
     assert not alive(third)
