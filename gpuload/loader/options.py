@@ -23,7 +23,7 @@ from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.process import check_platform
 from gpuload.workers.ray.options import CHUNKS_PER_WORKER, RayWorkers
 
-__all__ = ["Options", "WorkerOptions"]
+__all__ = ["Options", "WorkerOptions", "local_ranks"]
 
 DEFAULT_PREFETCH = 2
 # Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); a first batch comes sooner
@@ -71,6 +71,7 @@ class WorkerOptions:
     faults: Faults
     chunk_size: int | None
     ring_bytes: int
+    affinity: Literal["auto", "none"]
 
     def __post_init__(self) -> None:
         workers: Any = self.workers
@@ -93,6 +94,11 @@ class WorkerOptions:
             check_platform()
         if not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
             raise ValueError(f"timeout must be seconds, 0 for none, got {self.timeout!r}")
+        if self.affinity not in ("auto", "none"):
+            raise ValueError(
+                "affinity must be 'auto' (workers near the GPU, where that leaves them enough CPUs) or 'none', got "
+                f"{self.affinity!r}"
+            )
         decode: Any = self.decode
         if decode is not None and not isinstance(decode, Decode):
             raise TypeError(f"decode must be a gpuload.Decode, got {type(decode).__name__}: {decode!r}")
@@ -115,13 +121,13 @@ class WorkerOptions:
     @property
     def cpus(self) -> int:
         """How many CPUs workers may use."""
-        return cpus_of_rank(usable_cpus(), _local_ranks())
+        return cpus_of_rank(usable_cpus(), local_ranks())
 
     @property
     def count(self) -> int:
         if self.num_workers != "auto":
             return self.num_workers
-        return min(FIRST_WORKERS, default_workers(usable_cpus(), _local_ranks()))
+        return min(FIRST_WORKERS, default_workers(usable_cpus(), local_ranks()))
 
     @property
     def most(self) -> int:
@@ -153,7 +159,7 @@ class WorkerOptions:
                 f"starting so many takes about {START_CPU_S * workers / cpus:.0f} s of all CPUs (many times that if "
                 "the dataset imports torch: 40 on two CPUs took 23 s), and then they take about "
                 f"{workers * WORKER_BYTES / 1e9:.1f} GB of memory. The default is "
-                f"{default_workers(cpus, _local_ranks())}; more than there are CPUs help only where reading is slow, "
+                f"{default_workers(cpus, local_ranks())}; more than there are CPUs help only where reading is slow, "
                 "and num_workers='auto' finds out"
             )
 
@@ -196,7 +202,7 @@ class Options:
             )
         elif num_workers is None or (sys.platform != "linux" and num_workers == "auto"):
             alone = sys.platform != "linux" or order.iterable
-            num_workers = 0 if alone else default_workers(usable_cpus(), _local_ranks())
+            num_workers = 0 if alone else default_workers(usable_cpus(), local_ranks())
         workers = _group(WorkerOptions, given, num_workers=num_workers)
         if collate_fn is None and callable(own := getattr(order.dataset, "_get_collate_fn", None)):
             collate_fn = own()
@@ -281,7 +287,7 @@ def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
     return faults or Faults(on_error="raise" if on_error is None else on_error)
 
 
-def _local_ranks() -> int:
+def local_ranks() -> int:
     """How many ranks this machine has."""
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
