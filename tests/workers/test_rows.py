@@ -78,6 +78,7 @@ def content_of(reply: Reply, slot: np.ndarray) -> list[Any]:
 CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "whole images": ({}, []),
     "crops": ({}, [T.RandomResizedCrop(8)]),
+    "bands": ({}, [T.CenterCrop((9, 4))]),
     "two views": ({}, [T.MultiView([[T.RandomCrop(4)], [T.CenterCrop(3)]])]),
     "no labels": ({"labels": None}, [T.CenterCrop(4)]),
     "names": ({"labels": [f"class {number}" for number in range(COUNT)]}, []),
