@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.tree import flatten
 from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN
@@ -127,8 +128,8 @@ def _aligned(nbytes: Any) -> Any:
 
 def row_copier(job: Job) -> RowCopier | None:
     """A `RowCopier`, for jobs that it can do: images of an `ArrayFile`, which no user's code sees one by one."""
-    kind, chain = type(job.dataset), job.chain
-    if (kind.__module__, kind.__name__) != ("gpuload.datasets.stores.array", "ArrayFile"):
+    chain = job.chain
+    if not row_bytes(job.dataset):
         return None
     special = job.collate_fn is not None or chain.frames or chain.reads_boxes or droppers(chain)
     return None if special else RowCopier(job)

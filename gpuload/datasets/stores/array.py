@@ -217,14 +217,18 @@ class ArrayFile(Store):
             return images
         return [(image, value_of(self.labels, number)) for image, number in zip(images, numbers, strict=True)]
 
+    @property
+    def _row_bytes(self) -> int:
+        """How many bytes each image takes, if they may be copied as they lie in the file; else 0."""
+        lie_there = self._remote is None and self._pixels.dtype is None and self._pixels.layout in ("HW", "HWC")
+        return self._sample_bytes if lie_there and len(self) else 0
+
     def _image_rows(self, numbers: list[int]) -> np.ndarray | None:
         """All samples as images N×H×W×C in the memory of the file, for one who copies those of these numbers; None
-        where samples have to be made first."""
-        if self._remote is not None or self._pixels.dtype is not None or self._pixels.layout not in ("HW", "HWC"):
+        without `_row_bytes`."""
+        if not self._row_bytes:
             return None
         array, mapping = self._handle
-        if mapping is None:
-            return None
         self._announce(mapping, numbers)
         return array[..., None] if self._pixels.layout == "HW" else array
 
