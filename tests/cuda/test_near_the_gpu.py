@@ -1,4 +1,4 @@
-"""Workers and page-locked slots near the GPU, on a machine with several NUMA nodes; and arrays of a file brought there."""
+"""Workers and page-locked slots near the GPU, where there are several NUMA nodes; arrays of a file brought there."""
 
 from __future__ import annotations
 
