@@ -41,7 +41,7 @@ ORDER = (*CEILINGS, "fused", "dali_mixed", "dali_cpu", "torch_pillow", "torch_de
 ROW_LIMIT_S = 75.0
 LEAST_S = 8.0  # what is begun later than this before the end has no time to warm up
 JITTER = 0.4
-ARRAYS = 20_000
+ARRAYS, ARRAY_FILE = 20_000, 262_144
 # What an error says where a package or a driver is absent; anything else should have run.
 ABSENT = ("No module named", "not installed", "cannot be imported here")
 ENDING = threading.Event()  # no row is begun any more
@@ -74,6 +74,10 @@ class Work:
             return _module("peers.workers_only", recipe.to_json())
         if name == "arrays":
             return _module("peers.arrays_gpuload", replace(recipe, channels_last=False).to_json())
+        if name == "array_file":
+            # Without a simulation a second or two for an epoch at the rate that is aimed at, of FFCV's size.
+            sizes = {} if self.pace.small else {"size": 256, "samples": ARRAY_FILE}
+            return _module("peers.array_file", replace(recipe, channels_last=False, **sizes).to_json())
         feed = FEEDS[name]
         # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
         workers = recipe.workers if feed.own else self.cpus

@@ -54,6 +54,7 @@ PARTS = {
     "stage": "the fused stage",
     "workers": "gpuload's workers, slots only taken",
     "arrays": "arrays in memory, to the device",
+    "array_file": "an ArrayFile of 256×256, to the device",
 }
 
 

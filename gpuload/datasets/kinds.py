@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["draws_nothing", "fetched", "fetches_many", "is_iterable", "natural_blocks"]
+__all__ = ["draws_nothing", "fetched", "fetches_many", "is_iterable", "natural_blocks", "row_bytes"]
 
 
 def draws_nothing(dataset: Any) -> bool:
@@ -84,6 +84,13 @@ def natural_blocks(dataset: Any) -> np.ndarray | None:
         shown = ", ".join(map(str, bounds[:4].tolist())) + (f", …, {bounds[-1]}" if len(bounds) > 4 else "")
         raise ValueError(f"{told}, in ascending order from 0 on; got {shown or 'nothing'}")
     return np.unique(bounds)
+
+
+def row_bytes(dataset: Any) -> int:
+    """How many bytes each image of a dataset takes, if workers copy them as they lie in an array; else 0."""
+    kind = type(dataset)  # not the user's own, which may do more than that
+    is_ours = (kind.__module__, kind.__name__) == ("gpuload.datasets.stores.array", "ArrayFile")
+    return dataset._row_bytes if is_ours else 0
 
 
 def is_iterable(dataset: Any) -> bool:

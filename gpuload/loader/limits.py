@@ -25,6 +25,7 @@ __all__ = [
     "check_memory",
     "check_processes",
     "check_workers",
+    "control_groups",
     "descriptors_left",
     "memory_left_bytes",
     "processes_left",
@@ -102,7 +103,7 @@ def processes_left(root: str = "/") -> tuple[int, str] | None:
         if limit != resource.RLIM_INFINITY and os.geteuid() != 0:
             name = f"the {limit:,} that this user may have (RLIMIT_NPROC, `ulimit -u`)"
             found.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
-    for folder, _ in _groups(root, "pids"):
+    for folder, _ in control_groups(root, "pids"):
         limit, use = (_number(_read(f"{folder}/pids.{name}")) for name in ("max", "current"))
         if limit is not None and use is not None:
             found.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
@@ -191,7 +192,7 @@ _VERSIONS = {
 def _tightest(root: str) -> _Memory | None:
     """The group with the least memory left, among those with a limit."""
     found = []
-    for folder, version in _groups(root, "memory"):
+    for folder, version in control_groups(root, "memory"):
         files = _VERSIONS[version]
         limit = _number(_read(f"{folder}/{files.limit}"))
         if limit is None or limit >= _UNLIMITED:
@@ -203,7 +204,7 @@ def _tightest(root: str) -> _Memory | None:
     return min(found, default=None)
 
 
-def _groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
+def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
     """The folders of this process's groups for a controller, from its own upwards as far as they are visible; and
     "cgroup2", or "cgroup" for version 1."""
     mounts = _mounts(root, controller)

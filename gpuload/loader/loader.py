@@ -23,7 +23,7 @@ from gpuload.loader.epoch import Epoch
 from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_for, compile_for, resolve_device
+from gpuload.loader.prepare import check_for, plan_for, resolve_device
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session
@@ -110,9 +110,10 @@ class Loader:
         backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for what
             another one lacks; ``"auto"`` is ``"fused"`` on a GPU and ``"torch"`` on the CPU. `plan` shows it.
         info: give ``(batch, BatchInfo)``.
-        chunk_size: the most samples that a worker does at a time; default: a worker's share of the batch, from 8 to 32.
-            The batches do not depend on it.
+        chunk_size: the most samples that a worker does at a time, which changes no batch; default: its share, 8 to 32.
         ring_bytes: the most shared memory for decoded pixels on their way; default 2 GiB.
+        affinity: ``"auto"``: where there are several NUMA nodes, workers run on the CPUs of the GPU's, if these are
+            enough, and decoded pixels lie in its memory; ``"none"``: anywhere. `plan` says what is done.
 
     Raises:
         ValueError, TypeError: an argument is wrong; the message says what was expected.
@@ -190,6 +191,7 @@ class Loader:
         info: bool = False,
         chunk_size: int | None = None,
         ring_bytes: int = DEFAULT_RING_BYTES,
+        affinity: Literal["auto", "none"] = "auto",
     ) -> None:
         options = self._options = Options.of(locals())
         for name in Loader.__annotations__:
@@ -333,7 +335,7 @@ class Loader:
         )
 
     def plan(self) -> Plan:
-        """Which backend runs which transform, here and now: ``print(loader.plan())``.
+        """Which backend runs which transform here and now, and near which GPU workers are: ``print(loader.plan())``.
 
         Raises:
             BackendError: the backend that was asked for cannot be used here.
@@ -346,7 +348,7 @@ class Loader:
               Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
               RandomInvert()    kornia
         """
-        return compile_for(self._options, resolve_device(self._options.stage.device)).plan
+        return plan_for(self._options)
 
     def stats(self, since: Stats | None = None) -> Stats:
         """What loading took since the epoch began: ``print(loader.stats())`` shows what bounds, and says what to do.

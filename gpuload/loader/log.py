@@ -24,8 +24,8 @@ logging.getLogger("gpuload").addHandler(logging.NullHandler())
 logger = logging.getLogger("gpuload.loader")
 
 
-def begun(options: Options, plan: Plan) -> None:
-    """A session has begun: its workers, its decoders of JPEGs, its plan."""
+def begun(options: Options, plan: Plan, placed: str) -> None:
+    """A session has begun: its workers, and where they are placed, its decoders of JPEGs, its plan."""
     if not logger.isEnabledFor(logging.INFO):
         return
     workers = options.workers
@@ -40,6 +40,8 @@ def begun(options: Options, plan: Plan) -> None:
     if workers.workers is None:  # else they are decoded elsewhere
         logger.info("JPEGs: %s", _decoders(options))
     logger.info("plan: %s", _steps(plan))
+    if placed:
+        logger.info("placement: %s", placed)
 
 
 def resuming(state: State) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from gpuload.batches.options import BatchOptions
+from gpuload.datasets.kinds import row_bytes
 from gpuload.decode import Decode
 from gpuload.loader.cpus import cpus_of_rank, default_workers, usable_cpus
 from gpuload.loader.limits import WORKER_BYTES
@@ -23,12 +24,15 @@ from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.process import check_platform
 from gpuload.workers.ray.options import CHUNKS_PER_WORKER, RayWorkers
 
-__all__ = ["Options", "WorkerOptions"]
+__all__ = ["Options", "WorkerOptions", "local_ranks"]
 
 DEFAULT_PREFETCH = 2
 # Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); a first batch comes sooner
 # if each worker has a part of it.
 LEAST_CHUNK, MOST_CHUNK = 8, 32
+# Copying a decoded image takes 20 µs, and a chunk some 100 µs of the main process: with 64 in place of 32 `next()` took
+# a quarter less of it. But a batch is in four parts, for as many workers; and samples may be volumes.
+ROW_CHUNK, ROW_CHUNK_BYTES, ROW_PARTS = 64, 16 << 20, 4
 MAX_CHUNK = 4096  # a request has to fit the socket
 MANY_WORKERS = 8  # so many may always be asked for
 # "auto" begins with few, as each takes 0.3 s of a CPU to start; and it never has more than these for each CPU, or in
@@ -71,6 +75,7 @@ class WorkerOptions:
     faults: Faults
     chunk_size: int | None
     ring_bytes: int
+    affinity: Literal["auto", "none"]
 
     def __post_init__(self) -> None:
         workers: Any = self.workers
@@ -93,6 +98,11 @@ class WorkerOptions:
             check_platform()
         if not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
             raise ValueError(f"timeout must be seconds, 0 for none, got {self.timeout!r}")
+        if self.affinity not in ("auto", "none"):
+            raise ValueError(
+                "affinity must be 'auto' (workers near the GPU, where that leaves them enough CPUs) or 'none', got "
+                f"{self.affinity!r}"
+            )
         decode: Any = self.decode
         if decode is not None and not isinstance(decode, Decode):
             raise TypeError(f"decode must be a gpuload.Decode, got {type(decode).__name__}: {decode!r}")
@@ -115,13 +125,13 @@ class WorkerOptions:
     @property
     def cpus(self) -> int:
         """How many CPUs workers may use."""
-        return cpus_of_rank(usable_cpus(), _local_ranks())
+        return cpus_of_rank(usable_cpus(), local_ranks())
 
     @property
     def count(self) -> int:
         if self.num_workers != "auto":
             return self.num_workers
-        return min(FIRST_WORKERS, default_workers(usable_cpus(), _local_ranks()))
+        return min(FIRST_WORKERS, default_workers(usable_cpus(), local_ranks()))
 
     @property
     def most(self) -> int:
@@ -153,7 +163,7 @@ class WorkerOptions:
                 f"starting so many takes about {START_CPU_S * workers / cpus:.0f} s of all CPUs (many times that if "
                 "the dataset imports torch: 40 on two CPUs took 23 s), and then they take about "
                 f"{workers * WORKER_BYTES / 1e9:.1f} GB of memory. The default is "
-                f"{default_workers(cpus, _local_ranks())}; more than there are CPUs help only where reading is slow, "
+                f"{default_workers(cpus, local_ranks())}; more than there are CPUs help only where reading is slow, "
                 "and num_workers='auto' finds out"
             )
 
@@ -196,7 +206,7 @@ class Options:
             )
         elif num_workers is None or (sys.platform != "linux" and num_workers == "auto"):
             alone = sys.platform != "linux" or order.iterable
-            num_workers = 0 if alone else default_workers(usable_cpus(), _local_ranks())
+            num_workers = 0 if alone else default_workers(usable_cpus(), local_ranks())
         workers = _group(WorkerOptions, given, num_workers=num_workers)
         if collate_fn is None and callable(own := getattr(order.dataset, "_get_collate_fn", None)):
             collate_fn = own()
@@ -236,10 +246,12 @@ class Options:
             return min(size, MAX_CHUNK)  # one worker makes the batch
         if workers.workers is not None:  # each costs this process a message, however small it is
             return min(MOST_CHUNK, size)
+        row = row_bytes(self.order.dataset)
+        least = max(LEAST_CHUNK, min(ROW_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
         if workers.num_workers == "auto":  # whatever their number becomes
-            return min(max(-(-size // workers.cpus), LEAST_CHUNK), AUTO_CHUNK, size)
+            return min(max(min(-(-size // workers.cpus), AUTO_CHUNK), least), size)
         share = -(-size // max(1, workers.count))
-        return min(max(share, LEAST_CHUNK), MOST_CHUNK, size)
+        return min(max(min(share, MOST_CHUNK), least), size)
 
     @property
     def plain_chunk_size(self) -> int:
@@ -281,7 +293,7 @@ def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
     return faults or Faults(on_error="raise" if on_error is None else on_error)
 
 
-def _local_ranks() -> int:
+def local_ranks() -> int:
     """How many ranks this machine has."""
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 

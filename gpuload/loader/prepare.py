@@ -6,14 +6,17 @@ Runs in the main process; keeps nothing.
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import replace
 
 import torch
 
 from gpuload.loader.limits import check_descriptors, check_memory, check_workers
-from gpuload.loader.options import Options
-from gpuload.stage import Stage, accelerator, check_stage, compile_stage
+from gpuload.loader.options import Options, local_ranks
+from gpuload.loader.placement import Placement, find_placement
+from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
 
-__all__ = ["check_for", "check_limits", "compile_for", "resolve_device"]
+__all__ = ["check_for", "check_limits", "compile_for", "placement_for", "plan_for", "resolve_device"]
 
 
 def compile_for(options: Options, device: torch.device) -> Stage:
@@ -27,6 +30,23 @@ def compile_for(options: Options, device: torch.device) -> Stage:
         ragged=_ragged(options),
         cpu_threads=options.cpu_threads,
     )
+
+
+def plan_for(options: Options) -> Plan:
+    """What runs where, here and now."""
+    device = resolve_device(options.stage.device)
+    placed = placement_for(options, device).told(options.workers.processes)
+    return replace(compile_for(options, device).plan, placement=placed or None)
+
+
+def placement_for(options: Options, device: torch.device) -> Placement:
+    """Where workers and ring go; those of a cluster have other machines' CPUs."""
+    address = accelerator.pci_address(device)
+    if address is None or options.workers.workers is not None or sys.platform != "linux":
+        return Placement()
+    if options.workers.affinity == "none":
+        return Placement(why="affinity='none': nothing is placed")
+    return find_placement(address, device=str(device), ranks=local_ranks())
 
 
 def check_for(options: Options) -> None:

@@ -30,7 +30,8 @@ from gpuload.loader.life import Life
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_limits, compile_for, resolve_device
+from gpuload.loader.placement import Placement
+from gpuload.loader.prepare import check_limits, compile_for, placement_for, resolve_device
 from gpuload.loader.totals import Span, Totals, caches_in
 from gpuload.loader.tuning import tuner_for
 from gpuload.order.place import IterablePlace, Place
@@ -112,11 +113,12 @@ class Session:
         )
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
         check_limits(options, device, start.workers)
-        self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes)
+        self.placement = placement_for(options, device)
+        self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
         try:
             self.transfer = make_transfer(self.ring, device)
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
-            self.engine = _engine(job, options, self.ring, start.workers)
+            self.engine = _engine(job, options, self.ring, start.workers, self.placement)
         except BaseException:
             self.ring.close()
             raise
@@ -140,7 +142,7 @@ class Session:
         self.meter, self.number = Meter(self.engine, self.transfer), next(_numbers)
         self._born = self._begun = Totals.of(self)  # as it began, and as its epoch did
         _sessions.add(self)
-        log.begun(options, self.stage.plan)
+        log.begun(options, self.stage.plan, self.placement.told(start.workers if workers.processes else 0))
 
     @property
     def usable(self) -> bool:
@@ -357,7 +359,9 @@ def _raisable(error: Exception) -> Exception:
     return wrapped
 
 
-def _engine(job: Job, options: Options, ring: Ring, count: int) -> WorkerPool | RayPool | HomeEngine:
+def _engine(
+    job: Job, options: Options, ring: Ring, count: int, placement: Placement
+) -> WorkerPool | RayPool | HomeEngine:
     """What does the chunks: processes of this machine, workers of a cluster, or this process."""
     workers = options.workers
     watch = {
@@ -371,7 +375,7 @@ def _engine(job: Job, options: Options, ring: Ring, count: int) -> WorkerPool | 
         return RayPool(job, workers.workers, ring, **watch)
     if not count:
         return HomeEngine(job, ring, around=partial(named, DECODE))
-    return WorkerPool(job, count, ring, most=workers.most, **watch)
+    return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:

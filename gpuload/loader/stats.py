@@ -83,7 +83,8 @@ class Stats:
         decoded_whole: JPEGs decoded whole for a part of them, since nvImageCodec cannot be used.
         cache_hits, cache_misses: of `Cached` datasets, by all processes of this machine that share them.
         errors: samples that failed; restarts: workers that died.
-        device: where the batches go.
+        device: where the batches go; placement: where workers and ring are on a machine with several NUMA nodes, or why
+            they are anywhere; "" for batches on the CPU.
         num_workers: how many workers there are; elsewhere: they are on other machines.
         cpus: how many CPUs this process may use; cpu_s: CPU seconds of this process and its workers together;
             workers_cpu_s: those of workers.
@@ -129,6 +130,7 @@ class Stats:
     errors: int = 0
     restarts: int = 0
     device: str = "cpu"
+    placement: str = ""
     num_workers: int = 0
     elsewhere: bool = False
     cpus: int = 1

@@ -80,6 +80,9 @@ def facts(stats: Stats) -> Iterator[tuple[str, str]]:
         more = " …" if len(stats.workers) > 8 else ""
         yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {shown}{more}"
         yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
+    if stats.placement:
+        first, *others = textwrap.wrap(stats.placement, COLUMNS - 10)
+        yield from (("placed", first), *(("", line) for line in others))
     yield (
         "ring",
         (

@@ -114,6 +114,7 @@ class Totals:
             "pinned_bytes": transfer.pinned_bytes,
             "pinning_refused": transfer.pinning_refused,
             "device": str(session.stage.device),
+            "placement": session.placement.told(workers),
             "num_workers": workers,
             "elsewhere": session.options.workers.workers is not None,
         }

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuload.errors import LimitError
+from gpuload.ring.affinity import running_on
 from gpuload.ring.descriptors import standard_streams_taken
 from gpuload.ring.gone import when_gone
 
@@ -69,6 +70,7 @@ class Ring:
         on_new: called with each new slot before its first use (page-locking).
         on_retire: called before a slot's memory is given back.
         memory_left: how many bytes the machine still allows, None for no limit; called only for a new slot.
+        near: CPUs near which a new slot is to lie; `on_new` is called there, and has to touch its memory.
 
     Attributes:
         made: how many slots were made so far; moved_out: how many were emptied by `move_out`.
@@ -85,6 +87,7 @@ class Ring:
         on_new: Callable[[Slot], None] | None = None,
         on_retire: Callable[[Slot], None] | None = None,
         memory_left: Callable[[], int | None] | None = None,
+        near: frozenset[int] = frozenset(),
     ) -> None:
         if ring_bytes <= 0:
             raise ValueError(f"ring_bytes must be positive, got {ring_bytes}")
@@ -93,6 +96,7 @@ class Ring:
         self.on_new = on_new
         self.on_retire = on_retire
         self._memory_left = memory_left
+        self._near = near
         if hasattr(os, "memfd_create"):
             with standard_streams_taken():
                 self.fd = os.memfd_create("gpuload-ring", os.MFD_CLOEXEC)
@@ -171,7 +175,8 @@ class Ring:
             return self.acquire(max(nbytes // 2, least), least_bytes=least)
         if self.on_new is not None:
             try:
-                self.on_new(slot)
+                with running_on(self._near):
+                    self.on_new(slot)
             except BaseException:
                 self._add_gap(slot)
                 raise

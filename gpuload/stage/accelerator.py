@@ -30,6 +30,7 @@ __all__ = [
     "generator_of",
     "is_available",
     "kind",
+    "pci_address",
     "usual_type",
 ]
 
@@ -182,6 +183,15 @@ def generator_of(device: torch.device) -> torch.Generator:
 def capability(device: torch.device) -> tuple[int, int] | None:
     """CUDA's compute capability of a device; None for others. ROCm gives numbers of its own."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def pci_address(device: torch.device) -> str | None:
+    """Where a device is on the PCI bus, as ``/sys/bus/pci/devices`` names it; None for one that torch does not say."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    numbers = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    return None if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuload.stage.backend import Backend
-from gpuload.stage.html import shortened, table
+from gpuload.stage.html import paragraph, shortened, table
 from gpuload.transforms import Chain
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Outline
@@ -43,6 +43,8 @@ class Plan:
         views: the steps of each view; one, without a `MultiView`.
         module: the name of a module at the end of the transforms, which gets the batch's images; None without one.
         note: why another backend than the fastest is used; else None.
+        placement: where workers and ring are on a machine with several NUMA nodes, or why they are anywhere; None for
+            batches on the CPU.
     """
 
     backend: str
@@ -50,6 +52,7 @@ class Plan:
     views: tuple[tuple[PlanStep, ...], ...]
     module: str | None = None
     note: str | None = None
+    placement: str | None = None
 
     @property
     def steps(self) -> tuple[PlanStep, ...]:
@@ -78,6 +81,7 @@ class Plan:
             lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
         if self.module:
             lines.append(_row(self.module, self._module_backend, MODULE_GETS, width))
+        lines += [f"placement: {self.placement}"] if self.placement else []
         return "\n".join(line.rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
@@ -91,7 +95,7 @@ class Plan:
             of_view = f", view {number + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{of_view}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
-        return "\n".join(tables)
+        return "\n".join([*tables, *([paragraph(f"placement: {self.placement}")] if self.placement else [])])
 
     @property
     def _module_backend(self) -> str:

@@ -32,11 +32,13 @@ import select
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 
 import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, not at the first iter()
 import numpy as np
 
 from gpuload.errors import WorkerError
+from gpuload.ring.affinity import move, running_on
 from gpuload.ring.descriptors import standard_streams_taken
 from gpuload.ring.ring import Ring
 from gpuload.workers.counters import place_of
@@ -62,8 +64,6 @@ from gpuload.workers.watch import Watch, at_sample
 __all__ = ["WorkerPool", "running_workers"]
 
 CLOSE_GRACE_S = 1.0
-
-
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
@@ -78,10 +78,8 @@ class WorkerPool:
         max_restarts: after this many deaths between two calls of `forgive`, the next is an error.
         own_queues: a queue for each worker; `Request.iterable` says which worker is asked.
         first, total: the number of the first of these workers, and how many there are in other pools too.
-        most: how many there may be after `resize`.
-
-    Attributes:
-        most: the same; fewer once a worker could not be added.
+        most: how many there may be after `resize`; as an attribute fewer, once a worker could not be added.
+        cpus_for: the CPUs for so many workers; none: those of this process.
 
     Raises:
         RuntimeError: this platform or interpreter cannot start workers; use ``num_workers=0``.
@@ -100,6 +98,7 @@ class WorkerPool:
         first: int = 0,
         total: int | None = None,
         most: int | None = None,
+        cpus_for: Callable[[int], frozenset[int]] = lambda workers: frozenset(),
     ) -> None:
         check_platform()
         self.deaths = Deaths(max_restarts)
@@ -114,7 +113,7 @@ class WorkerPool:
         self._halted = self._closed = self._told = False  # the last: that no more workers can be added
         self._team: dict[int, WorkerProcess] = {}
         self.most = most = most or workers
-        self._wanted = workers
+        self._wanted, self._cpus_for = workers, cpus_for
         self._numbers = range(first, first + most)
         self._added: dict[int, str] = {}  # after a `resize`, and not ready yet; why it will not be, once that is known
         self._leaving: set[int] = set()  # asked to, and still there
@@ -122,9 +121,8 @@ class WorkerPool:
         self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
         self._watch = Watch(timeout_s)
         self.unsaid: list[str] = []  # warnings; `gather` gives them
-        settings = settings_for(most, first, total or most, ring.ring_bytes)
         with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
-            self._job_fds = ship(job, settings)
+            self._job_fds = ship(job, settings_for(most, first, total or most, ring.ring_bytes))
         with contextlib.ExitStack() as undo, standard_streams_taken():
             undo.callback(self._close_job)
             self._board = Board(most, first=first)
@@ -165,7 +163,9 @@ class WorkerPool:
     def resize(self, workers: int) -> None:
         """Have so many workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added, one
         at a time. If one cannot start, `gather` warns, and no more are added."""
-        self._wanted = max(1, min(workers, self.most))
+        before, self._wanted = self._wanted, max(1, min(workers, self.most))
+        if (cpus := self._cpus_for(self._wanted)) != self._cpus_for(before):
+            move(self.pids, cpus)
         for number in sorted(self._team.keys() - self._leaving)[self._wanted :]:
             self._leaving.add(number)
             self._board.ask_to_leave(number)
@@ -286,10 +286,10 @@ class WorkerPool:
     def _start(self, number: int) -> None:
         self._board.clear(number)
         queue = self._queues[number % len(self._queues)]
-        job_fd, *others = self._job_fds
-        shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno())
-        with held(), standard_streams_taken():  # a process that was started must get into the team
-            worker = self._team[number] = WorkerProcess(number, shared, others)
+        shared = (self._job_fds[0], self._ring.fd, self._board.fd, queue.read_end.fileno())
+        # Held: a process that was started must get into the team.
+        with held(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
+            worker = self._team[number] = WorkerProcess(number, shared, self._job_fds[1:])
             for fd in worker.descriptors:
                 self._by_fd[fd] = worker
                 self._epoll.register(fd, select.EPOLLIN)
@@ -312,7 +312,8 @@ class WorkerPool:
             worker.end(0.0)
         del self._added[number]
         if self._wanted > self.size:
-            self.most = self._wanted = max(1, self.size)
+            self.most = max(1, self.size)
+            self.resize(self.most)
         if not self._told:
             self.unsaid.append(f"a worker could not be added: {why}. {self.size} go on with the work, and no more come")
         self._told = True
@@ -389,8 +390,7 @@ class WorkerPool:
         team = {number: worker for number, worker in self._team.items() if number % len(self._queues) == queue}
         for worker in team.values():
             self._drain(worker, events)
-        notes = [self._board.read(number) for number in team]
-        noted = {(note.chunk, note.attempt) for note in notes}
+        noted = {(note.chunk, note.attempt) for note in map(self._board.read, team)}
         noted |= {(request.chunk, request.attempt) for request in self._taken_back}
         sent = [key for key, request in self._flying.items() if self._queue_of(request) == queue]
         for key in [key for key in sent if key not in noted]:

@@ -28,6 +28,7 @@ from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.plans import make_plan
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
+from gpuload.workers.rows import row_copier
 from gpuload.workers.sample import Region, Sample, SampleReader, Sourced, as_columns
 from gpuload.workers.source import Ended, Source
 
@@ -54,6 +55,7 @@ class ChunkRunner:
         self.job = job
         self._reader = SampleReader(job)
         self.source = Source(job.dataset, job.seed)
+        self._rows = row_copier(job)
         self.counters = Counters()
         self._guard = guard_generators and self.source.seeds
         # A batch of plain data is collated in the worker; with images, after the stage.
@@ -69,6 +71,8 @@ class ChunkRunner:
     def counters(self, counters: Counters) -> None:
         self._counters = self.source.counters = counters
         self._reader.count_in(counters)
+        if self._rows is not None:
+            self._rows.counters = counters
 
     def run(
         self,
@@ -86,6 +90,15 @@ class ChunkRunner:
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
             return reply
         counters.chunks += 1
+        if self._rows is not None and self._reader.has_looked:
+            filled = self._rows.fill(request, slot, note, wanted)
+            if isinstance(filled, Reply):
+                return filled
+            if filled is not None:
+                start = clock()
+                reply = _pack(request, slot, filled[1], filled[0])
+                counters.pack_ns += clock() - start
+                return reply
         loaded: list[Sample] = []
         errors: list[tuple[int, ErrorRecord]] = []
         collated = None

@@ -93,6 +93,11 @@ class SampleReader:
         self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
         self._no_targets = check_transforms(job.chain)
 
+    @property
+    def has_looked(self) -> bool:
+        """Whether its first samples were searched for strays, and what was found was said."""
+        return not self._looks and not self.strays
+
     def count_in(self, counters: Counters) -> None:
         """Count there what is decoded, and how many bytes were given."""
         self._counters, self._decoder.counts = counters, counters.decoded

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+import os
 from collections import Counter
 from typing import Any
 
@@ -153,3 +155,26 @@ def test_where_auto_has_no_meaning_it_is_refused(changes, text):
 def test_where_there_are_no_worker_processes_auto_means_none(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
     assert Options.of(given(num_workers="auto")).workers.count == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_size", "workers", "chunk"),
+    [
+        ((256, 256, 3), 256, 2, 64),
+        ((256, 256, 3), 256, 15, 64),
+        ((256, 256, 3), 256, "auto", 64),
+        ((256, 256, 3), 1024, 2, 64),
+        ((256, 256, 3), 64, 8, 16),
+        ((256, 256, 3), 4, 2, 4),
+        ((1024, 1024, 3), 256, 15, 18),  # 3 MB each: five would be enough
+        ((4, 256, 256, 3), 256, 15, 18),  # clips are no rows
+    ],
+)
+def test_decoded_images_of_a_file_come_in_larger_chunks(tmp_path, shape, batch_size, workers, chunk):
+    path = tmp_path / "images.bin"
+    path.touch()
+    os.truncate(path, 300 * math.prod(shape))  # a hole
+    dataset = gl.ArrayFile(path, dtype="uint8", shape=(300, *shape))
+    assert Options.of(given(dataset=dataset, batch_size=batch_size, num_workers=workers)).chunk_size == chunk
+    usual = Options.of(given(dataset=range(300), batch_size=batch_size, num_workers=2)).chunk_size
+    assert usual == min(max(batch_size // 2, 8), 32, batch_size)

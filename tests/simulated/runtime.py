@@ -112,6 +112,8 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "default_generators", (torch.default_generator,) * len(machine.defaults))
     patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x10, pci_device_id=0)
+    patch.setattr(torch.cuda, "get_device_properties", lambda device=None: place)
 
 
 def _queue_launches(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:

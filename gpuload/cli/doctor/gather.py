@@ -22,6 +22,7 @@ from gpuload.cli.doctor import gpu, machine, packages
 from gpuload.cli.doctor.finding import Finding
 from gpuload.cli.doctor.trial import LOCKED_BYTES, STEPS, begin, sample_jpeg
 from gpuload.loader.cpus import default_workers, usable_cpus
+from gpuload.loader.placement import near, numa_nodes
 from gpuload.workers.process import check_platform
 
 __all__ = ["examine", "processes_left"]
@@ -82,6 +83,10 @@ def _on_gpu(tried: Results) -> list[Finding]:
         gpu.torch_build(torch, driver_cuda=cuda),
         gpu.driver(version=version, cuda=cuda),
         gpu.gpus(torch, driver_cuda=cuda),
+        gpu.placement(
+            [(f"GPU {number}", *near(device.get("address"))) for number, device in enumerate(torch.get("devices", []))],
+            nodes=numa_nodes(),
+        ),
         gpu.page_locking(
             limit_bytes=_limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
             locked_bytes=LOCKED_BYTES,

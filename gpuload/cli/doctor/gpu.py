@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gpuload.cli.console import count_of
 from gpuload.cli.doctor.finding import Finding
 from gpuload.cli.doctor.machine import size_of
 
-__all__ = ["compiler", "driver", "gpus", "page_locking", "torch_build", "triton"]
+__all__ = ["compiler", "driver", "gpus", "page_locking", "placement", "torch_build", "triton"]
 
 OLDEST: Final = (2, 8)
 LOCK_MEND: Final = "ulimit -l unlimited in the shell, docker run --ulimit memlock=-1, LimitMEMLOCK=infinity in systemd"
@@ -69,6 +70,32 @@ def gpus(tried: dict[str, Any], *, driver_cuda: str | None) -> Finding:
         "broken",
         f"torch finds none, although there is a driver{': ' + tried['said'] if tried.get('said') else ''}",
         "check nvidia-smi and CUDA_VISIBLE_DEVICES; in a container, docker run --gpus all",
+    )
+
+
+def placement(places: Sequence[tuple[str, int, str]], *, nodes: int) -> Finding:
+    """The NUMA nodes of the devices.
+
+    Args:
+        places: of each device its name, its node (-1: not known), and the CPUs of that node, as a list.
+        nodes: how many the machine has.
+    """
+    name = "NUMA"
+    if not places:
+        return Finding(name, "not needed", f"{count_of(nodes, 'node')}; without a GPU nothing is near one")
+    if nodes < 2:
+        return Finding(name, "works", "one node: all CPUs are near the GPU")
+    found = "; ".join(
+        f"{device} is near node {node}, CPUs {cpus}" if node >= 0 else f"the node of {device} is not known"
+        for device, node, cpus in places
+    )
+    if all(node >= 0 for _, node, _ in places):
+        return Finding(name, "works", f"{nodes} nodes: {found}. Workers go there if it has enough CPUs")
+    return Finding(
+        name,
+        "improve",
+        f"{nodes} nodes: {found}. Workers and decoded pixels may be far from the GPU",
+        "let the machine, or its hypervisor, say numa_node in /sys/bus/pci/devices; or numactl --cpunodebind",
     )
 
 

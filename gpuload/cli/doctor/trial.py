@@ -157,6 +157,8 @@ def _compare(pixels: Any) -> None:
 def _torch(jpeg: bytes) -> dict[str, Any]:
     import torch
 
+    from gpuload.stage import accelerator
+
     found: dict[str, Any] = {"version": str(torch.__version__), "cuda": torch.version.cuda, "other": "", "devices": []}
     if torch.version.hip:
         found["other"] = f"ROCm {torch.version.hip}"
@@ -167,7 +169,8 @@ def _torch(jpeg: bytes) -> dict[str, Any]:
             torch.cuda.init()  # says why
         for number in range(torch.accelerator.device_count() if torch.accelerator.is_available() else 0):
             told = torch.get_device_module().get_device_properties(number)
-            found["devices"].append({"name": told.name, "bytes": told.total_memory})
+            address = accelerator.pci_address(torch.device(accelerator.usual_type(), number))
+            found["devices"].append({"name": told.name, "bytes": told.total_memory, "address": address})
     except (RuntimeError, AssertionError) as error:
         found["said"] = one_line(str(error))
     return found

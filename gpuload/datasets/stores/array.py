@@ -217,6 +217,21 @@ class ArrayFile(Store):
             return images
         return [(image, value_of(self.labels, number)) for image, number in zip(images, numbers, strict=True)]
 
+    @property
+    def _row_bytes(self) -> int:
+        """How many bytes each image takes, if they may be copied as they lie in the file; else 0."""
+        lie_there = self._remote is None and self._pixels.dtype is None and self._pixels.layout in ("HW", "HWC")
+        return self._sample_bytes if lie_there and len(self) else 0
+
+    def _image_rows(self, numbers: list[int]) -> np.ndarray | None:
+        """All samples as images N×H×W×C in the memory of the file, for one who copies those of these numbers; None
+        without `_row_bytes`."""
+        if not self._row_bytes:
+            return None
+        array, mapping = self._handle
+        self._announce(mapping, numbers)
+        return array[..., None] if self._pixels.layout == "HW" else array
+
     def _all(self) -> np.ndarray:
         """The whole array, in memory."""
         if isinstance(self._handle, OpenFiles):
@@ -233,10 +248,15 @@ class ArrayFile(Store):
 
     def _announce(self, mapping: mmap.mmap, numbers: list[int]) -> None:
         """Let the kernel read all samples of a chunk at once, instead of one page fault after the other."""
-        for number in numbers:
-            begin = self._offset + number * self._sample_bytes
+        ordered, first = sorted(numbers), 0
+        for at, number in enumerate(ordered):
+            if at + 1 < len(ordered) and ordered[at + 1] <= number + 1:
+                continue  # the next one lies behind it
+            begin = self._offset + ordered[first] * self._sample_bytes
             start = begin - begin % mmap.PAGESIZE
-            mapping.madvise(mmap.MADV_WILLNEED, start, begin + self._sample_bytes - start)
+            end = self._offset + (number + 1) * self._sample_bytes
+            mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
+            first = at + 1
 
     def __repr__(self) -> str:
         each = "×".join(map(str, self.shape[1:])) or "one number"

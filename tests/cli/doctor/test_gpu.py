@@ -126,3 +126,29 @@ def test_findings_are_values() -> None:
     assert gpu.driver(version=None, cuda=None) == Finding(
         "NVIDIA driver", "not needed", "there is none: everything runs on the CPU"
     )
+
+
+@pytest.mark.parametrize(
+    ("places", "nodes", "state", "found"),
+    [
+        ([], 1, "not needed", "1 node; without a GPU nothing is near one"),
+        ([("GPU 0", -1, "0-7")], 1, "works", "one node: all CPUs are near the GPU"),
+        (
+            [("GPU 0", 0, "0-15"), ("GPU 1", 1, "16-31")],
+            2,
+            "works",
+            "2 nodes: GPU 0 is near node 0, CPUs 0-15; GPU 1 is near node 1, CPUs 16-31. Workers go there if it has "
+            "enough CPUs",
+        ),
+        (
+            [("GPU 0", -1, "0-31")],
+            2,
+            "improve",
+            "2 nodes: the node of GPU 0 is not known. Workers and decoded pixels may be far from the GPU",
+        ),
+    ],
+)
+def test_which_cpus_are_near_a_gpu(places, nodes: int, state: str, found: str) -> None:
+    finding = gpu.placement(places, nodes=nodes)
+    assert (finding.state, finding.found) == (state, found)
+    assert ("numactl" in finding.mend) == (state == "improve")

@@ -1,0 +1,75 @@
+"""Workers and page-locked slots near the GPU, where there are several NUMA nodes; arrays of a file brought there."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.loader.placement import find_placement, near, numa_nodes
+from gpuload.ring.affinity import cpus_in
+from gpuload.stage import accelerator
+
+pytestmark = pytest.mark.cuda
+
+
+class Where:
+    """Samples that say where they are read."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        allowed = np.zeros(4096, np.bool_)
+        allowed[list(os.sched_getaffinity(0))] = True
+        return np.full((64, 64, 3), index, np.uint8), allowed
+
+
+def test_the_system_knows_the_gpu():
+    address = accelerator.pci_address(accelerator.current_device())
+    assert address is not None
+    assert re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0", address)
+    if Path("/sys/bus/pci/devices").is_dir():
+        assert Path("/sys/bus/pci/devices", address).is_dir()
+
+
+def test_workers_and_slots_are_on_its_node():
+    device = accelerator.current_device()
+    address = accelerator.pci_address(device)
+    assert address is not None
+    node, cpus = near(address)
+    if numa_nodes() < 2 or not find_placement(address, device=str(device), ranks=1).cpus_for(1):
+        pytest.skip("nothing is placed on this machine")
+    with gl.Loader(Where(), 8, num_workers=1, device=device, transforms=[T.CenterCrop(32)]) as loader:
+        allowed = torch.cat([places for _, places in loader]).any(0)
+        usable = cpus_in(cpus) & os.sched_getaffinity(0)
+        assert set(allowed.nonzero().flatten().tolist()) == usable
+        maps = Path("/proc/self/numa_maps").read_text().splitlines()
+        pages: dict[int, int] = {}
+        for line in maps:
+            if "gpuload-ring" in line:
+                for at, count in re.findall(r"N(\d+)=(\d+)", line):
+                    pages[int(at)] = pages.get(int(at), 0) + int(count)
+        assert pages.get(node, 0) > 0.9 * sum(pages.values()), pages
+        assert len(os.sched_getaffinity(0)) > len(usable)
+
+
+@pytest.mark.parametrize("transforms", [[], [T.RandomCrop(48), T.RandomHorizontalFlip()]], ids=["whole", "crops"])
+def test_arrays_of_a_file_are_those_of_the_cpu(tmp_path, transforms: Any):
+    path = tmp_path / "images.npy"
+    np.save(path, np.random.default_rng(0).integers(0, 256, (600, 64, 64, 3), np.uint8))
+    options: dict[str, Any] = {"batch_size": 128, "shuffle": True, "transforms": transforms, "num_workers": 2}
+    found = {}
+    for device in ("cpu", "cuda"):
+        with gl.Loader(gl.ArrayFile(path, labels=range(600)), device=device, **options) as loader:
+            found[device] = [(images.cpu(), labels.tolist()) for images, labels in loader]
+    for (images, labels), (others, told) in zip(found["cuda"], found["cpu"], strict=True):
+        assert images.equal(others)
+        assert labels == told

@@ -1,0 +1,180 @@
+"""Chunks of an `ArrayFile` that are copied row by row are what the ordinary way makes of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.decode import Decode
+from gpuload.ring.packing import read_content
+from gpuload.transforms import Chain
+from gpuload.workers.job import Job
+from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.runner import ChunkRunner
+
+COUNT = 12
+SHUFFLED = [7, 0, 11, 3, 3]
+IN_ORDER = [4, 5, 6, 7]
+
+
+def stored(folder, shape=(9, 10, 3), dtype="uint8", labels: Any = tuple(range(COUNT)), **options) -> gl.ArrayFile:
+    path = folder / "images.npy"
+    numbers = np.random.default_rng(3).integers(0, 256, (COUNT, *shape))
+    np.save(path, numbers.astype(dtype))
+    return gl.ArrayFile(path, labels=labels, **options)
+
+
+def runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
+    """One that copies rows, and one that goes the ordinary way."""
+    made = []
+    for _ in range(2):
+        plain = not transforms
+        runner = ChunkRunner(
+            Job(dataset, Chain(list(transforms)), Decode(), 5, plain=plain, moves=False, **options),
+            guard_generators=False,
+        )
+        runner._reader._looks = 0  # as after its first samples
+        made.append(runner)
+    made[1]._rows = None
+    return made[0], made[1]
+
+
+def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, wanted: bool = True):
+    slot, noted = np.full(room, 255, np.uint8), []
+    request = Request(
+        chunk=3,
+        attempt=0,
+        epoch=2,
+        told_epoch=-1,
+        positions=np.arange(20, 20 + len(indices)),
+        indices=np.asarray(indices) if isinstance(indices, list) else indices,
+        slot_offset=0,
+        slot_bytes=room,
+        whole=False,
+    )
+    return runner.run(request, slot, noted.append, lambda: wanted), slot, noted
+
+
+def content_of(reply: Reply, slot: np.ndarray) -> list[Any]:
+    """All of it, comparable; of the slot what images and blocks take."""
+    found = read_content(slot, reply.meta, reply.meta_at)
+    images = [(column.table.tolist(), column.leaves, column.rows, column.kinds) for column in found.images]
+    pixels = [
+        slot[at : at + height * width * channels].tobytes()
+        for column in found.images
+        for at, height, width, channels, *_ in column.table.tolist()
+    ]
+    blocks = [(block, block.array(slot).tobytes()) for block in found.blocks]
+    values = [(v.leaf, [np.asarray(one).tolist() for one in v.values], list(map(type, v.values))) for v in found.values]
+    errors = [(row, error.index, error.cause) for row, error in found.errors]
+    return [found.rows, found.structures, images, pixels, blocks, values, list(found.sources), errors, reply.status]
+
+
+CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "whole images": ({}, []),
+    "crops": ({}, [T.RandomResizedCrop(8)]),
+    "bands": ({}, [T.CenterCrop((9, 4))]),
+    "two views": ({}, [T.MultiView([[T.RandomCrop(4)], [T.CenterCrop(3)]])]),
+    "no labels": ({"labels": None}, [T.CenterCrop(4)]),
+    "names": ({"labels": [f"class {number}" for number in range(COUNT)]}, []),
+    "vectors": ({"labels": np.arange(4.0 * COUNT).reshape(COUNT, 4)}, []),
+    "blocks": ({"labels": np.arange(512.0 * COUNT).reshape(COUNT, 512)}, []),
+    "uint16": ({"dtype": "uint16"}, [T.RandomCrop(5)]),
+    "float32, whole": ({"dtype": "float32"}, []),
+    "one channel": ({"shape": (9, 10)}, [T.CenterCrop(4)]),
+    "rows of 64 bytes": ({"shape": (8, 8, 4)}, []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("indices", [SHUFFLED, IN_ORDER], ids=["shuffled", "in order"])
+def test_a_chunk_is_what_the_ordinary_way_makes_of_it(tmp_path, name, indices):
+    settings, transforms = CASES[name]
+    rows, ordinary = runners(stored(tmp_path, **settings), *transforms)
+    assert rows._rows is not None
+    used = []
+    fill = rows._rows.fill
+    rows._rows.fill = lambda *args: used.append(fill(*args)) or used[-1]  # pyright: ignore[reportAttributeAccessIssue]
+    found, slot, noted = done(rows, indices)
+    expected, other, _ = done(ordinary, indices)
+    assert isinstance(used[0], tuple)
+    assert content_of(found, slot) == content_of(expected, other)
+    assert noted == list(range(len(indices)))
+    for counter in ("chunks", "samples", "bytes_read", "bytes_decoded"):
+        assert getattr(rows.counters, counter) == getattr(ordinary.counters, counter) > 0
+
+
+@pytest.mark.parametrize(
+    ("indices", "transforms", "status"),
+    [
+        ([3, COUNT], [], Status.DONE),
+        ([3, -1], [], Status.DONE),
+        ([3, -COUNT - 1], [], Status.DONE),
+        (["3", 4], [], Status.DONE),
+        ([3, 4], [T.RandomCrop(32)], Status.DONE),
+    ],
+    ids=["too large", "from the end", "before the first", "no numbers", "too small to crop"],
+)
+def test_what_is_not_ordinary_is_told_as_ever(tmp_path, indices, transforms, status):
+    rows, ordinary = runners(stored(tmp_path), *transforms)
+    keys = np.array(indices) if all(isinstance(key, int) for key in indices) else indices
+    (found, slot, _), (expected, other, _) = done(rows, keys), done(ordinary, keys)
+    assert content_of(found, slot) == content_of(expected, other)
+    assert found.status is status
+    assert done(rows, [1, 2], room=64)[0] == done(ordinary, [1, 2], room=64)[0]
+
+
+def test_a_slot_that_is_too_small_and_a_chunk_that_is_not_wanted(tmp_path):
+    rows, ordinary = runners(stored(tmp_path))
+    assert done(rows, IN_ORDER, room=1000)[0] == done(ordinary, IN_ORDER, room=1000)[0]
+    assert done(rows, IN_ORDER, room=1000)[0].status is Status.TOO_LARGE
+    assert done(rows, IN_ORDER, wanted=False)[0] == done(ordinary, IN_ORDER, wanted=False)[0]
+    assert done(rows, IN_ORDER, wanted=False)[0].status is Status.UNWANTED
+
+
+def test_a_file_that_is_written_to_is_an_error_of_each_sample(tmp_path):
+    dataset = stored(tmp_path)
+    os.truncate(dataset.path, 500)
+    rows, ordinary = runners(dataset)
+    (found, slot, _), (expected, other, _) = done(rows, IN_ORDER), done(ordinary, IN_ORDER)
+    assert content_of(found, slot) == content_of(expected, other)
+    assert "it has been written to since" in read_content(slot, found.meta, found.meta_at).errors[0][1].cause
+
+
+class Own(gl.ArrayFile):
+    """A user's own."""
+
+    def __getitem__(self, index: Any) -> Any:
+        image, label = super().__getitem__(index)
+        return image, -label
+
+
+def test_datasets_and_jobs_that_it_leaves_alone(tmp_path):
+    assert runners(stored(tmp_path), collate_fn=list)[0]._rows is None
+    assert runners(stored(tmp_path), T.Resize(8), T.SanitizeBoundingBoxes())[0]._rows is None
+    assert runners(Own(stored(tmp_path).path, labels=range(COUNT)))[0]._rows is None
+    assert runners([0, 1])[0]._rows is None
+    for options in ({"layout": "CHW", "shape": (3, 9, 10)}, {"as_dtype": "float32"}, {"layout": "data"}):
+        rows, ordinary = runners(stored(tmp_path, **options))
+        found, slot, _ = done(rows, SHUFFLED)
+        expected, other, _ = done(ordinary, SHUFFLED)
+        assert content_of(found, slot) == content_of(expected, other)
+
+
+def test_a_loader_gives_the_same_batches_from_a_list(tmp_path):
+    dataset = stored(tmp_path)
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 0, "device": "cpu", "seed": 3}
+    chain = [T.RandomCrop(6), T.RandomHorizontalFlip()]
+    with gl.Loader(dataset, transforms=chain, **options) as rows:
+        found = [batch for _ in range(3) for batch in rows]  # after 16 samples they are no longer looked at
+        assert rows._session.engine._runner._reader.has_looked
+    with gl.Loader([dataset[number] for number in range(COUNT)], transforms=chain, **options) as ordinary:
+        expected = [batch for _ in range(3) for batch in ordinary]
+    for (images, labels), (others, told) in zip(found, expected, strict=True):
+        assert images.equal(others)
+        assert labels.tolist() == told.tolist()
