@@ -24,8 +24,9 @@ from gpuload.loader.epoch import Epoch
 from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_for, compile_for, resolve_device
+from gpuload.loader.prepare import check_for, resolve_device
 from gpuload.loader.replay import Replay, replay
+from gpuload.loader.resident import keep, plan_for
 from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session
 from gpuload.loader.state import State, begun, first_states, for_workers, one_worker
@@ -346,7 +347,7 @@ class Loader:
               Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
               RandomInvert()    kornia
         """
-        return compile_for(self._options, resolve_device(self._options.stage.device)).plan
+        return plan_for(self._options)
 
     def stats(self, since: Stats | None = None) -> Stats:
         """What loading took since the epoch began: ``print(loader.stats())`` shows what bounds, and says what to do.
@@ -398,8 +399,9 @@ class Loader:
                 self.close()
         self._new_workers = False
         if self._session is None:
+            kept = keep(options)
             with held():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune)
+                self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune, kept)
                 self._finalizer = weakref.finalize(self, finalizing, self._session.ending())
                 self._finalizer.atexit = False  # the session ends itself then
         self._cursor.end(NEWER)

@@ -97,7 +97,7 @@ class Totals:
             "moved_out": ring.moved_out,
             "cpu_s": time.process_time(),
             "errors": session.errors.total,
-            "hits": sum(cache.hits for cache in caches),
+            "hits": sum(cache.hits for cache in caches) + getattr(session.engine, "hits", 0),
             "misses": sum(cache.misses for cache in caches),
             "timed": 0 if times is None else times.batches,
             "device_copy_s": 0.0 if times is None else times.copy_s,
@@ -115,6 +115,7 @@ class Totals:
             "pinning_refused": transfer.pinning_refused,
             "device": str(session.stage.device),
             "num_workers": workers,
+            "resident_bytes": 0 if session.kept is None else session.kept.memory.nbytes,
             "elsewhere": session.options.workers.workers is not None,
         }
         return cls(session.number, main, session.engine.counted(), gauges)

@@ -43,6 +43,7 @@ class Plan:
         views: the steps of each view; one, without a `MultiView`.
         module: the name of a module at the end of the transforms, which gets the batch's images; None without one.
         note: why another backend than the fastest is used; else None.
+        samples: where they are kept, if the dataset is a `DeviceCached`; else None.
     """
 
     backend: str
@@ -50,6 +51,7 @@ class Plan:
     views: tuple[tuple[PlanStep, ...], ...]
     module: str | None = None
     note: str | None = None
+    samples: str | None = None
 
     @property
     def steps(self) -> tuple[PlanStep, ...]:
@@ -78,6 +80,7 @@ class Plan:
             lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
         if self.module:
             lines.append(_row(self.module, self._module_backend, MODULE_GETS, width))
+        lines += [f"samples: {self.samples}"] if self.samples else []
         return "\n".join(line.rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
@@ -91,7 +94,7 @@ class Plan:
             of_view = f", view {number + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{of_view}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
-        return "\n".join(tables)
+        return "\n".join([*tables, *([f"<p>samples: {self.samples}</p>"] if self.samples else [])])
 
     @property
     def _module_backend(self) -> str:
