@@ -232,12 +232,9 @@ def span_of(windows: np.ndarray) -> int:
 def copy_windows(memory: np.ndarray, windows: np.ndarray, out: np.ndarray) -> None:
     """Copy windows out of a memory, on the host."""
     for start, rows, row_bytes, step, at in windows.tolist():
-        nbytes = rows * row_bytes
-        if row_bytes == step:
-            out[at : at + nbytes] = memory[start : start + nbytes]
-        else:
-            window = np.ndarray((rows, row_bytes), np.uint8, memory, start, (step, 1))
-            out[at : at + nbytes].reshape(rows, row_bytes)[...] = window
+        # Each view takes part of a microsecond; slices, reshaped, would take twice as long.
+        window = np.ndarray((rows, row_bytes), np.uint8, memory, start, (step, 1))
+        np.ndarray((rows, row_bytes), np.uint8, out, at)[...] = window
 
 
 def _keep_pictures(kept: Pictures, column: ImageColumn, own: list[int], base: int) -> None:
