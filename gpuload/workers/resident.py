@@ -131,8 +131,8 @@ class ResidentEngine:
     def _look_up(self, request: Request) -> tuple[np.ndarray, list[tuple[int, ErrorRecord]]]:
         """The numbers of a chunk's samples, -1 for those that fail, and how these do."""
         errors: list[tuple[int, ErrorRecord]] = []
-        keys = request.indices
-        if isinstance(keys, np.ndarray) and not self._kept.errors:
+        keys, count = request.indices, len(self._numbers)
+        if isinstance(keys, np.ndarray) and not self._kept.errors and -count <= keys.min() and keys.max() < count:
             return self._numbers[keys], errors
         numbers = np.full(len(keys), -1, np.int64)
         for row, key in enumerate(keys.tolist() if isinstance(keys, np.ndarray) else keys):

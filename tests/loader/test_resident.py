@@ -36,8 +36,14 @@ class Counted:
         self.asked.append(index)
         if index in self.bad:
             raise ValueError(f"no sample {index}")
+        index %= self.count
         rng = np.random.default_rng(index)
         return rng.integers(0, 256, (20 + index, 30 - index, 3), dtype=np.uint8), index
+
+
+def pids() -> set[int]:
+    """The processes that this one has started and that still run."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 def same(found: Any, expected: Any) -> None:
@@ -45,7 +51,7 @@ def same(found: Any, expected: Any) -> None:
     assert len(found) == len(expected)
     for ((images, labels), info), ((images_, labels_), info_) in zip(found, expected, strict=True):
         assert torch.equal(images, images_)
-        assert torch.equal(labels, labels_)
+        assert torch.equal(torch.as_tensor(labels), torch.as_tensor(labels_))
         assert torch.equal(info.positions, info_.positions) and torch.equal(info.indices, info_.indices)
 
 
@@ -80,7 +86,7 @@ def test_workers_read_the_files_and_end_before_the_first_batch(tmp_path, jpeg_fo
     with gl.Loader(gl.DeviceCached(gl.ImageFolder(folder)), **options) as loader:
         iterator = iter(loader)
         assert len(started) == 2
-        assert not any(worker.is_alive for worker in started)
+        assert all(worker.pid not in pids() for worker in started)
         for path in folder.rglob("*.jpg"):
             path.unlink()
         same(iterator, expected[0])
@@ -176,7 +182,7 @@ def test_a_state_goes_on_in_a_loader_of_the_other_kind(cached, after):
         state = loader.state_dict()
     with gl.Loader(kinds[cached], **options) as loader:
         loader.load_state_dict(state)
-        same((batch for _ in range(2) for batch in loader), expected[after : after + 8 - after % 4])
+        same((batch for _ in range(2 - after // 4) for batch in loader), expected[after:])
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -201,23 +207,23 @@ def outcome(dataset: Any, **options: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:.*(skipped|replaced|failed):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*in loader.errors:RuntimeWarning")
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 def test_samples_that_fail_do_so_in_each_epoch(on_error):
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
     dataset = Counted(bad=(4, 11))
     cached = outcome(gl.DeviceCached(dataset), shuffle=True, faults=faults)
     assert cached == outcome(Counted(bad=(4, 11)), shuffle=True, faults=faults)
-    assert sum("no sample" in str(entry) for entry in cached) == (2 if on_error == "raise" else 4)
+    assert sum("no sample" in str(entry) for entry in cached) == 4  # with "raise", what was raised and the record
 
 
-@pytest.mark.filterwarnings("ignore:.*(skipped|replaced|failed):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*in loader.errors:RuntimeWarning")
 def test_an_image_that_a_transform_refuses_is_an_error_of_that_sample():
     """Images are of 20 × 30 to 39 × 11: those of the highest numbers are too narrow."""
     options = {"transforms": [T.RandomCrop(16), CHAIN[-1]], "faults": gl.Faults(on_error="skip", max_error_rate=1.0)}
     cached = outcome(gl.DeviceCached(Counted()), **options)
     assert cached == outcome(Counted(), **options)
-    assert len([entry for entry in cached if "RandomCrop" in str(entry)]) == 2 * 5
+    assert len([entry for entry in cached if "RandomCrop" in str(entry)]) == 2 * 6
 
 
 @pytest.mark.parametrize(
