@@ -74,6 +74,9 @@ class Work:
             return _module("peers.workers_only", recipe.to_json())
         if name == "arrays":
             return _module("peers.arrays_gpuload", replace(recipe, channels_last=False).to_json())
+        if name == "resident":
+            small = ["--samples", "64", "--batch-size", "16", "--rounds", "1"] if self.pace.small else []
+            return _module("resident", "--device", recipe.device, "--json", *small)
         feed = FEEDS[name]
         # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
         workers = recipe.workers if feed.own else self.cpus

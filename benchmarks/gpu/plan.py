@@ -54,6 +54,7 @@ PARTS = {
     "stage": "the fused stage",
     "workers": "gpuload's workers, slots only taken",
     "arrays": "arrays in memory, to the device",
+    "resident": "a resident CIFAR-10 (DeviceCached)",
 }
 
 

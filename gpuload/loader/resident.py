@@ -89,15 +89,19 @@ class Budget:
             (0 if cpu else others, self.host_free, "cpu"),
         ):
             if free is not None and need > free // share:
-                left = f"{_mb(free)} are free on {where}" + ("" if limit is not None else ", of which it takes at most half")
-                self._refuse(pixels, others, found, left, "free some" if whose == "all" else "give bytes_limit for more")
+                left = f"{_mb(free)} are free on {where}" + (
+                    "" if limit is not None else ", of which it takes at most half"
+                )
+                self._refuse(
+                    pixels, others, found, left, "free some" if whose == "all" else "give bytes_limit for more"
+                )
 
     def _refuse(self, pixels: int, others: int, found: str, left: str, do: str) -> None:
         raise LimitError(
-            f"to keep the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on {self.device} and "
-            f"{_mb(others)} of other values on cpu ({found}), but {left}. If more can be had, {do}; else keep a part "
-            "of the dataset, or smaller images (gpuload.pack resizes them), or use gpuload.Cached, which keeps files "
-            "as they are and lets go of some"
+            f"to keep the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on {self.device} "
+            f"and {_mb(others)} of other values on cpu ({found}), but {left}. If more can be had, {do}; else keep a "
+            "part of the dataset, or smaller images (gpuload.pack resizes them), or use gpuload.Cached, which keeps "
+            "files as they are and lets go of some"
         )
 
 

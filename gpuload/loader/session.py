@@ -73,8 +73,8 @@ class _Launched:
 
 class Session:
     """A session with these options, whose first epoch has this number; failed samples are recorded in `errors`, and
-    `told` is what was said of others once and for all. `autotune` decides what is "auto". `kept` has all samples, if the
-    dataset is a `DeviceCached`: then there are no workers."""
+    `told` is what was said of others once and for all. `autotune` decides what is "auto". `kept` has all samples, if
+    the dataset is a `DeviceCached`: then there are no workers."""
 
     def __init__(
         self,

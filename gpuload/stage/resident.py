@@ -108,10 +108,10 @@ def _gather(memory: torch.Tensor, windows: np.ndarray, out: torch.Tensor) -> Non
     lengths[np.cumsum(rows) - 1] += -(rows * row_bytes) % ALIGN  # up to the next window
     ends = np.cumsum(lengths)
     total, begin = int(ends[-1]), int(at[0])
-    # The number of a byte in `out`, and how far from it the bytes of its row lie in the memory.
-    away, counts = upload_together([sources - (ends - lengths), lengths], memory.device)
-    index = torch.arange(total, device=memory.device)
-    index += torch.repeat_interleave(away, counts, output_size=total)
+    # Where each byte of `out` comes from: one behind the byte before it, but for the first of a row.
+    jumps = np.diff(sources + lengths - 1, prepend=0) - lengths + 1
+    firsts, jumps = upload_together([ends - lengths, jumps], memory.device)
+    index = torch.ones(total, dtype=torch.int64, device=memory.device).index_copy_(0, firsts, jumps).cumsum_(0)
     torch.index_select(memory, 0, index.clamp_(max=len(memory) - 1), out=out[begin : begin + total])
 
 
@@ -144,4 +144,6 @@ class ResidentTransfer(CudaTransfer):
 def transfer_of(kept: KeptSamples, ring: Ring) -> CpuTransfer:
     """The transfer for batches of these samples."""
     memory = kept.memory
-    return ResidentTransfer(ring, memory) if isinstance(memory, PixelMemory) and not memory.on_host else CpuTransfer(ring)
+    return (
+        ResidentTransfer(ring, memory) if isinstance(memory, PixelMemory) and not memory.on_host else CpuTransfer(ring)
+    )

@@ -132,7 +132,10 @@ class KeptSamples:
                 if number == len(kept):
                     kept.append(Pictures(self.count))
                 _keep_pictures(kept[number], column, own, base)
-        for kept, given in ((self._values, [*content.values, *_unstacked(content, data)]), (self._points, content.points)):
+        for kept, given in (
+            (self._values, [*content.values, *_unstacked(content, data)]),
+            (self._points, content.points),
+        ):
             for column in given:
                 self._keep_values(kept, column, own)
         self._structures.put(own, content.structures)
@@ -288,7 +291,9 @@ def _unstacked(content: ChunkContent, data: np.ndarray) -> list[ValueColumn]:
     for block in content.blocks:
         rows = block.array(data).copy()
         arrays = [row if row.ndim else row[()] for row in rows]
-        columns.append(ValueColumn(block.leaf, [TensorBits(a, block.torch_dtype) if block.tensor else a for a in arrays]))
+        columns.append(
+            ValueColumn(block.leaf, [TensorBits(a, block.torch_dtype) if block.tensor else a for a in arrays])
+        )
     return columns
 
 

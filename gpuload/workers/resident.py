@@ -118,7 +118,9 @@ class ResidentEngine:
         good = np.flatnonzero(numbers >= 0)
         regions = self._regions(request, good, numbers[good], errors)
         if regions is None:  # an image is refused: each by itself, to find which
-            one_by_one = [self._regions(request, good[i : i + 1], numbers[good[i : i + 1]], errors) for i in range(len(good))]
+            one_by_one = [
+                self._regions(request, good[i : i + 1], numbers[good[i : i + 1]], errors) for i in range(len(good))
+            ]
             good = good[[own is not None for own in one_by_one]]
             found = [own for own in one_by_one if own is not None]
             regions = [np.concatenate([own[c] for own in found]) for c in range(self._kept.columns)] if found else []
@@ -151,7 +153,9 @@ class ResidentEngine:
     def _number(self, key: Any) -> int:
         count = len(self._numbers)
         if isinstance(key, bool) or not isinstance(key, int | np.integer):
-            raise TypeError(f"a DeviceCached keeps samples by their number, 0 to {count - 1}, and a sampler gave {key!r}")
+            raise TypeError(
+                f"a DeviceCached keeps samples by their number, 0 to {count - 1}, and a sampler gave {key!r}"
+            )
         if not -count <= key < count:
             raise IndexError(f"there is no sample {key} among the {count} of {type(self._job.dataset).__name__}")
         return int(self._numbers[key])

@@ -56,7 +56,8 @@ def test_it_is_its_dataset_for_all_others(jpeg_folder):
     cached = gl.DeviceCached(folder, bytes_limit=1 << 30)
     assert (len(cached), cached.classes, cached[3]) == (len(folder), folder.classes, folder[3])
     assert repr(cached) == f"DeviceCached({folder!r}, bytes_limit={1 << 30})"
-    assert draws_nothing(cached) and not draws_nothing(gl.DeviceCached([1]))
+    assert draws_nothing(cached)
+    assert not draws_nothing(gl.DeviceCached([1]))
     with pytest.raises(AttributeError, match="'DeviceCached' object has no attribute '_nothing'"):
         _ = cached._nothing
 

@@ -1,4 +1,4 @@
-"""A loader of a `DeviceCached`: read once, then no file and no worker; the bits, faults and states of one without it."""
+"""A loader of a `DeviceCached`: reads once, then no file and no worker; bits, faults and states as without it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def same(found: Any, expected: Any) -> None:
     for ((images, labels), info), ((images_, labels_), info_) in zip(found, expected, strict=True):
         assert torch.equal(images, images_)
         assert torch.equal(torch.as_tensor(labels), torch.as_tensor(labels_))
-        assert torch.equal(info.positions, info_.positions) and torch.equal(info.indices, info_.indices)
+        assert torch.equal(info.positions, info_.positions)
+        assert torch.equal(info.indices, info_.indices)
 
 
 # -- what is read, and by whom ----------------------------------------------------------------------------------------
@@ -60,9 +61,10 @@ def same(found: Any, expected: Any) -> None:
 
 def test_epochs_after_the_first_iter_ask_for_nothing():
     dataset = Counted()
-    with gl.Loader(gl.DeviceCached(dataset), shuffle=True, **OPTIONS) as loader, gl.Loader(
-        Counted(), shuffle=True, **OPTIONS
-    ) as without:
+    with (
+        gl.Loader(gl.DeviceCached(dataset), shuffle=True, **OPTIONS) as loader,
+        gl.Loader(Counted(), shuffle=True, **OPTIONS) as without,
+    ):
         iterator = iter(loader)
         assert set(dataset.asked) == set(range(20))
         dataset.asked.clear()
@@ -259,11 +261,14 @@ OPTIONS_OF_IMAGES = OPTIONS | {"transforms": [T.RandomCrop(4)]}
 
 def test_more_than_the_limit_is_refused_from_a_sample_of_it():
     dataset = Counted(20_000)
-    dataset.__class__ = type("Alike", (Counted,), {"__getitem__": lambda self, i: (self.asked.append(i), images(1, 64)[0])[1]})
+    dataset.__class__ = type(
+        "Alike", (Counted,), {"__getitem__": lambda self, i: (self.asked.append(i), images(1, 64)[0])[1]}
+    )
     told = refused(gl.DeviceCached(dataset, bytes_limit=1 << 20))
     assert told.startswith(
-        "to keep the 20,000 samples of a DeviceCached takes 245.8 MB of pixels on cpu and 0.2 MB of other values on cpu "
-        "(by 64 of them), but bytes_limit=1048576 allows 1.0 MB. If more can be had, raise bytes_limit; else keep a "
+        "to keep the 20,000 samples of a DeviceCached takes 245.8 MB of pixels on cpu and 0.2 MB of other values on "
+        "cpu (by 64 of them), but bytes_limit=1048576 allows 1.0 MB. If more can be had, raise bytes_limit; else keep "
+        "a part"
     )
     assert len(dataset.asked) == 64
 
@@ -274,7 +279,9 @@ def test_more_than_is_free_is_refused(limit, monkeypatch):
     told = refused(gl.DeviceCached(images(200, 64), bytes_limit=limit))
     assert "takes 2.5 MB of pixels on cpu" in told
     if limit is None:
-        assert "2.0 MB are free on cpu, of which it takes at most half. If more can be had, give bytes_limit for" in told
+        assert (
+            "2.0 MB are free on cpu, of which it takes at most half. If more can be had, give bytes_limit for" in told
+        )
     else:
         assert "2.0 MB are free on cpu. If more can be had, free some" in told
 
@@ -290,9 +297,9 @@ def test_what_a_projection_missed_is_refused_while_it_is_read():
 
 def test_arrays_that_are_no_images_count_too():
     dataset = [np.zeros(1000)] * 100
-    with gl.Loader(gl.DeviceCached(dataset, bytes_limit=500_000), num_workers=0, device="cpu") as loader:
-        with pytest.raises(LimitError, match=r"takes 0.0 MB of pixels on cpu and 0.8 MB of other values"):
-            iter(loader)
+    loader = gl.Loader(gl.DeviceCached(dataset, bytes_limit=500_000), num_workers=0, device="cpu")
+    with pytest.raises(LimitError, match=r"takes 0.0 MB of pixels on cpu and 0.8 MB of other values"):
+        iter(loader)
 
 
 # -- what users see ---------------------------------------------------------------------------------------------------
@@ -322,7 +329,7 @@ def test_images_need_no_room_in_the_ring_but_for_a_batch():
 def test_a_replay_reads_the_sample_itself():
     dataset = Counted()
     with gl.Loader(gl.DeviceCached(dataset), shuffle=True, **OPTIONS) as loader:
-        (found, labels), info = next(iter(loader))
+        (found, labels), _info = next(iter(loader))
         dataset.asked.clear()
         again = loader.replay(0, 3)
     assert torch.equal(again.sample[0], found[3])

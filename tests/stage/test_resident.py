@@ -1,4 +1,4 @@
-"""The pixels of a `DeviceCached`: windows come out of the memory as they went in, on the host and as a device does it."""
+"""The pixels of a `DeviceCached`: windows come out of the memory as they went in, on the host and on a device."""
 
 from __future__ import annotations
 
