@@ -47,8 +47,8 @@ class DeviceCached:
         >>> loader = gl.Loader(gl.DeviceCached(pictures), batch_size=5, shuffle=True, num_workers=0, device="cpu")
         >>> for images, labels in loader:
         ...     print(tuple(images.shape), labels.tolist())
-        (5, 3, 32, 32) [8, 6, 3, 9, 5]
-        (5, 3, 32, 32) [7, 0, 1, 4, 2]
+        (5, 3, 32, 32) [3, 2, 4, 1, 8]
+        (5, 3, 32, 32) [9, 5, 0, 6, 7]
         >>> loader.stats().resident_bytes
         30720
     """
