@@ -401,8 +401,8 @@ def step(view: View) -> str | None:
 
 
 RULES: Final[tuple[Callable[[View], str | None], ...]] = (
-    nothing, refused_locks, dying, small_ring, kept_samples, small_images, reading, without_nvimagecodec, large_images, working,
-    uneven, waiting, stage, copying, collating, step,
+    nothing, refused_locks, dying, small_ring, kept_samples, small_images, reading, without_nvimagecodec, large_images,
+    working, uneven, waiting, stage, copying, collating, step,
 )  # fmt: skip
 
 

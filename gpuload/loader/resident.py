@@ -28,7 +28,8 @@ from gpuload.loader.limits import available_bytes, memory_left_bytes
 from gpuload.loader.options import Options
 from gpuload.loader.prepare import check_limits, compile_for, resolve_device
 from gpuload.order.spec import BatchSpec
-from gpuload.ring.ring import Ring
+from gpuload.ring.packing import ALIGN
+from gpuload.ring.ring import Ring, align
 from gpuload.stage import Plan, accelerator
 from gpuload.stage.resident import PixelMemory
 from gpuload.workers.batch import Batch
@@ -108,17 +109,12 @@ class Budget:
 class Sizes:
     """Counts the pixels of samples, and keeps none."""
 
-    on_host = True
-
     def __init__(self) -> None:
         self.nbytes = 0
 
     def add(self, data: np.ndarray) -> int:
-        self.nbytes += -(-len(data) // 64) * 64
+        self.nbytes += align(len(data), ALIGN)
         return 0
-
-    def write(self, windows: np.ndarray, out: np.ndarray) -> None:
-        raise NotImplementedError
 
 
 def find_kept(options: Options) -> tuple[DeviceCached, tuple[object, ...], KeptSamples | None] | None:
@@ -169,7 +165,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> KeptS
     count, began = len(cached), perf_counter()
     budget = Budget.of(cached, device)
     kept = KeptSamples(count, memory := PixelMemory(device))
-    with _feed(options, replace(job_for(options, 0), dataset=cached.dataset, whole=True)) as feed:
+    with _feed(options, replace(job_for(options, 0), dataset=cached.dataset, whole=True), device) as feed:
         if count:
             probes = np.unique(np.linspace(0, count - 1, PROBES).astype(np.int64))
             sizes, different = KeptSamples(len(probes), Sizes()), set()
@@ -199,16 +195,17 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> KeptS
         del batch  # it views the ring
     kept.end()
     if device.type != "cpu":
-        accelerator.accelerator(device).synchronize(torch.accelerator.current_stream(device))
+        runtime = accelerator.accelerator(device)
+        runtime.synchronize(runtime.current_stream())  # the transfer has another stream
     log.kept_all(kept, device, perf_counter() - began)
     return kept
 
 
 @contextlib.contextmanager
-def _feed(options: Options, job: Job) -> Iterator[Feed]:
+def _feed(options: Options, job: Job, device: torch.device) -> Iterator[Feed]:
     """A feed with workers of its own, which end with it."""
     workers = options.workers
-    check_limits(options, torch.device("cpu"), workers.count)
+    check_limits(options, device, workers.count)
     stack = contextlib.ExitStack()
     try:
         with held():  # nothing is started and then forgotten

@@ -116,7 +116,7 @@ class Totals:
             "device": str(session.stage.device),
             "num_workers": workers,
             "resident_bytes": 0 if session.kept is None else session.kept.memory.nbytes,
-            "elsewhere": session.options.workers.workers is not None,
+            "elsewhere": session.options.workers.workers is not None and session.kept is None,
         }
         return cls(session.number, main, session.engine.counted(), gauges)
 

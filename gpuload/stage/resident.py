@@ -143,7 +143,5 @@ class ResidentTransfer(CudaTransfer):
 
 def transfer_of(kept: KeptSamples, ring: Ring) -> CpuTransfer:
     """The transfer for batches of these samples."""
-    memory = kept.memory
-    return (
-        ResidentTransfer(ring, memory) if isinstance(memory, PixelMemory) and not memory.on_host else CpuTransfer(ring)
-    )
+    memory: PixelMemory = kept.memory
+    return CpuTransfer(ring) if memory.on_host else ResidentTransfer(ring, memory)

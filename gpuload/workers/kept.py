@@ -27,7 +27,7 @@ from gpuload.errors import ErrorRecord
 from gpuload.ring.chunk import SEPARATOR, ChunkContent, ImageColumn, TensorBits, ValueColumn
 from gpuload.ring.packing import ALIGN
 
-__all__ = ["KeptSamples", "Memory", "copy_windows", "span_of"]
+__all__ = ["KeptSamples", "Memory", "ReadMemory", "copy_windows", "span_of"]
 
 ABSENT: Final = object()  # the value of a leaf that a sample does not have
 PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, complex})  # nobody can change these
@@ -37,11 +37,17 @@ POINTER_BYTES: Final = 8
 class Memory(Protocol):
     """Where the pixels lie."""
 
-    nbytes: int
-    on_host: bool
-
+    @property
+    def nbytes(self) -> int: ...
     def add(self, data: np.ndarray) -> int: ...  # copies bytes there; returns where the first one is
-    def write(self, windows: np.ndarray, out: np.ndarray) -> None: ...  # copies windows to the host, if it is there
+
+
+class ReadMemory(Memory, Protocol):
+    """The same, once it is filled."""
+
+    @property
+    def on_host(self) -> bool: ...
+    def write(self, windows: np.ndarray, out: np.ndarray) -> None: ...  # copies windows to `out`, if it is on the host
 
 
 class Choice:
@@ -88,14 +94,14 @@ class KeptSamples:
 
     Attributes:
         count: how many samples the dataset has.
-        memory: where their pixels are.
+        memory: where their pixels are: a `Memory`, and to give samples a `ReadMemory`.
         errors: those that failed, by their number.
         host_bytes: of values, about: arrays, bytes and texts.
         strays: as in `gpuload.ring.chunk.ChunkContent`.
     """
 
     count: int
-    memory: Memory
+    memory: Any
     errors: dict[int, ErrorRecord] = field(default_factory=dict)
     host_bytes: int = 0
     strays: str = ""

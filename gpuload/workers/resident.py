@@ -21,7 +21,7 @@ from gpuload.rng.philox import epoch_key
 from gpuload.workers.counters import Counters
 from gpuload.workers.engine import Event
 from gpuload.workers.job import Job
-from gpuload.workers.kept import KeptSamples, span_of
+from gpuload.workers.kept import KeptSamples, ReadMemory, span_of
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.runner import record_of
 
@@ -99,7 +99,8 @@ class ResidentEngine:
     def _done(self, request: Request) -> Reply:
         start = time.perf_counter_ns()
         content = self._content(request)
-        memory, nbytes = self._kept.memory, 0
+        memory: ReadMemory = self._kept.memory
+        nbytes = 0
         if memory.on_host and content.windows is not None:
             nbytes = span_of(content.windows)
             if nbytes > request.slot_bytes:
