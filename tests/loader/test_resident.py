@@ -128,6 +128,28 @@ def test_what_is_kept_outlives_the_loader_and_ends_with_clear():
             cached.clear()
 
 
+def test_a_ctrl_c_while_it_is_read_leaves_nothing_and_the_next_iter_reads_anew():
+    class Interrupted(Counted):
+        def __getitem__(self, index: int) -> Any:
+            if index == 12 and len(self.asked) < 30:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    cached = gl.DeviceCached(Interrupted())
+    with gl.Loader(cached, **OPTIONS) as loader, gl.Loader(Counted(), **OPTIONS) as without:
+        interrupts = 0
+        for _ in range(5):
+            try:
+                iterator = iter(loader)
+            except KeyboardInterrupt:
+                interrupts += 1
+                assert cached.kept == {}
+            else:
+                break
+        assert interrupts > 0
+        same(iterator, without)
+
+
 def test_batches_may_be_changed_and_what_is_kept_is_not():
     data = [{"x": np.full(3, i, np.float32), "more": {"boxes": gl.Boxes([[0, 0, 4, 4 + i]])}, "image": image}
             for i, (image, _) in enumerate(Counted()[i] for i in range(4))]  # fmt: skip
