@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["engine_for", "job_for"]
 
 
-def job_for(options: Options, epoch: int, fusing: Any = None) -> Job:
-    """What workers are told; `epoch` is the first one's number, `fusing` plans batches, if workers do that."""
+def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False) -> Job:
+    """What workers are told; `epoch` is the first one's number, `fusing` plans batches, if workers do that, and `whole`
+    is for images that are kept."""
     return Job(
         options.order.dataset,
         options.chain,
@@ -36,6 +37,7 @@ def job_for(options: Options, epoch: int, fusing: Any = None) -> Job:
         **ranks_of(options.order),
         group=find_group(),
         fusing=fusing,
+        whole=whole,
     )
 
 

@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -165,7 +166,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> KeptS
     count, began = len(cached), perf_counter()
     budget = Budget.of(cached, device)
     kept = KeptSamples(count, memory := PixelMemory(device))
-    with _feed(options, replace(job_for(options, 0), dataset=cached.dataset, whole=True), device) as feed:
+    with _feed(options, replace(job_for(options, 0, whole=True), dataset=cached.dataset), device) as feed:
         if count:
             probes = np.unique(np.linspace(0, count - 1, PROBES).astype(np.int64))
             sizes, different = KeptSamples(len(probes), Sizes()), set()
@@ -247,7 +248,8 @@ def _take(batch: Batch, kept: KeptSamples, first: int | None = None) -> None:
             kept.add(part.content, numbers, part.data)  # pyright: ignore[reportArgumentType]
     if first is None:
         for error in batch.errors:
-            kept.errors[error.index] = error
+            number: Any = error.index
+            kept.errors[number] = error
 
 
 def _mb(nbytes: int) -> str:

@@ -62,6 +62,15 @@ def test_windows_are_those_of_the_images(images, segment_bytes, small, monkeypat
         assert on_device[at : at + len(expected)].numpy().tobytes() == expected
 
 
+def test_a_window_at_the_very_end_is_read_to_its_end_and_no_further():
+    image = np.arange(1024, dtype=np.uint8).reshape(16, 16, 4)
+    memory, starts = filled([image], image.nbytes)
+    windows = windows_of([image], starts, [(13, 12, 3, 4)])  # 48 bytes, and up to the next window 16 more
+    out = torch.zeros(64, dtype=torch.uint8)
+    memory.gather(windows, out)
+    assert out[:48].numpy().tobytes() == image[13:, 12:].tobytes()
+
+
 def test_it_takes_what_was_reserved_and_counts_what_is_used(images):
     memory, starts = filled(images[:1], 1024)
     assert (memory.nbytes, memory.used_bytes, starts) == (1024, 192, [0])  # 9 × 7 × 3 = 189
