@@ -78,6 +78,9 @@ class Work:
             # Without a simulation a second or two for an epoch at the rate that is aimed at, of FFCV's size.
             sizes = {} if self.pace.small else {"size": 256, "samples": ARRAY_FILE}
             return _module("peers.array_file", replace(recipe, channels_last=False, **sizes).to_json())
+        if name == "resident":
+            small = ["--samples", "64", "--batch-size", "16", "--rounds", "1"] if self.pace.small else []
+            return _module("resident", "--device", recipe.device, "--json", *small)
         feed = FEEDS[name]
         # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
         workers = recipe.workers if feed.own else self.cpus

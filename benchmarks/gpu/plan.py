@@ -55,6 +55,7 @@ PARTS = {
     "workers": "gpuload's workers, slots only taken",
     "arrays": "arrays in memory, to the device",
     "array_file": "an ArrayFile of 256×256, to the device",
+    "resident": "a resident CIFAR-10 (DeviceCached)",
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuload.datasets.cache.dataset import Cached
     from gpuload.datasets.folder import ImageFiles, ImageFolder
+    from gpuload.datasets.resident import DeviceCached
     from gpuload.datasets.stores.array import ArrayFile
     from gpuload.datasets.stores.coco import Coco
     from gpuload.datasets.stores.filelist import FileList
@@ -22,6 +23,7 @@ __all__ = [
     "ArrayFile",
     "Cached",
     "Coco",
+    "DeviceCached",
     "FileList",
     "ImageFiles",
     "ImageFolder",
@@ -33,6 +35,7 @@ _HOMES = {
     "ArrayFile": "stores.array",
     "Cached": "cache.dataset",
     "Coco": "stores.coco",
+    "DeviceCached": "resident",
     "FileList": "stores.filelist",
     "HDF5": "stores.hdf5",
     "ImageFiles": "folder",

@@ -8,11 +8,13 @@ import numpy as np
 
 __all__ = ["draws_nothing", "fetched", "fetches_many", "is_iterable", "natural_blocks", "row_bytes"]
 
+AROUND = ("gpuload.datasets.cache.dataset", "gpuload.datasets.resident")  # samples of the dataset inside, kept
+
 
 def draws_nothing(dataset: Any) -> bool:
     """Whether no generator has to be seeded for it: a dataset of gpuload's own, or torch's view of one."""
     module = type(dataset).__module__
-    if module == "gpuload.datasets.cache.dataset":
+    if module in AROUND:
         return draws_nothing(dataset.dataset)
     if module.startswith("gpuload.datasets"):
         if type(dataset).__name__ == "Joined":

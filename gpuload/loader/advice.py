@@ -250,6 +250,17 @@ def small_ring(view: View) -> str | None:
     )
 
 
+def kept_samples(view: View) -> str | None:
+    """Batches are cut out of what a `DeviceCached` keeps."""
+    if not view.stats.resident_bytes or view.bound not in ("wait", "rest"):
+        return None
+    return (
+        f"cutting batches out of kept samples bounds: the loop waits {view.waiting:.0%} of the time for that, in this "
+        "process; workers would not help, as nothing is read: larger batches, and fewer values in a sample, take less "
+        "for each image"
+    )
+
+
 def small_images(view: View) -> str | None:
     """What is done for each sample, whatever its size, bounds."""
     slow = view.reading and view.each_ms("read") > 1.0
@@ -390,8 +401,8 @@ def step(view: View) -> str | None:
 
 
 RULES: Final[tuple[Callable[[View], str | None], ...]] = (
-    nothing, refused_locks, dying, small_ring, small_images, reading, without_nvimagecodec, large_images, working,
-    uneven, waiting, stage, copying, collating, step,
+    nothing, refused_locks, dying, small_ring, kept_samples, small_images, reading, without_nvimagecodec, large_images,
+    working, uneven, waiting, stage, copying, collating, step,
 )  # fmt: skip
 
 

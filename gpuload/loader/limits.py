@@ -21,6 +21,7 @@ from gpuload.workers.pool import running_workers
 __all__ = [
     "WORKER_BYTES",
     "WORKER_DESCRIPTORS",
+    "available_bytes",
     "check_descriptors",
     "check_memory",
     "check_processes",
@@ -140,6 +141,15 @@ def memory_left_bytes(root: str = "/") -> int | None:
     """
     memory = _tightest(root)
     return None if memory is None else memory.left_bytes
+
+
+def available_bytes(root: str = "/") -> int | None:
+    """How much more memory this process may take: what the machine has free, or the control group leaves; None: not
+    known."""
+    lines = (_read(os.path.join(root, "proc/meminfo")) or b"").splitlines()
+    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith(b"MemAvailable:")]
+    left = memory_left_bytes(root)
+    return min([*free, *([] if left is None else [left])], default=None)
 
 
 def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:

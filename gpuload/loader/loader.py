@@ -23,8 +23,9 @@ from gpuload.loader.epoch import Epoch
 from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_for, plan_for, resolve_device
+from gpuload.loader.prepare import check_for, resolve_device
 from gpuload.loader.replay import Replay, replay
+from gpuload.loader.resident import keep, plan_for
 from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session
 from gpuload.loader.state import State, begun, first_states, for_workers, one_worker
@@ -400,8 +401,9 @@ class Loader:
                 self.close()
         self._new_workers = False
         if self._session is None:
+            kept = keep(options)
             with held():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune)
+                self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune, kept)
                 self._forget = when_gone(self, finalizing, self._session.ending())
         self._cursor.end(NEWER)
         given = {"info": self.info, "persistent": self.persistent_workers, "told_epoch": self._cursor.told_epoch}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from gpuload.datasets.resident import find_resident
 from gpuload.decode import Decoder
 from gpuload.decode.jpeg import NvImageCodec
 from gpuload.stage import Plan
@@ -17,8 +18,9 @@ from gpuload.stage import Plan
 if TYPE_CHECKING:
     from gpuload.loader.options import Options
     from gpuload.loader.state import State
+    from gpuload.workers.kept import KeptSamples
 
-__all__ = ["begun", "resuming"]
+__all__ = ["begun", "keeping", "kept_all", "kept_so_far", "resuming"]
 
 logging.getLogger("gpuload").addHandler(logging.NullHandler())
 logger = logging.getLogger("gpuload.loader")
@@ -44,6 +46,23 @@ def begun(options: Options, plan: Plan, placed: str) -> None:
         logger.info("placement: %s", placed)
 
 
+def keeping(samples: int, pixels: int, others: int, device: object) -> None:
+    """A `DeviceCached` is about to be read."""
+    logger.info("keeping %d samples: about %.1f MB on %s, %.1f MB besides", samples, pixels / 1e6, device, others / 1e6)
+
+
+def kept_so_far(done: int, samples: int) -> None:
+    """A part of it was read."""
+    logger.info("keeping samples: %d of %d were read", done, samples)
+
+
+def kept_all(kept: KeptSamples, device: object, seconds: float) -> None:
+    """All of it was read."""
+    memory, failed = kept.memory.nbytes / 1e6, len(kept.errors)
+    first = f"; {failed} failed, the first with {next(iter(kept.errors.values())).describe()}" if failed else ""
+    logger.info("kept %d samples, %.1f MB on %s, in %.1f s%s", kept.count - failed, memory, device, seconds, first)
+
+
 def resuming(state: State) -> None:
     """A state was loaded."""
     logger.info(
@@ -58,6 +77,8 @@ def _workers(options: Options) -> str:
     workers = options.workers
     if workers.workers is not None:
         return repr(workers.workers)
+    if find_resident(options.order.dataset) is not None:
+        return "all samples are kept, no workers"
     if not workers.count:
         return "no worker processes (num_workers=0)"
     return f"{workers.count} worker{'s' * (workers.count > 1)}"

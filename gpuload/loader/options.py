@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from gpuload.batches.options import BatchOptions
 from gpuload.datasets.kinds import row_bytes
+from gpuload.datasets.resident import find_resident
 from gpuload.decode import Decode
 from gpuload.loader.cpus import cpus_of_rank, default_workers, usable_cpus
 from gpuload.loader.limits import WORKER_BYTES
@@ -178,6 +179,7 @@ class Options:
     workers: WorkerOptions
 
     def __post_init__(self) -> None:
+        find_resident(self.order.dataset)  # it refuses what cannot be
         if self.order.iterable and self.workers.faults.on_error == "replace":
             raise ValueError(
                 "on_error='replace' has no meaning for an iterable dataset: there is no other sample to ask for; "
@@ -234,7 +236,8 @@ class Options:
     @property
     def cpu_threads(self) -> int:
         """How many threads the stage may use on the CPU: those that workers leave."""
-        return max(1, usable_cpus() - self.workers.processes)
+        workers = 0 if find_resident(self.order.dataset) is not None else self.workers.processes
+        return max(1, usable_cpus() - workers)
 
     @property
     def chunk_size(self) -> int:

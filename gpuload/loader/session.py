@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils._device  # torch would load it at the first `with torch.device(…)`, within the first batch
@@ -26,6 +26,7 @@ from gpuload.batches.assemble import Assembly
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting
+from gpuload.loader.chunks import engine_for, job_for
 from gpuload.loader.life import Life
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
@@ -39,18 +40,15 @@ from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
-from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
+from gpuload.stage.ranges import STAGE, WAIT, named
+from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import Feed
-from gpuload.workers.inline import HomeEngine
 from gpuload.workers.interrupts import held
-from gpuload.workers.job import Job
-from gpuload.workers.pool import WorkerPool
-
-if TYPE_CHECKING:
-    from gpuload.workers.ray.pool import RayPool
+from gpuload.workers.kept import KeptSamples
+from gpuload.workers.resident import ResidentEngine
 
 __all__ = ["Session"]
 
@@ -76,7 +74,8 @@ class _Launched:
 
 class Session:
     """A session with these options, whose first epoch has this number; failed samples are recorded in `errors`, and
-    `told` is what was said of others once and for all. `autotune` decides what is "auto"."""
+    `told` is what was said of others once and for all. `autotune` decides what is "auto". `kept` has all samples, if
+    the dataset is a `DeviceCached`: then there are no workers."""
 
     def __init__(
         self,
@@ -85,7 +84,9 @@ class Session:
         epoch: int = 0,
         told: set[str] | None = None,
         autotune: Autotune | None = None,
+        kept: KeptSamples | None = None,
     ) -> None:
+        self.kept = kept
         self.options = options
         self.errors = errors
         self._told = set() if told is None else told
@@ -95,37 +96,30 @@ class Session:
         self.launched: deque[_Launched] = deque()
         workers = options.workers
         self._ranks = ranks_of(options.order), find_group()
-        fusing = self.stage.fusing() if workers.processes else None
-        job = Job(
-            options.order.dataset,
-            options.chain,
-            workers.decode,
-            options.order.seed,
-            collate_fn=options.batches.collate_fn,
-            worker_init_fn=workers.worker_init_fn,
-            single=options.order.single,
-            plain=not len(options.chain) and options.chain.module is None,
-            moves=options.chain.moves_pixels,
-            epoch=epoch,
-            **self._ranks[0],
-            group=self._ranks[1],
-            fusing=fusing,
-        )
-        start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
+        if kept is not None:
+            autotune = None
+        fusing = self.stage.fusing() if workers.processes and kept is None else None
+        job = job_for(options, epoch, fusing)
+        start = Setting(0 if kept is not None else workers.count, workers.prefetch)
+        start = start if autotune is None else autotune.setting
         check_limits(options, device, start.workers)
         self.placement = placement_for(options, device)
         self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
         try:
-            self.transfer = make_transfer(self.ring, device)
+            self.transfer = make_transfer(self.ring, device) if kept is None else transfer_of(kept, self.ring)
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
-            self.engine = _engine(job, options, self.ring, start.workers, self.placement)
+            self.engine: Any
+            if kept is None:
+                self.engine = engine_for(job, options, self.ring, start.workers, self.placement)
+            else:
+                self.engine = ResidentEngine(job, self.ring, kept)
         except BaseException:
             self.ring.close()
             raise
         self.feed = Feed(
             self.engine,
             self.ring,
-            chunk_size=options.chunk_size,
+            chunk_size=options.chunk_size if kept is None else options.order.size,
             plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
             ahead=options.ahead_for(start.workers, start.ahead),
             workers=start.workers,
@@ -276,7 +270,7 @@ class Session:
 
     def ending(self) -> Callable[[], None]:
         """A function that ends the session without keeping it: options may refer to whoever has the Loader."""
-        pool = self.engine if self.options.workers.count else None
+        pool = self.engine if self.feed.workers else None
         return partial(_end, weakref.ref(self), self.life, pool, self.transfer, self.ring)
 
     def close(self) -> None:
@@ -357,25 +351,6 @@ def _raisable(error: Exception) -> Exception:
     wrapped = RuntimeError(f"making a batch raised {error!r}")
     wrapped.__cause__ = error
     return wrapped
-
-
-def _engine(
-    job: Job, options: Options, ring: Ring, count: int, placement: Placement
-) -> WorkerPool | RayPool | HomeEngine:
-    """What does the chunks: processes of this machine, workers of a cluster, or this process."""
-    workers = options.workers
-    watch = {
-        "timeout_s": workers.timeout,
-        "max_restarts": workers.faults.max_restarts,
-        "own_queues": options.order.iterable,
-    }
-    if workers.workers is not None:
-        from gpuload.workers.ray.pool import RayPool  # few loaders have workers elsewhere
-
-        return RayPool(job, workers.workers, ring, **watch)
-    if not count:
-        return HomeEngine(job, ring, around=partial(named, DECODE))
-    return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:

@@ -81,7 +81,8 @@ class Stats:
         bytes_decoded: of pixels that went to the slots.
         decoders: how many images each decoder did; ``"cut"``: crops cut out of a JPEG with restart markers first.
         decoded_whole: JPEGs decoded whole for a part of them, since nvImageCodec cannot be used.
-        cache_hits, cache_misses: of `Cached` datasets, by all processes of this machine that share them.
+        cache_hits, cache_misses: of `Cached` datasets, by all processes of this machine that share them; and samples of
+            a `DeviceCached`. resident_bytes: the pixels that this one keeps on the device.
         errors: samples that failed; restarts: workers that died.
         device: where the batches go; placement: where workers and ring are on a machine with several NUMA nodes, or why
             they are anywhere; "" for batches on the CPU.
@@ -127,6 +128,7 @@ class Stats:
     decoded_whole: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+    resident_bytes: int = 0
     errors: int = 0
     restarts: int = 0
     device: str = "cpu"

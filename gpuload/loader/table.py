@@ -97,6 +97,8 @@ def facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield "read", f"{size_of(stats.bytes_read)}, {size_of(rate)}/s; decoded {size_of(stats.bytes_decoded)}"
     if stats.decoders:
         yield "decoders", ", ".join(f"{name} {count:,}" for name, count in stats.decoders.items())
+    if stats.resident_bytes:
+        yield "kept", f"{size_of(stats.resident_bytes)} on {stats.device}"
     if stats.cache_hits or stats.cache_misses:
         share = stats.cache_hits / (stats.cache_hits + stats.cache_misses)
         yield "cache", f"{stats.cache_hits:,} hits, {stats.cache_misses:,} misses: {share:.0%}"

@@ -97,7 +97,7 @@ class Totals:
             "moved_out": ring.moved_out,
             "cpu_s": time.process_time(),
             "errors": session.errors.total,
-            "hits": sum(cache.hits for cache in caches),
+            "hits": sum(cache.hits for cache in caches) + getattr(session.engine, "hits", 0),
             "misses": sum(cache.misses for cache in caches),
             "timed": 0 if times is None else times.batches,
             "device_copy_s": 0.0 if times is None else times.copy_s,
@@ -116,7 +116,8 @@ class Totals:
             "device": str(session.stage.device),
             "placement": session.placement.told(workers),
             "num_workers": workers,
-            "elsewhere": session.options.workers.workers is not None,
+            "resident_bytes": 0 if session.kept is None else session.kept.memory.nbytes,
+            "elsewhere": session.options.workers.workers is not None and session.kept is None,
         }
         return cls(session.number, main, session.engine.counted(), gauges)
 

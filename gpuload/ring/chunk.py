@@ -100,7 +100,8 @@ class ChunkContent:
     them, or is one string with a `SEPARATOR` between two; `structures` and `fields` have one for each, or one for all.
     `values` are leaves that are no images, no targets, and in no block; `points` are boxes and keypoints; `fields` are
     the leaves that are left out together with boxes, if a transform does that; those that go with keypoints as ~leaf.
-    `strays` is what to tell the user of leaves that look as if they belonged to an image.
+    `strays` is what to tell the user of leaves that look as if they belonged to an image. `windows` is where images lie
+    that are not in the slot, see `gpuload.workers.kept`.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -116,6 +117,7 @@ class ChunkContent:
     collated: Collated | None = None  # the whole batch, if the user's collate_fn ran in the worker
     iterable: IterablePlace | None = None  # for an iterable dataset
     strays: str = ""
+    windows: np.ndarray | None = None
 
 
 @dataclass(slots=True)

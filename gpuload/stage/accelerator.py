@@ -102,6 +102,15 @@ class Accelerator:
         """The host waits for all that was issued on a stream."""
         stream.synchronize()
 
+    def free_bytes(self) -> int | None:
+        """Memory of the device that torch may still take: free, or held by its allocator without use; None: this
+        runtime does not say."""
+        module = torch.get_device_module(self.device)
+        if not hasattr(module, "mem_get_info"):
+            return None
+        held = module.memory_reserved(self.device) - module.memory_allocated(self.device)
+        return int(module.mem_get_info(self.device)[0]) + int(held)
+
     def lock(self, address: int, nbytes: int) -> int:
         """Page-lock memory, so that it can be copied from while the host goes on.
 

@@ -45,6 +45,7 @@ class Plan:
         note: why another backend than the fastest is used; else None.
         placement: where workers and ring are on a machine with several NUMA nodes, or why they are anywhere; None for
             batches on the CPU.
+        samples: where they are kept, if the dataset is a `DeviceCached`; else None.
     """
 
     backend: str
@@ -53,6 +54,7 @@ class Plan:
     module: str | None = None
     note: str | None = None
     placement: str | None = None
+    samples: str | None = None
 
     @property
     def steps(self) -> tuple[PlanStep, ...]:
@@ -82,6 +84,7 @@ class Plan:
         if self.module:
             lines.append(_row(self.module, self._module_backend, MODULE_GETS, width))
         lines += [f"placement: {self.placement}"] if self.placement else []
+        lines += [f"samples: {self.samples}"] if self.samples else []
         return "\n".join(line.rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
@@ -95,7 +98,8 @@ class Plan:
             of_view = f", view {number + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{of_view}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
-        return "\n".join([*tables, *([paragraph(f"placement: {self.placement}")] if self.placement else [])])
+        told = {"placement": self.placement, "samples": self.samples}
+        return "\n".join([*tables, *(paragraph(f"{name}: {text}") for name, text in told.items() if text)])
 
     @property
     def _module_backend(self) -> str:

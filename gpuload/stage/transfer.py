@@ -36,7 +36,7 @@ from gpuload.stage.timing import DeviceTimes
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
 
-__all__ = ["CpuTransfer", "CudaTransfer", "make_transfer"]
+__all__ = ["CpuTransfer", "CudaTransfer", "make_transfer", "rounded"]
 
 # How many batches the consumer may have been handed whose work is not done when the next one is asked for. With one,
 # a training step of a few milliseconds would wait for the host whenever this is interrupted.
@@ -153,7 +153,7 @@ class CudaTransfer(CpuTransfer):
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         starts = _starts(batch)
         used = starts.pop()
-        flat = torch.empty(_rounded(used), dtype=torch.uint8, device=self.device)[:used]
+        flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
         try:
             for part, start in zip(batch.parts, starts, strict=True):
                 if part.data is not None and part.used_bytes:
@@ -161,11 +161,14 @@ class CudaTransfer(CpuTransfer):
                     target = flat[start : start + part.used_bytes]
                     target.copy_(source, non_blocking=part.slot is not None and not self.pinning_refused)
         finally:
-            # Whatever happens next, the slots are free after this event, and not before.
-            self._copied.append((self._device.record(self._stream), release))
-            batch.loaded = True
-            self._times.mark(self._stream)
+            self._loaded(batch, release)
         return flat, starts
+
+    def _loaded(self, batch: Batch, release: Callable[[], None]) -> None:
+        # Whatever happens next, the slots are free after this event, and not before.
+        self._copied.append((self._device.record(self._stream), release))
+        batch.loaded = True
+        self._times.mark(self._stream)
 
     def finish(self) -> Any:
         """An event after everything that the batch needs, its labels included."""
@@ -267,7 +270,7 @@ def _starts(batch: Batch) -> list[int]:
     return list(accumulate([align(part.used_bytes, ALIGN) for part in batch.parts], initial=0))
 
 
-def _rounded(nbytes: int) -> int:
+def rounded(nbytes: int) -> int:
     """A size for a buffer that differs little from batch to batch: at most an eighth more than `nbytes`, and the same
     for most batches, so that torch's allocator gives the same memory again instead of asking the driver for more."""
     return align(nbytes, max(LEAST_GRAIN_BYTES, 1 << max(0, nbytes.bit_length() - 4)))

@@ -18,7 +18,7 @@ from gpuload.datasets.tree import flatten, is_tensor
 from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
 
-__all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_misfit"]
+__all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_misfit", "read_differently"]
 
 LabelsGetter = Callable[[Any], Any] | str | None
 NOTHING: Final = "no labels were found"
@@ -33,6 +33,13 @@ def droppers(chain: Chain) -> list[Any]:
             if transform.drops_boxes and not transform.children:
                 found[id(transform)] = transform
     return list(found.values())
+
+
+def read_differently(chain: Chain) -> tuple[object, ...]:
+    """What it depends on how a sample is taken apart, of all that a chain says: chains with the same get the same."""
+    inner = [transform for line in chain.lines for transform in _all(line.transforms) if not transform.children]
+    dropping = [repr(transform) for transform in inner if transform.drops_boxes or transform.drops_points]
+    return bool(len(chain)), chain.frames, chain.reads_boxes, check_transforms(chain), tuple(dropping)
 
 
 def check_transforms(chain: Chain) -> str | None:

@@ -337,7 +337,7 @@ class Feed:
     def _finish(self, part: Part, slot: Slot, reply: Reply) -> None:
         view = self.ring.view(slot)
         try:
-            part.content = read_content(view, reply.meta, reply.meta_at)
+            part.content = reply.content or read_content(view, reply.meta, reply.meta_at)
         except Exception as error:  # raised by an object of the user's while it is unpickled
             self.ring.release(slot)
             self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")

@@ -46,7 +46,8 @@ class Job:
     `single` is for batch_size=None: `collate_fn` gets single samples. `plain`: nothing is applied to images, not even a
     module, which is not sent. `moves`: what is applied moves pixels. `epoch` is the number of the first one, `group`
     what `torch.distributed` says in the main process: backend, rank and number of ranks, or None. `fusing` plans
-    batches, if workers do that.
+    batches, if workers do that. `whole`: images are decoded whole, whatever the chain crops, and nothing is collated:
+    they are to be kept.
     """
 
     dataset: Any
@@ -63,6 +64,7 @@ class Job:
     world_size: int = 1
     group: tuple[str, int, int] | None = None
     fusing: Fusing | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuload.order.place import IterableStart
+from gpuload.ring.chunk import ChunkContent
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 
 __all__ = [
@@ -181,6 +182,7 @@ class Reply:
 
     `nbytes` is the size of the chunk in its slot (for TOO_LARGE: the size needed). `meta` is the packed description of
     its samples (see `ring/packing.py`); if too long for a message, it is in the slot: `meta_at`, offset and length.
+    An engine without processes may give the `content` itself.
     """
 
     chunk: int
@@ -189,6 +191,7 @@ class Reply:
     nbytes: int
     meta: bytes
     meta_at: tuple[int, int] | None = None
+    content: ChunkContent | None = None
 
     def pack(self) -> bytes:
         offset, length = self.meta_at or (-1, 0)

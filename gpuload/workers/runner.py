@@ -32,7 +32,7 @@ from gpuload.workers.rows import row_copier
 from gpuload.workers.sample import Region, Sample, SampleReader, Sourced, as_columns
 from gpuload.workers.source import Ended, Source
 
-__all__ = ["ChunkRunner"]
+__all__ = ["ChunkRunner", "record_of"]
 
 # How many characters of an error's text are kept: there may be thousands of records.
 MAX_CAUSE, MAX_TRACEBACK = 1000, 8000
@@ -59,7 +59,7 @@ class ChunkRunner:
         self.counters = Counters()
         self._guard = guard_generators and self.source.seeds
         # A batch of plain data is collated in the worker; with images, after the stage.
-        self._collates = job.collate_fn is not None and not len(job.chain)
+        self._collates = job.collate_fn is not None and not len(job.chain) and not job.whole
         self._made: dict[Any, Collated] = {}  # collated, but not yet in a slot
         self._sends = False  # whether a collated batch could be sent
 
@@ -116,7 +116,7 @@ class ChunkRunner:
                     rows = row
                     break
                 except Exception as error:
-                    errors.append((row, _record(request, row, None, error)))
+                    errors.append((row, record_of(request, row, None, error)))
                     if self.source.broken:
                         rows = row + 1
                         break
@@ -186,7 +186,7 @@ class ChunkRunner:
             try:
                 at = self._reader.decode(sample, own, slot, at)
             except Exception as error:
-                errors.append((sample.row, _record(request, sample.row, sample.source, error)))
+                errors.append((sample.row, record_of(request, sample.row, sample.source, error)))
             else:
                 decoded.append(sample)
             if at > due:
@@ -237,7 +237,7 @@ class ChunkRunner:
                 try:
                     results += self._draw_regions(request, [sample])
                 except ValueError as error:
-                    errors.append((sample.row, _record(request, sample.row, sample.source, error)))
+                    errors.append((sample.row, record_of(request, sample.row, sample.source, error)))
                     loaded.remove(sample)
             return results
 
@@ -245,6 +245,9 @@ class ChunkRunner:
         images = [(sample, image) for sample in loaded for image in sample.images.values()]
         if not images:
             return [[] for _ in loaded]
+        if self.job.whole:
+            pictures = ([*sample.images.values(), *sample.masks.values()] for sample in loaded)
+            return [[[0, 0, one.height, one.width] for one in own] for own in pictures]
         positions = request.positions[[sample.row for sample, _ in images]]
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes() for sample, _ in images] if self.job.chain.reads_boxes else None
@@ -271,7 +274,7 @@ class ChunkRunner:
             return _pack(request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None)
         except Exception as error:
             # A leaf cannot be sent. No search for it: a dataset usually returns the same types for each sample.
-            errors += [(s.row, _record(request, s.row, s.source, _unsendable(error))) for s in decoded]
+            errors += [(s.row, record_of(request, s.row, s.source, _unsendable(error))) for s in decoded]
             return _pack(request, slot, 0, ChunkContent(errors=sorted(errors, key=_row), iterable=place))
 
 
@@ -298,7 +301,8 @@ def _text(error: BaseException) -> str:
         return f"(its text is not available: {type(worse).__name__})"
 
 
-def _record(request: Request, row: int, source: str | None, error: BaseException) -> ErrorRecord:
+def record_of(request: Request, row: int, source: str | None, error: BaseException) -> ErrorRecord:
+    """What is recorded of the sample at a row of a chunk, which failed."""
     if isinstance(error, Sourced) and error.__cause__ is not None:
         source, error = error.source, error.__cause__
     if source is None and isinstance(error, OSError | DecodeError) and isinstance(error.filename, str):

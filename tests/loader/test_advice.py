@@ -203,6 +203,16 @@ def test_the_main_process():
     assert "50% of the loop's time goes to putting batches together; a collate_fn" in sentence
 
 
+def test_kept_samples():
+    found = {"parts": (Part("pack", "main", 6.0, 1000),), "resident_bytes": 600_000_000, "bytes_decoded": 0}
+    rule, sentence = said(stats(waiting=0.6, main={"stage": 2.0}, **found))
+    assert rule == "kept_samples"
+    assert sentence.startswith(
+        "cutting batches out of kept samples bounds: the loop waits 60% of the time for that, in this process; workers"
+    )
+    assert said(stats(waiting=0.01, main={"step": 9.0}, **found))[0] == "step"
+
+
 def test_the_step():
     rule, sentence = said(stats(waiting=0.004, main={"step": 9.0}, **workers(*[0.2] * 8, decode=9.0)))
     assert rule == "step"

@@ -22,6 +22,7 @@ from simulated.tensors import DeviceTensor, Operations
 __all__ = ["SimulatedCuda", "simulated"]
 
 NO_LIMIT = 1 << 30
+MEMORY_BYTES = 16 << 30  # that are always free
 
 
 class SimulatedCuda:
@@ -111,6 +112,9 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
     patch.setattr(torch.cuda, "_lazy_init", lambda: None)  # it says that this build has no CUDA
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "default_generators", (torch.default_generator,) * len(machine.defaults))
+    patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (MEMORY_BYTES, MEMORY_BYTES))
+    patch.setattr(torch.cuda, "memory_reserved", lambda device=None: 0)
+    patch.setattr(torch.cuda, "memory_allocated", lambda device=None: 0)
     patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x10, pci_device_id=0)
     patch.setattr(torch.cuda, "get_device_properties", lambda device=None: place)

@@ -1,0 +1,149 @@
+"""`DeviceCached`: a dataset that a `Loader` decodes once, and keeps where its batches are made.
+
+Here is only what the user holds: which dataset, how much memory. What is kept is made by `gpuload.loader.resident` and
+lies in `kept` as long as this object lives, in the main process alone: it does not travel to workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+
+from gpuload.datasets.kinds import is_iterable, natural_blocks
+
+__all__ = ["DeviceCached", "find_resident", "numbers_of"]
+
+DEPTH: Final = 8  # how deep a `DeviceCached` is looked for in datasets of datasets
+
+
+class DeviceCached:
+    """A map-style dataset that stays, decoded, in the memory of the device where a `Loader` makes its batches.
+
+    The first `iter()` of a `Loader` reads and decodes every sample once, by its workers and in the dataset's order.
+    Then the workers end: from the first batch on no file is read, and each batch is cut out of that memory. Images and
+    masks are kept whole, as they were decoded; labels, boxes and all other leaves in the main process's memory. With
+    ``device="cpu"`` all of it is there. Batches have the same bits as without, and a state of the one resumes in the
+    other.
+
+    What a dataset draws at random is kept as it was drawn first: augment in ``Loader(transforms=…)``. Samples that fail
+    are not tried again; they fail in each epoch, as `on_error` says. Each rank keeps the whole dataset. Loaders that
+    read samples alike (device, `decode`, kinds of transforms) share what is kept. The views of torch's `Subset` and
+    `random_split` may stand between this and the `Loader`; other datasets of datasets go inside.
+
+    Args:
+        dataset: what to keep.
+        bytes_limit: the most bytes for it, of device and main memory together. Default: half of what is free in each
+            when it is read; the rest is for training.
+
+    Raises:
+        TypeError: it is no map-style dataset; it has ``set_epoch()`` or ``state_dict()``, so its samples change.
+        ValueError: `bytes_limit` is not positive.
+        LimitError: from `iter()`, it does not fit; the message has the figures.
+
+    Example:
+        >>> import gpuload as gl, numpy as np
+        >>> pictures = [(np.full((32, 32, 3), i, np.uint8), i) for i in range(10)]
+        >>> loader = gl.Loader(gl.DeviceCached(pictures), batch_size=5, shuffle=True, num_workers=0, device="cpu")
+        >>> for images, labels in loader:
+        ...     print(tuple(images.shape), labels.tolist())
+        (5, 3, 32, 32) [3, 2, 4, 1, 8]
+        (5, 3, 32, 32) [9, 5, 0, 6, 7]
+        >>> loader.stats().resident_bytes
+        30720
+    """
+
+    def __init__(self, dataset: Any, *, bytes_limit: int | None = None) -> None:
+        name = type(dataset).__name__
+        if is_iterable(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TypeError(
+                f"DeviceCached() takes a map-style dataset, with a length and an index for each sample, got {name}"
+            )
+        for method in ("set_epoch", "state_dict"):
+            if callable(getattr(dataset, method, None)):
+                raise TypeError(
+                    f"{name} has {method}(), so its samples change while it is used, and kept ones would not; cache "
+                    "what it reads from instead"
+                )
+        if bytes_limit is not None:
+            if isinstance(bytes_limit, bool) or not isinstance(bytes_limit, int):
+                raise TypeError(f"bytes_limit must be a number of bytes, such as 8 << 30, or None, got {bytes_limit!r}")
+            if bytes_limit < 1:
+                raise ValueError(f"bytes_limit must be at least 1 byte, got {bytes_limit}")
+        self.dataset, self.bytes_limit = dataset, bytes_limit
+        self.kept: dict[Any, Any] = {}
+
+    def clear(self) -> None:
+        """Let go of what is kept. Loaders that use it keep it until they are closed; the next ones read anew."""
+        self.kept.clear()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self.dataset[index]
+
+    def blocks(self) -> np.ndarray | None:
+        """Those of the dataset."""
+        return natural_blocks(self.dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "kept": {}}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "dataset" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    def __repr__(self) -> str:
+        limit = "" if self.bytes_limit is None else f", bytes_limit={self.bytes_limit}"
+        return f"DeviceCached({self.dataset!r}{limit})"
+
+
+def find_resident(dataset: Any) -> DeviceCached | None:
+    """The `DeviceCached` that a loader's dataset is, or is a torch `Subset` of; None if there is none.
+
+    Raises:
+        ValueError: there is one that a loader cannot use, inside of another dataset.
+    """
+    outer = dataset
+    for _ in range(DEPTH):
+        if isinstance(outer, DeviceCached) or not _is_subset(outer):
+            break
+        outer = outer.dataset
+    inner = outer.dataset if isinstance(outer, DeviceCached) else outer
+    if _holds_one(inner, DEPTH):
+        raise ValueError(
+            f"there is a DeviceCached inside of {type(inner).__name__}, where a Loader cannot use what it keeps; put "
+            f"it outermost: DeviceCached({type(inner).__name__}(…)), or only a torch Subset around it"
+        )
+    return outer if isinstance(outer, DeviceCached) else None
+
+
+def numbers_of(dataset: Any, keys: np.ndarray) -> np.ndarray:
+    """The numbers, in the `DeviceCached`, of what a dataset has under these keys, int64.
+
+    Raises:
+        IndexError: there is no such sample.
+    """
+    count = len(dataset)
+    outside = (keys < -count) | (keys >= count)
+    if outside.any():
+        raise IndexError(f"there is no sample {keys[outside.argmax()]} among the {count} of {type(dataset).__name__}")
+    keys = np.where(keys < 0, keys + count, keys)
+    if isinstance(dataset, DeviceCached):
+        return keys
+    return numbers_of(dataset.dataset, np.asarray(dataset.indices, np.int64)[keys])
+
+
+def _is_subset(dataset: Any) -> bool:
+    return type(dataset).__module__ == "torch.utils.data.dataset" and type(dataset).__name__ == "Subset"
+
+
+def _holds_one(dataset: Any, depth: int) -> bool:
+    if isinstance(dataset, DeviceCached):
+        return True
+    inner = vars(dataset) if depth and hasattr(dataset, "__dict__") else {}
+    several = inner.get("datasets")
+    parts = [inner.get("dataset"), *(several if isinstance(several, list | tuple) else [])]
+    return any(_holds_one(part, depth - 1) for part in parts if part is not None)

@@ -1,0 +1,61 @@
+"""What does the chunks of a session, and what it is told. Runs in the main process; keeps nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gpuload.loader.options import Options
+from gpuload.loader.placement import Placement
+from gpuload.order.ranks import find_group
+from gpuload.order.schedule import ranks_of
+from gpuload.ring.ring import Ring
+from gpuload.stage.ranges import DECODE, named
+from gpuload.workers.inline import HomeEngine
+from gpuload.workers.job import Job
+from gpuload.workers.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from gpuload.workers.ray.pool import RayPool
+
+__all__ = ["engine_for", "job_for"]
+
+
+def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False) -> Job:
+    """What workers are told; `epoch` is the first one's number, `fusing` plans batches, if workers do that, and `whole`
+    is for images that are kept."""
+    return Job(
+        options.order.dataset,
+        options.chain,
+        options.workers.decode,
+        options.order.seed,
+        collate_fn=options.batches.collate_fn,
+        worker_init_fn=options.workers.worker_init_fn,
+        single=options.order.single,
+        plain=not len(options.chain) and options.chain.module is None,
+        moves=options.chain.moves_pixels,
+        epoch=epoch,
+        **ranks_of(options.order),
+        group=find_group(),
+        fusing=fusing,
+        whole=whole,
+    )
+
+
+def engine_for(
+    job: Job, options: Options, ring: Ring, count: int, placement: Placement
+) -> WorkerPool | RayPool | HomeEngine:
+    """What does the chunks: processes of this machine, workers of a cluster, or this process."""
+    workers = options.workers
+    watch = {
+        "timeout_s": workers.timeout,
+        "max_restarts": workers.faults.max_restarts,
+        "own_queues": options.order.iterable,
+    }
+    if workers.workers is not None:
+        from gpuload.workers.ray.pool import RayPool  # few loaders have workers elsewhere
+
+        return RayPool(job, workers.workers, ring, **watch)
+    if not count:
+        return HomeEngine(job, ring, around=partial(named, DECODE))
+    return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)

@@ -1,0 +1,147 @@
+"""The pixels of a `DeviceCached`: one flat memory on the device, and the windows of a batch copied out of it.
+
+Memory layout: images and masks, each H×W×C and aligned to 64 bytes, in the order in which they were read, in *segments*
+of uint8. Most data sets have one segment: its size is projected from samples that are spread over the data set. What
+does not fit lies in further ones. An image never lies in two; `add` counts bytes over all segments, in order.
+
+On the CPU, windows are copied to the slots of the ring, where workers would have put them. On a device they never leave
+it: `ResidentTransfer` gathers them, in place of the copy from the slots. Main process only; lives as long as the
+`DeviceCached`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from gpuload.ring.packing import ALIGN
+from gpuload.ring.ring import Ring, align
+from gpuload.stage.transfer import CpuTransfer, CudaTransfer, rounded
+from gpuload.stage.upload import upload_together
+from gpuload.workers.batch import Batch
+from gpuload.workers.kept import KeptSamples, copy_windows, span_of
+
+__all__ = ["PixelMemory", "ResidentTransfer", "transfer_of"]
+
+LEAST_SEGMENT_BYTES = 16 << 20
+# Windows of this size, on average, are gathered together: a copy for each costs the host some microseconds. Larger ones
+# are copied one by one: the indices of a gather take eight bytes for each byte.
+SMALL_BYTES = 16 << 10
+GATHER_BYTES = 8 << 20  # at a time
+
+
+class PixelMemory:
+    """The memory, on a device; it grows while it is filled.
+
+    Args:
+        device: where it is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.on_host = device.type == "cpu"
+        self._segments: list[torch.Tensor] = []
+        self._starts: list[int] = []  # of each segment, the number of its first byte; and the end
+        self._used = 0  # of the last segment
+        self.used_bytes = 0  # by images, of all segments
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes: the bytes of all segments."""
+        return sum(map(len, self._segments))
+
+    def reserve(self, nbytes: int) -> None:
+        """Make a segment for so many bytes: `add` goes on there."""
+        self._starts.append(self._starts[-1] + len(self._segments[-1]) if self._segments else 0)
+        with torch.inference_mode(False):
+            self._segments.append(torch.empty(nbytes, dtype=torch.uint8, device=self.device))
+        self._used = 0
+
+    def add(self, data: np.ndarray) -> int:
+        """Copy bytes, images that are aligned, to the end; returns the number of the first one."""
+        nbytes = align(len(data), ALIGN)
+        if not self._segments or self._used + nbytes > len(self._segments[-1]):
+            self.reserve(max(nbytes, LEAST_SEGMENT_BYTES, self.nbytes // 16 // ALIGN * ALIGN))
+        start = self._used
+        self._segments[-1][start : start + len(data)].copy_(torch.from_numpy(data))
+        self._used = start + nbytes
+        self.used_bytes += nbytes
+        return self._starts[-1] + start
+
+    def write(self, windows: np.ndarray, out: np.ndarray) -> None:
+        """Copy windows (see `gpuload.workers.kept`) to memory of the host; only for one that is there."""
+        for segment, own in self._by_segment(windows):
+            copy_windows(segment.numpy(), own, out)
+
+    def gather(self, windows: np.ndarray, out: torch.Tensor) -> None:
+        """Copy windows to a memory on the same device, on its current stream; what lies between them there is not
+        meant."""
+        if len(self._segments) == 1 and len(windows) and span_of(windows) <= SMALL_BYTES * len(windows):
+            for piece in np.array_split(windows, -(-span_of(windows) // GATHER_BYTES)):
+                _gather(self._segments[0], piece, out)
+            return
+        for segment, own in self._by_segment(windows):
+            for start, rows, row_bytes, step, at in own.tolist():
+                window = segment.as_strided((rows, row_bytes), (step, 1), start)
+                out[at : at + rows * row_bytes].view(rows, row_bytes).copy_(window)
+
+    def _by_segment(self, windows: np.ndarray) -> list[tuple[torch.Tensor, np.ndarray]]:
+        if len(self._segments) == 1:
+            return [(self._segments[0], windows)] if len(windows) else []
+        of = np.searchsorted(self._starts, windows[:, 0], side="right") - 1
+        found = []
+        for number, segment in enumerate(self._segments):
+            if len(own := windows[of == number]):
+                found.append((segment, own - [self._starts[number], 0, 0, 0, 0]))
+        return found
+
+
+def _gather(memory: torch.Tensor, windows: np.ndarray, out: torch.Tensor) -> None:
+    """Copy windows that follow each other in `out`, all by one gather with an index for each byte."""
+    start, rows, row_bytes, step, at = windows.T
+    row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # its number in its window
+    sources = np.repeat(start, rows) + row * np.repeat(step, rows)
+    lengths = np.repeat(row_bytes, rows)
+    lengths[np.cumsum(rows) - 1] += -(rows * row_bytes) % ALIGN  # up to the next window
+    ends = np.cumsum(lengths)
+    total, begin = int(ends[-1]), int(at[0])
+    # Where each byte of `out` comes from: one behind the byte before it, but for the first of a row.
+    jumps = np.diff(sources + lengths - 1, prepend=0) - lengths + 1
+    firsts, jumps = upload_together([ends - lengths, jumps], memory.device)
+    index = torch.ones(total, dtype=torch.int64, device=memory.device).index_copy_(0, firsts, jumps).cumsum_(0)
+    torch.index_select(memory, 0, index.clamp_(max=len(memory) - 1), out=out[begin : begin + total])
+
+
+class ResidentTransfer(CudaTransfer):
+    """Pixels are on the device already: a batch's windows are gathered there.
+
+    Args:
+        ring: the slots, which hold no pixels.
+        memory: where the pixels are.
+    """
+
+    def __init__(self, ring: Ring, memory: PixelMemory) -> None:
+        super().__init__(ring, memory.device)
+        ring.on_new = ring.on_retire = None  # nothing is copied out of slots: they need not be page-locked
+        self._memory = memory
+
+    def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
+        windows = [None if part.content is None else part.content.windows for part in batch.parts]
+        *starts, used = accumulate([0 if own is None else span_of(own) for own in windows], initial=0)
+        flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
+        try:
+            for own, start in zip(windows, starts, strict=True):
+                if own is not None:
+                    self._memory.gather(own, flat[start:])
+        finally:
+            self._loaded(batch, release)
+        return flat, starts
+
+
+def transfer_of(kept: KeptSamples, ring: Ring) -> CpuTransfer:
+    """The transfer for batches of these samples."""
+    memory: PixelMemory = kept.memory
+    return CpuTransfer(ring) if memory.on_host else ResidentTransfer(ring, memory)
