@@ -1,0 +1,157 @@
+"""JPEGs decoded at a half, a quarter or an eighth of their size, on the way to a smaller result: `Decode(scale="fast")`.
+
+libjpeg makes a smaller picture out of the low frequencies of each block of 8×8 pixels: of 4×4, 2×2 or one pixel. That is
+its own antialiasing, and most of the arithmetic of decoding is left out; the entropy-coded bytes have to be read either
+way. What is left to the size that is asked for, less than a factor of two, is resampled here by Pillow, whose boxes may
+begin and end within a pixel: so the result shows what it would show of the whole picture, without a shift.
+
+simplejpeg decodes from the first row down to the region's last one: the header is told that the picture ends there.
+Where the file has restart markers, the region is cut out first (`cut`).
+
+Pure functions of the file and the region, so whatever decodes a sample makes the same choice. Runs in workers.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from gpuload.decode.cut import cut, grid_of, mcu_size
+from gpuload.decode.jpeg_header import JpegHeader, has_end
+from gpuload.errors import one_line
+
+__all__ = ["FILTERS", "Scaled", "choose_eighths", "decode_scaled", "resample"]
+
+Region = tuple[int, int, int, int]  # top, left, height, width
+Extent = tuple[float, float, float, float]
+
+# The filters that smooth what becomes smaller, of which a smaller picture looks the same; Pillow's names.
+FILTERS: Final = {"bilinear": "BILINEAR", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
+SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
+# Those for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
+EIGHTHS: Final = (1, 2, 4)
+MARGIN: Final = 2  # pixels of the smaller picture that its decoder may look at beside the region
+# simplejpeg's words where a picture ends before its data does, and nothing else was wrong: it tells the first warning.
+MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
+
+# What decides, in ns, measured by `python -m benchmarks.scaled --fit`. A *sample* is a number in a block: a pixel has
+# three, with 4:2:0 one and a half. Entropy-coded bytes cost both ways the same, so they are left out.
+REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.2, 2.5  # nvImageCodec, of a part of a picture
+WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.0, 0.8  # simplejpeg, of all of it
+SCALED_SAMPLE_NS: Final = {1: 0.35, 2: 0.58, 4: 0.83}
+TAP_NS, SCALED_NS = 3.0, 640_000  # of Pillow's filter, an input of an output; and for each picture
+
+
+class Scaled(NamedTuple):
+    """A part of a smaller picture, H×W×C, and where in it the region is: its edges may lie within pixels."""
+
+    pixels: np.ndarray
+    region_tlhw: Extent
+
+
+def choose_eighths(
+    data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
+) -> int:
+    """How many eighths of its size a JPEG is decoded at, so that the region has at least the size that it is resized
+    to; 0: it is decoded as it is, since that costs less, or would be another picture.
+
+    Args:
+        data: the file.
+        header: what `scan_markers` says of it.
+        region_tlhw: what is resized, within the picture as stored.
+        size_hw: to which size, of the picture as stored.
+        interpolation: by which filter.
+    """
+    height, width = region_tlhw[2:]
+    eighths = next((n for n in EIGHTHS if height * n >= 8 * size_hw[0] and width * n >= 8 * size_hw[1]), 0)
+    if not eighths or interpolation not in FILTERS or not header.plain or not header.complete:
+        return 0
+    if not has_end(data, header):
+        return 0
+    cost = scaled_ns(data, header, region_tlhw, size_hw, interpolation, eighths)
+    return eighths if cost < exact_ns(data, header, region_tlhw) else 0
+
+
+def exact_ns(data: bytes, header: JpegHeader, region_tlhw: Region) -> float:
+    """What decoding a region as it is costs, but for the bytes."""
+    _, _, height, width = region_tlhw
+    whole = (height, width) == (header.height, header.width) or grid_of(data, header) is not None
+    sample, pixel = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
+    return height * width * (_samples(data, header) * sample + pixel)
+
+
+def scaled_ns(
+    data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str, eighths: int
+) -> float:
+    """What decoding at so many eighths and resampling costs, but for the bytes."""
+    top, _, height, width = region_tlhw
+    decoded = height * width if grid_of(data, header) is not None else (top + height) * header.width
+    rows, columns = height * eighths / 8, width * eighths / 8
+    taps = 2 * SUPPORT[interpolation] * rows * (columns + size_hw[1])
+    return SCALED_NS + decoded * _samples(data, header) * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
+
+
+def decode_scaled(
+    decode: Any, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, eighths: int
+) -> tuple[Scaled | None, str]:
+    """Decode a part of the smaller picture that holds a region; or None, and the complaint.
+
+    Args:
+        decode: simplejpeg's `decode_jpeg`.
+        data, header, region_tlhw, eighths: as for `choose_eighths`.
+        grey: one channel is wanted, not three.
+    """
+    top, left, height, width = region_tlhw
+    around = MARGIN * 8 // eighths
+    y0, x0 = max(top - around, 0), max(left - around, 0)
+    y1, x1 = min(top + height + around, header.height), min(left + width + around, header.width)
+    wanted = (y0, x0, y1 - y0, x1 - x0)
+    part = cut(data, header, wanted)
+    if part is not None:  # it begins between two blocks, so the smaller picture's pixels are the same
+        data, header = part.data, part.header
+        top, left = top - y0 + part.region_tlhw[0], left - x0 + part.region_tlhw[1]
+    ends = part is None and header.single_scan and not header.restart_interval
+    if ends:
+        block = mcu_size(data, header)[1]
+        rows = min(-(-y1 // block) * block, header.height)
+        ends = rows < header.height
+        if ends:
+            patched = bytearray(data)
+            struct.pack_into(">H", patched, header.frame_at + 5, rows)
+            data, header = bytes(patched), header._replace(height=rows)
+    size = tuple(-(-side * eighths // 8) for side in (header.height, header.width))
+    whole = np.empty((*size, 1 if grey else 3), np.uint8)
+    try:
+        found = decode(
+            data, "GRAY" if grey else "RGB", min_height=size[0], min_width=size[1], buffer=whole, strict=True
+        )
+        if found.shape != whole.shape:
+            return None, f"{header.width}×{header.height} pixels became {found.shape[:2][::-1]}"
+    except Exception as error:
+        if not (ends and MORE_ROWS.fullmatch(str(error))):
+            return None, one_line(f"{type(error).__name__}: {error}")
+    share = eighths / 8
+    t, l = int(top * share), int(left * share)
+    b, r = (min(-int(-end * share // 1), side) for end, side in zip((top + height, left + width), size, strict=True))
+    region = top * share - t, left * share - l, height * share, width * share
+    return Scaled(whole[t:b, l:r], region), ""
+
+
+def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
+    """The region of a smaller picture, resized as Pillow does it: H×W×C."""
+    from PIL import Image
+
+    pixels, (top, left, height, width) = scaled
+    image = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
+    extent = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
+    resized = image.resize(size_hw[::-1], getattr(Image.Resampling, FILTERS[interpolation]), extent)
+    return np.asarray(resized).reshape(*size_hw, -1)
+
+
+def _samples(data: bytes, header: JpegHeader) -> float:
+    """The samples of a pixel."""
+    width, height = mcu_size(data, header)
+    return 1 + (header.components - 1) * 64 / (width * height)
