@@ -25,8 +25,8 @@ from gpuload.errors import DecodeError, one_line
 __all__ = ["COUNTED", "DECODERS", "Decoder"]
 
 DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled")
-# What `Decoder.counts` counts: images by decoder, with those cut out of a JPEG or decoded smaller apart; and crops of a JPEG for which all
-# of it was decoded, since nvImageCodec cannot be used.
+# What `Decoder.counts` counts: images by decoder, with those cut out of a JPEG, or decoded smaller, apart; and crops of
+# a JPEG for which all of it was decoded, since nvImageCodec cannot be used.
 COUNTED: Final = (*DECODERS, "whole")
 
 LADDER: Final[dict[str, tuple[type[JpegDecoder], ...]]] = {
@@ -182,8 +182,8 @@ class Decoder:
     def eighths(
         self, encoded: Encoded, header: Header, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
     ) -> int:
-        """At how many eighths of its size an image is decoded by `decode_resized`; 0: `decode` costs less, or no decoder
-        has it smaller. A function of the file and the arguments alone, whichever decoders there are.
+        """At how many eighths of its size an image is decoded by `decode_resized`; 0: `decode` costs less, or no
+        decoder has it smaller. A function of the file and the arguments alone, whichever decoders there are.
 
         Args:
             encoded, header, region_tlhw: as for `decode`.

@@ -1,18 +1,19 @@
-"""JPEGs decoded at a half, a quarter or an eighth of their size, on the way to a smaller result: `Decode(scale="fast")`.
+"""JPEGs decoded at 1/2, 1/4 or 1/8 of their size, on the way to a small result: `Decode(scale="fast")`.
 
-libjpeg makes a smaller picture out of the low frequencies of each block of 8×8 pixels: of 4×4, 2×2 or one pixel. That is
-its own antialiasing, and most of the arithmetic of decoding is left out; the entropy-coded bytes have to be read either
-way. What is left to the size that is asked for, less than a factor of two, is resampled here by Pillow, whose boxes may
-begin and end within a pixel: so the result shows what it would show of the whole picture, without a shift.
+libjpeg makes a smaller picture out of the low frequencies of each block of 8×8 pixels: one of 4×4, 2×2 or 1×1. That
+is antialiasing too, and leaves out most of the arithmetic; the entropy-coded bytes have to be read either way. What is
+left to the size that is asked for, less than a factor of two, is resampled by Pillow, whose boxes may begin and end
+within a pixel. So a result shows what it would show of the whole picture, without a shift.
 
 simplejpeg decodes from the first row down to the region's last one: the header is told that the picture ends there.
 Where the file has restart markers, the region is cut out first (`cut`).
 
-Pure functions of the file and the region, so whatever decodes a sample makes the same choice. Runs in workers.
+Pure functions of the file and the region, so whoever decodes a sample makes the same choice. Run in workers.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from typing import Any, Final, NamedTuple
@@ -37,7 +38,7 @@ MARGIN: Final = 2  # pixels of the smaller picture that its decoder may look at 
 # simplejpeg's words where a picture ends before its data does, and nothing else was wrong: it tells the first warning.
 MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
-# What decides, in ns, measured by `python -m benchmarks.scaled --fit`. A *sample* is a number in a block: a pixel has
+# What decides, in ns, measured by `python -m benchmarks.scaled`. A *sample* is a number in a block: a pixel has
 # three, with 4:2:0 one and a half. Entropy-coded bytes cost both ways the same, so they are left out.
 REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.2, 2.5  # nvImageCodec, of a part of a picture
 WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.0, 0.8  # simplejpeg, of all of it
@@ -113,31 +114,37 @@ def decode_scaled(
     if part is not None:  # it begins between two blocks, so the smaller picture's pixels are the same
         data, header = part.data, part.header
         top, left = top - y0 + part.region_tlhw[0], left - x0 + part.region_tlhw[1]
-    ends = part is None and header.single_scan and not header.restart_interval
-    if ends:
-        block = mcu_size(data, header)[1]
-        rows = min(-(-y1 // block) * block, header.height)
-        ends = rows < header.height
-        if ends:
-            patched = bytearray(data)
-            struct.pack_into(">H", patched, header.frame_at + 5, rows)
-            data, header = bytes(patched), header._replace(height=rows)
-    size = tuple(-(-side * eighths // 8) for side in (header.height, header.width))
-    whole = np.empty((*size, 1 if grey else 3), np.uint8)
-    try:
-        found = decode(
-            data, "GRAY" if grey else "RGB", min_height=size[0], min_width=size[1], buffer=whole, strict=True
-        )
-        if found.shape != whole.shape:
-            return None, f"{header.width}×{header.height} pixels became {found.shape[:2][::-1]}"
-    except Exception as error:
-        if not (ends and MORE_ROWS.fullmatch(str(error))):
-            return None, one_line(f"{type(error).__name__}: {error}")
+    ended = None if part is not None else _ended(data, header, y1)
+    if ended is not None:
+        data, header = ended
     share = eighths / 8
-    t, l = int(top * share), int(left * share)
-    b, r = (min(-int(-end * share // 1), side) for end, side in zip((top + height, left + width), size, strict=True))
-    region = top * share - t, left * share - l, height * share, width * share
-    return Scaled(whole[t:b, l:r], region), ""
+    size = math.ceil(header.height * share), math.ceil(header.width * share)
+    pixels = np.empty((*size, 1 if grey else 3), np.uint8)
+    mode = "GRAY" if grey else "RGB"
+    try:  # it takes the smallest picture that is as large as this
+        found = decode(data, mode, min_height=size[0], min_width=size[1], buffer=pixels, strict=True)
+        if found.shape != pixels.shape:
+            return None, f"{header.width}×{header.height} pixels became {found.shape[1]}×{found.shape[0]}"
+    except Exception as error:
+        if ended is None or not MORE_ROWS.fullmatch(str(error)):
+            return None, one_line(f"{type(error).__name__}: {error}")
+    y0, x0 = int(top * share), int(left * share)
+    y1, x1 = math.ceil((top + height) * share), math.ceil((left + width) * share)
+    extent = top * share - y0, left * share - x0, height * share, width * share
+    return Scaled(pixels[y0:y1, x0:x1], extent), ""
+
+
+def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
+    """A JPEG whose header says that it ends with the blocks of a row, so that nothing below is decoded; None if that
+    cannot be, or would change nothing."""
+    if not header.single_scan or header.restart_interval:
+        return None
+    block = mcu_size(data, header)[1]
+    height = -(-row // block) * block
+    if height >= header.height:
+        return None
+    at = header.frame_at + 5
+    return b"".join((data[:at], struct.pack(">H", height), memoryview(data)[at + 2 :])), header._replace(height=height)
 
 
 def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
@@ -147,7 +154,7 @@ def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np
     pixels, (top, left, height, width) = scaled
     image = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
     extent = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
-    resized = image.resize(size_hw[::-1], getattr(Image.Resampling, FILTERS[interpolation]), extent)
+    resized = image.resize((size_hw[1], size_hw[0]), getattr(Image.Resampling, FILTERS[interpolation]), extent)
     return np.asarray(resized).reshape(*size_hw, -1)
 
 

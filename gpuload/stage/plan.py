@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 
 from gpuload.stage.backend import Backend
 from gpuload.stage.html import shortened, table
@@ -43,6 +44,7 @@ class Plan:
         views: the steps of each view; one, without a `MultiView`.
         module: the name of a module at the end of the transforms, which gets the batch's images; None without one.
         note: why another backend than the fastest is used; else None.
+        decode: what comes of ``Decode(scale="fast")`` with these transforms; None without it.
     """
 
     backend: str
@@ -50,6 +52,7 @@ class Plan:
     views: tuple[tuple[PlanStep, ...], ...]
     module: str | None = None
     note: str | None = None
+    decode: str | None = None
 
     @property
     def steps(self) -> tuple[PlanStep, ...]:
@@ -78,6 +81,8 @@ class Plan:
             lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
         if self.module:
             lines.append(_row(self.module, self._module_backend, MODULE_GETS, width))
+        if self.decode:
+            lines.append(self.decode)
         return "\n".join(line.rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
@@ -91,6 +96,8 @@ class Plan:
             of_view = f", view {number + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{of_view}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
+        if self.decode:
+            tables.append(f"<p>{escape(self.decode)}</p>")
         return "\n".join(tables)
 
     @property

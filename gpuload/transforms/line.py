@@ -59,7 +59,7 @@ class Line:
         first = self.transforms[self.first]
         name = type(first).__name__
         if not isinstance(first, Resampling):
-            return f"{name} comes before any resize" if self.first + 1 < len(self.transforms) else "nothing resizes"
+            return f"{name} changes pixels before any resize"
         rough = next((found for known in first.outline for found in known.filters if found not in SMOOTHING), None)
         return None if rough is None else f"{name} takes single pixels ({rough})"
 
@@ -79,8 +79,8 @@ class Line:
         least: int = 0,
         regions_tlhw: np.ndarray | None = None,
     ) -> Program:
-        """Draw the records of all transforms, or of the leading ones (`lead`), but of `least` at least; `regions_tlhw`: what the leading ones
-        gave, if known, so that they need not be drawn again."""
+        """Draw the records of all transforms, or of the leading ones (`lead`), but of `least` at least; `regions_tlhw`:
+        what the leading ones gave, if known, so that they need not be drawn again."""
         end = max(self.lead, least) if lead else len(self.transforms)
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):

@@ -23,9 +23,9 @@ from gpuload.errors import one_line
 from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import align
-from gpuload.workers.belongings import check_transforms, droppers, find_fields, mask_misfit
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
+from gpuload.workers.belongings import check_transforms, droppers, find_fields, mask_misfit
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 

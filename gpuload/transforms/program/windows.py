@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 
 __all__ = [
-    "FILTERS", "PLAIN", "PRECISION_BITS", "RANDOM_FILTERS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names", "filter_weights",
-    "full_windows", "nearest_indices", "padded_places", "padded_windows", "rare_filter", "source_windows",
+    "FILTERS", "PLAIN", "PRECISION_BITS", "RANDOM_FILTERS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names",
+    "filter_weights", "full_windows", "nearest_indices", "padded_places", "padded_windows", "rare_filter",
+    "source_windows",
 ]  # fmt: skip
 
 # The code of a filter is its index here. Only resizing has those from lanczos on.
