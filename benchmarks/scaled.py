@@ -144,17 +144,22 @@ def loader_ms(files: list[gl.Encoded], scale: Any) -> float:
     return 1000 * (time.process_time() - started) / count
 
 
+def chosen(one: Seen) -> float:
+    """What a region costs as the model chooses."""
+    return one.fast_ms if one.fast else one.exact_ms
+
+
+def near(some: list[Seen]) -> bool:
+    """Whether the model's choices for some regions cost about what the better ones do."""
+    return sum(map(chosen, some)) <= NEAR * sum(min(one.exact_ms, one.fast_ms) for one in some)
+
+
 def summary(photos: list[list[Seen]], loaders: list[tuple[float, float]]) -> dict[str, Any]:
     """What was seen of the photographs of one size."""
     seen = [one for photo in photos for one in photo]
-
-    def chosen(one: Seen) -> float:
-        return one.fast_ms if one.fast else one.exact_ms
-
-    def near(some: list[Seen]) -> bool:
-        return sum(map(chosen, some)) <= NEAR * sum(min(one.exact_ms, one.fast_ms) for one in some)
-
     fast = [one for one in seen if one.fast]
+    if not fast:
+        raise SystemExit("no region costs less if it is decoded smaller; give more --megapixels")
     exact_loader, fast_loader = (min(column) for column in zip(*loaders, strict=True))
     return {
         "photographs": len(photos),
@@ -190,6 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     decoder, rng, console = Decoder(gl.Decode()), np.random.default_rng(0), Console(highlight=False)
     found: dict[str, Any] = {}
+    missed: dict[str, Any] = {}
     everything: list[Seen] = []
     for megapixels in options.megapixels:
         photos, files = [], []
@@ -203,7 +209,13 @@ def main(arguments: list[str] | None = None) -> int:
             files.append(file)
         loaders = [(loader_ms(files, "exact"), loader_ms(files, "fast")) for _ in range(options.rounds)]
         everything += [one for photo in photos for one in photo]
-        found[f"{megapixels:g}"] = summary(photos, loaders)
+        name = f"{megapixels:g}"
+        found[name] = summary(photos, loaders)
+        missed[name] = {
+            path.name: [[round(one.exact_ms, 2), round(one.fast_ms, 2), one.fast] for one in photo]
+            for path, photo in zip(paths, photos, strict=True)
+            if not near(photo)
+        }
 
     table = Table(box=box.SIMPLE)
     for heading in ("", *(f"{name} megapixels" for name in found)):
@@ -216,7 +228,13 @@ def main(arguments: list[str] | None = None) -> int:
     constants = fitted(everything)
     console.print("fitted, in ns: " + ", ".join(f"{name} {value:.3g}" for name, value in constants.items()))
     if options.json:
-        results = {"machine": cpu_model(), "versions": versions(), "results": found, "fitted_ns": constants}
+        results = {
+            "machine": cpu_model(),
+            "versions": versions(),
+            "results": found,
+            "missed": missed,
+            "fitted_ns": constants,
+        }
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
