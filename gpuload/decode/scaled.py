@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.decode.cut import cut, grid_of, mcu_size
+from gpuload.decode.cut import BLOCK, cut, grid_of, mcu_size
 from gpuload.decode.jpeg_header import JpegHeader, has_end
 from gpuload.errors import one_line
 
@@ -34,7 +34,6 @@ FILTERS: Final = {"bilinear": "BILINEAR", "bicubic": "BICUBIC", "lanczos": "LANC
 SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 # Those for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
 EIGHTHS: Final = (1, 2, 4)
-MARGIN: Final = 2  # pixels of the smaller picture that its decoder may look at beside the region
 # simplejpeg's words where a picture ends before its data does, and nothing else was wrong: it tells the first warning.
 MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
@@ -106,16 +105,10 @@ def decode_scaled(
         grey: one channel is wanted, not three.
     """
     top, left, height, width = region_tlhw
-    around = MARGIN * 8 // eighths
-    y0, x0 = max(top - around, 0), max(left - around, 0)
-    y1, x1 = min(top + height + around, header.height), min(left + width + around, header.width)
-    wanted = (y0, x0, y1 - y0, x1 - x0)
-    part = cut(data, header, wanted)
+    ended, part = None, cut(data, header, region_tlhw)
     if part is not None:  # it begins between two blocks, so the smaller picture's pixels are the same
-        data, header = part.data, part.header
-        top, left = top - y0 + part.region_tlhw[0], left - x0 + part.region_tlhw[1]
-    ended = None if part is not None else _ended(data, header, y1)
-    if ended is not None:
+        data, header, (top, left, height, width) = part
+    elif (ended := _ended(data, header, top + height)) is not None:
         data, header = ended
     share = eighths / 8
     size = math.ceil(header.height * share), math.ceil(header.width * share)
@@ -135,12 +128,12 @@ def decode_scaled(
 
 
 def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
-    """A JPEG whose header says that it ends with the blocks of a row, so that nothing below is decoded; None if that
+    """A JPEG whose header says that it ends with the blocks above a row, so that nothing below is decoded; None if that
     cannot be, or would change nothing."""
     if not header.single_scan or header.restart_interval:
         return None
     block = mcu_size(data, header)[1]
-    height = -(-row // block) * block
+    height = -(-(row + (block > BLOCK)) // block) * block  # chroma may be interpolated from the row below
     if height >= header.height:
         return None
     at = header.frame_at + 5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pictures import jpeg_bytes
 from PIL import Image
-from restarts import restarted
+from restarts import SAMPLINGS, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
@@ -95,6 +95,20 @@ def test_grey(slopes, encode, mode):
     assert decoder.counts["scaled"] == 1
     assert exact.shape == fast.shape == (*SIZE, 3 if mode == "RGB" else 1)
     assert_same_place(exact, fast)
+
+
+@pytest.mark.parametrize("factors", [0x22, 0x14])
+def test_a_picture_that_ends_below_the_region_is_equal(factors):
+    with mock.patch.dict(SAMPLINGS, {"this": (2, (16, 16), factors, (8 * (factors >> 4), 8 * (factors & 15)))}):
+        jpeg = restarted("this", (24, 14), 0)
+    decoder, out = Decoder(Decode()), [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
+    encoded, region = Encoded(jpeg), (0, 0, 96, 170)
+    header = decoder.header(encoded)
+    decoder.decode_resized(encoded, header, region, 4, "bilinear", out[0])
+    with mock.patch("gpuload.decode.scaled._ended", return_value=None):
+        decoder.decode_resized(encoded, header, region, 4, "bilinear", out[1])
+    assert decoder.counts["scaled"] == 2
+    np.testing.assert_array_equal(*out)
 
 
 def test_a_region_cut_out_first_is_equal():
