@@ -41,8 +41,8 @@ MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before m
 # three, with 4:2:0 one and a half. Entropy-coded bytes cost both ways the same, so they are left out.
 REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.2, 2.5  # nvImageCodec, of a part of a picture
 WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.0, 0.8  # simplejpeg, of all of it
-SCALED_SAMPLE_NS: Final = {1: 0.35, 2: 0.6, 4: 0.88}
-TAP_NS, SCALED_NS = 3.0, 700_000  # of Pillow's filter, an input of an output; and for each picture
+SCALED_SAMPLE_NS: Final = {1: 0.35, 2: 0.58, 4: 0.83}
+TAP_NS, SCALED_NS = 3.0, 640_000  # of Pillow's filter, an input of an output; and for each picture
 
 
 class Scaled(NamedTuple):
