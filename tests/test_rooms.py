@@ -58,6 +58,7 @@ ABOUT_SEVERAL = {
     "loader/test_bottlenecks",
     "loader/test_resume",
     "loader/test_resume_sources",
+    "loader/test_scale",
     "order/test_weights",
     "stage/dali/test_kinds",
     "stage/fused/test_bounds",

@@ -268,8 +268,7 @@ class Assembly:
         partners, pixels = None if pairing is None else pairing.partners, pixels_of(images)
         views = [
             self._stage(
-                pixels,
-                draws,
+                *pixels.through(draws),
                 view=view,
                 partners=partners,
                 gathered=gathered,

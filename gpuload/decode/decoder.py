@@ -19,13 +19,14 @@ from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import is_transposed, stored_region, upright
 from gpuload.decode.pillow_images import CHANNELS, VALUES, open_image
+from gpuload.decode.scaled import Scaled, choose_eighths, decode_scaled, resample
 from gpuload.errors import DecodeError, one_line
 
 __all__ = ["COUNTED", "DECODERS", "Decoder"]
 
-DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut")
-# What `Decoder.counts` counts: images by decoder, with those cut out of a JPEG apart; and crops of a JPEG for which all
-# of it was decoded, since nvImageCodec cannot be used.
+DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled")
+# What `Decoder.counts` counts: images by decoder, with those cut out of a JPEG, or decoded smaller, apart; and crops of
+# a JPEG for which all of it was decoded, since nvImageCodec cannot be used.
 COUNTED: Final = (*DECODERS, "whole")
 
 LADDER: Final[dict[str, tuple[type[JpegDecoder], ...]]] = {
@@ -178,6 +179,54 @@ class Decoder:
             np.copyto(out, upright(stored, orientation))
         return out
 
+    def eighths(
+        self, encoded: Encoded, header: Header, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
+    ) -> int:
+        """At how many eighths of its size an image is decoded by `decode_resized`; 0: `decode` costs less, or no
+        decoder has it smaller. A function of the file and the arguments alone, whichever decoders there are.
+
+        Args:
+            encoded, header, region_tlhw: as for `decode`.
+            size_hw: what the region is resized to.
+            interpolation: by which filter.
+        """
+        jpeg = header.jpeg
+        if jpeg is None or not _as_it_is(jpeg, encoded.mode):
+            return 0
+        region, size = self._as_stored(header, region_tlhw, size_hw)
+        return choose_eighths(encoded.data, jpeg, region, size, interpolation)
+
+    def decode_resized(
+        self, encoded: Encoded, header: Header, region_tlhw: Region, eighths: int, interpolation: str, out: np.ndarray
+    ) -> None:
+        """Decode a region at so many eighths, and resize it to `out`, H×W×C uint8.
+
+        Where the smaller picture cannot be had (the file is damaged, or simplejpeg missing), the region is decoded as
+        by `decode`, with its errors, and resized.
+        """
+        jpeg = header.jpeg
+        assert jpeg is not None
+        grey = _is_grey(jpeg, encoded.mode)
+        region, size = self._as_stored(header, region_tlhw, out.shape[:2])
+        usable, _ = self._jpeg_decoders or self._find_jpeg_decoders()
+        scaled = None
+        if usable and isinstance(simple := usable[-1], SimpleJpeg):
+            scaled, _ = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
+        if scaled is None:
+            pixels = self._stored(encoded, header, region)
+            scaled = Scaled(pixels, (0.0, 0.0, *pixels.shape[:2]))
+        else:
+            self.counts["scaled"] += 1
+        np.copyto(out, upright(resample(scaled, size, interpolation), header.orientation))
+
+    def _as_stored(
+        self, header: Header, region_tlhw: Region, size_hw: tuple[int, ...]
+    ) -> tuple[Region, tuple[int, int]]:
+        """A region of the upright image, and the size that it is resized to, as stored."""
+        height, width = size_hw
+        size = (width, height) if is_transposed(header.orientation) else (height, width)
+        return stored_region(region_tlhw, header.orientation, self.size_hw(header)), size
+
     def _stored(
         self, encoded: Encoded, header: Header, region_tlhw: Region, out: np.ndarray | None = None
     ) -> np.ndarray:
@@ -186,8 +235,7 @@ class Decoder:
         jpeg = header.jpeg
         said: list[str] = []
         if jpeg is not None:
-            grey = jpeg.components == 1 and mode in ("L", "unchanged")
-            as_it_is = grey or mode in ("RGB", "unchanged")
+            grey, as_it_is = _is_grey(jpeg, mode), _as_it_is(jpeg, mode)
             decoders, missing = self._jpeg_decoders or self._find_jpeg_decoders()
             whole = region_tlhw[2:] == (jpeg.height, jpeg.width)
             if not whole and decoders and (part := cut(data, jpeg, region_tlhw)) is not None:
@@ -230,6 +278,16 @@ class Decoder:
                 missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
         self._jpeg_decoders = usable, missing
         return self._jpeg_decoders
+
+
+def _is_grey(jpeg: JpegHeader, mode: Mode) -> bool:
+    """Whether one channel of a JPEG is wanted, and there is no other."""
+    return jpeg.components == 1 and mode in ("L", "unchanged")
+
+
+def _as_it_is(jpeg: JpegHeader, mode: Mode) -> bool:
+    """Whether its decoders give the mode that is wanted."""
+    return _is_grey(jpeg, mode) or mode in ("RGB", "unchanged")
 
 
 def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> np.ndarray:

@@ -122,14 +122,14 @@ class SimpleJpeg:
     def __init__(self) -> None:
         from simplejpeg import decode_jpeg
 
-        self._decode = decode_jpeg
+        self.decode_jpeg = decode_jpeg
 
     def decode(
         self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, out: np.ndarray | None = None
     ) -> tuple[np.ndarray | None, str]:
         try:
             within = out if out is not None and region_tlhw[2:] == (header.height, header.width) else None
-            whole = self._decode(
+            whole = self.decode_jpeg(
                 data, "GRAY" if grey else "RGB", fastdct=False, fastupsample=False, buffer=within, strict=True
             )
         except Exception as error:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from gpuload.datasets.files import MAX_BYTES
 
-__all__ = ["Decode"]
+__all__ = ["Decode", "Scale"]
+
+Scale = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +17,11 @@ class Decode:
     """How encoded images become pixels.
 
     Args:
+        scale: ``"fast"``: a JPEG whose first transform makes it less than half as large is decoded at a half, a quarter
+            or an eighth of its size, the smallest that still covers the result, and resized where it is decoded,
+            wherever a model of the costs says that this is less work. Draws are the same; pixels differ by a few
+            levels, as docs/performance.md shows. All other images are decoded as with ``"exact"``, and so are all where
+            the first transform is not a resize or crop with antialiasing; `Loader.plan` says so.
         exif: turn images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does. Off
             by default, as in torchvision's ``ImageFolder``. TIFFs are upright either way: Pillow turns them itself.
         max_pixels: refuse an image whose header says more pixels, before memory is taken for them; None for no limit
@@ -29,7 +37,7 @@ class Decode:
 
     Raises:
         TypeError: `exif` is not a bool, or a limit not an int.
-        ValueError: a limit is below 1.
+        ValueError: a limit is below 1, or `scale` is neither ``"exact"`` nor ``"fast"``.
 
     Example:
         >>> decode = Decode(exif=True, max_scans=100)
@@ -37,6 +45,7 @@ class Decode:
         (100, 178956970)
     """
 
+    scale: Scale = "exact"
     exif: bool = False
     max_pixels: int | None = 178_956_970
     max_scans: int | None = 256
@@ -45,6 +54,8 @@ class Decode:
     max_memory: int | None = 2 << 30
 
     def __post_init__(self) -> None:
+        if self.scale not in get_args(Scale):
+            raise ValueError(f"Decode(scale=…) must be 'exact' or 'fast', got {self.scale!r}")
         if not isinstance(self.exif, bool):
             raise TypeError(f"Decode(exif=…) must be True or False, got {self.exif!r}")
         for name in ("max_pixels", "max_scans", "max_scan_pixels", "max_bytes", "max_memory"):

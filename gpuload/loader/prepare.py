@@ -21,7 +21,7 @@ __all__ = ["check_for", "check_limits", "compile_for", "placement_for", "plan_fo
 
 def compile_for(options: Options, device: torch.device) -> Stage:
     given = options.stage
-    return compile_stage(
+    stage = compile_stage(
         options.chain,
         device=device,
         backend=given.backend,
@@ -30,6 +30,18 @@ def compile_for(options: Options, device: torch.device) -> Stage:
         ragged=_ragged(options),
         cpu_threads=options.cpu_threads,
     )
+    stage.plan = replace(stage.plan, decode=_decoding(options))
+    return stage
+
+
+def _decoding(options: Options) -> str | None:
+    """What comes of ``scale="fast"``."""
+    if options.workers.decode.scale == "exact":
+        return None
+    reason = options.chain.resizes_late
+    if reason is None:
+        return "decode scale='fast': JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else as they are"
+    return f"decode scale='fast': all images as they are, since {reason}"
 
 
 def plan_for(options: Options) -> Plan:

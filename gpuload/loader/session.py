@@ -31,7 +31,6 @@ from gpuload.loader.life import Life
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.loader.placement import Placement
 from gpuload.loader.prepare import check_limits, compile_for, placement_for, resolve_device
 from gpuload.loader.totals import Span, Totals, caches_in
 from gpuload.loader.tuning import tuner_for

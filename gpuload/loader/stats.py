@@ -79,7 +79,8 @@ class Stats:
         pinned_bytes: of `ring_bytes`, what is page-locked; pinning_refused: the driver refused to lock some.
         bytes_read: of image files and arrays, as the dataset gave them.
         bytes_decoded: of pixels that went to the slots.
-        decoders: how many images each decoder did; ``"cut"``: crops cut out of a JPEG with restart markers first.
+        decoders: how many images each decoder did; ``"cut"``: crops cut out of a JPEG with restart markers first;
+            ``"scaled"``: images decoded smaller and resized, with ``Decode(scale="fast")``.
         decoded_whole: JPEGs decoded whole for a part of them, since nvImageCodec cannot be used.
         cache_hits, cache_misses: of `Cached` datasets, by all processes of this machine that share them; and samples of
             a `DeviceCached`. resident_bytes: the pixels that this one keeps on the device.

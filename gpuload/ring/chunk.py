@@ -30,7 +30,9 @@ class ImageColumn:
 
     Attributes:
         table: int64 (rows that have one, 10): the offset of its first byte in the slot; height, width and channels as
-            decoded; height and width of the whole image; top, left, height and width of the decoded region in it.
+            they are in the slot; height and width of the whole image; top, left, height and width of the decoded region
+            in it. A region of another height or width than what is in the slot was resized, as the first resize of the
+            transforms says (`Program.of_decoded`).
         leaves: which leaf it is in each row, or one number for all.
         rows: which rows have one.
         kinds: dtype and number of axes, in each row or once for all; None is an image of uint8, and so are all of them

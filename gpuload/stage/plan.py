@@ -46,6 +46,7 @@ class Plan:
         placement: where workers and ring are on a machine with several NUMA nodes, or why they are anywhere; None for
             batches on the CPU.
         samples: where they are kept, if the dataset is a `DeviceCached`; else None.
+        decode: what comes of ``Decode(scale="fast")`` with these transforms; None without it.
     """
 
     backend: str
@@ -55,6 +56,7 @@ class Plan:
     note: str | None = None
     placement: str | None = None
     samples: str | None = None
+    decode: str | None = None
 
     @property
     def steps(self) -> tuple[PlanStep, ...]:
@@ -83,9 +85,15 @@ class Plan:
             lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
         if self.module:
             lines.append(_row(self.module, self._module_backend, MODULE_GETS, width))
-        lines += [f"placement: {self.placement}"] if self.placement else []
-        lines += [f"samples: {self.samples}"] if self.samples else []
+        lines += [self.decode] if self.decode else []
+        lines += [f"{name}: {text}" for name, text in self._told.items()]
         return "\n".join(line.rstrip() for line in lines)
+
+    @property
+    def _told(self) -> dict[str, str]:
+        """What else is known, by name."""
+        told = {"placement": self.placement, "samples": self.samples}
+        return {name: text for name, text in told.items() if text}
 
     def _repr_html_(self) -> str:
         """The same for notebooks: a table for each view."""
@@ -98,8 +106,8 @@ class Plan:
             of_view = f", view {number + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{of_view}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
-        told = {"placement": self.placement, "samples": self.samples}
-        return "\n".join([*tables, *(paragraph(f"{name}: {text}") for name, text in told.items() if text)])
+        told = [self.decode or "", *(f"{name}: {text}" for name, text in self._told.items())]
+        return "\n".join([*tables, *map(paragraph, filter(None, told))])
 
     @property
     def _module_backend(self) -> str:

@@ -8,12 +8,13 @@ it, and is done with it when the call returns (on CUDA: when the stream has reac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from gpuload.datasets.sample import PIXELS
+from gpuload.transforms.program.draws import Program
 
 __all__ = ["RaggedImages"]
 
@@ -27,7 +28,8 @@ class RaggedImages:
         offsets: int64 (B,), each image's first number in `pixels`.
         shapes: int64 (B, 3), height, width and channels of the decoded region.
         sizes_hw: int64 (B, 2), of the whole upright image.
-        regions_tlhw: int64 (B, 4), the decoded region of it.
+        regions_tlhw: int64 (B, 4), the decoded region of it; of another size than the pixels where a worker has resized
+            it, see `through`.
         labels: the images' names in errors.
         dtype: of the images: one of `gpuload.datasets.sample.PIXELS`.
     """
@@ -48,6 +50,14 @@ class RaggedImages:
         shapes, sizes_hw, regions_tlhw = self.shapes[rows], self.sizes_hw[rows], self.regions_tlhw[rows]
         labels = [str(self.labels[row]) for row in rows.tolist()]
         return RaggedImages(self.pixels, self.offsets[rows], shapes, sizes_hw, regions_tlhw, labels, self.dtype)
+
+    def through(self, program: Program) -> tuple[RaggedImages, Program]:
+        """These, and the program, for a stage: where a worker has resized a region as it was decoded, the image is the
+        result of the program's first resize; see `Program.of_decoded`."""
+        rest, regions = program.of_decoded(self.shapes, self.regions_tlhw)
+        return (
+            (self, program) if rest is program else (replace(self, sizes_hw=rest.sizes_hw, regions_tlhw=regions), rest)
+        )
 
     def viewed(self, dtype: str) -> RaggedImages:
         """These bytes as images of a dtype."""

@@ -26,7 +26,7 @@ from gpuload.transforms.composite import flat, wrapped
 from gpuload.transforms.line import Line
 from gpuload.transforms.multiview import MultiView
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import MOVES_PIXELS, Call
+from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
 from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.rules import (
     check_clips,
@@ -246,6 +246,26 @@ class Chain:
         start = np.min([windows[:, :2] for windows in found], axis=0)
         end = np.max([windows[:, :2] + windows[:, 2:] for windows in found], axis=0)
         return np.concatenate([start, end - start], axis=1)
+
+    @cached_property
+    def resizes_late(self) -> str | None:
+        """Why no image may be decoded smaller than it is, in a few words; None if it may: the first thing that is done
+        to it is a resize."""
+        if self.views is not None:
+            return "several views show an image"
+        if self.gathers:
+            return "images of several samples are put together"
+        return self.lines[0].resizes_late
+
+    def resizes(
+        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
+    ) -> tuple[np.ndarray, Box | None]:
+        """What `regions` gives, and the record that resizes all images before anything else, if there is one; only for
+        a chain without `resizes_late`."""
+        [line] = self.lines
+        assert line.first is not None
+        program = line.draw(key, positions, sizes_hw, boxes, lead=True, least=line.first + 1)
+        return program.windows_tlhw[0], program.resize
 
     @property
     def output_size_hw(self) -> tuple[int, int] | None:

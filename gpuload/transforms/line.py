@@ -14,10 +14,11 @@ from typing import Final
 import numpy as np
 
 from gpuload.rng.philox import Key
-from gpuload.transforms.base import DrawError, Transform, Uniforms
+from gpuload.transforms.base import DrawError, Resampling, Transform, Uniforms
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Record
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Record
 from gpuload.transforms.program.targets import move_boxes
+from gpuload.transforms.program.windows import SMOOTHING
 
 __all__ = ["Line", "draw_some"]
 
@@ -44,6 +45,25 @@ class Line:
         return max([lead, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
 
     @cached_property
+    def first(self) -> int | None:
+        """The number of the first transform that changes pixels."""
+        changing = (any(issubclass(known.kind, CHANGES_PIXELS) for known in one.outline) for one in self.transforms)
+        return next((number for number, changes in enumerate(changing) if changes), None)
+
+    @cached_property
+    def resizes_late(self) -> str | None:
+        """Why the first transform that changes pixels cannot begin with an image that is smaller already, in a few
+        words; None if it can: it resizes, by a filter that smooths."""
+        if self.first is None:
+            return "no transform resizes"
+        first = self.transforms[self.first]
+        name = type(first).__name__
+        if not isinstance(first, Resampling):
+            return f"{name} changes pixels before any resize"
+        rough = next((found for known in first.outline for found in known.filters if found not in SMOOTHING), None)
+        return None if rough is None else f"{name} takes single pixels ({rough})"
+
+    @cached_property
     def late_from(self) -> int | None:
         """The number of the first transform that works on finished images."""
         return next((number for number, transform in enumerate(self.transforms) if transform.late), None)
@@ -56,11 +76,12 @@ class Line:
         boxes: Sequence[np.ndarray] | None = None,
         *,
         lead: bool = False,
+        least: int = 0,
         regions_tlhw: np.ndarray | None = None,
     ) -> Program:
-        """Draw the records of all transforms, or of the leading ones (`lead`); `regions_tlhw`: what the leading ones
-        gave, if known, so that they need not be drawn again."""
-        end = self.lead if lead else len(self.transforms)
+        """Draw the records of all transforms, or of the leading ones (`lead`), but of `least` at least; `regions_tlhw`:
+        what the leading ones gave, if known, so that they need not be drawn again."""
+        end = max(self.lead, least) if lead else len(self.transforms)
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
             raise ValueError(f"sizes_hw must be of shape (B, 2) beside {len(positions)} positions, got {sizes.shape}")

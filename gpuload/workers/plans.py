@@ -121,7 +121,8 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
     try:
         key, chain = epoch_key(job.seed, request.epoch), job.chain.at(request.epoch)
         program = chain.draw(key, request.positions, table[:, 4:6], regions_tlhw=images.regions_tlhw)
-        plan, arrays = job.fusing(images, program)
+        program, regions = program.of_decoded(images.shapes, images.regions_tlhw)
+        plan, arrays = job.fusing(images._replace(regions_tlhw=regions), program)
     except Exception:  # the main process meets it again, where it can say of which batch
         return reply(Status.UNWANTED, 0)
     spans, end = spans_of(list(arrays.values()))

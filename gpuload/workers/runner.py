@@ -11,6 +11,7 @@ import contextlib
 import copy
 import traceback
 from collections.abc import Callable
+from math import prod
 from time import perf_counter_ns as clock
 from typing import Any
 
@@ -170,8 +171,8 @@ class ChunkRunner:
         nbytes = 0
         for sample, own in zip(loaded, regions, strict=True):
             pictures = [*sample.images.values(), *sample.masks.values()]
-            for picture, (_, _, height, width) in zip(pictures, own, strict=True):
-                nbytes += align(height * width * picture.channels, ALIGN)
+            for picture, region in zip(pictures, own, strict=True):
+                nbytes += align(prod(picture.shape(region)), ALIGN)
         if nbytes > len(slot):
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
         decoded: list[Sample] = []
@@ -252,10 +253,18 @@ class ChunkRunner:
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes() for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
-        found = iter(self.job.chain.at(request.epoch).regions(key, positions, sizes, boxes).tolist())
-        regions = [[next(found) for _ in sample.images] for sample in loaded]
+        chain, resize = self.job.chain.at(request.epoch), None
+        if self.job.decode.scale == "fast" and chain.resizes_late is None:
+            parts, resize = chain.resizes(key, positions, sizes, boxes)
+        else:
+            parts = chain.regions(key, positions, sizes, boxes)
+        found: list[Region] = parts.tolist()
+        given = iter(found)
+        regions = [[next(given) for _ in sample.images] for sample in loaded]
         for sample, own in zip(loaded, regions, strict=True):
-            own += own[:1] * len(sample.masks)
+            own += [list(own[0]) for _ in sample.masks]
+        if resize is not None:
+            self._reader.resize([image for _, image in images], found, resize)
         return regions
 
     def _reply(

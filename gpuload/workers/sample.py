@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from gpuload.errors import one_line
 from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import align
+from gpuload.transforms.program.ops import Box, filter_codes
+from gpuload.transforms.program.windows import FILTERS
 from gpuload.workers.belongings import check_transforms, droppers, find_fields, mask_misfit
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
@@ -31,6 +34,14 @@ __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
 LOOKS = 16  # samples of a worker that are searched for strays
 
 Region = list[int]  # top, left, height, width
+
+
+class Resized(NamedTuple):
+    """That an image is resized as it is decoded: at how many eighths, to which size, by which filter."""
+
+    eighths: int
+    size_hw: tuple[int, int]
+    interpolation: str
 
 
 @dataclass(slots=True)
@@ -45,7 +56,13 @@ class Picture:
     width: int
     channels: int
     kind: tuple[str, int] | None = None
+    resized: Resized | None = None
     placed: list[int] = field(default_factory=list)  # once decoded: its row of `ImageColumn.table`
+
+    def shape(self, region: Region) -> tuple[int, int, int]:
+        """Of what comes of a region."""
+        height, width = region[2:] if self.resized is None else self.resized.size_hw
+        return height, width, self.channels
 
 
 @dataclass(slots=True)
@@ -215,6 +232,20 @@ class SampleReader:
             raise ValueError(misfit)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
+    def resize(self, pictures: Sequence[Picture], regions: Sequence[Region], resize: Box) -> None:
+        """Choose which images are resized as they are decoded; their regions become the boxes that are resized."""
+        boxes, sizes = resize.box_tlhw.tolist(), resize.size_hw.tolist()
+        codes = filter_codes(resize.filters, len(boxes)).tolist()
+        for picture, region, box, size, code in zip(pictures, regions, boxes, sizes, codes, strict=True):
+            picture.resized, leaf = None, picture.leaf
+            if picture.header is None or not isinstance(leaf, Encoded):
+                continue
+            top, left, height, width = box
+            filter = FILTERS[code]
+            eighths = self._decoder.eighths(leaf, picture.header, (top, left, height, width), size, filter)
+            if eighths:
+                picture.resized, region[:] = Resized(eighths, (size[0], size[1]), filter), box
+
     def decode(self, sample: Sample, regions: Iterable[Region], slot: np.ndarray, at: int) -> int:
         """Decode a region of each image and mask into the slot from `at` on; returns where they end.
 
@@ -222,15 +253,22 @@ class SampleReader:
             Sourced: one of them cannot be decoded.
         """
         for picture, region in zip([*sample.images.values(), *sample.masks.values()], regions, strict=True):
-            top, left, height, width = region
-            leaf, header = picture.leaf, picture.header
-            nbytes = height * width * picture.channels
+            top, left = region[:2]
+            leaf, header, resized = picture.leaf, picture.header, picture.resized
+            height, width, _ = shape = picture.shape(region)
+            nbytes = prod(shape)
             out = slot[at : at + nbytes]
             if picture.kind is not None:
                 out = out.view(picture.kind[0])
             try:
                 if isinstance(leaf, Mask):
                     self._decode_mask(leaf, header, (top, left, height, width), out)
+                elif resized is not None:
+                    assert isinstance(leaf, Encoded)
+                    whole = top, left, region[2], region[3]
+                    self._decoder.decode_resized(
+                        leaf, header, whole, resized.eighths, resized.interpolation, out.reshape(shape)
+                    )
                 elif isinstance(leaf, Encoded):
                     self._decoder.decode(leaf, header, (top, left, height, width), out.reshape(height, width, -1))
                 else:
@@ -238,7 +276,7 @@ class SampleReader:
             except Exception as error:
                 file = leaf.array if isinstance(leaf, Mask) else leaf
                 raise Sourced(getattr(file, "source", None) or sample.source) from error
-            picture.placed = [at, height, width, picture.channels, picture.height, picture.width, *region]
+            picture.placed = [at, *shape, picture.height, picture.width, *region]
             at = align(at + nbytes, ALIGN)
         return at
 

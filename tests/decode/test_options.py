@@ -10,7 +10,7 @@ from gpuload.decode import Decode, Decoder
 
 def test_defaults_are_those_of_torchvision_and_pillow():
     limits = {"max_scan_pixels": 1 << 31, "max_bytes": 1 << 30, "max_memory": 2 << 30}
-    assert Decode() == Decode(exif=False, max_pixels=178_956_970, max_scans=256, **limits)
+    assert Decode() == Decode(scale="exact", exif=False, max_pixels=178_956_970, max_scans=256, **limits)
     assert pickle.loads(pickle.dumps(Decode(exif=True))) == Decode(exif=True)
 
 
@@ -18,6 +18,8 @@ def test_defaults_are_those_of_torchvision_and_pillow():
     ("options", "error", "text"),
     [
         ({"exif": 1}, TypeError, "Decode(exif=…) must be True or False, got 1"),
+        ({"scale": "half"}, ValueError, "Decode(scale=…) must be 'exact' or 'fast', got 'half'"),
+        ({"scale": True}, ValueError, "Decode(scale=…) must be 'exact' or 'fast', got True"),
         ({"max_pixels": 0}, ValueError, "Decode(max_pixels=…) must be at least 1, or None for no limit, got 0"),
         ({"max_scans": -3}, ValueError, "Decode(max_scans=…) must be at least 1, or None for no limit, got -3"),
         ({"max_pixels": 1e8}, TypeError, "Decode(max_pixels=…) must be an int or None, got 100000000.0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.job import Job
-from gpuload.workers.protocol import Reply, Request
+from gpuload.workers.plans import make_plan
+from gpuload.workers.protocol import Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
 FUSING = Fusing(Tile(8, 32, 1), channels_last=True)
@@ -259,3 +261,28 @@ def test_with_a_plan_in_work_one_more_batch_is():
     engine.fate = "later"
     pump(feed)
     assert len(feed._batches) == 3
+
+
+def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of_the_resize():
+    positions, sizes = np.arange(SIZE), np.tile([[40, 60]], (SIZE, 1))
+    drawn = CHAIN.draw(epoch_key(3, 0), positions, sizes)
+    regions = drawn.windows_tlhw[0]
+    shapes = np.hstack([regions[:, 2:], np.full((SIZE, 1), 3)])
+    shapes[1::2, :2] = 8  # the size of the crop's result
+    table = np.hstack([1000 * np.arange(SIZE)[:, None], shapes, sizes, regions])
+    job = Job(Pictures(), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
+    slot = np.zeros(1 << 16, np.uint8)
+    slot[: table.nbytes].view(np.int64)[:] = table.reshape(-1)
+    reply = make_plan(job, Request(0, 0, 0, 0, len(slot), positions, positions, plans=True), slot)
+    assert reply.status is Status.DONE
+    assert reply.meta_at is not None
+    found = pickle.loads(slot[reply.meta_at[0] : sum(reply.meta_at)].data)
+
+    rest, whole = drawn.of_decoded(shapes, regions)
+    assert whole[1::2].tolist() == [[0, 0, 8, 8]] * 2
+    assert whole[::2].tolist() == regions[::2].tolist()
+    plan, arrays = FUSING(Images(table[:, 0], shapes, whole), rest)
+    assert found.plan == plan
+    for name, (start, nbytes, kind) in found.spans.items():
+        expected = np.concatenate([own.reshape(-1) for own in arrays[name]])
+        np.testing.assert_array_equal(slot[start : start + nbytes].view(kind), expected)

@@ -8,12 +8,12 @@ record from window to window, so the result is that of the whole chain on the wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 import numpy as np
 
-from gpuload.transforms.program.ops import Mix, Record
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Mix, Record
 from gpuload.transforms.program.windows import full_windows
 
 __all__ = ["Program"]
@@ -58,6 +58,34 @@ class Program:
     def mix(self) -> Mix | None:
         """How each image is mixed; None if no transform mixes."""
         return next((record for record in self.records if isinstance(record, Mix)), None)
+
+    @property
+    def resize(self) -> Box | None:
+        """The first record that changes pixels, if it resamples boxes of all images; else None."""
+        first = next((record for record in self.records if isinstance(record, CHANGES_PIXELS)), None)
+        return first if isinstance(first, Box) and not first.pads and first.rows is None else None
+
+    def of_decoded(self, shapes: np.ndarray, regions_tlhw: np.ndarray) -> tuple[Program, np.ndarray]:
+        """The program, and the regions, for images as they were decoded.
+
+        Where a region's pixels are fewer than the region has, a worker has resized it already: these are the whole
+        result of `resize`, which then has nothing left to do.
+
+        Args:
+            shapes: int64 (B, 3), height, width and channels of the pixels.
+            regions_tlhw: int64 (B, 4), the regions that were decoded.
+        """
+        resized = (shapes[:, :2] != regions_tlhw[:, 2:]).any(axis=1)
+        if not resized.any():
+            return self, regions_tlhw
+        done = self.resize
+        assert done is not None
+        whole, which = full_windows(done.size_hw), resized[:, None]
+        box = np.where(which, whole, done.box_tlhw)
+        now = replace(done, box_tlhw=box, sizes_hw=np.where(which, done.size_hw, done.sizes_hw))
+        records = tuple(now if record is done else record for record in self.records)
+        sizes = np.where(which, done.size_hw, self.sizes_hw)
+        return replace(self, records=records, sizes_hw=sizes), np.where(which, whole, regions_tlhw)
 
     def part(self, start: int, end: int) -> Program:
         """The records `start` … `end` - 1 as a program."""

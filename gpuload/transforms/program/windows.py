@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 
 __all__ = [
-    "FILTERS", "PLAIN", "PRECISION_BITS", "RANDOM_FILTERS", "SUPPORT", "boxes_within", "filter_names", "filter_weights",
-    "full_windows", "nearest_indices", "padded_places", "padded_windows", "rare_filter", "source_windows",
+    "FILTERS", "PLAIN", "PRECISION_BITS", "RANDOM_FILTERS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names",
+    "filter_weights", "full_windows", "nearest_indices", "padded_places", "padded_windows", "rare_filter",
+    "source_windows",
 ]  # fmt: skip
 
 # The code of a filter is its index here. Only resizing has those from lanczos on.
@@ -31,6 +32,7 @@ SUPPORT: Final = {
 PLAIN: Final = {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
 _SUPPORTS: Final = np.array([SUPPORT[name] for name in FILTERS])
 _IS_PLAIN: Final = np.array([name in PLAIN.values() for name in FILTERS])
+SMOOTHING: Final = ("bilinear", "bicubic", "lanczos")  # when an image becomes smaller
 RANDOM_FILTERS: Final = np.array([FILTERS.index("bilinear"), FILTERS.index("bicubic")])  # timm's choice
 PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits less 8 of a level and 2 for overflow
 

@@ -141,3 +141,37 @@ def test_center_crop_rounds_and_pads_as_torchvision():
     boxes = T.Chain([T.CenterCrop(8)]).draw(epoch_key(0, 0), np.arange(5), sizes).records[0].box_tlhw
     # ⌊½ + 1½⌉ to even; missing pixels are split with the smaller half on the top and left.
     assert boxes[:, :2].tolist() == [[1, 2], [2, 2], [2, 2], [0, -1], [-1, 6]]
+
+
+def test_what_was_resized_as_it_was_decoded_is_not_resized_again():
+    chain = T.Chain([T.Resize((20, 30)), T.RandomHorizontalFlip(), T.CenterCrop(16)])
+    program = chain.draw(epoch_key(8, 0), np.arange(3), np.array([[200, 300], [90, 80], [41, 33]]))
+    windows = program.windows_tlhw[0]
+    as_it_is = np.hstack([windows[:, 2:], np.full((3, 1), 3)])
+    assert program.of_decoded(as_it_is, windows)[0] is program
+    resized, boxes = as_it_is.copy(), windows.copy()
+    resized[1, :2], boxes[1] = (20, 30), (0, 0, 90, 80)
+
+    rest, regions = program.of_decoded(resized, boxes)
+    assert regions.tolist() == [windows[0].tolist(), [0, 0, 20, 30], windows[2].tolist()]
+    assert rest.sizes_hw.tolist() == [[200, 300], [20, 30], [41, 33]]
+    assert rest.resize is not None
+    assert rest.resize.box_tlhw.tolist() == [[0, 0, 200, 300], [0, 0, 20, 30], [0, 0, 41, 33]]
+    assert rest.results_hw is program.results_hw
+    for before, after in zip(program.windows_tlhw[1:], rest.windows_tlhw[1:], strict=True):
+        np.testing.assert_array_equal(before, after)
+    top, left, height, width = rest.windows_tlhw[0][1]
+    assert 0 <= top < top + height <= 20
+    assert 0 <= left < left + width <= 30
+
+
+def test_the_first_resize_is_the_record_before_all_that_changes_pixels():
+    def resize_of(*transforms: T.Transform) -> object:
+        return T.Chain(transforms).draw(epoch_key(8, 0), np.arange(2), np.array([[90, 80], [50, 60]])).resize
+
+    assert resize_of(T.Resize(20), T.RandomInvert()) is not None
+    assert resize_of(T.ToDtype("float32"), T.Resize(20)) is not None
+    assert resize_of(T.RandomInvert(), T.Resize(20)) is None
+    assert resize_of(T.CenterCrop(20)) is None
+    assert resize_of(T.RandomApply([T.Resize(20)], 0.5)) is None
+    assert resize_of() is None

@@ -1,0 +1,243 @@
+"""What `Decode(scale="fast")` saves and changes, on photographs of several megapixels, and the model of its costs.
+
+    python -m benchmarks.scaled --photos DIR [--json FILE]
+
+Each photograph is enlarged and written as a JPEG, every other one with 4:2:0. Of each, regions of RandomResizedCrop and
+the whole picture come to 224×224 in both ways, one after the other in every round: decoded as they are; decoded smaller
+and resized. What counts is the least CPU time of the thread in all rounds, so that other work on the machine matters
+little. Decoding as it is does not count the resize, which the stage does. The model's choice is held against the better
+way; pixels after the resize, by Pillow, against each other. Then a loader runs over the files, in this process, in both
+ways, once a round. At last the constants of `gpuload/decode/scaled.py` are fitted to what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import gpuload as gl
+from benchmarks.machine import cpu_model, versions
+from benchmarks.peers.decoder_alone import draw_region
+from benchmarks.photos import SUFFIXES, find_photos
+from gpuload import transforms as T
+from gpuload.decode import Decoder
+from gpuload.decode.cut import mcu_size
+from gpuload.decode.scaled import EIGHTHS, SUPPORT, Scaled, resample
+
+__all__ = ["main"]
+
+SIZE, FILTER, NEAR = (224, 224), "bilinear", 1.05
+FITTED = ("byte", "REGION_SAMPLE_NS", "REGION_PIXEL_NS", "WHOLE_SAMPLE_NS", "WHOLE_PIXEL_NS")
+SCALED_FITTED = (*(f"SCALED_SAMPLE_NS[{n}]" for n in EIGHTHS), "TAP_NS", "SCALED_NS")
+
+
+class Seen(NamedTuple):
+    """One region: CPU ms of both ways, whether the model takes the fast one, differences in levels, and what the costs
+    are fitted to."""
+
+    exact_ms: float
+    fast_ms: float
+    fast: bool
+    mean: float
+    most: int
+    squared: float
+    exact_terms: tuple[float, ...]
+    fast_terms: tuple[float, ...]
+
+
+def enlarged(path: Path, megapixels: float, subsampling: int) -> bytes:
+    """A photograph with so many pixels, as a JPEG."""
+    with Image.open(path) as opened:
+        photo = opened.convert("RGB")
+    factor = (megapixels * 1e6 / (photo.width * photo.height)) ** 0.5
+    size = round(photo.width * factor), round(photo.height * factor)
+    file = io.BytesIO()
+    photo.resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90, subsampling=subsampling)
+    return file.getvalue()
+
+
+def least_ms(rounds: int, calls: Sequence[Callable[[], object]]) -> list[float]:
+    """The least CPU time of each call, in ms; all are called in every round."""
+    best = [float("inf")] * len(calls)
+    for _ in range(rounds):
+        for number, call in enumerate(calls):
+            started = time.thread_time_ns()
+            call()
+            best[number] = min(best[number], (time.thread_time_ns() - started) / 1e6)
+    return best
+
+
+def look(decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], rounds: int) -> Seen | None:
+    """Measure one region; None if it is too small to be decoded smaller."""
+    header = decoder.header(file)
+    jpeg = header.jpeg
+    assert jpeg is not None
+    top, _, height, width = region
+    eighths = next((n for n in EIGHTHS if height * n >= 8 * SIZE[0] and width * n >= 8 * SIZE[1]), 0)
+    if not eighths:
+        return None
+    pixels, out = np.empty((height, width, 3), np.uint8), np.empty((*SIZE, 3), np.uint8)
+    exact_ms, fast_ms = least_ms(
+        rounds,
+        (
+            lambda: decoder.decode(file, header, region, pixels),
+            lambda: decoder.decode_resized(file, header, region, eighths, FILTER, out),
+        ),
+    )
+    there = resample(Scaled(pixels, (0, 0, height, width)), SIZE, FILTER)
+    difference = np.abs(there.astype(np.int64) - out)
+    block = mcu_size(file.data, jpeg)
+    samples = 1 + 2 * 64 / (block[0] * block[1])
+    read = len(file.data) * (top + height) / jpeg.height
+    area, whole = height * width, (height, width) == (jpeg.height, jpeg.width)
+    pair = (area * samples, area)
+    decoded = (top + height) * jpeg.width * samples
+    rows, columns = height * eighths / 8, width * eighths / 8
+    return Seen(
+        exact_ms,
+        fast_ms,
+        decoder.eighths(file, header, region, SIZE, FILTER) > 0,
+        float(difference.mean()),
+        int(difference.max()),
+        float((difference**2).mean()),
+        (read, *((0, 0, *pair) if whole else (*pair, 0, 0)), *(0,) * len(SCALED_FITTED)),
+        (
+            read, 0, 0, 0, 0, *(decoded * (n == eighths) for n in EIGHTHS),
+            2 * SUPPORT[FILTER] * rows * (columns + SIZE[1]), 1,
+        ),
+    )  # fmt: skip
+
+
+def fitted(seen: Sequence[Seen]) -> dict[str, float]:
+    """The constants that fit best, in ns: least squares of relative errors, large ones counting less."""
+    terms = np.array([one.exact_terms for one in seen] + [one.fast_terms for one in seen], float)
+    taken = np.array([one.exact_ms for one in seen] + [one.fast_ms for one in seen]) * 1e6
+    found, weights = np.zeros(terms.shape[1]), 1 / taken
+    scale = np.abs(terms).max(axis=0)
+    scale[scale == 0] = 1
+    for _ in range(10):
+        found = np.linalg.lstsq(terms / scale * weights[:, None], taken * weights, rcond=None)[0] / scale
+        errors = np.abs(terms @ found - taken) / taken
+        weights = 1 / taken / np.sqrt(np.maximum(errors, 0.03))
+    return dict(zip((*FITTED, *SCALED_FITTED), found.tolist(), strict=True))
+
+
+def loader_ms(files: list[gl.Encoded], scale: Any) -> float:
+    """CPU ms of an image in a loader without worker processes: decoding, resize and all."""
+    crops = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize([0.5] * 3, [0.25] * 3)]
+    decode = gl.Decode(scale=scale)
+    loader = gl.Loader(files, batch_size=16, transforms=crops, num_workers=0, device="cpu", decode=decode)
+    started = time.process_time()
+    count = sum(len(images) for images in loader)
+    return 1000 * (time.process_time() - started) / count
+
+
+def chosen(one: Seen) -> float:
+    """What a region costs as the model chooses."""
+    return one.fast_ms if one.fast else one.exact_ms
+
+
+def near(some: list[Seen]) -> bool:
+    """Whether the model's choices for some regions cost about what the better ones do."""
+    return sum(map(chosen, some)) <= NEAR * sum(min(one.exact_ms, one.fast_ms) for one in some)
+
+
+def summary(photos: list[list[Seen]], loaders: list[tuple[float, float]]) -> dict[str, Any]:
+    """What was seen of the photographs of one size."""
+    seen = [one for photo in photos for one in photo]
+    fast = [one for one in seen if one.fast]
+    if not fast:
+        raise SystemExit("no region costs less if it is decoded smaller; give more --megapixels")
+    exact_loader, fast_loader = (min(column) for column in zip(*loaders, strict=True))
+    return {
+        "photographs": len(photos),
+        "regions": len(seen),
+        "fast": len(fast),
+        "photographs_near": sum(map(near, photos)),
+        "regions_near": sum(near([one]) for one in seen),
+        "exact_ms": float(np.mean([one.exact_ms for one in seen])),
+        "chosen_ms": float(np.mean(list(map(chosen, seen)))),
+        "better_ms": float(np.mean([min(one.exact_ms, one.fast_ms) for one in seen])),
+        "loader_exact_ms": exact_loader,
+        "loader_fast_ms": fast_loader,
+        "mean_levels": float(np.mean([one.mean for one in fast])),
+        "most_levels": max(one.most for one in fast),
+        "psnr_db": float(10 * np.log10(255**2 / np.mean([one.squared for one in fast]))),
+        "least_psnr_db": float(10 * np.log10(255**2 / max(one.squared for one in fast))),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaled", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
+    parser.add_argument("--cache", type=Path, default=Path(__file__).parent.parent / ".data")
+    parser.add_argument("--files", type=int, default=100, help="how many at most (default 100)")
+    parser.add_argument("--megapixels", type=float, nargs="+", default=[3, 12], help="default 3 and 12")
+    parser.add_argument("--regions", type=int, default=3, help="of each file, beside the whole (default 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is decoded (default 5)")
+    parser.add_argument("--json", type=Path, help="also write everything there")
+    options = parser.parse_args(arguments)
+    source = options.photos or find_photos(options.cache)[0]
+    paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)[: options.files]
+
+    decoder, rng, console = Decoder(gl.Decode()), np.random.default_rng(0), Console(highlight=False)
+    found: dict[str, Any] = {}
+    missed: dict[str, Any] = {}
+    everything: list[Seen] = []
+    for megapixels in options.megapixels:
+        photos, files = [], []
+        for number, path in enumerate(paths):
+            file = gl.Encoded(enlarged(path, megapixels, 2 if number % 2 == 0 else 0))
+            height, width = decoder.size_hw(decoder.header(file))
+            corners = [draw_region(rng, height, width) for _ in range(options.regions)]
+            regions = [(top, left, bottom - top, right - left) for top, left, bottom, right in corners]
+            seen = [look(decoder, file, region, options.rounds) for region in (*regions, (0, 0, height, width))]
+            photos.append([one for one in seen if one is not None])
+            files.append(file)
+        loaders = [(loader_ms(files, "exact"), loader_ms(files, "fast")) for _ in range(options.rounds)]
+        everything += [one for photo in photos for one in photo]
+        name = f"{megapixels:g}"
+        found[name] = summary(photos, loaders)
+        missed[name] = {
+            path.name: [[round(one.exact_ms, 2), round(one.fast_ms, 2), one.fast] for one in photo]
+            for path, photo in zip(paths, photos, strict=True)
+            if not near(photo)
+        }
+
+    table = Table(box=box.SIMPLE)
+    for heading in ("", *(f"{name} megapixels" for name in found)):
+        table.add_column(heading, justify="right" if heading else "left")
+    for key in next(iter(found.values())):
+        values = [row[key] for row in found.values()]
+        table.add_row(key, *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
+    console.print(f"{len(paths)} files in {source}; {cpu_model()}", soft_wrap=True)
+    console.print(table)
+    constants = fitted(everything)
+    console.print("fitted, in ns: " + ", ".join(f"{name} {value:.3g}" for name, value in constants.items()))
+    if options.json:
+        results = {
+            "machine": cpu_model(),
+            "versions": versions(),
+            "results": found,
+            "missed": missed,
+            "fitted_ns": constants,
+        }
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

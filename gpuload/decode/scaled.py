@@ -1,0 +1,157 @@
+"""JPEGs decoded at 1/2, 1/4 or 1/8 of their size, on the way to a small result: `Decode(scale="fast")`.
+
+libjpeg makes a smaller picture out of the low frequencies of each block of 8×8 pixels: one of 4×4, 2×2 or 1×1. That
+is antialiasing too, and leaves out most of the arithmetic; the entropy-coded bytes have to be read either way. What is
+left to the size that is asked for, less than a factor of two, is resampled by Pillow, whose boxes may begin and end
+within a pixel. So a result shows what it would show of the whole picture, without a shift.
+
+simplejpeg decodes from the first row down to the region's last one: the header is told that the picture ends there.
+Where the file has restart markers, the region is cut out first (`cut`).
+
+Pure functions of the file and the region, so whoever decodes a sample makes the same choice. Run in workers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from gpuload.decode.cut import BLOCK, cut, grid_of, mcu_size
+from gpuload.decode.jpeg_header import JpegHeader, has_end
+from gpuload.errors import one_line
+
+__all__ = ["FILTERS", "Scaled", "choose_eighths", "decode_scaled", "resample"]
+
+Region = tuple[int, int, int, int]  # top, left, height, width
+Extent = tuple[float, float, float, float]
+
+# The filters that smooth what becomes smaller, of which a smaller picture looks the same; Pillow's names.
+FILTERS: Final = {"bilinear": "BILINEAR", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
+SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
+# Those for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
+EIGHTHS: Final = (1, 2, 4)
+# simplejpeg's words where a picture ends before its data does, and nothing else was wrong: it tells the first warning.
+MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
+
+# What decides, in ns, measured by `python -m benchmarks.scaled`. A *sample* is a number in a block: a pixel has
+# three, with 4:2:0 one and a half. Entropy-coded bytes cost both ways the same, so they are left out.
+REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.2, 2.5  # nvImageCodec, of a part of a picture
+WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.0, 0.8  # simplejpeg, of all of it
+SCALED_SAMPLE_NS: Final = {1: 0.35, 2: 0.58, 4: 0.83}
+TAP_NS, SCALED_NS = 3.0, 640_000  # of Pillow's filter, an input of an output; and for each picture
+
+
+class Scaled(NamedTuple):
+    """A part of a smaller picture, H×W×C, and where in it the region is: its edges may lie within pixels."""
+
+    pixels: np.ndarray
+    region_tlhw: Extent
+
+
+def choose_eighths(
+    data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
+) -> int:
+    """How many eighths of its size a JPEG is decoded at, so that the region has at least the size that it is resized
+    to; 0: it is decoded as it is, since that costs less, or would be another picture.
+
+    Args:
+        data: the file.
+        header: what `scan_markers` says of it.
+        region_tlhw: what is resized, within the picture as stored.
+        size_hw: to which size, of the picture as stored.
+        interpolation: by which filter.
+    """
+    height, width = region_tlhw[2:]
+    eighths = next((n for n in EIGHTHS if height * n >= 8 * size_hw[0] and width * n >= 8 * size_hw[1]), 0)
+    if not eighths or interpolation not in FILTERS or not header.plain or not header.complete:
+        return 0
+    if not has_end(data, header):
+        return 0
+    cost = scaled_ns(data, header, region_tlhw, size_hw, interpolation, eighths)
+    return eighths if cost < exact_ns(data, header, region_tlhw) else 0
+
+
+def exact_ns(data: bytes, header: JpegHeader, region_tlhw: Region) -> float:
+    """What decoding a region as it is costs, but for the bytes."""
+    _, _, height, width = region_tlhw
+    whole = (height, width) == (header.height, header.width) or grid_of(data, header) is not None
+    sample, pixel = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
+    return height * width * (_samples(data, header) * sample + pixel)
+
+
+def scaled_ns(
+    data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str, eighths: int
+) -> float:
+    """What decoding at so many eighths and resampling costs, but for the bytes."""
+    top, _, height, width = region_tlhw
+    decoded = height * width if grid_of(data, header) is not None else (top + height) * header.width
+    rows, columns = height * eighths / 8, width * eighths / 8
+    taps = 2 * SUPPORT[interpolation] * rows * (columns + size_hw[1])
+    return SCALED_NS + decoded * _samples(data, header) * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
+
+
+def decode_scaled(
+    decode: Any, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, eighths: int
+) -> tuple[Scaled | None, str]:
+    """Decode a part of the smaller picture that holds a region; or None, and the complaint.
+
+    Args:
+        decode: simplejpeg's `decode_jpeg`.
+        data, header, region_tlhw, eighths: as for `choose_eighths`.
+        grey: one channel is wanted, not three.
+    """
+    top, left, height, width = region_tlhw
+    ended, part = None, cut(data, header, region_tlhw)
+    if part is not None:  # it begins between two blocks, so the smaller picture's pixels are the same
+        data, header, (top, left, height, width) = part
+    elif (ended := _ended(data, header, top + height)) is not None:
+        data, header = ended
+    share = eighths / 8
+    size = math.ceil(header.height * share), math.ceil(header.width * share)
+    pixels = np.empty((*size, 1 if grey else 3), np.uint8)
+    mode = "GRAY" if grey else "RGB"
+    try:  # it takes the smallest picture that is as large as this
+        found = decode(data, mode, min_height=size[0], min_width=size[1], buffer=pixels, strict=True)
+        if found.shape != pixels.shape:
+            return None, f"{header.width}×{header.height} pixels became {found.shape[1]}×{found.shape[0]}"
+    except Exception as error:
+        if ended is None or not MORE_ROWS.fullmatch(str(error)):
+            return None, one_line(f"{type(error).__name__}: {error}")
+    y0, x0 = int(top * share), int(left * share)
+    y1, x1 = math.ceil((top + height) * share), math.ceil((left + width) * share)
+    extent = top * share - y0, left * share - x0, height * share, width * share
+    return Scaled(pixels[y0:y1, x0:x1], extent), ""
+
+
+def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
+    """A JPEG whose header says that it ends with the blocks above a row, so that nothing below is decoded; None if that
+    cannot be, or would change nothing."""
+    if not header.single_scan or header.restart_interval:
+        return None
+    block = mcu_size(data, header)[1]
+    height = -(-(row + (block > BLOCK)) // block) * block  # chroma may be interpolated from the row below
+    if height >= header.height:
+        return None
+    at = header.frame_at + 5
+    return b"".join((data[:at], struct.pack(">H", height), memoryview(data)[at + 2 :])), header._replace(height=height)
+
+
+def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
+    """The region of a smaller picture, resized as Pillow does it: H×W×C."""
+    from PIL import Image
+
+    pixels, (top, left, height, width) = scaled
+    image = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
+    extent = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
+    resized = image.resize((size_hw[1], size_hw[0]), getattr(Image.Resampling, FILTERS[interpolation]), extent)
+    return np.asarray(resized).reshape(*size_hw, -1)
+
+
+def _samples(data: bytes, header: JpegHeader) -> float:
+    """The samples of a pixel."""
+    width, height = mcu_size(data, header)
+    return 1 + (header.components - 1) * 64 / (width * height)

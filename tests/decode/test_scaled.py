@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from pictures import jpeg_bytes
+from PIL import Image
+from restarts import SAMPLINGS, restarted
+
+from gpuload.datasets.sample import Encoded
+from gpuload.decode import Decode, Decoder
+from gpuload.decode.scaled import EIGHTHS, FILTERS, Scaled, choose_eighths, resample
+from gpuload.errors import DecodeError
+
+Region = tuple[int, int, int, int]
+HEIGHT, WIDTH = 611, 803  # no multiple of a block
+SIZE = (40, 44)
+whatever_it_costs = mock.patch("gpuload.decode.scaled.SCALED_NS", -1e9)
+REGIONS = [(0, 0, HEIGHT, WIDTH), (3, 5, 409, 370), (97, 213, 327, 355), (150, 433, 461, 370), (201, 441, 81, 91)]
+
+
+@pytest.fixture(scope="module")
+def slopes() -> np.ndarray:
+    """611×803×3: each channel rises evenly, the first to the right, the second downwards, the third to the left: where
+    a result lies too far to one side, its mean is wrong."""
+    y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
+    rising = 255 * np.stack([x / WIDTH, y / HEIGHT, 1 - x / WIDTH], -1)
+    return np.rint(rising).astype(np.uint8)
+
+
+def both(decoder: Decoder, jpeg: bytes, region: Region, eighths: int, filter: str = "bilinear", mode: str = "RGB"):
+    """A region in 40×44 pixels: decoded as it is and resized by Pillow; and decoded at so many eighths."""
+    encoded = Encoded(jpeg, mode)
+    header = decoder.header(encoded)
+    exact = decoder.decode(encoded, header, region)
+    out = np.empty((*SIZE, exact.shape[2]), np.uint8)
+    decoder.decode_resized(encoded, header, region, eighths, filter, out)
+    there = resample(Scaled(exact, (0, 0, *exact.shape[:2])), SIZE, filter)
+    return there.astype(np.int64), out.astype(np.int64)
+
+
+def assert_same_place(exact: np.ndarray, fast: np.ndarray, most: int = 3) -> None:
+    """A result has about 1.5 to 6 levels from one pixel to the next: half a pixel beside would be one to three."""
+    assert np.abs((fast - exact).mean(axis=(0, 1))).max() < 0.3
+    assert np.abs(fast - exact).max() <= most
+
+
+def eighths_for(region: Region) -> int:
+    return next(n for n in EIGHTHS if region[2] * n >= 8 * SIZE[0] and region[3] * n >= 8 * SIZE[1])
+
+
+KINDS = {
+    "4:4:4": {"subsampling": 0},
+    "4:2:2": {"subsampling": 1},
+    "4:2:0": {"subsampling": 2},
+    "progressive": {"subsampling": 2, "progressive": True},
+    "restart markers": {"subsampling": 2, "restart_marker_rows": 2},
+    "restart markers in a row": {"subsampling": 0, "restart_marker_blocks": 1},
+}
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_smaller_picture_shows_the_same_place(slopes, kind, region):
+    decoder = Decoder(Decode())
+    exact, fast = both(decoder, jpeg_bytes(slopes, quality=98, **KINDS[kind]), region, eighths_for(region))
+    assert decoder.counts["scaled"] == 1
+    assert_same_place(exact, fast)
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("eighths", EIGHTHS)
+def test_each_filter_at_each_size(slopes, filter, eighths):
+    exact, fast = both(Decoder(Decode()), jpeg_bytes(slopes, quality=98), (97, 213, 400, 411), eighths, filter)
+    assert_same_place(exact, fast, most=4)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_turned_images_are_upright(slopes, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    decoder = Decoder(Decode(exif=True))
+    jpeg = jpeg_bytes(slopes, quality=98, exif=exif)
+    region = (31, 64, 409, 501) if orientation < 5 else (64, 31, 501, 409)
+    exact, fast = both(decoder, jpeg, region, 1)
+    assert decoder.counts["scaled"] == 1
+    assert_same_place(exact, fast)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "unchanged"])
+def test_grey(slopes, encode, mode):
+    decoder = Decoder(Decode())
+    exact, fast = both(decoder, encode(slopes[:, :, 0], quality=98), (90, 13, 402, 411), 1, mode=mode)
+    assert decoder.counts["scaled"] == 1
+    assert exact.shape == fast.shape == (*SIZE, 3 if mode == "RGB" else 1)
+    assert_same_place(exact, fast)
+
+
+@pytest.mark.parametrize("sampling", [name for name in SAMPLINGS if "grey" not in name])
+def test_a_picture_that_ends_below_the_region_is_equal(sampling):
+    jpeg = restarted(sampling, (24, 28), 0)
+    decoder, out = Decoder(Decode()), [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
+    encoded, region = Encoded(jpeg), (0, 0, 96, 170)
+    header = decoder.header(encoded)
+    decoder.decode_resized(encoded, header, region, 4, "bilinear", out[0])
+    with mock.patch("gpuload.decode.scaled._ended", return_value=None):
+        decoder.decode_resized(encoded, header, region, 4, "bilinear", out[1])
+    assert decoder.counts["scaled"] == 2
+    np.testing.assert_array_equal(*out)
+
+
+def test_a_region_cut_out_first_is_equal():
+    jpeg = restarted("4:2:0", (40, 30), 4, seed=5)
+    decoder = Decoder(Decode())
+    encoded = Encoded(jpeg)
+    header = decoder.header(encoded)
+    assert header.jpeg is not None
+    unmarked = header._replace(jpeg=header.jpeg._replace(restart_interval=0))
+    for region in [(200, 330, 201, 283), (0, 0, 130, 200), (301, 5, 179, 177)]:
+        out = [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
+        with mock.patch("gpuload.decode.cut._pays", return_value=True):
+            decoder.decode_resized(encoded, header, region, 2, "bilinear", out[0])
+        with mock.patch("gpuload.decode.scaled._ended", return_value=None):  # markers behind the rows are a warning
+            decoder.decode_resized(encoded, unmarked, region, 2, "bilinear", out[1])
+        np.testing.assert_array_equal(*out)
+    assert decoder.counts["scaled"] == 6
+
+
+class TestDamage:
+    REGION = (8, 13, 290, 411)
+
+    def test_rows_below_the_region_are_not_decoded(self, slopes):
+        jpeg = jpeg_bytes(slopes, quality=98)
+        damaged = jpeg[: len(jpeg) * 3 // 4] + bytes(len(jpeg) // 4 - 2) + jpeg[-2:]
+        decoder = Decoder(Decode())
+        (_, whole), (_, fast) = (both(decoder, data, self.REGION, 1) for data in (jpeg, damaged))
+        assert decoder.counts["scaled"] == 2
+        np.testing.assert_array_equal(fast, whole)
+
+    def test_damage_in_the_region_is_decided_as_without(self, slopes):
+        jpeg = bytearray(jpeg_bytes(slopes, quality=98))
+        at = len(jpeg) // 5
+        jpeg[at : at + 40] = b"\xff\xfe" * 20  # markers where there can be none
+        decoder = Decoder(Decode())
+        exact, fast = both(decoder, bytes(jpeg), self.REGION, 1)
+        assert decoder.counts["scaled"] == 0
+        np.testing.assert_array_equal(fast, exact)
+
+    def test_what_is_refused_is_refused_with_the_same_words(self, slopes):
+        jpeg = jpeg_bytes(slopes, quality=98)
+        encoded, decoder = Encoded(jpeg[: len(jpeg) // 4]), Decoder(Decode())
+        header, out = decoder.header(encoded), np.empty((*SIZE, 3), np.uint8)
+        with pytest.raises(DecodeError) as exact:
+            decoder.decode(encoded, header, (8, 13, 590, 411))
+        with pytest.raises(DecodeError) as fast:
+            decoder.decode_resized(encoded, header, (8, 13, 590, 411), 1, "bilinear", out)
+        assert str(fast.value) == str(exact.value)
+
+    def test_bytes_too_many_in_a_whole_picture_are_damage(self, slopes):
+        jpeg = jpeg_bytes(slopes, quality=98)
+        decoder = Decoder(Decode())
+        exact, fast = both(decoder, jpeg[:-2] + bytes(100) + jpeg[-2:], (0, 0, HEIGHT, WIDTH), 1)
+        assert decoder.counts["scaled"] == 0
+        np.testing.assert_array_equal(fast, exact)
+
+    def test_without_simplejpeg(self, slopes):
+        decoder = Decoder(Decode(), prefer="pillow")
+        exact, fast = both(decoder, jpeg_bytes(slopes), self.REGION, 1)
+        assert decoder.counts["scaled"] == 0
+        assert decoder.counts["Pillow"] == 2
+        np.testing.assert_array_equal(fast, exact)
+
+
+class TestChoice:
+    def choose(
+        self, jpeg: bytes, region: Region, size: tuple[int, int], filter="bilinear", mode="RGB", **options
+    ) -> int:
+        decoder = Decoder(Decode(**options))
+        encoded = Encoded(jpeg, mode)
+        return decoder.eighths(encoded, decoder.header(encoded), region, size, filter)
+
+    @pytest.mark.parametrize(
+        ("size", "expected"),
+        [
+            ((76, 100), 1),
+            ((77, 100), 2),
+            ((76, 101), 2),
+            ((152, 200), 2),
+            ((153, 200), 4),
+            ((305, 401), 4),
+            ((306, 401), 0),
+        ],
+    )
+    def test_the_smallest_that_covers_the_result(self, slopes, size, expected):
+        with whatever_it_costs:
+            assert self.choose(jpeg_bytes(slopes), (0, 0, HEIGHT, WIDTH), size) == expected
+
+    def test_what_costs_more_is_not_chosen(self, slopes):
+        jpeg = jpeg_bytes(slopes)
+        assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 1
+        assert self.choose(jpeg, (HEIGHT - 160, 0, 160, 176), SIZE) == 0, "the rows above cost more than the region"
+        dear = mock.patch("gpuload.decode.scaled.SCALED_NS", 1e9)
+        with dear:
+            assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 0
+
+    def test_what_would_be_another_picture_is_not_chosen(self, slopes, encode):
+        whole, jpeg = (0, 0, HEIGHT, WIDTH), jpeg_bytes(slopes)
+        assert self.choose(jpeg, whole, SIZE, "nearest") == 0
+        assert self.choose(jpeg, whole, SIZE, "plain bilinear") == 0
+        assert self.choose(jpeg, whole, SIZE, mode="L") == 0, "which Pillow converts"
+        assert self.choose(encode(slopes, "JPEG", "CMYK"), whole, SIZE) == 0
+        assert self.choose(encode(slopes, "PNG"), whole, SIZE) == 0
+        assert self.choose(jpeg[:-500], whole, SIZE) == 0, "cut off"
+        progressive = jpeg_bytes(slopes, progressive=True)
+        assert self.choose(progressive, whole, SIZE) == 1
+        last = progressive.rfind(b"\xff\xda")
+        assert self.choose(progressive[:last] + b"\xff\xd9", whole, SIZE) == 0, "without its last scan"
+
+    def test_a_turned_image_is_chosen_for_as_it_is_stored(self, slopes):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        jpeg, upright = jpeg_bytes(slopes, exif=exif), (0, 0, WIDTH, HEIGHT)
+        with whatever_it_costs:
+            assert self.choose(jpeg, upright, (100, 76), exif=True) == 1
+            assert self.choose(jpeg, upright, (76, 100), exif=True) == 2
+
+    def test_it_depends_on_the_file_and_the_arguments_alone(self, slopes):
+        jpeg = jpeg_bytes(slopes)
+        header = Decoder(Decode()).header(Encoded(jpeg))
+        assert header.jpeg is not None
+        expected = choose_eighths(jpeg, header.jpeg, (0, 0, HEIGHT, WIDTH), SIZE, "bilinear")
+        for prefer in ("nvimgcodec", "simplejpeg", "pillow"):
+            decoder = Decoder(Decode(), prefer=prefer)
+            assert decoder.eighths(Encoded(jpeg), header, (0, 0, HEIGHT, WIDTH), SIZE, "bilinear") == expected == 1
+            assert decoder.counts == dict.fromkeys(decoder.counts, 0)

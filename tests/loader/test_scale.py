@@ -1,0 +1,222 @@
+"""Loaders with `Decode(scale="fast")`: what comes of images, targets and everything else."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pictures import jpeg_bytes
+from PIL import Image
+
+import gpuload as gl
+from gpuload import transforms as T
+
+HEIGHT, WIDTH = 603, 811
+EXACT, FAST = gl.Decode(), gl.Decode(scale="fast")
+
+
+def slopes() -> np.ndarray:
+    """603×811×3, rising evenly to the right, downwards, and to the left."""
+    y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
+    return np.rint(255 * np.stack([x / WIDTH, y / HEIGHT, 1 - x / WIDTH], -1)).astype(np.uint8)
+
+
+JPEG = jpeg_bytes(slopes(), quality=98)
+
+
+@pytest.fixture
+def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image is decoded smaller wherever it may be."""
+    monkeypatch.setattr("gpuload.decode.scaled.SCALED_NS", -1e9)
+
+
+class Photographs:
+    """Eight times the same photograph, and its number."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return gl.Encoded(JPEG), index
+
+
+class Scenes(Photographs):
+    """With a mask, boxes and keypoints."""
+
+    def __getitem__(self, index: int) -> Any:
+        mask = (slopes()[:, :, 0] // 16).astype(np.uint8)
+        boxes = np.array([[100, 200, 500, 590], [300, 10, 800, 500]], np.float32)
+        return {
+            "image": gl.Encoded(JPEG),
+            "mask": gl.Mask(mask),
+            "boxes": gl.Boxes(boxes),
+            "points": gl.Keypoints(np.array([[500.0, 400.0], [20.0, 590.0]], np.float32)),
+        }
+
+
+def loader(dataset: Any, transforms: list[Any], decode: gl.Decode, **options: Any) -> gl.Loader:
+    options = {"batch_size": 4, "num_workers": 0, "device": "cpu", "seed": 5, **options}
+    return gl.Loader(dataset, transforms=transforms, decode=decode, **options)
+
+
+def images(dataset: Any, transforms: list[Any], decode: gl.Decode, **options: Any) -> tuple[torch.Tensor, int]:
+    """All images of an epoch, and how many were decoded smaller."""
+    made = loader(dataset, transforms, decode, **options)
+    with made:
+        batches = torch.cat([batch[0] for batch in made])
+        return batches, made.stats().decoders.get("scaled", 0)
+
+
+CHAINS = {
+    "crop": [T.RandomResizedCrop(32)],
+    "crop, bicubic, flipped": [T.RandomResizedCrop(32, interpolation="bicubic"), T.RandomHorizontalFlip(0.5)],
+    "resize to a square": [T.Resize((40, 40))],
+    "resize, then the middle": [T.Resize(48), T.CenterCrop(32)],
+    "resize, a crop with padding": [T.Resize((48, 60)), T.RandomCrop(56, padding=8, pad_if_needed=True)],
+    "of random size": [T.RandomResize(40, 60), T.CenterCrop(32)],
+    "by a random filter": [T.RandomResizedCrop(32, interpolation="random")],
+    "then what sees the whole image": [T.Resize((40, 40)), T.ColorJitter(contrast=0.5), T.RandomCrop(30)],
+    "then a warp": [T.Resize((40, 40)), T.RandomRotation(30)],
+    "mixed": [T.RandomResizedCrop(32), T.ToDtype("float32"), T.MixUp(num_classes=8)],
+}
+
+
+@pytest.mark.usefixtures("whatever_it_costs")
+@pytest.mark.parametrize("name", CHAINS)
+def test_images_are_those_of_exact_decoding_but_for_a_few_levels(name):
+    exact, none = images(Photographs(), CHAINS[name], EXACT)
+    fast, scaled = images(Photographs(), CHAINS[name], FAST)
+    assert none == 0
+    assert scaled == 8
+    difference = fast.float() - exact.float()
+    steep = 2.0 if "whole" in name else 1.0
+    assert difference.abs().mean() < 0.6 * steep
+    assert difference.mean(dim=(2, 3)).abs().max() < 0.6 * steep, "an image lies beside its place"
+
+
+@pytest.mark.usefixtures("whatever_it_costs")
+def test_targets_move_as_with_exact_decoding():
+    chain = [T.RandomResizedCrop(48), T.RandomHorizontalFlip(), T.ClampBoundingBoxes()]
+    batches = []
+    for decode in (EXACT, FAST):
+        made = loader(Scenes(), chain, decode)
+        batches.append(next(iter(made)))
+        assert made.stats().decoders.get("scaled", 0) == (0 if decode is EXACT else 4)
+    for exact, fast in zip(*batches, strict=True):
+        assert torch.equal(exact["mask"], fast["mask"])
+        assert torch.equal(exact["boxes"], fast["boxes"])
+        assert torch.equal(exact["points"], fast["points"])
+        assert (fast["image"].float() - exact["image"].float()).abs().mean() < 1
+        # The mask was made of the image's first channel, so it says where the image should be.
+        shown = fast["image"][0].float() / 16 - fast["mask"].float()
+        assert (shown.mean() - 0.5).abs() < 0.1
+
+
+class Mixed(Photographs):
+    """Files that are decoded smaller between others that are not, all of one picture; the last is no file."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __init__(self) -> None:
+        picture = Image.fromarray(slopes())
+        self.files = [JPEG]
+        for kind, mode in (("PNG", "RGB"), ("JPEG", "CMYK"), ("WEBP", "RGB")):
+            file = io.BytesIO()
+            picture.convert(mode).save(file, kind, quality=98)
+            self.files.append(file.getvalue())
+        self.files.append(jpeg_bytes(slopes()[:60, :70], quality=98))
+
+    def __getitem__(self, index: int) -> Any:
+        kind = index % 6
+        return (gl.Image(slopes()) if kind == 5 else gl.Encoded(self.files[kind])), index
+
+
+@pytest.mark.usefixtures("whatever_it_costs")
+def test_other_images_of_a_batch_are_decoded_as_they_are():
+    (exact, _), (fast, scaled) = (images(Mixed(), [T.RandomResizedCrop(32)], decode) for decode in (EXACT, FAST))
+    kinds = np.arange(12) % 6
+    assert scaled == 2, "the first kind; the last JPEG is too small"
+    assert torch.equal(fast[kinds != 0], exact[kinds != 0])
+    assert not torch.equal(fast[kinds == 0], exact[kinds == 0])
+
+
+@pytest.mark.usefixtures("whatever_it_costs")
+@pytest.mark.parametrize(
+    ("chain", "reason"),
+    [
+        ([T.RandomHorizontalFlip(), T.Resize((32, 32))], "RandomHorizontalFlip changes pixels before any resize"),
+        ([T.CenterCrop(32)], "CenterCrop changes pixels before any resize"),
+        (
+            [T.RandomApply([T.Resize((32, 32))], 0.5), T.Resize((32, 32))],
+            "RandomApply changes pixels before any resize",
+        ),
+        ([T.Resize((32, 32), "nearest")], "Resize takes single pixels (nearest)"),
+        ([T.Resize((32, 32), antialias=False)], "Resize takes single pixels (plain bilinear)"),
+        ([T.MultiView([[T.RandomResizedCrop(32)], [T.RandomResizedCrop(32)]])], "several views show an image"),
+        ([T.Resize((32, 32)), T.Mosaic(32)], "images of several samples are put together"),
+        ([T.Normalize([0.5], [0.5])], "no transform resizes"),
+    ],
+)
+def test_chains_that_do_not_begin_with_a_resize(chain, reason):
+    made = loader(Photographs(), chain, FAST)
+    assert str(made.plan()).splitlines()[-1] == f"decode scale='fast': all images as they are, since {reason}"
+    if "no transform" not in reason and "put together" not in reason:
+        batches = []
+        for decode in (EXACT, FAST):
+            made = loader(Photographs(), chain, decode)
+            batches.append(next(iter(made))[0])
+            assert "scaled" not in made.stats().decoders
+        assert all(map(torch.equal, *(batch if isinstance(batch, list) else [batch] for batch in batches)))
+
+
+def test_the_plan_says_so_where_images_may_be_decoded_smaller():
+    fast = "decode scale='fast': JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else as they are"
+    chain = [T.RandomResizedCrop(32), T.Normalize([0.5], [0.5])]
+    plan = loader(Photographs(), chain, FAST).plan()
+    assert str(plan).splitlines()[-1] == fast
+    assert plan._repr_html_().endswith("<p>decode scale=&#x27;fast&#x27;: JPEGs at 1/2, 1/4 or 1/8 of their size "
+                                       "where that costs less, else as they are</p>")  # fmt: skip
+    assert "scale" not in str(loader(Photographs(), chain, EXACT).plan())
+
+
+def test_bits_do_not_depend_on_workers_chunks_or_resuming():
+    chain, options = [T.RandomResizedCrop(32), T.RandomHorizontalFlip()], {"shuffle": True}
+    expected, scaled = images(Photographs(), chain, FAST, **options)
+    with loader(Photographs(), chain, FAST, **options, num_workers=2, chunk_size=3) as apart:
+        found = [batch[0] for batch in apart]
+        assert apart.stats().decoders["scaled"] == scaled > 1
+    assert torch.equal(torch.cat(found), expected)
+    begun = loader(Photographs(), chain, FAST, **options)
+    next(iter(begun))
+    resumed = loader(Photographs(), chain, FAST, **options, batch_size=8)
+    resumed.load_state_dict(begun.state_dict())
+    assert torch.equal(next(iter(resumed))[0], expected[4:])
+
+
+def test_a_slot_holds_the_result_and_not_the_region():
+    made = {}
+    for decode in (EXACT, FAST):
+        chain = loader(Photographs(), [T.Resize((32, 32))], decode)
+        list(chain)
+        made[decode] = chain.stats().bytes_decoded
+    assert made[EXACT] == 8 * HEIGHT * WIDTH * 3 + 8 * (-HEIGHT * WIDTH * 3 % 64)
+    assert made[FAST] == 8 * 32 * 32 * 3
+
+
+def test_damage_is_reported_as_with_exact_decoding():
+    class Damaged(Photographs):
+        def __getitem__(self, index: int) -> Any:
+            return gl.Encoded(JPEG[: len(JPEG) // 3] if index == 5 else JPEG, source=f"{index}.jpg"), index
+
+    errors = []
+    for decode in (EXACT, FAST):
+        made = loader(Damaged(), [T.Resize((32, 32))], decode, faults=gl.Faults(on_error="skip"))
+        with pytest.warns(RuntimeWarning, match="sample 5"):
+            assert sum(len(batch[0]) for batch in made) == 7
+        errors.append([(record.source, record.cause) for record in made.errors])
+    assert errors[0] == errors[1]
+    assert errors[0][0][0] == "5.jpg"
