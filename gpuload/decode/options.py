@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from gpuload.datasets.files import MAX_BYTES
 
-__all__ = ["Decode"]
+__all__ = ["Decode", "device_rows"]
+
+# The golden ratio as a fraction of 2³²: its multiples spread evenly, also those of every second or eighth position, as
+# a rank has them.
+GOLDEN: Final = 2_654_435_769
+WHOLE: Final = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +22,14 @@ class Decode:
     """How encoded images become pixels.
 
     Args:
+        where: ``"cpu"``: workers decode. ``"device"``: workers read files and headers, and the loader's device decodes
+            plain JPEGs (8 bits, one scan, RGB or grey), with nvImageCodec; workers decode all other images. On a device
+            that cannot decode, workers decode all of them; ``loader.plan()`` says why. ``"both"``: the device decodes a
+            share of the samples, workers the others.
+        device_share: with ``"both"``, the share of samples that the device decodes, above 0 and below 1. Which ones is
+            a function of their positions.
+        device_memory: bytes that images may take on the device while they are decoded whole; a batch is decoded in
+            pieces that fit, and an image that alone does not fit on the CPU. The default is 1 GiB.
         exif: turn images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does. Off
             by default, as in torchvision's ``ImageFolder``. TIFFs are upright either way: Pillow turns them itself.
         max_pixels: refuse an image whose header says more pixels, before memory is taken for them; None for no limit
@@ -28,8 +44,9 @@ class Decode:
             progressive JPEG 12, WebP 16, AVIF 14, a tile of JPEG 2000 25; None for no limit. The default is 2 GiB.
 
     Raises:
-        TypeError: `exif` is not a bool, or a limit not an int.
-        ValueError: a limit is below 1.
+        TypeError: `exif` is not a bool, a limit not an int, or `device_share` not a number.
+        ValueError: `where` is unknown, a limit is below 1, or there is a `device_share` where none is shared, or none
+            where it is.
 
     Example:
         >>> decode = Decode(exif=True, max_scans=100)
@@ -37,6 +54,9 @@ class Decode:
         (100, 178956970)
     """
 
+    where: Literal["cpu", "device", "both"] = "cpu"
+    device_share: float | None = None
+    device_memory: int = 1 << 30
     exif: bool = False
     max_pixels: int | None = 178_956_970
     max_scans: int | None = 256
@@ -47,11 +67,51 @@ class Decode:
     def __post_init__(self) -> None:
         if not isinstance(self.exif, bool):
             raise TypeError(f"Decode(exif=…) must be True or False, got {self.exif!r}")
-        for name in ("max_pixels", "max_scans", "max_scan_pixels", "max_bytes", "max_memory"):
+        self._check_where()
+        for name in ("max_pixels", "max_scans", "max_scan_pixels", "max_bytes", "max_memory", "device_memory"):
             limit = getattr(self, name)
-            if limit is None:
+            if limit is None and name != "device_memory":
                 continue
             if not isinstance(limit, int) or isinstance(limit, bool):
-                raise TypeError(f"Decode({name}=…) must be an int or None, got {limit!r}")
+                none = "" if name == "device_memory" else " or None"
+                raise TypeError(f"Decode({name}=…) must be an int{none}, got {limit!r}")
             if limit < 1:
-                raise ValueError(f"Decode({name}=…) must be at least 1, or None for no limit, got {limit}")
+                none = "" if name == "device_memory" else ", or None for no limit"
+                raise ValueError(f"Decode({name}=…) must be at least 1{none}, got {limit}")
+
+    @property
+    def share(self) -> float:
+        """The share of samples that a device is to decode, 0 to 1."""
+        return 0.0 if self.where == "cpu" else 1.0 if self.where == "device" else self.device_share or 0.0
+
+    def _check_where(self) -> None:
+        share: Any = self.device_share
+        if self.where not in ("cpu", "device", "both"):
+            raise ValueError(f"Decode(where=…) must be 'cpu', 'device' or 'both', got {self.where!r}")
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
+            raise TypeError(f"Decode(device_share=…) must be a number above 0 and below 1, got {share!r}")
+        if share is not None and not 0 < share < 1:
+            raise ValueError(
+                f"Decode(device_share=…) must be above 0 and below 1, got {share}; where='cpu' and where='device' "
+                "decode all in one place"
+            )
+        if share is not None and self.where != "both":
+            raise ValueError(
+                f"Decode(device_share={share}) needs where='both', got where={self.where!r}: only there a share is "
+                "decoded on the device"
+            )
+        if share is None and self.where == "both":
+            raise ValueError(
+                "Decode(where='both') needs the share of samples that the device decodes: device_share=0.5, say"
+            )
+
+
+def device_rows(positions: np.ndarray, share: float) -> np.ndarray:
+    """Which of the samples at these positions the device decodes, bool: a function of each position alone.
+
+    Example:
+        >>> device_rows(np.arange(8), 0.5).tolist()
+        [True, False, True, False, True, True, False, True]
+    """
+    spread = (positions.astype(np.uint64) * np.uint64(GOLDEN)) % np.uint64(WHOLE)
+    return spread < np.uint64(round(share * WHOLE))

@@ -24,7 +24,7 @@ from gpuload.loader.epoch import Epoch
 from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_for, compile_for, resolve_device
+from gpuload.loader.prepare import check_for, plan_of, resolve_device
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session
@@ -346,7 +346,7 @@ class Loader:
               Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
               RandomInvert()    kornia
         """
-        return compile_for(self._options, resolve_device(self._options.stage.device)).plan
+        return plan_of(self._options)
 
     def stats(self, since: Stats | None = None) -> Stats:
         """What loading took since the epoch began: ``print(loader.stats())`` shows what bounds, and says what to do.

@@ -6,14 +6,16 @@ Runs in the main process; keeps nothing.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import torch
 
 from gpuload.loader.limits import check_descriptors, check_memory, check_workers
 from gpuload.loader.options import Options
-from gpuload.stage import Stage, accelerator, check_stage, compile_stage
+from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
+from gpuload.stage.decode import Choice, choose
 
-__all__ = ["check_for", "check_limits", "compile_for", "resolve_device"]
+__all__ = ["check_for", "check_limits", "choose_decoder", "compile_for", "plan_of", "resolve_device"]
 
 
 def compile_for(options: Options, device: torch.device) -> Stage:
@@ -27,6 +29,20 @@ def compile_for(options: Options, device: torch.device) -> Stage:
         ragged=_ragged(options),
         cpu_threads=options.cpu_threads,
     )
+
+
+def choose_decoder(options: Options, device: torch.device) -> Choice:
+    """Who decodes."""
+    return choose(options.workers.decode, device, options.cpu_threads)
+
+
+def plan_of(options: Options) -> Plan:
+    """Which backend runs which transform, and who decodes."""
+    device = resolve_device(options.stage.device)
+    choice = choose_decoder(options, device)
+    if choice.decoder is not None:
+        choice.decoder.close()
+    return replace(compile_for(options, device).plan, decoder=choice.text)
 
 
 def check_for(options: Options) -> None:

@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from gpuload.loader.life import Life
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_limits, compile_for, resolve_device
+from gpuload.loader.prepare import check_limits, choose_decoder, compile_for, resolve_device
 from gpuload.loader.totals import Span, Totals, caches_in
 from gpuload.loader.tuning import tuner_for
 from gpuload.order.place import IterablePlace, Place
@@ -38,6 +38,7 @@ from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
+from gpuload.stage.decode import Choice, ImageDecoder
 from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
@@ -91,10 +92,16 @@ class Session:
         device = resolve_device(options.stage.device)
         self.stage = compile_for(options, device)
         self.stage.prepare()
+        choice = choose_decoder(options, device)
+        self.stage.plan = replace(self.stage.plan, decoder=choice.text)
+        if choice.warning and "decoder" not in self._told:
+            self._told.add("decoder")
+            warnings.warn(choice.warning, RuntimeWarning, stacklevel=4)  # the loop that iterates
         self.launched: deque[_Launched] = deque()
         workers = options.workers
         self._ranks = ranks_of(options.order), find_group()
-        fusing = self.stage.fusing() if workers.processes else None
+        # Workers plan batches by where their images will lie, and one that the device refuses would not be there.
+        fusing = self.stage.fusing() if workers.processes and not choice.share else None
         job = Job(
             options.order.dataset,
             options.chain,
@@ -109,6 +116,7 @@ class Session:
             **self._ranks[0],
             group=self._ranks[1],
             fusing=fusing,
+            device_share=choice.share,
         )
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
         check_limits(options, device, start.workers)
@@ -116,6 +124,7 @@ class Session:
         try:
             self.transfer = make_transfer(self.ring, device)
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
+            self.decoder = _decoder(choice, options, device, self.transfer)
             self.engine = _engine(job, options, self.ring, start.workers)
         except BaseException:
             self.ring.close()
@@ -131,6 +140,7 @@ class Session:
             candidates=partial(_candidates, options),
             table_of=self.assembly.table_of if fusing is not None else lambda batch: None,
             reclaim=self.transfer.reclaim,
+            decode=self.decoder or (lambda batch: []),
         )
         self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
@@ -302,6 +312,8 @@ class Session:
         self.launched.clear()
         with contextlib.ExitStack() as stack:  # from the last: nobody writes, nothing is copied, the memory goes
             stack.callback(self.ring.close)
+            if self.decoder is not None:
+                stack.callback(self.decoder.close)
             stack.callback(self.transfer.close)
             stack.callback(self.engine.close)
             stack.callback(self.feed.abandon)  # its views of the ring would keep the memory
@@ -372,6 +384,12 @@ def _engine(job: Job, options: Options, ring: Ring, count: int) -> WorkerPool | 
     if not count:
         return HomeEngine(job, ring, around=partial(named, DECODE))
     return WorkerPool(job, count, ring, most=workers.most, **watch)
+
+
+def _decoder(choice: Choice, options: Options, device: torch.device, transfer: Any) -> ImageDecoder | None:
+    if choice.decoder is None:
+        return None
+    return ImageDecoder(choice.decoder, options.workers.decode, device, transfer)
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:

@@ -46,7 +46,7 @@ class Job:
     `single` is for batch_size=None: `collate_fn` gets single samples. `plain`: nothing is applied to images, not even a
     module, which is not sent. `moves`: what is applied moves pixels. `epoch` is the number of the first one, `group`
     what `torch.distributed` says in the main process: backend, rank and number of ranks, or None. `fusing` plans
-    batches, if workers do that.
+    batches, if workers do that. `device_share` of the samples' images are sent as they are, for a device to decode.
     """
 
     dataset: Any
@@ -63,6 +63,7 @@ class Job:
     world_size: int = 1
     group: tuple[str, int, int] | None = None
     fusing: Fusing | None = None
+    device_share: float = 0.0
 
 
 @dataclass(frozen=True)
