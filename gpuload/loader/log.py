@@ -38,7 +38,7 @@ def begun(options: Options, plan: Plan) -> None:
         workers.ring_bytes,
     )
     if workers.workers is None:  # else they are decoded elsewhere
-        logger.info("JPEGs: %s", _decoders(options))
+        logger.info("JPEGs: %s", plan.decoder or _decoders(options))
     logger.info("plan: %s", _steps(plan))
 
 

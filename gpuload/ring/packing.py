@@ -5,8 +5,8 @@ an array or tensor of one shape and type in all samples of a chunk is stacked to
 others go one by one.
 
 Memory layout of a slot: the files of images that the device decodes, if it does, each aligned to 64 bytes; the decoded
-regions of the others, H×W×C, aligned likewise, in the order of the rows; then the blocks and the bytes of other arrays, aligned likewise;
-then the packed description, if it is too long for a message.
+regions of the others, H×W×C, aligned likewise, in the order of the rows; then the blocks and the bytes of other arrays,
+aligned likewise; then the packed description, if it is too long for a message.
 
 Runs in workers (packing) and in the main process (unpacking), so it imports no torch. Holds no state.
 """

@@ -1,7 +1,7 @@
 """Which decoder a device has, or why none: asked once for a session, in the main process.
 
-Nothing here is an error: whoever asks for decoding on a device that cannot do it gets the CPU's, is told once, and finds
-the reason in `Plan.decoder`.
+Nothing here is an error: whoever asks for decoding on a device that cannot do it gets the CPU's, is told once, and
+finds the reason in `Plan.decoder`.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _mismatch(device: torch.device) -> str:
     shown = " and ".join(f"{PACKAGE}{major}" for major in built)
     if driver is not None and built and built[0] > driver[0]:
         return (
-            f"; {shown} needs a driver for CUDA {built[0]}, and this one is for CUDA {driver[0]}.{driver[1]}: update the "
-            f"driver, or {_remedy(device)} in its place"
+            f"; {shown} needs a driver for CUDA {built[0]}, and this one is for CUDA {driver[0]}.{driver[1]}: update "
+            f"the driver, or {_remedy(device)} in its place"
         )
     found = torch.version.cuda
     if found is not None and built and int(found.split(".")[0]) not in built:

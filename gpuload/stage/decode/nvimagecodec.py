@@ -110,9 +110,7 @@ class NvImageCodec:
         if isinstance(found, Refused):
             return found.why
         difference = np.abs(found.tensor.cpu().numpy().astype(np.float32) - np.asarray(Image.open(file))).mean()
-        return (
-            "" if difference <= TRIAL_DIFFERENCE else f"it decodes a picture to another one ({difference:.0f} levels)"
-        )
+        return "" if difference <= TRIAL_DIFFERENCE else f"its picture is another one ({difference:.0f} levels away)"
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
         found: list[Pixels | Refused] = [Refused("")] * len(sources)
