@@ -66,7 +66,7 @@ class Totals:
 
     Attributes:
         session: its number in this process.
-        main: counters of the main process, by name; of images that the device got, by `DECODED` or `REFUSED` and a name.
+        main: counters of the main process, by name; of images for the device, by `DECODED` or `REFUSED` and a name.
         rows: those of workers, int64 (workers, `FIELDS`).
         gauges: what is at this moment, by the names of `Stats`.
     """
