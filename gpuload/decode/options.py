@@ -79,11 +79,6 @@ class Decode:
                 none = "" if name == "device_memory" else ", or None for no limit"
                 raise ValueError(f"Decode({name}=…) must be at least 1{none}, got {limit}")
 
-    @property
-    def share(self) -> float:
-        """The share of samples that a device is to decode, 0 to 1."""
-        return 0.0 if self.where == "cpu" else 1.0 if self.where == "device" else self.device_share or 0.0
-
     def _check_where(self) -> None:
         share: Any = self.device_share
         if self.where not in ("cpu", "device", "both"):

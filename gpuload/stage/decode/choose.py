@@ -55,9 +55,10 @@ def choose(options: Decode, device: torch.device, threads: int) -> Choice:
             f"{WORKERS}, since {device} cannot: {why}",
             f"Decode(where={options.where!r}): {device} cannot decode, so the workers' CPUs decode all images: {why}",
         )
-    shared = "" if options.share == 1.0 else f", {options.share:.0%} of the samples; {WORKERS}, the others"
+    share = 1.0 if options.device_share is None else options.device_share
+    shared = "" if options.where == "device" else f", {share:.0%} of the samples; {WORKERS}, the others"
     note = f" ({decoder.note})" if decoder.note else ""
-    return Choice(decoder, options.share, f"{', '.join(decoder.names)} on {device}{note}{shared}")
+    return Choice(decoder, share, f"{', '.join(decoder.names)} on {device}{note}{shared}")
 
 
 def find_decoder(device: torch.device, threads: int) -> DeviceDecoder:
