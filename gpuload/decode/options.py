@@ -27,7 +27,8 @@ class Decode:
             that cannot decode, workers decode all of them; ``loader.plan()`` says why. ``"both"``: the device decodes a
             share of the samples, workers the others.
         device_share: with ``"both"``, the share of samples that the device decodes, above 0 and below 1. Which ones is
-            a function of their positions.
+            a function of their positions. None: it is measured when workers are started for the first time, on one
+            rank, and kept in ``state_dict()``; several ranks need a number.
         device_memory: bytes that images may take on the device while they are decoded whole; a batch is decoded in
             pieces that fit, and an image that alone does not fit on the CPU. The default is 1 GiB.
         exif: turn images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does. Off
@@ -45,8 +46,7 @@ class Decode:
 
     Raises:
         TypeError: `exif` is not a bool, a limit not an int, or `device_share` not a number.
-        ValueError: `where` is unknown, a limit is below 1, or there is a `device_share` where none is shared, or none
-            where it is.
+        ValueError: `where` is unknown, a limit is below 1, or there is a `device_share` where none is shared.
 
     Example:
         >>> decode = Decode(exif=True, max_scans=100)
@@ -94,10 +94,6 @@ class Decode:
             raise ValueError(
                 f"Decode(device_share={share}) needs where='both', got where={self.where!r}: only there a share is "
                 "decoded on the device"
-            )
-        if share is None and self.where == "both":
-            raise ValueError(
-                "Decode(where='both') needs the share of samples that the device decodes: device_share=0.5, say"
             )
 
 

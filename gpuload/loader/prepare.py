@@ -12,10 +12,12 @@ import torch
 
 from gpuload.loader.limits import check_descriptors, check_memory, check_workers
 from gpuload.loader.options import Options
+from gpuload.order.schedule import ranks_of
 from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
 from gpuload.stage.decode import Choice, choose
+from gpuload.stage.decode.share import measure_share
 
-__all__ = ["check_for", "check_limits", "choose_decoder", "compile_for", "plan_of", "resolve_device"]
+__all__ = ["check_for", "check_limits", "choose_decoder", "compile_for", "plan_of", "resolve_device", "with_share"]
 
 
 def compile_for(options: Options, device: torch.device) -> Stage:
@@ -33,7 +35,29 @@ def compile_for(options: Options, device: torch.device) -> Stage:
 
 def choose_decoder(options: Options, device: torch.device) -> Choice:
     """Who decodes."""
-    return choose(options.workers.decode, device, options.cpu_threads)
+    return choose(options.workers.decode, device, options.cpu_threads, options.device_share)
+
+
+def with_share(options: Options) -> Options:
+    """The same with the device's share of the decoding, if it has to be measured.
+
+    Raises:
+        ValueError: there are several ranks, each of which would find another one.
+    """
+    if not options.measures_share or options.device_share is not None:
+        return options
+    if (ranks := ranks_of(options.order)["world_size"]) > 1:
+        raise ValueError(
+            f"Decode(where='both') measures which share the device decodes, and each of {ranks} ranks would find "
+            "another one; give it: device_share=0.5, say, or what loader.plan() says on one rank"
+        )
+    choice = choose_decoder(options, resolve_device(options.stage.device))
+    if choice.decoder is None:
+        return options
+    try:
+        return replace(options, device_share=measure_share(choice.decoder, options.workers.count))
+    finally:
+        choice.decoder.close()
 
 
 def plan_of(options: Options) -> Plan:

@@ -32,7 +32,6 @@ def test_defaults_are_those_of_torchvision_and_pillow():
         ({"where": "both", "device_share": True}, TypeError, "must be a number above 0 and below 1, got True"),
         ({"where": "both", "device_share": 1.0}, ValueError, "must be above 0 and below 1, got 1.0; where='cpu' and"),
         ({"where": "device", "device_share": 0.5}, ValueError, "needs where='both', got where='device': only there"),
-        ({"where": "both"}, ValueError, "needs the share of samples that the device decodes: device_share=0.5, say"),
     ],
 )
 def test_bad_options_are_refused_when_built(options, error, text):

@@ -41,8 +41,9 @@ class Choice(NamedTuple):
     warning: str = ""
 
 
-def choose(options: Decode, device: torch.device, threads: int) -> Choice:
-    """Who decodes for a loader on this device; `threads` of the CPU may be used in the main process."""
+def choose(options: Decode, device: torch.device, threads: int, share: float | None = None) -> Choice:
+    """Who decodes for a loader on this device; `threads` of the CPU may be used in the main process, and `share` was
+    measured, if the options have none."""
     if options.where == "cpu":
         return Choice(None, 0.0, None)
     try:
@@ -55,10 +56,14 @@ def choose(options: Decode, device: torch.device, threads: int) -> Choice:
             f"{WORKERS}, since {device} cannot: {why}",
             f"Decode(where={options.where!r}): {device} cannot decode, so the workers' CPUs decode all images: {why}",
         )
-    share = 1.0 if options.device_share is None else options.device_share
-    shared = "" if options.where == "device" else f", {share:.0%} of the samples; {WORKERS}, the others"
+    if options.where == "both":
+        share = options.device_share or share
+        part = "a share of the samples, to be measured" if share is None else f"{share:.0%} of the samples"
+        shared = f", {part}; {WORKERS}, the others"
+    else:
+        share, shared = 1.0, ""
     note = f" ({decoder.note})" if decoder.note else ""
-    return Choice(decoder, share, f"{', '.join(decoder.names)} on {device}{note}{shared}")
+    return Choice(decoder, share or 0.0, f"{', '.join(decoder.names)} on {device}{note}{shared}")
 
 
 def find_decoder(device: torch.device, threads: int) -> DeviceDecoder:
