@@ -286,8 +286,12 @@ def _starts(batch: Batch) -> list[int]:
     part whose first bytes are files begins before the memory that it takes."""
     found, at = [], 0
     for part in batch.parts:
-        found.append(at - part.encoded_bytes)
-        at += part.host_end - part.encoded_bytes + (0 if part.decoded is None else align(len(part.decoded), ALIGN))
+        content = part.content  # directly: this is asked twice for each batch
+        begin = at - (0 if content is None else content.encoded_bytes)
+        found.append(begin)
+        at = begin + align(part.used_bytes, ALIGN)
+        if part.decoded is not None:
+            at += align(len(part.decoded), ALIGN)
     return [*found, at]
 
 

@@ -130,6 +130,8 @@ class ImageDecoder:
                     failed.setdefault(id(image.part), {}).setdefault(row, record)
             self._used = self._transfer.mark()
         self.images += len(images)
+        if (failed or batch.errors) and self._used is not None:
+            self._used.synchronize()  # its slots may be given back before anything else waits for the device
         for part in parts:
             part.decoded = memory[id(part)]
         return [(part, _leave_out(part, failed[id(part)])) for part in parts if id(part) in failed]
