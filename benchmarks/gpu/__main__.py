@@ -68,6 +68,8 @@ class Work:
             return _module("peers.decoder_alone", replace(recipe, workers=self.cpus).to_json())
         if name == "device":
             return _module("gpu.ceilings", recipe.to_json(), pace)
+        if name == "device_decoder":
+            return _module("gpu.decoding", recipe.to_json(), pace)
         if name == "stage":
             return _module("gpu.stage", recipe.to_json(), pace, str(self.photos))
         if name == "workers":

@@ -32,6 +32,8 @@ class Feed:
 
 FEEDS = {
     "fused": Feed("gpuload, fused", "gpuload", "fused"),
+    "device_decode": Feed("gpuload, decoding on the GPU", "gpuload", "fused/device", needs_gpu=True),
+    "both_decode": Feed("gpuload, half of it decoded on the GPU", "gpuload", "fused/both", needs_gpu=True),
     "dali_mixed": Feed("DALI's pipeline, decoding on the GPU", "dali", "mixed", needs_gpu=True),
     "dali_cpu": Feed("DALI's pipeline, decoding on the CPU", "dali", "cpu"),
     "torch_pillow": Feed("DataLoader, torchvision v2 in its workers", "torch_pillow"),
@@ -48,6 +50,7 @@ NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50"}
 CEILINGS = {
     "decoder": "the CPU's decoder alone, on all cores",
     "device": "copies, and the networks on one batch that stays",
+    "device_decoder": "nvImageCodec alone, on the device",
 }
 # gpuload's parts by themselves, each of which is held against a ceiling.
 PARTS = {

@@ -1,4 +1,5 @@
-"""gpuload, with its own worker processes and the stage on the recipe's device; `variant` is the backend."""
+"""gpuload, with its own worker processes and the stage on the recipe's device; `variant` is the backend, and after a
+slash where images are decoded, if that is not by workers alone."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from gpuload import transforms as T
 
 
 def build(recipe: Recipe) -> Peer:
-    """Raises RuntimeError where another backend would run in the place of the one that was asked for."""
+    """Raises RuntimeError where another backend or decoder would run in the place of the one that was asked for."""
+    backend, _, where = recipe.variant.partition("/")
+    decode = gl.Decode(where="both", device_share=0.5) if where == "both" else gl.Decode(where=where or "cpu")
     jitter = [T.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
     loader = gl.Loader(
         gl.ImageFolder(recipe.root),
@@ -20,11 +23,14 @@ def build(recipe: Recipe) -> Peer:
         device=recipe.device,
         dtype=recipe.dtype,
         memory_format="channels_last" if recipe.channels_last else "contiguous_format",
-        backend=recipe.variant,
+        backend=backend,
+        decode=decode,
     )
     plan = loader.plan()
-    if recipe.variant not in ("auto", plan.backend):
-        raise RuntimeError(f"the backend {plan.backend!r} would run in the place of {recipe.variant!r}: {plan.note}")
+    if backend not in ("auto", plan.backend):
+        raise RuntimeError(f"the backend {plan.backend!r} would run in the place of {backend!r}: {plan.note}")
+    if plan.decoder is not None and plan.decoder.startswith("workers"):
+        raise RuntimeError(f"the device does not decode: {plan.decoder}")
     away = [type(step.transform).__name__ for step in plan.steps if step.backend != plan.backend]
     return Peer(lambda: loader, {"gpuload": gl.__version__}, tuple(away))
 

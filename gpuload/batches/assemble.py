@@ -183,7 +183,7 @@ class Assembly:
         finished = Finished(cells, pairing=self._pairing(batch, columns))
         if by_row or columns.has_targets:
             columns.spread_blocks()
-        lends = self._lends and columns.images and not columns.has_targets
+        lends = self._lends and columns.images and not (columns.has_targets or batch.on_device)
         loads = bool(columns.images and not lends) or bool(columns.blocks and self._pool is None)
         start = perf_counter()
         with named(COPY):

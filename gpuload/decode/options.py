@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
 
 from gpuload.datasets.files import MAX_BYTES
 
-__all__ = ["Decode", "Scale"]
+__all__ = ["Decode", "Scale", "device_rows"]
 
 Scale = Literal["exact", "fast"]
+# The golden ratio as a fraction of 2³²: its multiples spread evenly, also those of every second or eighth position, as
+# a rank has them.
+GOLDEN: Final = 2_654_435_769
+WHOLE: Final = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +23,15 @@ class Decode:
     """How encoded images become pixels.
 
     Args:
+        where: ``"cpu"``: workers decode. ``"device"``: workers read files and headers, and the loader's device decodes
+            plain JPEGs (8 bits, one scan, RGB or grey), with nvImageCodec; workers decode all other images. On a device
+            that cannot decode, workers decode all of them; ``loader.plan()`` says why. ``"both"``: the device decodes a
+            share of the samples, workers the others.
+        device_share: with ``"both"``, the share of samples that the device decodes, above 0 and below 1. Which ones is
+            a function of their positions. None: it is measured when workers are started for the first time, on one
+            rank, and kept in ``state_dict()``; several ranks need a number.
+        device_memory: bytes that images may take on the device while they are decoded whole; a batch is decoded in
+            pieces that fit, and an image that alone does not fit on the CPU. The default is 1 GiB.
         scale: ``"fast"``: a JPEG whose first transform makes it less than half as large is decoded at a half, a quarter
             or an eighth of its size, the smallest that still covers the result, and resized where it is decoded,
             wherever a model of the costs says that this is less work. Draws are the same; pixels differ by a few
@@ -36,8 +51,9 @@ class Decode:
             progressive JPEG 12, WebP 16, AVIF 14, a tile of JPEG 2000 25; None for no limit. The default is 2 GiB.
 
     Raises:
-        TypeError: `exif` is not a bool, or a limit not an int.
-        ValueError: a limit is below 1, or `scale` is neither ``"exact"`` nor ``"fast"``.
+        TypeError: `exif` is not a bool, a limit not an int, or `device_share` not a number.
+        ValueError: `where` or `scale` is unknown, a limit is below 1, there is a `device_share` where none is shared,
+            or ``scale="fast"`` is to be on a device, which decodes exactly.
 
     Example:
         >>> decode = Decode(exif=True, max_scans=100)
@@ -45,6 +61,9 @@ class Decode:
         (100, 178956970)
     """
 
+    where: Literal["cpu", "device", "both"] = "cpu"
+    device_share: float | None = None
+    device_memory: int = 1 << 30
     scale: Scale = "exact"
     exif: bool = False
     max_pixels: int | None = 178_956_970
@@ -54,15 +73,50 @@ class Decode:
     max_memory: int | None = 2 << 30
 
     def __post_init__(self) -> None:
-        if self.scale not in get_args(Scale):
-            raise ValueError(f"Decode(scale=…) must be 'exact' or 'fast', got {self.scale!r}")
         if not isinstance(self.exif, bool):
             raise TypeError(f"Decode(exif=…) must be True or False, got {self.exif!r}")
-        for name in ("max_pixels", "max_scans", "max_scan_pixels", "max_bytes", "max_memory"):
+        self._check_where()
+        if self.scale not in get_args(Scale):
+            raise ValueError(f"Decode(scale=…) must be 'exact' or 'fast', got {self.scale!r}")
+        if self.scale == "fast" and self.where != "cpu":
+            raise ValueError(
+                f"Decode(scale='fast') is how workers decode: it needs where='cpu', got where={self.where!r}"
+            )
+        for name in ("max_pixels", "max_scans", "max_scan_pixels", "max_bytes", "max_memory", "device_memory"):
             limit = getattr(self, name)
-            if limit is None:
+            if limit is None and name != "device_memory":
                 continue
             if not isinstance(limit, int) or isinstance(limit, bool):
-                raise TypeError(f"Decode({name}=…) must be an int or None, got {limit!r}")
+                none = "" if name == "device_memory" else " or None"
+                raise TypeError(f"Decode({name}=…) must be an int{none}, got {limit!r}")
             if limit < 1:
-                raise ValueError(f"Decode({name}=…) must be at least 1, or None for no limit, got {limit}")
+                none = "" if name == "device_memory" else ", or None for no limit"
+                raise ValueError(f"Decode({name}=…) must be at least 1{none}, got {limit}")
+
+    def _check_where(self) -> None:
+        share: Any = self.device_share
+        if self.where not in ("cpu", "device", "both"):
+            raise ValueError(f"Decode(where=…) must be 'cpu', 'device' or 'both', got {self.where!r}")
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
+            raise TypeError(f"Decode(device_share=…) must be a number above 0 and below 1, got {share!r}")
+        if share is not None and not 0 < share < 1:
+            raise ValueError(
+                f"Decode(device_share=…) must be above 0 and below 1, got {share}; where='cpu' and where='device' "
+                "decode all in one place"
+            )
+        if share is not None and self.where != "both":
+            raise ValueError(
+                f"Decode(device_share={share}) needs where='both', got where={self.where!r}: only there a share is "
+                "decoded on the device"
+            )
+
+
+def device_rows(positions: np.ndarray, share: float) -> np.ndarray:
+    """Which of the samples at these positions the device decodes, bool: a function of each position alone.
+
+    Example:
+        >>> device_rows(np.arange(8), 0.5).tolist()
+        [True, False, True, False, True, True, False, True]
+    """
+    spread = (positions.astype(np.uint64) * np.uint64(GOLDEN)) % np.uint64(WHOLE)
+    return spread < np.uint64(round(share * WHOLE))

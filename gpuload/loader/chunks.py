@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["engine_for", "job_for"]
 
 
-def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False) -> Job:
-    """What workers are told; `epoch` is the first one's number, `fusing` plans batches, if workers do that, and `whole`
-    is for images that are kept."""
+def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False, device_share: float = 0.0) -> Job:
+    """What workers are told; `epoch` is the first one's number, `fusing` plans batches, if workers do that, `whole` is
+    for images that are kept, and the device decodes `device_share` of the samples."""
     return Job(
         options.order.dataset,
         options.chain,
@@ -39,6 +39,7 @@ def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = F
         group=find_group(),
         fusing=fusing,
         whole=whole,
+        device_share=device_share,
     )
 
 

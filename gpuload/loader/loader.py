@@ -23,12 +23,12 @@ from gpuload.loader.epoch import Epoch
 from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_for, resolve_device
+from gpuload.loader.prepare import check_for, resolve_device, with_share
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.resident import keep, plan_for
 from gpuload.loader.sampler import OwnSampler
 from gpuload.loader.session import Session
-from gpuload.loader.state import State, begun, first_states, for_workers, one_worker
+from gpuload.loader.state import State, begun, for_workers, with_first_states
 from gpuload.loader.stats import Stats
 from gpuload.loader.totals import Span
 from gpuload.loader.tuning import autotune_for
@@ -204,7 +204,6 @@ class Loader:
         self._session: Session | None = None
         self._ended: Span | None = None  # the last session that was closed
         self._new_workers = False  # the next iter() starts new ones
-        self._forget: Callable[[], object] | None = None
         check_for(options)
         check_begin(options.order)
         for remark in options.workers.remarks():
@@ -289,12 +288,10 @@ class Loader:
         return self._state(self._with_own_state(self._cursor.place)).to_dict()
 
     def _with_own_state(self, place: Place) -> Place:
-        """Before the first `iter()`, an iterable dataset of this process has its own state too: it may be its own
-        iterator, and nobody else puts it back to its beginning."""
+        """Before the first `iter()`, an iterable dataset of this process has its own state too."""
         if not self._options.order.iterable or self.num_workers or place.iterable or not self._cursor.is_untouched:
             return place
-        states = first_states(self.dataset)
-        return place if states is None else replace(place, iterable=one_worker(states))
+        return with_first_states(place, self.dataset)
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
         """Go on from a state: the next `iter()` gives the rest of its epoch.
@@ -307,8 +304,7 @@ class Loader:
         Raises:
             TypeError, ValueError: the state is not valid, or of another loader.
         """
-        loaded = State.from_dict(state)
-        loaded.check(self._state(Place(0, 0)), strict=strict)
+        (loaded := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
         if loaded.stream is not None:
             loaded = replace(loaded, stream=for_workers(loaded.stream, self.num_workers))
         if self._cursor.is_open:
@@ -318,6 +314,9 @@ class Loader:
         # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
         own = callable(getattr(self.dataset, "state_dict", None))
         self._new_workers = running and self._options.order.iterable and own and loaded.stream is None
+        if loaded.device_share is not None and self._options.measures_share:
+            self._new_workers |= running and loaded.device_share != self._options.device_share
+            self._options = replace(self._options, device_share=loaded.device_share)
         self._cursor = self._cursor.go_to(loaded.place, running=running, loaded=True)
         log.resuming(loaded)
 
@@ -333,6 +332,7 @@ class Loader:
             transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
             sampler=place.sampler,
             stream=place.iterable,
+            device_share=options.device_share,
         )
 
     def plan(self) -> Plan:
@@ -380,14 +380,15 @@ class Loader:
             TypeError: an iterable dataset, which cannot give a sample again.
             SampleError: it cannot be loaded.
         """
+        self._options = with_share(self._options)
         return replay(self._options, epoch, position, index)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, and end an earlier one that is not exhausted; one from which nothing was taken does not
         count. ValueError if the dataset has too few samples for a batch on each of the ranks there are now.
         """
-        options = self._options
-        check_begin(options.order)
+        check_begin(self._options.order)
+        options = self._options = with_share(self._options)
         schedule = schedule_of(options.order, self.num_workers)
         for remark in remarks_on(options.order, self.num_workers):
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
@@ -425,9 +426,8 @@ class Loader:
                 self._ended = self._ended if session.life.is_elsewhere else session.span()
             finally:
                 session.close()
-        if self._forget is not None:
-            self._forget()
-        self._session = self._forget = None
+                self._forget()
+        self._session = None
 
     def __enter__(self) -> Loader:
         return self
@@ -443,8 +443,7 @@ class Loader:
             f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.order.seed})"
         )
 
-    def _repr_html_(self) -> str:
-        return loader_html(self)
+    _repr_html_ = loader_html
 
 
 # The arguments that are public attributes.

@@ -40,7 +40,7 @@ def begun(options: Options, plan: Plan, placed: str) -> None:
         workers.ring_bytes,
     )
     if workers.workers is None:  # else they are decoded elsewhere
-        logger.info("JPEGs: %s", _decoders(options))
+        logger.info("JPEGs: %s", plan.decoder or _decoders(options))
     logger.info("plan: %s", _steps(plan))
     if placed:
         logger.info("placement: %s", placed)

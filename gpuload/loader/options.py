@@ -171,12 +171,14 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The four groups of options; ValueError if two of them exclude each other."""
+    """The four groups of options; ValueError if two of them exclude each other. `device_share` was measured, or comes
+    from a state."""
 
     order: OrderOptions
     stage: StageOptions
     batches: BatchOptions
     workers: WorkerOptions
+    device_share: float | None = None
 
     def __post_init__(self) -> None:
         find_resident(self.order.dataset)  # it refuses what cannot be
@@ -227,6 +229,12 @@ class Options:
         """The value of an argument of `Loader`, with defaults filled in."""
         groups = (self.order, self.stage, self.batches, self.workers)
         return next(getattr(group, name) for group in groups if hasattr(group, name))
+
+    @property
+    def measures_share(self) -> bool:
+        """Whether the device's share of the decoding is to be measured, or taken from a state."""
+        decode = self.workers.decode
+        return decode.where == "both" and decode.device_share is None
 
     @property
     def chain(self) -> Chain:

@@ -14,9 +14,21 @@ import torch
 from gpuload.loader.limits import check_descriptors, check_memory, check_workers
 from gpuload.loader.options import Options, local_ranks
 from gpuload.loader.placement import Placement, find_placement
+from gpuload.order.schedule import ranks_of
 from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
+from gpuload.stage.decode import Choice, choose
+from gpuload.stage.decode.share import measure_share
 
-__all__ = ["check_for", "check_limits", "compile_for", "placement_for", "plan_for", "resolve_device"]
+__all__ = [
+    "check_for",
+    "check_limits",
+    "choose_decoder",
+    "compile_for",
+    "placement_for",
+    "plan_for",
+    "resolve_device",
+    "with_share",
+]
 
 
 def compile_for(options: Options, device: torch.device) -> Stage:
@@ -44,13 +56,6 @@ def _decoding(options: Options) -> str | None:
     return f"decode scale='fast': all images as they are, since {reason}"
 
 
-def plan_for(options: Options) -> Plan:
-    """What runs where, here and now."""
-    device = resolve_device(options.stage.device)
-    placed = placement_for(options, device).told(options.workers.processes)
-    return replace(compile_for(options, device).plan, placement=placed or None)
-
-
 def placement_for(options: Options, device: torch.device) -> Placement:
     """Where workers and ring go; those of a cluster have other machines' CPUs."""
     address = accelerator.pci_address(device)
@@ -59,6 +64,43 @@ def placement_for(options: Options, device: torch.device) -> Placement:
     if options.workers.affinity == "none":
         return Placement(why="affinity='none': nothing is placed")
     return find_placement(address, device=str(device), ranks=local_ranks())
+
+
+def choose_decoder(options: Options, device: torch.device) -> Choice:
+    """Who decodes."""
+    return choose(options.workers.decode, device, options.cpu_threads, options.device_share)
+
+
+def with_share(options: Options) -> Options:
+    """The same with the device's share of the decoding, if it has to be measured.
+
+    Raises:
+        ValueError: there are several ranks, each of which would find another one.
+    """
+    if not options.measures_share or options.device_share is not None:
+        return options
+    if (ranks := ranks_of(options.order)["world_size"]) > 1:
+        raise ValueError(
+            f"Decode(where='both') measures which share the device decodes, and each of {ranks} ranks would find "
+            "another one; give it: device_share=0.5, say, or what loader.plan() says on one rank"
+        )
+    choice = choose_decoder(options, resolve_device(options.stage.device))
+    if choice.decoder is None:
+        return options
+    try:
+        return replace(options, device_share=measure_share(choice.decoder, options.workers.count))
+    finally:
+        choice.decoder.close()
+
+
+def plan_for(options: Options) -> Plan:
+    """What runs where, and who decodes, here and now."""
+    device = resolve_device(options.stage.device)
+    choice = choose_decoder(options, device)
+    if choice.decoder is not None:
+        choice.decoder.close()
+    placed = placement_for(options, device).told(options.workers.processes)
+    return replace(compile_for(options, device).plan, placement=placed or None, decoder=choice.text)
 
 
 def check_for(options: Options) -> None:

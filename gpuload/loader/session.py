@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from gpuload.loader.life import Life
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_limits, compile_for, placement_for, resolve_device
+from gpuload.loader.prepare import check_limits, choose_decoder, compile_for, placement_for, resolve_device
 from gpuload.loader.totals import Span, Totals, caches_in
 from gpuload.loader.tuning import tuner_for
 from gpuload.order.place import IterablePlace, Place
@@ -39,6 +39,7 @@ from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
+from gpuload.stage.decode import Choice, ImageDecoder
 from gpuload.stage.ranges import STAGE, WAIT, named
 from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
@@ -92,13 +93,20 @@ class Session:
         device = resolve_device(options.stage.device)
         self.stage = compile_for(options, device)
         self.stage.prepare()
+        choice = choose_decoder(options, device) if kept is None else Choice(None, 0.0, None)
+        self.stage.plan = replace(self.stage.plan, decoder=choice.text)
+        if choice.warning and "decoder" not in self._told:
+            self._told.add("decoder")
+            warnings.warn(choice.warning, RuntimeWarning, stacklevel=3)  # the loop that iterates
         self.launched: deque[_Launched] = deque()
         workers = options.workers
         self._ranks = ranks_of(options.order), find_group()
         if kept is not None:
             autotune = None
-        fusing = self.stage.fusing() if workers.processes and kept is None else None
-        job = job_for(options, epoch, fusing)
+        # Workers plan batches by where their images will lie, and one that the device refuses would not be there.
+        plans = workers.processes and kept is None and not choice.share
+        fusing = self.stage.fusing() if plans else None
+        job = job_for(options, epoch, fusing, device_share=choice.share)
         start = Setting(0 if kept is not None else workers.count, workers.prefetch)
         start = start if autotune is None else autotune.setting
         check_limits(options, device, start.workers)
@@ -107,6 +115,7 @@ class Session:
         try:
             self.transfer = make_transfer(self.ring, device) if kept is None else transfer_of(kept, self.ring)
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
+            self.decoder = _decoder(choice, options, device, self.transfer)
             self.engine: Any
             if kept is None:
                 self.engine = engine_for(job, options, self.ring, start.workers, self.placement)
@@ -126,6 +135,7 @@ class Session:
             candidates=partial(_candidates, options),
             table_of=self.assembly.table_of if fusing is not None else lambda batch: None,
             reclaim=self.transfer.reclaim,
+            decode=self.decoder or (lambda batch: []),
         )
         self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
@@ -297,6 +307,8 @@ class Session:
         self.launched.clear()
         with contextlib.ExitStack() as stack:  # from the last: nobody writes, nothing is copied, the memory goes
             stack.callback(self.ring.close)
+            if self.decoder is not None:
+                stack.callback(self.decoder.close)
             stack.callback(self.transfer.close)
             stack.callback(self.engine.close)
             stack.callback(self.feed.abandon)  # its views of the ring would keep the memory
@@ -350,6 +362,12 @@ def _raisable(error: Exception) -> Exception:
     wrapped = RuntimeError(f"making a batch raised {error!r}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _decoder(choice: Choice, options: Options, device: torch.device, transfer: Any) -> ImageDecoder | None:
+    if choice.decoder is None:
+        return None
+    return ImageDecoder(choice.decoder, options.workers.decode, device, transfer)
 
 
 def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:

@@ -20,9 +20,9 @@ from gpuload.loader.own_state import from_json, to_json
 from gpuload.order.place import IterablePlace, Place
 from gpuload.workers.iterable import own_state
 
-__all__ = ["State", "begun", "first_states", "for_workers", "one_worker"]
+__all__ = ["State", "begun", "first_states", "for_workers", "one_worker", "with_first_states"]
 
-OPTIONAL: Final = frozenset({"sampler", "stream"})
+OPTIONAL: Final = frozenset({"sampler", "stream", "device_share"})
 KINDS: Final[dict[str, type]] = {
     "epoch": int,
     "position": int,
@@ -32,6 +32,7 @@ KINDS: Final[dict[str, type]] = {
     "transforms": str,
     "sampler": dict,
     "stream": dict,
+    "device_share": float,
 }
 
 
@@ -47,6 +48,7 @@ class State:
         order: how the samples are ordered.
         transforms: the chain's fingerprint.
         sampler, stream: `sampler` and `iterable` of its `Place`.
+        device_share: of the decoding, if it was measured.
     """
 
     VERSION: ClassVar[int] = 1
@@ -59,6 +61,7 @@ class State:
     transforms: str
     sampler: dict[str, Any] | None = None
     stream: dict[str, Any] | None = None
+    device_share: float | None = None
 
     @property
     def place(self) -> Place:
@@ -105,6 +108,8 @@ class State:
                     if kind is int
                     else f"the state's {name} must be of type {kind.__name__}, got {value!r}"
                 )
+        if (share := found.get("device_share")) is not None:
+            _expect(0 < share < 1, "decoding", "device_share", "above 0 and below 1", share)
         if found.get("sampler") is not None:
             found["sampler"] = _read_sampler(found["sampler"])
         if found.get("stream") is not None:
@@ -137,6 +142,13 @@ def first_states(dataset: Any) -> dict[str, bytes | str] | None:
     """The own state of an iterable dataset that nobody has iterated over yet, or None."""
     state = own_state(dataset, "dataset")
     return {"dataset": state} if isinstance(state, bytes) else None  # some have one only once they are iterated over
+
+
+def with_first_states(place: Place, dataset: Any) -> Place:
+    """A place that nobody has left yet, with the own state of the iterable dataset: it may be its own iterator, and
+    nobody else puts it back to its beginning."""
+    states = first_states(dataset)
+    return place if states is None else replace(place, iterable=one_worker(states))
 
 
 def one_worker(states: dict[str, bytes | str]) -> dict[str, Any]:

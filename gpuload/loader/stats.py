@@ -25,8 +25,9 @@ class Part:
         name: ``"read"`` (the dataset gives a sample), ``"header"`` (samples taken apart, headers read, regions drawn),
             ``"decode"``, ``"pack"`` (labels and descriptions to the slot), ``"collate"``, ``"plan"`` (of batches, for
             the fused kernels), ``"idle"`` (workers without a chunk), ``"wait"`` (the loop, for a batch), ``"hold"``
-            (the host, for a device that is behind), ``"slot wait"`` (chunks, for room in the ring), ``"copy"``,
-            ``"stage"`` (the transforms), ``"rest"`` (what else ``next()`` does), ``"step"`` (the loop itself).
+            (the host, for a device that is behind), ``"device decode"`` (the host, for images that the device decodes),
+            ``"slot wait"`` (chunks, for room in the ring), ``"copy"``, ``"stage"`` (the transforms), ``"rest"`` (what
+            else ``next()`` does), ``"step"`` (the loop itself).
         where: who does it: the ``"workers"``, all together; the ``"main"`` process; or the ``"device"``, whose times
             are measured for one batch of eight and scaled up.
         seconds: how long it took.
@@ -81,6 +82,8 @@ class Stats:
         bytes_decoded: of pixels that went to the slots.
         decoders: how many images each decoder did; ``"cut"``: crops cut out of a JPEG with restart markers first;
             ``"scaled"``: images decoded smaller and resized, with ``Decode(scale="fast")``.
+        device_refused: how many images the device's decoder refused, by its reasons; the CPU got them, in this process.
+        decode_peak_bytes: the most that images took on the device while they were decoded whole.
         decoded_whole: JPEGs decoded whole for a part of them, since nvImageCodec cannot be used.
         cache_hits, cache_misses: of `Cached` datasets, by all processes of this machine that share them; and samples of
             a `DeviceCached`. resident_bytes: the pixels that this one keeps on the device.
@@ -126,6 +129,8 @@ class Stats:
     bytes_read: int = 0
     bytes_decoded: int = 0
     decoders: dict[str, int] = field(default_factory=dict)
+    device_refused: dict[str, int] = field(default_factory=dict)
+    decode_peak_bytes: int = 0
     decoded_whole: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
@@ -161,7 +166,7 @@ class Stats:
         found = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "totals"}
         for name in ("parts", "workers"):
             found[name] = [{own.name: getattr(one, own.name) for own in fields(one)} for one in found[name]]
-        return found | {"decoders": dict(self.decoders)}
+        return found | {"decoders": dict(self.decoders), "device_refused": dict(self.device_refused)}
 
     def __str__(self) -> str:
         from gpuload.loader.table import table_of

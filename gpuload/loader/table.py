@@ -19,7 +19,9 @@ def table_of(stats: Stats) -> str:
     """The table."""
     lines = [headline(stats), ""]
     if stats.seconds:
-        lines += [*map(_line, [HEADS, *rows_of(stats)]), "", *(f"{name:<9} {text}" for name, text in facts(stats)), ""]
+        rows = [HEADS, *rows_of(stats)]
+        width = max(11, *(len(part) + 1 for part, *_ in rows))
+        lines += [*(_line(row, width) for row in rows), "", *(f"{name:<9} {text}" for name, text in facts(stats)), ""]
     return "\n".join([*lines, *textwrap.wrap(stats.advice, COLUMNS)])
 
 
@@ -41,9 +43,9 @@ def headline(stats: Stats) -> str:
     )
 
 
-def _line(cells: Sequence[str]) -> str:
+def _line(cells: Sequence[str], width: int) -> str:
     part, where, share, total, each, rate = cells
-    return f"{part:<11}{where:<9}{share:>6}{total:>11}{each:>13}{rate:>16}"
+    return f"{part:<{width}}{where:<9}{share:>6}{total:>11}{each:>13}{rate:>16}"
 
 
 def rows_of(stats: Stats) -> Iterator[tuple[str, ...]]:
@@ -97,6 +99,8 @@ def facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield "read", f"{size_of(stats.bytes_read)}, {size_of(rate)}/s; decoded {size_of(stats.bytes_decoded)}"
     if stats.decoders:
         yield "decoders", ", ".join(f"{name} {count:,}" for name, count in stats.decoders.items())
+    for why, count in stats.device_refused.items():
+        yield "refused", f"{count:,} by the device's decoder: {why}"
     if stats.resident_bytes:
         yield "kept", f"{size_of(stats.resident_bytes)} on {stats.device}"
     if stats.cache_hits or stats.cache_misses:

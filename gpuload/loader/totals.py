@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Span", "Totals", "caches_in", "stats_of"]
 
+DECODED, REFUSED = "decoded by ", "refused: "
 DEPTH: Final = 8  # how deep a `Cached` is looked for in datasets of datasets
 # What workers do: name, field, and the field that counts it.
 WORK: Final = (
@@ -65,7 +66,7 @@ class Totals:
 
     Attributes:
         session: its number in this process.
-        main: counters of the main process, by name.
+        main: counters of the main process, by name; of images for the device, by `DECODED` or `REFUSED` and a name.
         rows: those of workers, int64 (workers, `FIELDS`).
         gauges: what is at this moment, by the names of `Stats`.
     """
@@ -103,6 +104,11 @@ class Totals:
             "device_copy_s": 0.0 if times is None else times.copy_s,
             "device_stage_s": 0.0 if times is None else times.stage_s,
         }
+        decoder = session.decoder
+        if decoder is not None:
+            main |= {"device_decode_s": decoder.seconds, "device_images": decoder.images}
+            main |= {DECODED + name: count for name, count in decoder.counts.items()}
+            main |= {REFUSED + why: count for why, count in list(decoder.refused.items())}
         batches, workers = session.feed.batches, session.feed.workers
         gauges = {
             "chunks_ready": sum(batch.done_parts for batch in batches),
@@ -117,6 +123,7 @@ class Totals:
             "placement": session.placement.told(workers),
             "num_workers": workers,
             "resident_bytes": 0 if session.kept is None else session.kept.memory.nbytes,
+            "decode_peak_bytes": 0 if decoder is None else decoder.peak_bytes,
             "elsewhere": session.options.workers.workers is not None and session.kept is None,
         }
         return cls(session.number, main, session.engine.counted(), gauges)
@@ -126,7 +133,7 @@ class Totals:
         rows, idle = self.rows.copy(), place_of["idle_ns"]
         known = min(len(rows), len(base.rows))
         rows[:known] = np.maximum(rows[:known] - base.rows[:known], 0)
-        main = {name: max(0, number - base.main[name]) for name, number in self.main.items()}
+        main = {name: max(0, number - base.main.get(name, 0)) for name, number in self.main.items()}
         # Workers are idle between epochs too, which is no part of the time.
         rows[:, idle] = np.minimum(rows[:, idle], np.maximum(1e9 * main["time_s"] - rows[:, place_of["busy_ns"]], 0))
         return Totals(self.session, main, rows, self.gauges)
@@ -169,7 +176,8 @@ def stats_of(now: Totals, base: Totals, epoch: int, machine: Machine) -> Stats:
         ring_spilled=int(main["moved_out"]),
         bytes_read=sums["bytes_read"],
         bytes_decoded=sums["bytes_decoded"],
-        decoders={name: sums[name] for name in DECODERS if sums[name]},
+        decoders=_decoders(main, sums),
+        device_refused={why: count for why, count in _counted(main, REFUSED).items() if count},
         decoded_whole=sums["whole"],
         cache_hits=int(main["hits"]),
         cache_misses=int(main["misses"]),
@@ -184,6 +192,17 @@ def stats_of(now: Totals, base: Totals, epoch: int, machine: Machine) -> Stats:
     return replace(stats, advice=advice(stats, machine))
 
 
+def _counted(main: dict[str, float], kind: str) -> dict[str, int]:
+    return {name.removeprefix(kind): int(count) for name, count in main.items() if name.startswith(kind)}
+
+
+def _decoders(main: dict[str, float], sums: dict[str, int]) -> dict[str, int]:
+    """Images by decoder: the device's and those of this process, and workers'."""
+    found = _counted(main, DECODED)
+    found |= {name: found.get(name, 0) + sums[name] for name in DECODERS}
+    return {name: count for name, count in found.items() if count}
+
+
 def _parts(main: dict[str, float], sums: dict[str, int], *, at_home: bool) -> Iterator[Part]:
     """What took the time; `at_home`: the main process does what workers do."""
     for name, field, counter in WORK:
@@ -191,15 +210,19 @@ def _parts(main: dict[str, float], sums: dict[str, int], *, at_home: bool) -> It
             yield Part(name, "main" if at_home else "workers", sums[field] / 1e9, sums[counter])
     batches, next_s = int(main["batches"]), main["next_s"]
     issued = {name: main[f"{name}_s"] for name in ("copy", "stage", "collate")}
+    images = int(main.get("device_images", 0))
+    decode_s = main.get("device_decode_s", 0.0)
     if not at_home:
         yield Part("wait", "main", main["waited_s"], batches)
     if main["held_s"]:
         yield Part("hold", "main", main["held_s"], batches)
     if main["refused"]:
         yield Part("slot wait", "main", main["full_s"], int(main["refused"]))
+    if images:
+        yield Part("device decode", "main", decode_s, images)
     for name, took in issued.items():
         yield Part(name, "main", took, batches)
-    yield Part("rest", "main", max(0.0, next_s - sum(issued.values())), batches)
+    yield Part("rest", "main", max(0.0, next_s - decode_s - sum(issued.values())), batches)
     step_s = main["time_s"] - main["waited_s"] - main["held_s"] - next_s
     yield Part("step", "main", max(0.0, step_s), batches)
     if main["timed"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from gpuload.datasets.tree import Structure
 from gpuload.errors import ErrorRecord
 from gpuload.order.place import IterablePlace
 
-__all__ = ["SEPARATOR", "Block", "ChunkContent", "Collated", "ImageColumn", "TensorBits", "ValueColumn"]
+__all__ = ["SEPARATOR", "Block", "ChunkContent", "Collated", "Encoded", "ImageColumn", "TensorBits", "ValueColumn"]
 
 SEPARATOR = "\0"  # of names in one string; no path has it
 Rows = list[int] | None  # which rows of a chunk have a column; None: all
@@ -51,6 +51,27 @@ class ImageColumn:
     @property
     def shapes(self) -> np.ndarray:
         return self.table[:, 1:4]
+
+
+class Encoded(NamedTuple):
+    """An image that is in the slot as its file's bytes, for the device to decode. Its row of `ImageColumn.table` says
+    what is wanted of it; the offset there is only known once it is decoded.
+
+    Attributes:
+        column, row: of its `ImageColumn`, and in that one's table.
+        offset, nbytes: where in the slot its bytes are.
+        orientation: as `gpuload.decode.Header` has it.
+        grey: whether it is decoded to one channel, not three.
+        source: where it came from, if the sample's first image came from elsewhere.
+    """
+
+    column: int
+    row: int
+    offset: int
+    nbytes: int
+    orientation: int
+    grey: int
+    source: str | None = None
 
 
 @dataclass(slots=True)
@@ -103,7 +124,8 @@ class ChunkContent:
     `values` are leaves that are no images, no targets, and in no block; `points` are boxes and keypoints; `fields` are
     the leaves that are left out together with boxes, if a transform does that; those that go with keypoints as ~leaf.
     `strays` is what to tell the user of leaves that look as if they belonged to an image. `windows` is where images lie
-    that are not in the slot, see `gpuload.workers.kept`.
+    that are not in the slot, see `gpuload.workers.kept`. `encoded` are the images that were not decoded, each as the
+    numbers of `Encoded`; their files fill the slot's first `encoded_bytes`.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -119,7 +141,9 @@ class ChunkContent:
     collated: Collated | None = None  # the whole batch, if the user's collate_fn ran in the worker
     iterable: IterablePlace | None = None  # for an iterable dataset
     strays: str = ""
-    windows: np.ndarray | None = None
+    encoded: list[tuple[Any, ...]] = field(default_factory=list)
+    encoded_bytes: int = 0
+    windows: np.ndarray | None = None  # never sent
 
 
 @dataclass(slots=True)

@@ -4,8 +4,9 @@ Images become pixels in the slot. All other leaves travel as values, with their 
 an array or tensor of one shape and type in all samples of a chunk is stacked to a *block* N×…, as the batch needs it;
 others go one by one.
 
-Memory layout of a slot: the decoded regions, H×W×C, each aligned to 64 bytes, in the order of the rows; then the
-blocks and the bytes of other arrays, aligned likewise; then the packed description, if it is too long for a message.
+Memory layout of a slot: the files of images that the device decodes, if it does, each aligned to 64 bytes; the decoded
+regions of the others, H×W×C, aligned likewise, in the order of the rows; then the blocks and the bytes of other arrays,
+aligned likewise; then the packed description, if it is too long for a message.
 
 Runs in workers (packing) and in the main process (unpacking), so it imports no torch. Holds no state.
 """
@@ -187,6 +188,8 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
         content.collated,
         content.iterable,
         content.strays,
+        content.encoded,
+        content.encoded_bytes,
     ]
     if by_value:  # in a worker, classes of the user's __main__ exist only for cloudpickle
         import cloudpickle

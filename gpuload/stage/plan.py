@@ -43,6 +43,7 @@ class Plan:
         views: the steps of each view; one, without a `MultiView`.
         module: the name of a module at the end of the transforms, which gets the batch's images; None without one.
         note: why another backend than the fastest is used; else None.
+        decoder: who decodes images, and why, if the device was asked to (`Decode.where`); None: workers.
         placement: where workers and ring are on a machine with several NUMA nodes, or why they are anywhere; None for
             batches on the CPU.
         samples: where they are kept, if the dataset is a `DeviceCached`; else None.
@@ -54,6 +55,7 @@ class Plan:
     views: tuple[tuple[PlanStep, ...], ...]
     module: str | None = None
     note: str | None = None
+    decoder: str | None = None
     placement: str | None = None
     samples: str | None = None
     decode: str | None = None
@@ -77,6 +79,8 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"backend {self.backend} on {self.device}" + (f" ({self.note})" if self.note else "")]
+        if self.decoder is not None:
+            lines.append(f"decoder {self.decoder}")
         shown = [repr(step.transform) for step in self.steps] + ([self.module] if self.module else [])
         width = min(60, max(map(len, shown), default=0))
         for number, view in enumerate(self.views):
@@ -98,6 +102,7 @@ class Plan:
     def _repr_html_(self) -> str:
         """The same for notebooks: a table for each view."""
         note = f" ({self.note})" if self.note else ""
+        note += f"; decoder {self.decoder}" if self.decoder is not None else ""
         tables = []
         for number, view in enumerate(self.views):
             rows = [(shortened(repr(step.transform)), step.backend, step.reason or "") for step in view]

@@ -14,7 +14,7 @@ from torch.autograd import profiler
 __all__ = ["COPY", "DECODE", "STAGE", "WAIT", "named"]
 
 WAIT: Final = "gpuload::wait"  # for the chunks of the batch that is due
-DECODE: Final = "gpuload::decode"  # reading and decoding in this process: num_workers=0
+DECODE: Final = "gpuload::decode"  # in this process: reading and decoding with num_workers=0; decoding on the device
 STAGE: Final = "gpuload::stage"  # draws, transforms, collation; the copy is within it
 COPY: Final = "gpuload::copy"  # slots → device
 

@@ -3,6 +3,9 @@
 On the CPU nothing moves: the stage reads the ring, and the slots are free when it is done. A batch of plain arrays in
 one slot may be lent from that slot, until the user lets go of it.
 
+Where the device decodes images, their files stay in the slots, and only what lies behind them is copied; the decoded
+images come behind each chunk's own bytes, in a batch's one flat memory.
+
 On a GPU the ring's slots are page-locked when they are made, and one side stream of high priority does everything: it
 copies the used bytes of each slot into one buffer on the device, runs the stage, and records two events: after the
 copies (then the slots are free again) and after the stage (the consumer's stream waits for it, the host does not). The
@@ -22,7 +25,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -62,6 +64,13 @@ class CpuTransfer:
         """Issue a batch within this; `after_consumer`: it waits for what the consumer has issued so far."""
         yield
 
+    def side(self) -> contextlib.AbstractContextManager[None]:
+        """The current stream is that of batches within this."""
+        return contextlib.nullcontext()
+
+    def mark(self) -> Any:
+        """An event after all that was issued on that stream; it has ``synchronize()``. None: nothing is waited for."""
+
     def starts(self, batch: Batch) -> list[int]:
         """Where each part will be in the tensor that `load` gives."""
         if _in_slots(batch):
@@ -76,11 +85,13 @@ class CpuTransfer:
         if _in_slots(batch):
             return torch.from_numpy(self._ring.bytes), self.starts(batch)
         starts = _starts(batch)
-        whole = np.empty(starts.pop(), np.uint8)
+        whole = torch.empty(starts.pop(), dtype=torch.uint8)
         for part, start in zip(parts, starts, strict=True):
-            if part.data is not None:
-                whole[start : start + part.used_bytes] = part.data[: part.used_bytes]
-        return torch.from_numpy(whole), starts
+            if part.data is not None and part.used_bytes > part.encoded_bytes:
+                copied = slice(part.encoded_bytes, part.used_bytes)
+                whole.numpy()[start + copied.start : start + copied.stop] = part.data[copied]
+            _take_decoded(part, whole, start)
+        return whole, starts
 
     def finish(self) -> Any:
         """End a batch, issued or given up. Returns a ticket for `hand_over`."""
@@ -147,6 +158,12 @@ class CudaTransfer(CpuTransfer):
             self._times.begin(self._stream)
             yield
 
+    def side(self) -> contextlib.AbstractContextManager[None]:
+        return self._device.on(self._stream)
+
+    def mark(self) -> Any:
+        return self._device.record(self._stream)
+
     def starts(self, batch: Batch) -> list[int]:
         return _starts(batch)[:-1]
 
@@ -156,10 +173,12 @@ class CudaTransfer(CpuTransfer):
         flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
         try:
             for part, start in zip(batch.parts, starts, strict=True):
-                if part.data is not None and part.used_bytes:
-                    source = torch.from_numpy(part.data[: part.used_bytes])
-                    target = flat[start : start + part.used_bytes]
+                if part.data is not None and part.used_bytes > part.encoded_bytes:
+                    copied = slice(part.encoded_bytes, part.used_bytes)
+                    source = torch.from_numpy(part.data[copied])
+                    target = flat[start + copied.start : start + copied.stop]
                     target.copy_(source, non_blocking=part.slot is not None and not self.pinning_refused)
+                _take_decoded(part, flat, start)
         finally:
             self._loaded(batch, release)
         return flat, starts
@@ -261,13 +280,29 @@ class CudaTransfer(CpuTransfer):
 
 
 def _in_slots(batch: Batch) -> bool:
-    """Whether no part was moved out of a full ring."""
-    return all(part.slot is not None or part.used_bytes == 0 for part in batch.parts)
+    """Whether no part was moved out of a full ring, and none has images that the device decoded."""
+    return all((part.slot is not None or part.used_bytes == 0) and part.decoded is None for part in batch.parts)
 
 
 def _starts(batch: Batch) -> list[int]:
-    """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own type."""
-    return list(accumulate([align(part.used_bytes, ALIGN) for part in batch.parts], initial=0))
+    """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own type. A
+    part whose first bytes are files begins before the memory that it takes."""
+    found, at = [], 0
+    for part in batch.parts:
+        content = part.content  # directly: this is asked twice for each batch
+        begin = at - (0 if content is None else content.encoded_bytes)
+        found.append(begin)
+        at = begin + align(part.used_bytes, ALIGN)
+        if part.decoded is not None:
+            at += align(len(part.decoded), ALIGN)
+    return [*found, at]
+
+
+def _take_decoded(part: Part, whole: torch.Tensor, start: int) -> None:
+    """Copy what the device decoded of a part to its place in the batch's memory."""
+    if part.decoded is not None:
+        begin = start + part.host_end
+        whole[begin : begin + len(part.decoded)].copy_(part.decoded)
 
 
 def rounded(nbytes: int) -> int:

@@ -14,7 +14,8 @@ import numpy as np
 from gpuload.errors import ErrorRecord
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import ChunkContent
-from gpuload.ring.ring import Slot
+from gpuload.ring.packing import ALIGN
+from gpuload.ring.ring import Slot, align
 from gpuload.workers.protocol import Request
 
 if TYPE_CHECKING:
@@ -22,12 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Part"]
 
+# After this many deaths of workers while it was alone in a chunk, a sample counts as bad. Deaths by SIGKILL come from
+# outside (memory ran out, somebody killed it) and may hit any sample, so more of them are allowed.
+OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
+
 
 @dataclass(slots=True, eq=False)
 class Part:
     """A chunk of a batch: what is asked for and, once it is done, the result.
 
     `data` are the chunk's bytes: a view of its slot, or of private memory if it was moved out (`slot` is None then).
+    `decoded` are the images that the device decoded, one after the other: a tensor of uint8 there; their offsets count
+    from `host_end` on, as if they lay behind the chunk's bytes.
     """
 
     batch: Batch
@@ -43,11 +50,33 @@ class Part:
     data: np.ndarray | None = None
     used_bytes: int = 0
     content: ChunkContent | None = None
+    decoded: Any = None
+
+    @property
+    def encoded_bytes(self) -> int:
+        """How many of its first bytes are files for the device to decode, and so stay here."""
+        return 0 if self.content is None else self.content.encoded_bytes
+
+    @property
+    def host_end(self) -> int:
+        """Where its bytes end, aligned."""
+        return align(self.used_bytes, ALIGN)
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether it has images that are still to be decoded."""
+        return self.decoded is None and self.content is not None and len(self.content.encoded) > 0
 
     def piece(self, rows: slice) -> Part:
         """Some of its rows, as a part of their own."""
         positions, indices = self.positions[rows], self.indices[rows]
         return Part(self.batch, positions, indices, attempt=self.attempt, substitutes=self.substitutes)
+
+    def died_alone(self, *, outside: bool) -> bool:
+        """Count a death of the worker that was alone with its sample; whether the sample counts as bad now."""
+        self.deaths_alone += 1
+        self.own_deaths_alone += not outside
+        return self.own_deaths_alone >= OWN_DEATHS_ALONE or self.deaths_alone >= DEATHS_ALONE
 
     def request(self, offset: int, nbytes: int, told_epoch: int) -> Request:
         """What a worker is asked, for a slot of so many bytes."""
@@ -93,6 +122,11 @@ class Batch:
     def done_parts(self) -> int:
         """How many of its parts are done."""
         return len(self.parts) - self.open_parts
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it has images that the device decoded."""
+        return any(part.decoded is not None for part in self.parts)
 
     @property
     def is_empty(self) -> bool:

@@ -33,13 +33,12 @@ from gpuload.workers.faults import Faults, Tally
 from gpuload.workers.plans import Planner
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.slot_size import SlotSize
+from gpuload.workers.spill import spill
 
 __all__ = ["Feed"]
 
+Failed = list[tuple[Part, list[ErrorRecord]]]
 READY_S = 0.01  # between two looks at whether workers have started
-# After this many deaths of workers while it was alone in a chunk, a sample counts as bad. Deaths by SIGKILL come from
-# outside (memory ran out, somebody killed it) and may hit any sample, so more of them are allowed.
-OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
 
 
 class Feed:
@@ -56,6 +55,7 @@ class Feed:
         candidates: for (batch, position, index) of a failed sample, the indices to try instead.
         table_of: of a batch that workers may plan, the table of its images; see `gpuload.workers.plans`.
         reclaim: called when the ring is full; True if it made the consumer give slots back (waiting if told to).
+        decode: has the device decode what workers left of a batch; gives the samples that failed, by part.
     """
 
     def __init__(
@@ -71,18 +71,17 @@ class Feed:
         candidates: Callable[[Batch, int, object], Iterator[Any]] = lambda batch, position, index: iter(()),
         table_of: Callable[[Batch], np.ndarray | None] = lambda batch: None,
         reclaim: Callable[[bool], bool] = lambda wait: False,
+        decode: Callable[[Batch], Failed] = lambda batch: [],
     ) -> None:
         self.engine, self.ring = engine, ring
         self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
-        self._told_epoch = -1
         self.ahead = self._ahead_now = ahead
-        self.workers = workers
+        self.workers, self._told_epoch = workers, -1
         self.faults = faults or Faults()
-        self._candidates, self._reclaim = candidates, reclaim
+        self._candidates, self._reclaim, self._decode = candidates, reclaim, decode
         self._tally = Tally(self.faults.max_error_rate)
-        self.plans = Planner(engine, ring, table_of)
+        self.plans, self._next_chunk = Planner(engine, ring, table_of), 1
         self._awaited = False  # the batch that is due is waited for
-        self._next_chunk = 1
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._coming: Iterator[BatchSpec] = iter(())
         self._batches: deque[Batch] = deque()  # in work, in order
@@ -134,15 +133,15 @@ class Feed:
         while True:
             if self._too_many:
                 self._tally.check()
-            if not self._batches or self._next_done() is not None:
-                return self._pop()
-            self.pump(1.0, waited_for=True)
+            if (batch := self._pop()) is not None or not self._batches:
+                return batch
+            if not self._too_many:
+                self.pump(1.0, waited_for=True)
 
     def failed(self) -> list[ErrorRecord]:
         """The samples of the batches in work that failed, each reported once."""
-        records = []
+        records = [record for batch in self._batches for record in batch.errors]
         for batch in self._batches:
-            records += batch.errors
             batch.errors = []
         return records
 
@@ -168,16 +167,25 @@ class Feed:
         return None
 
     def _pop(self, *, planned: bool = False) -> Batch | None:
-        batch = self._next_done(planned=planned)
-        if batch is None:
+        if (batch := self._next_done(planned=planned)) is None:
             return None
         self._reclaim(False)  # it may raise: a batch that is popped must be given
+        if any(part.waits_for_device for part in batch.parts) and not self._end_decoding(batch):
+            return None
         self._batches.remove(batch)
         batch.planning = None
         batch.come_due()
         # Workers need work while the consumer has this batch.
         self._hand_out(waited_for=False)
         return batch
+
+    def _end_decoding(self, batch: Batch) -> bool:
+        """Have the device decode the rest of a batch; False if it is not complete then, or may not be given."""
+        batch.open_parts += len(failed := self._decode(batch))
+        for part, errors in failed:
+            self._tally.add(0, errors)
+            self._end(part, errors)
+        return not batch.open_parts and not self._too_many
 
     def pump(self, timeout_s: float, *, waited_for: bool = False) -> None:
         """Hand out chunks, and take in what was done; wait up to `timeout_s` for a chunk in work."""
@@ -202,11 +210,11 @@ class Feed:
             if part.slot is not None:
                 self.ring.release(part.slot)
                 part.slot = None
-            part.data = None
+            part.data = part.decoded = None
 
     @property
     def _working(self) -> int:
-        """How many chunks and plans the engine has and will report on."""
+        """How many chunks and plans the engine will report on."""
         return len(self._flying) - len(self._limbo) + self.plans.working
 
     def idle(self) -> bool:
@@ -278,20 +286,9 @@ class Feed:
 
     def _spill(self) -> bool:
         """Make room in the ring: move the latest done chunk out of it or, if memory is short, do it again later."""
-        for batch in reversed(self._batches):
-            for part in reversed(batch.parts):
-                if part.slot is None or part.data is None:
-                    continue
-                try:
-                    part.data, part.slot = self.ring.move_out(part.slot, part.used_bytes), None
-                except LimitError:
-                    if batch is self._batches[0]:
-                        raise  # it is waited for
-                    if part.content is None or part.content.errors or batch.spec.iterable is not None:
-                        continue  # its failures are already settled, or its iterator cannot give the samples again
-                    self._do_again(part)
-                return True
-        return False
+        if (part := spill(self.ring, self._batches)) is not None and part.slot is not None:
+            self._do_again(part)
+        return part is not None
 
     def _do_again(self, part: Part) -> None:
         """Forget the result of a chunk, and queue it again."""
@@ -299,7 +296,7 @@ class Feed:
         if (slot := part.batch.unplan()) is not None:
             self.ring.release(slot)
         self.ring.release(part.slot)
-        part.slot = part.data = part.content = None
+        part.slot = part.data = part.content = part.decoded = None
         part.attempt += 1
         part.batch.open_parts += 1
         self._requeue(part, [part])
@@ -380,9 +377,7 @@ class Feed:
             ends = sorted({0, lost.row, lost.row + 1, rows})
             self._split(part, [slice(*pair) for pair in pairwise(ends)])
         else:
-            part.deaths_alone += 1
-            part.own_deaths_alone += not lost.outside
-            if part.own_deaths_alone < OWN_DEATHS_ALONE and part.deaths_alone < DEATHS_ALONE:
+            if not part.died_alone(outside=lost.outside):
                 self._requeue(part, [part])
             else:
                 deaths = f"the worker that was alone with it died {part.deaths_alone} times"
@@ -420,7 +415,6 @@ class Feed:
     def _settle(self, part: Part, content: ChunkContent) -> None:
         """Process the failures of a chunk that has ended and, after the last chunk, a batch that is empty."""
         batch = part.batch
-        batch.open_parts -= 1
         errors = [record for _, record in content.errors]
         if content.iterable is None:
             self._tally.add(len(part.positions), errors)
@@ -428,6 +422,12 @@ class Feed:
             self._tally.add(len(content.rows) + len(errors), errors)
             if content.iterable.broken and errors:
                 batch.fatal = errors[-1]
+        self._end(part, errors)
+
+    def _end(self, part: Part, errors: list[ErrorRecord]) -> None:
+        """A chunk has ended, and these samples of it failed."""
+        batch = part.batch
+        batch.open_parts -= 1
         if errors and (self.faults.on_error == "replace" or part.substitutes):
             self._replace(batch, errors)
         else:

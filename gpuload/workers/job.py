@@ -47,7 +47,7 @@ class Job:
     module, which is not sent. `moves`: what is applied moves pixels. `epoch` is the number of the first one, `group`
     what `torch.distributed` says in the main process: backend, rank and number of ranks, or None. `fusing` plans
     batches, if workers do that. `whole`: images are decoded whole, whatever the chain crops, and nothing is collated:
-    they are to be kept.
+    they are to be kept. `device_share` of the samples' images are sent as they are, for a device to decode.
     """
 
     dataset: Any
@@ -65,6 +65,7 @@ class Job:
     group: tuple[str, int, int] | None = None
     fusing: Fusing | None = None
     whole: bool = False
+    device_share: float = 0.0
 
 
 @dataclass(frozen=True)

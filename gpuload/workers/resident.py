@@ -23,7 +23,7 @@ from gpuload.workers.engine import Event
 from gpuload.workers.job import Job
 from gpuload.workers.kept import KeptSamples, ReadMemory, span_of
 from gpuload.workers.protocol import Reply, Request, Status
-from gpuload.workers.runner import record_of
+from gpuload.workers.runner import failure
 
 __all__ = ["ResidentEngine"]
 
@@ -142,7 +142,7 @@ class ResidentEngine:
             try:
                 numbers[row] = self._number(key)
             except (TypeError, IndexError) as error:
-                errors.append((row, record_of(request, row, None, error)))
+                errors.append((row, failure(request, row, None, error)))
                 continue
             index = int(key) if isinstance(key, np.integer) else key
             failed = self._kept.error(int(numbers[row]), request.epoch, int(request.positions[row]), index)
@@ -178,6 +178,6 @@ class ResidentEngine:
         except ValueError as error:
             if len(rows) == 1:
                 source = self._kept.source(int(numbers[0]))
-                errors.append((int(rows[0]), record_of(request, int(rows[0]), source, error)))
+                errors.append((int(rows[0]), failure(request, int(rows[0]), source, error)))
             return None
         return found

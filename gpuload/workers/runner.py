@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.files import limited
-from gpuload.errors import DecodeError, ErrorRecord, kinds_of, one_line
+from gpuload.decode.options import device_rows
+from gpuload.errors import ErrorRecord, kinds_of, one_line
 from gpuload.order.place import IterablePlace
 from gpuload.ring.chunk import ChunkContent, Collated
 from gpuload.ring.packing import ALIGN, write_content
@@ -29,14 +30,13 @@ from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.plans import make_plan
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
+from gpuload.workers.records import MAX_CAUSE, MAX_TRACEBACK, record_of, text_of
 from gpuload.workers.rows import row_copier
 from gpuload.workers.sample import Region, Sample, SampleReader, Sourced, as_columns
 from gpuload.workers.source import Ended, Source
 
-__all__ = ["ChunkRunner", "record_of"]
+__all__ = ["ChunkRunner", "failure"]
 
-# How many characters of an error's text are kept: there may be thousands of records.
-MAX_CAUSE, MAX_TRACEBACK = 1000, 8000
 KEPT_BATCHES = 8  # collated, and waiting for a larger slot, which another worker may get
 
 
@@ -117,7 +117,7 @@ class ChunkRunner:
                     rows = row
                     break
                 except Exception as error:
-                    errors.append((row, record_of(request, row, None, error)))
+                    errors.append((row, failure(request, row, None, error)))
                     if self.source.broken:
                         rows = row + 1
                         break
@@ -168,18 +168,19 @@ class ChunkRunner:
         counters, start = self._counters, clock()
         regions = self._regions(request, loaded, errors)
         # Check the size before any pixel is decoded.
-        nbytes = 0
+        nbytes = sent_bytes = self._send(request, loaded) if self.job.device_share else 0
         for sample, own in zip(loaded, regions, strict=True):
             pictures = [*sample.images.values(), *sample.masks.values()]
             for picture, region in zip(pictures, own, strict=True):
-                nbytes += align(prod(picture.shape(region)), ALIGN)
+                if not picture.sent:
+                    nbytes += align(prod(picture.shape(region)), ALIGN)
         if nbytes > len(slot):
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
         decoded: list[Sample] = []
-        at, due = 0, FLUSH_BYTES
+        at, due = sent_bytes, sent_bytes + FLUSH_BYTES
         before, start = start, clock()
         counters.header_ns += start - before
-        counters.bytes_decoded += nbytes
+        counters.bytes_decoded += nbytes - sent_bytes
         for sample, own in zip(loaded, regions, strict=True):
             if not wanted():
                 return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
@@ -187,7 +188,7 @@ class ChunkRunner:
             try:
                 at = self._reader.decode(sample, own, slot, at)
             except Exception as error:
-                errors.append((sample.row, record_of(request, sample.row, sample.source, error)))
+                errors.append((sample.row, failure(request, sample.row, sample.source, error)))
             else:
                 decoded.append(sample)
             if at > due:
@@ -196,9 +197,17 @@ class ChunkRunner:
                 counters.flush()
         before, start = start, clock()
         counters.decode_ns += start - before
-        reply = self._reply(request, slot, at, decoded, errors, place)
+        reply = self._reply(request, slot, at, decoded, errors, place, sent_bytes)
         counters.pack_ns += clock() - start
         return reply
+
+    def _send(self, request: Request, loaded: list[Sample]) -> int:
+        """Choose the images that the device decodes; returns how many bytes of the slot their files take."""
+        here, nbytes = device_rows(request.positions, self.job.device_share), 0
+        for sample in loaded:
+            if here[sample.row]:
+                nbytes = self._reader.send(sample, nbytes)
+        return nbytes
 
     def _collated(self, request: Request, samples: list[Any]) -> Collated:
         """The batch from `collate_fn`, called only once: it may change the samples, so a chunk that is done again in a
@@ -220,7 +229,7 @@ class ChunkRunner:
             return Collated(self.job.collate_fn(samples[0] if self.job.single else samples))
         except Exception as error:
             return Collated(
-                error=one_line(f"{type(error).__name__}: {_text(error)}", MAX_CAUSE),
+                error=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE),
                 traceback="".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
                 kinds=kinds_of(error),
             )
@@ -238,7 +247,7 @@ class ChunkRunner:
                 try:
                     results += self._draw_regions(request, [sample])
                 except ValueError as error:
-                    errors.append((sample.row, record_of(request, sample.row, sample.source, error)))
+                    errors.append((sample.row, failure(request, sample.row, sample.source, error)))
                     loaded.remove(sample)
             return results
 
@@ -275,15 +284,16 @@ class ChunkRunner:
         decoded: list[Sample],
         errors: list[tuple[int, ErrorRecord]],
         place: IterablePlace | None,
+        sent_bytes: int,
     ) -> Reply:
-        content = as_columns(decoded)
+        content = as_columns(decoded, sent_bytes)
         content.errors, content.iterable = sorted(errors, key=_row), place
         content.strays = self._reader.strays
         try:
             return _pack(request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None)
         except Exception as error:
             # A leaf cannot be sent. No search for it: a dataset usually returns the same types for each sample.
-            errors += [(s.row, record_of(request, s.row, s.source, _unsendable(error))) for s in decoded]
+            errors += [(s.row, failure(request, s.row, s.source, _unsendable(error))) for s in decoded]
             return _pack(request, slot, 0, ChunkContent(errors=sorted(errors, key=_row), iterable=place))
 
 
@@ -303,29 +313,11 @@ def _made_key(request: Request) -> tuple[Any, ...]:
     return request.epoch, int(request.positions[0]), request.iterable and request.iterable.run
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as worse:  # an exception class of the user's own
-        return f"(its text is not available: {type(worse).__name__})"
-
-
-def record_of(request: Request, row: int, source: str | None, error: BaseException) -> ErrorRecord:
-    """What is recorded of the sample at a row of a chunk, which failed."""
+def failure(request: Request, row: int, source: str | None, error: BaseException) -> ErrorRecord:
+    """The record of the sample at a row of a chunk."""
     if isinstance(error, Sourced) and error.__cause__ is not None:
         source, error = error.source, error.__cause__
-    if source is None and isinstance(error, OSError | DecodeError) and isinstance(error.filename, str):
-        source = error.filename
-    index = request.indices[row]
-    return ErrorRecord(
-        epoch=request.epoch,
-        position=int(request.positions[row]),
-        index=int(index) if isinstance(index, np.integer) else index,
-        source=source,
-        cause=one_line(f"{type(error).__name__}: {_text(error)}", MAX_CAUSE),
-        traceback="".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
-        kinds=kinds_of(error),
-    )
+    return record_of(request.epoch, request.positions[row], request.indices[row], source, error)
 
 
 def _unsendable(error: Exception) -> TypeError:

@@ -19,6 +19,7 @@ from gpuload.datasets.recognise import fewer_frames, find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
 from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor
 from gpuload.decode import Decoder
+from gpuload.decode.jpeg_header import has_end
 from gpuload.errors import one_line
 from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN
@@ -58,6 +59,16 @@ class Picture:
     kind: tuple[str, int] | None = None
     resized: Resized | None = None
     placed: list[int] = field(default_factory=list)  # once decoded: its row of `ImageColumn.table`
+    sent: tuple[Any, ...] = ()  # if the device decodes it: `Encoded`, from the offset on
+
+    @property
+    def for_device(self) -> bool:
+        """Whether a device's decoder may take it: an image of uint8, a plain JPEG of one scan that has an end."""
+        leaf, header = self.leaf, self.header
+        if self.kind is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
+            return False
+        as_it_is = leaf.mode in ("RGB", "unchanged") or (leaf.mode == "L" and jpeg.components == 1)
+        return as_it_is and jpeg.single_scan and has_end(leaf.data, jpeg)
 
     def shape(self, region: Region) -> tuple[int, int, int]:
         """Of what comes of a region."""
@@ -246,8 +257,21 @@ class SampleReader:
             if eighths:
                 picture.resized, region[:] = Resized(eighths, (size[0], size[1]), filter), box
 
+    def send(self, sample: Sample, at: int) -> int:
+        """Choose the images that the device decodes: their files go to the slot from `at` on; returns where they end.
+        Nothing is written yet: the slot may be too small."""
+        for picture in sample.images.values():
+            if picture.for_device:
+                leaf: Any = picture.leaf
+                grey = leaf.mode != "RGB" and picture.header.jpeg.components == 1
+                source = None if leaf.source == sample.source else leaf.source
+                picture.sent = (at, len(leaf.data), picture.header.orientation, int(grey), source)
+                at = align(at + len(leaf.data), ALIGN)
+        return at
+
     def decode(self, sample: Sample, regions: Iterable[Region], slot: np.ndarray, at: int) -> int:
-        """Decode a region of each image and mask into the slot from `at` on; returns where they end.
+        """Decode a region of each image and mask into the slot from `at` on; returns where they end. Files of images
+        that are sent are written as they are.
 
         Raises:
             Sourced: one of them cannot be decoded.
@@ -257,6 +281,12 @@ class SampleReader:
             leaf, header, resized = picture.leaf, picture.header, picture.resized
             height, width, _ = shape = picture.shape(region)
             nbytes = prod(shape)
+            if picture.sent:
+                assert isinstance(leaf, Encoded)
+                start, length = picture.sent[:2]
+                slot[start : start + length] = np.frombuffer(leaf.data, np.uint8)
+                picture.placed = [-1, *shape, picture.height, picture.width, *region]
+                continue
             out = slot[at : at + nbytes]
             if picture.kind is not None:
                 out = out.view(picture.kind[0])
@@ -296,10 +326,10 @@ def _deep(image: Picture, dtype: str) -> Picture:
     return replace(image, channels=image.channels * np.dtype(dtype).itemsize, kind=(dtype, 3))
 
 
-def as_columns(samples: Sequence[Sample]) -> ChunkContent:
-    """The content of a chunk: its decoded samples."""
+def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> ChunkContent:
+    """The content of a chunk: its decoded samples; `encoded_bytes` of its slot are files that are sent."""
     structures = _one_for_all([sample.structure for sample in samples])
-    return ChunkContent(
+    content = ChunkContent(
         [sample.row for sample in samples],
         structures,
         _image_columns([sample.images for sample in samples]),
@@ -309,6 +339,22 @@ def as_columns(samples: Sequence[Sample]) -> ChunkContent:
         points=_value_columns([sample.points for sample in samples]),
         fields=_one_for_all([sample.fields for sample in samples]) if any(sample.fields for sample in samples) else [],
     )
+    if encoded_bytes:
+        content.encoded, content.encoded_bytes = _sent(samples), encoded_bytes
+    return content
+
+
+def _sent(samples: Sequence[Sample]) -> list[tuple[Any, ...]]:
+    """The numbers of `Encoded` of all images that are sent."""
+    rows: list[int] = []  # of each column, how many so far
+    found = []
+    for sample in samples:
+        rows += [0] * (len(sample.images) - len(rows))
+        for column, picture in enumerate(sample.images.values()):
+            if picture.sent:
+                found.append((column, rows[column], *picture.sent))
+            rows[column] += 1
+    return found
 
 
 def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn]:

@@ -27,6 +27,13 @@ def test_defaults_are_those_of_torchvision_and_pillow():
         ({"max_bytes": "1G"}, TypeError, "Decode(max_bytes=…) must be an int or None, got '1G'"),
         ({"max_memory": 0.5}, TypeError, "Decode(max_memory=…) must be an int or None, got 0.5"),
         ({"max_scans": True}, TypeError, "Decode(max_scans=…) must be an int or None, got True"),
+        ({"where": "gpu"}, ValueError, "Decode(where=…) must be 'cpu', 'device' or 'both', got 'gpu'"),
+        ({"device_memory": None}, TypeError, "Decode(device_memory=…) must be an int, got None"),
+        ({"device_memory": 0}, ValueError, "Decode(device_memory=…) must be at least 1, got 0"),
+        ({"where": "both", "device_share": "half"}, TypeError, "Decode(device_share=…) must be a number above 0 and"),
+        ({"where": "both", "device_share": True}, TypeError, "must be a number above 0 and below 1, got True"),
+        ({"where": "both", "device_share": 1.0}, ValueError, "must be above 0 and below 1, got 1.0; where='cpu' and"),
+        ({"where": "device", "device_share": 0.5}, ValueError, "needs where='both', got where='device': only there"),
     ],
 )
 def test_bad_options_are_refused_when_built(options, error, text):

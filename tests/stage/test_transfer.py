@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from gpuload.ring.ring import Ring
 from gpuload.stage import accelerator, transfer
 from gpuload.stage.transfer import STEPS_BEHIND, CpuTransfer, CudaTransfer, make_transfer
+from gpuload.workers.batch import Part
 
 
 def test_the_device_decides_the_transfer():
@@ -25,8 +26,12 @@ def test_the_device_decides_the_transfer():
 
 
 def batch_of(ring, slot, used_bytes):
-    part = types.SimpleNamespace(slot=slot, data=ring.view(slot)[:used_bytes], used_bytes=used_bytes)
-    return types.SimpleNamespace(parts=[part], loaded=False)
+    batch = types.SimpleNamespace(parts=[], loaded=False)
+    nothing = np.empty(0, np.int64)
+    batch.parts.append(
+        Part(batch, nothing, nothing, slot=slot, data=ring.view(slot)[:used_bytes], used_bytes=used_bytes)
+    )
+    return batch
 
 
 @pytest.fixture

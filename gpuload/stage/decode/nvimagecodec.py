@@ -1,0 +1,166 @@
+"""nvImageCodec as the device's decoder: on a GPU its JPEG engine, then its other decoders; on the CPU its CPU decoder.
+
+On a GPU there are two, one after the other: one that only has the JPEG engine, and one without it, for what that
+refuses. Given both at once, the library would share a batch among them by how many images it has, so pixels would
+depend on the batch; this way they depend on the image alone, and it is known who decoded it. Each is tried at the start
+with a small picture, and one that fails or gives something else is left out.
+
+On the CPU, libjpeg's messages count as in `gpuload.decode.jpeg`: an image about which one is printed is refused. Who of
+several images it was about is found out by halves.
+
+Images stay in memory of the library's own until the next call. EXIF's orientation is not applied here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gpuload.decode.jpeg import NV_MAX_BYTES
+from gpuload.decode.native_messages import listen
+from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
+
+__all__ = ["CPU", "ENGINE", "GPU", "NvImageCodec", "load_library"]
+
+ENGINE: Final = "nvImageCodec (JPEG engine)"
+GPU: Final = "nvImageCodec (GPU)"
+CPU: Final = "nvImageCodec (batch)"
+VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
+# The chroma planes are enlarged as libjpeg does it, which all decoders of the CPU are; the default repeats pixels.
+OPTIONS: Final = ":fancy_upsampling=1"
+OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
+TRIAL_DIFFERENCE: Final = 4.0  # levels in the mean between two decoders: more is another picture
+
+
+def load_library() -> Any:
+    """The module; ImportError says why there is none."""
+    before = os.environ.get(VERBOSITY)
+    os.environ[VERBOSITY] = "0"  # read once, at the import: else C++ prints errors past the C library's stderr
+    try:
+        return importlib.import_module("nvidia.nvimgcodec")
+    finally:
+        if before is None:
+            del os.environ[VERBOSITY]
+        else:
+            os.environ[VERBOSITY] = before
+
+
+class NvImageCodec:
+    """Decodes on one device.
+
+    Args:
+        device: where.
+        threads: of the CPU that it may use.
+        library: the module ``nvidia.nvimgcodec``.
+
+    Raises:
+        RuntimeError: none of its decoders works here; the text says what each complained about.
+    """
+
+    def __init__(self, device: torch.device, threads: int, library: Any) -> None:
+        self._device, self._library = device, library
+        kinds = library.BackendKind
+        wanted = {CPU: [kinds.CPU_ONLY]}
+        if device.type != "cpu":
+            wanted = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
+        self._params = {
+            grey: library.DecodeParams(
+                apply_exif_orientation=False,
+                color_spec=library.ColorSpec.GRAY if grey else library.ColorSpec.SRGB,
+            )
+            for grey in (False, True)
+        }
+        self._decoders: dict[str, Any] = {}
+        self._images: list[Any] = []
+        missing = {}
+        for name, backends in wanted.items():
+            made, said = listen(self._make, backends, threads)
+            complaint = said or "it cannot be made" if made is None else self._try(name, made)
+            if complaint:
+                missing[name] = complaint
+            else:
+                self._decoders[name] = made
+        if not self._decoders:
+            raise RuntimeError("; ".join(f"{name}: {why}" for name, why in missing.items()))
+        self.names = tuple(self._decoders)
+        self.note = f"no JPEG engine: {missing[ENGINE]}" if ENGINE in missing else ""
+
+    def _make(self, kinds: list[Any], threads: int) -> Any:
+        library = self._library
+        here = library.NVIMGCODEC_DEVICE_CPU_ONLY if self._device.type == "cpu" else self._device.index
+        backends = [library.Backend(kind) for kind in kinds]
+        return library.Decoder(device_id=here, max_num_cpu_threads=threads, backends=backends, options=OPTIONS)
+
+    def _try(self, name: str, decoder: Any) -> str:
+        """What is wrong with a decoder; "" if nothing is."""
+        from PIL import Image
+
+        ramp = np.add.outer(np.arange(48) * 3, np.arange(64) * 2).astype(np.uint8)
+        picture = np.stack([ramp, ramp[::-1], ramp[:, ::-1]], axis=2)
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "JPEG", quality=95)
+        data = np.frombuffer(file.getvalue(), np.uint8)
+        [found] = self._run(name, decoder, [Source(data, 48, 64, False, (0, 0, 48, 64))])
+        if isinstance(found, Refused):
+            return found.why
+        difference = np.abs(found.tensor.cpu().numpy().astype(np.float32) - np.asarray(Image.open(file))).mean()
+        return "" if difference <= TRIAL_DIFFERENCE else f"its picture is another one ({difference:.0f} levels away)"
+
+    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
+        found: list[Pixels | Refused] = [Refused("")] * len(sources)
+        self._images = []
+        rest = list(range(len(sources)))
+        for name, decoder in self._decoders.items():
+            for grey in (False, True):
+                rows = [row for row in rest if sources[row].grey is grey]
+                if rows:
+                    made = self._run(name, decoder, [sources[row] for row in rows])
+                    for row, one in zip(rows, made, strict=True):
+                        found[row] = one
+            rest = [row for row in rest if isinstance(found[row], Refused)]
+            if not rest:
+                break
+        return found
+
+    def close(self) -> None:
+        self._images, self._decoders = [], {}
+
+    def _run(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refused]:
+        """Decode images of one kind of colour with one decoder."""
+        images, said = listen(self._call, decoder, sources)
+        if images is None and any(words in said.lower() for words in OUT_OF_MEMORY):
+            raise NoRoom(said)
+        if images is not None and self._device.type != "cpu":
+            said = ""  # it is about no image: these are refused without a word
+        if said and (middle := len(sources) // 2):
+            return [one for half in (sources[:middle], sources[middle:]) for one in self._run(name, decoder, half)]
+        if images is None or said:
+            return [Refused(said or "it gave no image and no reason")] * len(sources)
+        found: list[Pixels | Refused] = []
+        for source, image in zip(sources, images, strict=True):
+            if image is None:
+                found.append(Refused("it gave no image and no reason"))
+                continue
+            self._images.append(image)
+            tensor = torch.from_numpy(np.asarray(image)) if self._device.type == "cpu" else torch.from_dlpack(image)
+            shape = (source.height, source.width, 1 if source.grey else 3)
+            if tuple(tensor.shape) != shape:
+                found.append(Refused(f"the header says {source.height}×{source.width} pixels, it decodes others"))
+            else:
+                found.append(Pixels(tensor, name))
+        return found
+
+    def _call(self, decoder: Any, sources: Sequence[Source]) -> list[Any]:
+        library = self._library
+        large = any(source.nbytes >= NV_MAX_BYTES for source in sources) and self._device.type == "cpu"
+        if large:
+            raise ValueError("an image is beyond its limit")
+        stream = 0 if self._device.type == "cpu" else torch.cuda.current_stream(self._device).cuda_stream
+        codes = [library.CodeStream(source.data) for source in sources]
+        return decoder.decode(codes, params=self._params[sources[0].grey], cuda_stream=stream)

@@ -1,0 +1,76 @@
+"""Images that the GPU decodes, beside those of the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from stage.decode.test_images import KINDS, Photos, batches, photo
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.stage.decode.choose import choose
+from gpuload.stage.decode.nvimagecodec import GPU
+
+pytestmark = pytest.mark.cuda
+
+DEVICE = gl.Decode(where="device")
+
+
+@pytest.fixture(autouse=True)
+def _with_a_decoder() -> None:
+    choice = choose(DEVICE, torch.device("cuda", 0), 1)
+    if choice.decoder is None:
+        pytest.skip(str(choice.text))
+
+
+@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean():
+    kinds = [kind for kind in KINDS for _ in range(4)]
+    files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
+    given: dict[str, Any] = {"device": "cuda", "on_error": "skip", "transforms": [T.RandomCrop(24)]}
+    expected, failed, _ = batches(files, **given)
+    found, failed_, made = batches(files, decode=DEVICE, **given)
+    assert [entry[:2] for entry in failed_] == [entry[:2] for entry in failed]
+    for (images, labels, positions), (images_, labels_, positions_) in zip(found, expected, strict=True):
+        assert (labels, positions) == (labels_, positions_)
+        assert (images.float() - images_.float()).abs().mean() <= 1.0
+    assert sum(count for name, count in made.stats().decoders.items() if name.startswith("nvImageCodec (")) > 0
+
+
+def test_bits_do_not_depend_on_batches_chunks_and_workers():
+    files = Photos([photo(number) for number in range(24)])
+
+    def run(**given: Any) -> torch.Tensor:
+        found, _, _ = batches(files, device="cuda", decode=gl.Decode(where="both", device_share=0.6), **given)
+        return torch.cat([images for images, _, _ in found])
+
+    expected = run(batch_size=24)
+    for given in ({"batch_size": 5}, {"batch_size": 7, "chunk_size": 2}, {"batch_size": 24, "num_workers": 2}):
+        assert torch.equal(run(**given), expected)
+
+
+def test_many_batches_take_no_more_memory_than_few():
+    files = Photos([photo(number % 20) for number in range(256)])
+
+    def peak(epochs: int) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        with gl.Loader(
+            files, 32, transforms=[T.RandomResizedCrop(24)], num_workers=0, device="cuda", decode=DEVICE
+        ) as loader:
+            for _ in range(epochs):
+                for _ in loader:
+                    pass
+            assert 0 < loader.stats().decode_peak_bytes <= DEVICE.device_memory
+        return torch.cuda.max_memory_allocated()
+
+    assert peak(6) <= 1.25 * peak(2)
+
+
+def test_the_plan_names_the_gpus_decoders():
+    plan = gl.Loader(Photos([photo(0)]), num_workers=0, device="cuda", decode=DEVICE).plan()
+    assert plan.decoder is not None
+    assert GPU in plan.decoder
+    assert "on cuda:0" in plan.decoder

@@ -1,0 +1,97 @@
+"""A decoder of a device that is not there. It does what real ones do: it refuses images, takes them in an order of its
+own, has no room for many at once, and takes the memory of what it gave before for what it gives now."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pytest
+import torch
+
+from gpuload.decode.jpeg import SimpleJpeg
+from gpuload.decode.jpeg_header import scan_markers
+from gpuload.stage.decode import choose
+from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
+
+__all__ = ["ENGINE", "OTHER", "FakeDecoder", "decoding_with"]
+
+ENGINE: Final = "fake (JPEG engine)"
+OTHER: Final = "fake (GPU)"
+
+
+class FakeDecoder:
+    """Decodes plain JPEGs by libjpeg, which must not complain.
+
+    Args:
+        device: where the pixels go.
+        refuses: says why an image is not decoded; "" for one that is.
+        room_bytes: of whole images at once.
+        engine: whether it has a JPEG engine, which takes what is wider than high.
+
+    Attributes:
+        calls: the number of images of each call that had room.
+        closed: whether it was closed.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        refuses: Callable[[bytes], str] = lambda data: "",
+        room_bytes: int | None = None,
+        engine: bool = True,
+    ) -> None:
+        self.names = (ENGINE, OTHER) if engine else (OTHER,)
+        self.note = "" if engine else "no JPEG engine: this one has none"
+        self.calls: list[int] = []
+        self.closed = False
+        self._device, self._refuses, self._room_bytes = device, refuses, room_bytes
+        self._given: list[torch.Tensor] = []
+        self._jpeg = SimpleJpeg()
+
+    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
+        assert not self.closed
+        for tensor in self._given:
+            tensor.fill_(0x5A)
+        self._given = []
+        if self._room_bytes is not None and sum(source.nbytes for source in sources) > self._room_bytes:
+            raise NoRoom("out of memory")
+        self.calls.append(len(sources))
+        found: list[Pixels | Refused] = [Refused("not reached")] * len(sources)
+        for row in reversed(range(len(sources))):
+            found[row] = self._one(sources[row])
+        return found
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _one(self, source: Source) -> Pixels | Refused:
+        data = source.data.tobytes()
+        header = scan_markers(data)
+        assert header is not None
+        if why := self._refuses(data):
+            return Refused(why)
+        whole = (0, 0, header.height, header.width)
+        pixels, complaint = self._jpeg.decode(data, header, source.grey, whole)
+        if pixels is None:
+            return Refused(complaint)
+        tensor = torch.from_numpy(pixels.copy()).to(self._device)
+        self._given.append(tensor)
+        return Pixels(tensor, self.names[0] if source.width > source.height else self.names[-1])
+
+
+@contextlib.contextmanager
+def decoding_with(**given: Any) -> Iterator[list[FakeDecoder]]:
+    """Devices have this decoder within this; gives those that were made."""
+    made: list[FakeDecoder] = []
+
+    def find(device: torch.device, threads: int) -> FakeDecoder:
+        made.append(FakeDecoder(device, **given))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[choose.__module__], "find_decoder", find)
+        yield made

@@ -1,0 +1,47 @@
+"""Images that the simulated device decodes: the numbers of the CPU, in every order that events allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pictures import jpeg_bytes, smooth_image
+from simulated.decoder import decoding_with
+from simulated.machine import DIRECTED
+from simulated.running import assert_equal, on_cpu, on_device
+
+import gpuload as gl
+from gpuload import transforms as T
+
+CHAIN = [T.RandomCrop(16), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
+
+
+def samples(count: int = 12) -> list[Any]:
+    """Photographs, of which the last of four is an array: a batch has pixels from both."""
+    pictures = [smooth_image(20 + number, 30, number) for number in range(count)]
+    return [(gl.Encoded(jpeg_bytes(one)) if number % 4 < 3 else one, number) for number, one in enumerate(pictures)]
+
+
+@pytest.mark.parametrize("policy", [*DIRECTED, "random"])
+def test_batches_are_those_of_the_cpu_in_any_order(policy):
+    options = {"dataset": samples(), "transforms": CHAIN}
+    expected = on_cpu(options)
+    for decode in (gl.Decode(where="device"), gl.Decode(where="both", device_share=0.5)):
+        with decoding_with(refuses=lambda data: "no" if len(data) % 5 == 0 else "", room_bytes=7000) as made:
+            found = on_device({**options, "decode": decode}, policy)
+        assert_equal(found.values, expected)
+        assert sum(made[0].calls) > 0
+
+
+def test_files_are_not_copied_to_the_device():
+    options = {"dataset": samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
+    sizes = []
+
+    def drive(given: dict[str, Any]) -> Any:
+        with gl.Loader(**{"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11} | given) as loader:
+            yield from loader
+            sizes.append(loader.stats().bytes_decoded)
+
+    with decoding_with():
+        on_device(options, "lazy", drive)
+    assert sizes == [3 * 16 * 16 * 3]  # of the three arrays

@@ -1,0 +1,128 @@
+"""Who decodes, and what a user is told where the device cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import warnings
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from simulated.decoder import ENGINE, OTHER, decoding_with
+from stage.decode.test_images import Photos, photo
+
+import gpuload as gl
+from gpuload.stage.decode import choose
+from gpuload.stage.decode.choose import driver_version, find_decoder
+
+MODULE = sys.modules[choose.__module__]
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+DEVICE = gl.Decode(where="device")
+
+
+def plan(**given: Any) -> str:
+    return str(gl.Loader(Photos([photo(0)]), num_workers=0, device="cpu", **given).plan())
+
+
+def test_workers_decode_if_nothing_is_asked_for():
+    assert choose(gl.Decode(), CPU, 1) == (None, 0.0, None, "")
+    assert plan() == "backend torch on cpu"
+
+
+def test_the_plan_says_who_decodes():
+    with decoding_with():
+        assert plan(decode=DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {OTHER} on cpu"
+        both = plan(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
+        assert both == f"decoder {ENGINE}, {OTHER} on cpu, 25% of the samples; workers (CPU), the others"
+    with decoding_with(engine=False):
+        assert plan(decode=DEVICE).endswith(f"decoder {OTHER} on cpu (no JPEG engine: this one has none)")
+
+
+def test_a_device_that_cannot_decode_is_told_of_once_and_workers_decode(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
+    files = Photos([photo(number) for number in range(4)])
+    loader = gl.Loader(files, batch_size=2, num_workers=0, device="cpu", transforms=[], ragged="list", decode=DEVICE)
+    said = (
+        r"Decode\(where='device'\): cpu cannot decode, so the workers' CPUs decode all images: nvImageCodec cannot be "
+        r"imported \(.*\); pip install 'gpuload\[cu1\d\]'"
+    )
+    with pytest.warns(RuntimeWarning, match=said) as caught:
+        iterator = iter(loader)
+    assert [warning.filename for warning in caught] == [__file__]
+    next(iterator)
+    loader.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it was said
+        with loader:
+            assert len(list(loader)) == 2
+    assert loader.stats().part("device decode").count == 0
+    assert "\ndecoder workers (CPU), since cpu cannot: nvImageCodec cannot be imported" in str(loader.plan())
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(RuntimeError, match="nvImageCodec decodes on NVIDIA's GPUs and on the CPU alone"):
+        find_decoder(torch.device("xpu", 0), 1)
+
+
+def broken(*args: Any) -> Any:
+    raise RuntimeError("nvImageCodec (GPU): it gave no image and no reason")
+
+
+@pytest.mark.parametrize(
+    ("installed", "driver", "built", "text"),
+    [
+        (
+            {13},
+            (12, 4),
+            "13.0",
+            "nvidia-nvimgcodec-cu13 needs a driver for CUDA 13, and this one is for CUDA 12.4: update the driver, or "
+            "pip install 'gpuload[cu12]' in its place",
+        ),
+        (
+            {12},
+            (13, 0),
+            "13.0",
+            "nvidia-nvimgcodec-cu12 is for another CUDA than torch (13.0): pip install 'gpuload[cu13]'",
+        ),
+        ({12}, (12, 8), "12.8", None),
+    ],
+)
+def test_what_a_gpu_lacks_is_said(monkeypatch, installed, driver, built, text):
+    names = [SimpleNamespace(metadata={"Name": f"nvidia_nvimgcodec_cu{major}"}) for major in installed]
+    monkeypatch.setattr(MODULE.importlib.metadata, "distributions", lambda: names)  # type: ignore[attr-defined]
+    monkeypatch.setattr(MODULE, "driver_version", lambda: driver)
+    monkeypatch.setattr(MODULE, "load_library", lambda: ModuleType("nvimgcodec"))
+    monkeypatch.setattr(MODULE, "NvImageCodec", broken)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    choice = choose(DEVICE, CUDA, 1)
+    assert (choice.decoder, choice.share) == (None, 0.0)
+    expected = "nvImageCodec (GPU): it gave no image and no reason" + (f"; {text}" if text else "")
+    assert choice.text == f"workers (CPU), since cuda:0 cannot: {expected}"
+    assert choice.warning.endswith(expected)
+
+
+@pytest.mark.parametrize(("answer", "expected"), [(12040, (12, 4)), (13000, (13, 0)), (None, None)])
+def test_the_version_of_the_driver(monkeypatch, answer, expected):
+    def get(pointer: Any) -> int:
+        pointer._obj.value = answer or 0
+        return 0 if answer else 100
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=get))
+    driver_version.cache_clear()
+    try:
+        assert driver_version() == expected
+    finally:
+        driver_version.cache_clear()
+
+
+def test_shares_are_spread_evenly_over_positions_and_ranks():
+    from gpuload.decode.options import device_rows
+
+    for share in (0.1, 0.5, 0.9):
+        for first, ranks in ((0, 1), (1000, 2), (3, 8)):
+            found = device_rows(np.arange(first, first + 256 * ranks, ranks), share).mean()
+            assert abs(found - share) < 0.05
+    assert device_rows(np.arange(5), 1.0).all()
