@@ -181,7 +181,12 @@ class Options:
     device_share: float | None = None
 
     def __post_init__(self) -> None:
-        find_resident(self.order.dataset)  # it refuses what cannot be
+        decode = self.workers.decode
+        if find_resident(self.order.dataset) is not None and (decode.where, decode.scale) != ("cpu", "exact"):
+            raise ValueError(
+                "a DeviceCached keeps whole images, which workers decode once: it needs decode=Decode(where='cpu', "
+                f"scale='exact'), got where={decode.where!r}, scale={decode.scale!r}"
+            )
         if self.order.iterable and self.workers.faults.on_error == "replace":
             raise ValueError(
                 "on_error='replace' has no meaning for an iterable dataset: there is no other sample to ask for; "

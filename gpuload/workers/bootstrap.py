@@ -19,7 +19,7 @@ def _start() -> None:
     here = [entry for entry in path if entry in ("", posix.getcwd())]
     others = [entry for entry in path if entry not in here and entry not in standard]
     sys.path[:] = [*standard, settings["home"]]
-    import gpuload  # noqa: F401  the parent's, whatever else is called so; it imports nothing but the standard library
+    import gpuload.workers  # noqa: F401  the parent's, whatever else is called so; it needs the standard library alone
 
     sys.path[:] = [*standard, *others, *here]
     from gpuload.workers.main import run
