@@ -11,7 +11,6 @@ from gpuload import transforms as T
 def build(recipe: Recipe) -> Peer:
     """Raises RuntimeError where another backend or decoder would run in the place of the one that was asked for."""
     backend, _, where = recipe.variant.partition("/")
-    decode = gl.Decode(where="both", device_share=0.5) if where == "both" else gl.Decode(where=where or "cpu")
     jitter = [T.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
     loader = gl.Loader(
         gl.ImageFolder(recipe.root),
@@ -24,7 +23,7 @@ def build(recipe: Recipe) -> Peer:
         dtype=recipe.dtype,
         memory_format="channels_last" if recipe.channels_last else "contiguous_format",
         backend=backend,
-        decode=decode,
+        decode=gl.Decode(where=where or "cpu"),
     )
     plan = loader.plan()
     if backend not in ("auto", plan.backend):
