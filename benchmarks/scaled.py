@@ -136,7 +136,7 @@ def fitted(seen: Sequence[Seen]) -> dict[str, float]:
 
 def loader_ms(files: list[gl.Encoded], scale: Any) -> float:
     """CPU ms of an image in a loader without worker processes: decoding, resize and all."""
-    crops = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize([0.5] * 3, [0.25] * 3)]
+    crops = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))]
     decode = gl.Decode(scale=scale)
     loader = gl.Loader(files, batch_size=16, transforms=crops, num_workers=0, device="cpu", decode=decode)
     started = time.process_time()

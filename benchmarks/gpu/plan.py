@@ -33,7 +33,7 @@ class Feed:
 FEEDS = {
     "fused": Feed("gpuload, fused", "gpuload", "fused"),
     "device_decode": Feed("gpuload, decoding on the GPU", "gpuload", "fused/device", needs_gpu=True),
-    "both_decode": Feed("gpuload, half of it decoded on the GPU", "gpuload", "fused/both", needs_gpu=True),
+    "both_decode": Feed("gpuload, a measured share decoded on the GPU", "gpuload", "fused/both", needs_gpu=True),
     "dali_mixed": Feed("DALI's pipeline, decoding on the GPU", "dali", "mixed", needs_gpu=True),
     "dali_cpu": Feed("DALI's pipeline, decoding on the CPU", "dali", "cpu"),
     "torch_pillow": Feed("DataLoader, torchvision v2 in its workers", "torch_pillow"),

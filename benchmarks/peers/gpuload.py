@@ -3,6 +3,8 @@ slash where images are decoded, if that is not by workers alone."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import gpuload as gl
 from benchmarks.peers.protocol import MEAN, STD, Peer, Recipe, main
 from gpuload import transforms as T
@@ -10,8 +12,8 @@ from gpuload import transforms as T
 
 def build(recipe: Recipe) -> Peer:
     """Raises RuntimeError where another backend or decoder would run in the place of the one that was asked for."""
-    backend, _, where = recipe.variant.partition("/")
-    decode = gl.Decode(where="both", device_share=0.5) if where == "both" else gl.Decode(where=where or "cpu")
+    backend, *places = recipe.variant.split("/")
+    where: Any = places[0] if places else "cpu"
     jitter = [T.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
     loader = gl.Loader(
         gl.ImageFolder(recipe.root),
@@ -24,7 +26,7 @@ def build(recipe: Recipe) -> Peer:
         dtype=recipe.dtype,
         memory_format="channels_last" if recipe.channels_last else "contiguous_format",
         backend=backend,
-        decode=decode,
+        decode=gl.Decode(where=where),
     )
     plan = loader.plan()
     if backend not in ("auto", plan.backend):

@@ -248,7 +248,7 @@ class SampleReader:
         boxes, sizes = resize.box_tlhw.tolist(), resize.size_hw.tolist()
         codes = filter_codes(resize.filters, len(boxes)).tolist()
         for picture, region, box, size, code in zip(pictures, regions, boxes, sizes, codes, strict=True):
-            picture.resized, leaf = None, picture.leaf
+            leaf = picture.leaf
             if picture.header is None or not isinstance(leaf, Encoded):
                 continue
             top, left, height, width = box

@@ -22,6 +22,7 @@ def test_choices_are_held_against_the_better_way():
     assert near([seen(10, 9.6, False)])
     assert not near([seen(10, 9.4, False)])
     assert near([seen(10, 9.4, False), seen(20, 10, True)]), "the costs of a photograph's regions are added up"
+    assert not near([seen(10, 9.4, False), seen(10, 9.4, False)])
     photos = [[seen(10, 5, True), seen(10, 12, False)], [seen(10, 12, True, most=3)]]
     found = summary(photos, [(30.0, 20.0), (29.0, 21.0)])
     assert (found["photographs"], found["regions"], found["fast"]) == (2, 3, 2)

@@ -98,6 +98,32 @@ def test_images_are_those_of_exact_decoding_but_for_a_few_levels(name):
 
 
 @pytest.mark.usefixtures("whatever_it_costs")
+def test_the_filter_is_that_of_the_transform():
+    noise = jpeg_bytes(
+        np.random.default_rng(0).integers(0, 256, (HEIGHT // 9, WIDTH // 9, 3), np.uint8).repeat(9, 0).repeat(9, 1)
+    )
+    found = {}
+    for filter in ("bilinear", "lanczos"):
+        for decode in (EXACT, FAST):
+            chain = [T.Resize((40, 40), interpolation=filter)]
+            found[filter, decode] = images([gl.Encoded(noise)], chain, decode, batch_size=1)[0][0].float()
+    for filter, other in (("bilinear", "lanczos"), ("lanczos", "bilinear")):
+        own, others = ((found[filter, FAST] - found[name, EXACT]).abs().mean() for name in (filter, other))
+        assert own < 0.6 * others, (own, others)
+
+
+@pytest.mark.usefixtures("whatever_it_costs")
+def test_images_that_are_put_together_are_decoded_as_they_are():
+    chain, batches = [T.Resize((32, 32)), T.Mosaic(32)], []
+    for decode in (EXACT, FAST):
+        made = loader(Scenes(), chain, decode, ragged="list")
+        batches.append(next(iter(made)))
+        assert "scaled" not in made.stats().decoders
+    for exact, fast in zip(*batches, strict=True):
+        assert torch.equal(exact["image"], fast["image"])
+
+
+@pytest.mark.usefixtures("whatever_it_costs")
 def test_targets_move_as_with_exact_decoding():
     chain = [T.RandomResizedCrop(48), T.RandomHorizontalFlip(), T.ClampBoundingBoxes()]
     batches = []

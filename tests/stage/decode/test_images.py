@@ -260,7 +260,8 @@ def test_every_mode_is_decoded_as_on_the_cpu(mode):
 
 
 class Pairs:
-    """Two images, a mask, boxes and an array that is long enough for a block; some have no second image."""
+    """Two images, a mask, and an array that is long enough for a block; `broken` ones have a second image that nobody
+    decodes."""
 
     def __init__(self, broken: tuple[int, ...] = ()) -> None:
         self.broken = broken

@@ -157,6 +157,7 @@ def test_what_was_resized_as_it_was_decoded_is_not_resized_again():
     assert rest.sizes_hw.tolist() == [[200, 300], [20, 30], [41, 33]]
     assert rest.resize is not None
     assert rest.resize.box_tlhw.tolist() == [[0, 0, 200, 300], [0, 0, 20, 30], [0, 0, 41, 33]]
+    assert rest.resize.sizes_hw.tolist() == rest.sizes_hw.tolist()
     assert rest.results_hw is program.results_hw
     for before, after in zip(program.windows_tlhw[1:], rest.windows_tlhw[1:], strict=True):
         np.testing.assert_array_equal(before, after)
