@@ -103,6 +103,7 @@ class NotingRunner(ChunkRunner):
             (self, "_draw_regions", "draw"),
             (self, "_collate", "collate"),
             (self, "_reply", "pack"),
+            *([] if self._rows is None else [(self._rows, "fill", "decode")]),  # all of a chunk
         ):
             _let_note(self.spans, its, method, name)
         self._open, source.open = source.open, self._opened
