@@ -37,8 +37,9 @@ EIGHTHS: Final = (1, 2, 4)
 # simplejpeg's words where a picture ends before its data does, and nothing else was wrong: it tells the first warning.
 MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
-# What decides, in ns, measured by `python -m benchmarks.scaled`. A *sample* is a number in a block: a pixel has
-# three, with 4:2:0 one and a half. Entropy-coded bytes cost both ways the same, so they are left out.
+# What decides, in ns, fitted to measured costs; `python -m benchmarks.scaled` tests the choices. A *sample* is a number
+# in a block: a pixel has three, with 4:2:0 one and a half. Entropy-coded bytes cost both ways the same, so they are
+# left out.
 REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.2, 2.5  # nvImageCodec, of a part of a picture
 WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.0, 0.8  # simplejpeg, of all of it
 SCALED_SAMPLE_NS: Final = {1: 0.35, 2: 0.58, 4: 0.83}
