@@ -27,6 +27,7 @@ def test_defaults_are_those_of_torchvision_and_pillow():
         ({"max_bytes": "1G"}, TypeError, "Decode(max_bytes=…) must be an int or None, got '1G'"),
         ({"max_memory": 0.5}, TypeError, "Decode(max_memory=…) must be an int or None, got 0.5"),
         ({"max_scans": True}, TypeError, "Decode(max_scans=…) must be an int or None, got True"),
+        ({"scale": "fast", "where": "both"}, ValueError, "how workers decode: it needs where='cpu', got where='both'"),
         ({"where": "gpu"}, ValueError, "Decode(where=…) must be 'cpu', 'device' or 'both', got 'gpu'"),
         ({"device_memory": None}, TypeError, "Decode(device_memory=…) must be an int, got None"),
         ({"device_memory": 0}, ValueError, "Decode(device_memory=…) must be at least 1, got 0"),
