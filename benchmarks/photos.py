@@ -6,8 +6,10 @@ The files are copies, not links: a loader must not profit from reading the same 
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from PIL import Image
 from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.decode.cuttable import make_cuttable
 
-__all__ = ["copy_photos", "cuttable_copy", "find_photos", "make_up", "warm"]
+__all__ = ["copy_photos", "cuttable_copy", "find_photos", "light_copy", "make_up", "warm"]
 
 CLASSES = 10
 SUFFIXES = (".jpg", ".jpeg")
@@ -79,7 +81,23 @@ def copy_photos(source: Path, cache: Path, count: int) -> Path:
 
 def cuttable_copy(root: Path) -> Path:
     """Copy the tree `root` to a folder beside it, its JPEGs made cuttable; a finished folder is used again."""
-    target = root.parent / f"{root.name}-cuttable"
+    return _changed_copy(root, "cuttable", make_cuttable)
+
+
+def light_copy(root: Path) -> Path:
+    """Copy the tree `root` to a folder beside it, its JPEGs written anew with quality 90 and 4:2:0 (which made 65 KB
+    of 130 in the mean of some photographs of 500×375); a finished folder is used again."""
+    return _changed_copy(root, "light", _light)
+
+
+def _light(data: bytes) -> bytes:
+    file = io.BytesIO()
+    Image.open(io.BytesIO(data)).convert("RGB").save(file, "JPEG", quality=90, subsampling="4:2:0")
+    return file.getvalue()
+
+
+def _changed_copy(root: Path, name: str, change: Callable[[bytes], bytes]) -> Path:
+    target = root.parent / f"{root.name}-{name}"
     if not (target / "complete").exists():
         shutil.rmtree(target, ignore_errors=True)
         made: dict[bytes, bytes] = {}  # the same photographs come again and again
@@ -87,7 +105,7 @@ def cuttable_copy(root: Path) -> Path:
             data = path.read_bytes()
             key = hashlib.sha256(data).digest()
             if key not in made:
-                made[key] = make_cuttable(data)
+                made[key] = change(data)
             copy = target / path.relative_to(root)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(made[key])

@@ -27,17 +27,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.plan import CEILINGS, FEEDS, PARTS, Pace
+from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, PARTS, Pace
 from benchmarks.gpu.tables import Results, judge, report
 from benchmarks.machine import absent, cpu_model, versions
 from benchmarks.peers.recipe import Recipe
-from benchmarks.photos import copy_photos, find_photos, make_up, warm
+from benchmarks.photos import copy_photos, find_photos, light_copy, make_up, warm
 
 __all__ = ["main", "parse"]
 
 REPOSITORY = Path(__file__).parents[2]
 ROWS = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PARTS}
-ORDER = (*CEILINGS, "fused", "dali_mixed", "dali_cpu", "torch_pillow", "torch_device", *PARTS, "timm", *FEEDS)
+OURS, PEERS = ("fused", "device_decode", "both_decode"), ("dali_mixed", "dali_cpu", "torch_pillow", "torch_device")
+ORDER = (*CEILINGS, *OURS, *PEERS, *PARTS, "timm", *FEEDS)
 ROW_LIMIT_S = 75.0
 LEAST_S = 8.0  # what is begun later than this before the end has no time to warm up
 JITTER = 0.4
@@ -53,13 +54,14 @@ RUNNING: set[int] = set()  # the process groups of rows
 
 @dataclass(frozen=True)
 class Work:
-    """All rows' settings."""
+    """All rows' settings; `light` is the folder of light photographs."""
 
     recipe: Recipe
     pace: Pace
     photos: Path
     cpus: int
     environment: dict[str, str] = field(default_factory=dict)
+    light: str = ""
 
     def command(self, name: str) -> list[str]:
         """What runs a row."""
@@ -83,6 +85,9 @@ class Work:
         if name == "resident":
             small = ["--samples", "64", "--batch-size", "16", "--rounds", "1"] if self.pace.small else []
             return _module("resident", "--device", recipe.device, "--json", *small)
+        if name in LIGHT:
+            light = replace(recipe, root=self.light, variant=LIGHT[name])
+            return _module("gpu.feeding", "gpuload", light.to_json(), replace(self.pace, alone=True).to_json())
         feed = FEEDS[name]
         # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
         workers = recipe.workers if feed.own else self.cpus
@@ -137,6 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "rows": {},
         }
         work = _work(options, root, photos)
+        if LIGHT.keys() & set(options.rows):
+            light = light_copy(root)
+            work = replace(work, light=str(light))
+            results["photos"]["light_kb"] = warm(light)[1]
         found_out = threading.Lock()
         results["recipe"] = {key: value for key, value in vars(work.recipe).items() if key not in ("root", "variant")}
 

@@ -1,4 +1,5 @@
-"""The device's decoder alone: whole images, from files in memory, a batch at a time. Decoding there can be no faster.
+"""The device's decoder alone: files in memory, a batch at a time. Decoding there can be no faster. A decoder that has
+regions decodes such as the recipe's crops; others, whole images.
 
 python -m benchmarks.gpu.decoding RECIPE PACE
 
@@ -20,6 +21,7 @@ import gpuload as gl
 from benchmarks.gpu.feeding import tell
 from benchmarks.gpu.plan import Pace
 from benchmarks.gpu.runtime import Runtime
+from benchmarks.peers.decoder_alone import draw_region
 from benchmarks.peers.recipe import Recipe
 from gpuload.decode import Decode, Decoder
 from gpuload.stage.decode.backend import Pixels, Source
@@ -34,12 +36,13 @@ def main() -> None:
     recipe, pace = Recipe(**json.loads(sys.argv[1])), Pace(**json.loads(sys.argv[2]))
     runtime = Runtime(recipe.device)
     decoder, headers = find_decoder(runtime.device, os.cpu_count() or 1), Decoder(Decode())
-    sources = []
+    sources, rng = [], np.random.default_rng(0)
     for path in islice(sorted(Path(recipe.root).rglob("*.jpg")), IMAGES):
         file = path.read_bytes()
         header = headers.header(gl.Encoded(file))
-        whole = (0, 0, header.height, header.width)
-        sources.append(Source(np.frombuffer(file, np.uint8), header.height, header.width, False, whole))
+        top, left, bottom, right = draw_region(rng, header.height, header.width)
+        crop = (top, left, bottom - top, right - left)
+        sources.append(Source(np.frombuffer(file, np.uint8), header.height, header.width, False, crop))
     rates = []
     for _ in range(1 + pace.rounds):
         runtime.synchronize()

@@ -106,7 +106,7 @@ def main() -> None:
     name, recipe, pace = sys.argv[1], Recipe(**json.loads(sys.argv[2])), Pace(**json.loads(sys.argv[3]))
     warnings.simplefilter("ignore", FutureWarning)  # peers warn of their own futures
     warnings.simplefilter("ignore", DeprecationWarning)
-    if (recipe.variant, recipe.device) == ("fused", "cpu"):
+    if (recipe.variant.split("/")[0], recipe.device) == ("fused", "cpu"):
         hasten()
     runtime = Runtime(recipe.device)
     peer: Peer = importlib.import_module(f"benchmarks.peers.{name}").build(recipe)
@@ -121,7 +121,7 @@ def main() -> None:
     ahead = 0 if pace.small else 2 * recipe.workers + 2
     cycles = replace(pace, steps=max(pace.steps, 0 if pace.small else recipe.workers))
     tell({"alone": measured(batches, None, runtime, cycles), **runtime.memory()})
-    for network in NETWORKS:
+    for network in () if pace.alone else NETWORKS:
         step = training_step(
             network, runtime.device, small=pace.small, channels_last=recipe.channels_last, light=pace.small
         )

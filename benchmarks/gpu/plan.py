@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-__all__ = ["CEILINGS", "FEEDS", "NETWORKS", "PARTS", "Feed", "Pace"]
+__all__ = ["CEILINGS", "FEEDS", "LIGHT", "NETWORKS", "PARTS", "Feed", "Pace"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Feed:
 
 FEEDS = {
     "fused": Feed("gpuload, fused", "gpuload", "fused"),
-    "device_decode": Feed("gpuload, decoding on the GPU", "gpuload", "fused/device", needs_gpu=True),
-    "both_decode": Feed("gpuload, a measured share decoded on the GPU", "gpuload", "fused/both", needs_gpu=True),
+    "device_decode": Feed("gpuload, decoding on the GPU", "gpuload", "fused/device"),
+    "both_decode": Feed("gpuload, a measured share decoded on the GPU", "gpuload", "fused/both"),
     "dali_mixed": Feed("DALI's pipeline, decoding on the GPU", "dali", "mixed", needs_gpu=True),
     "dali_cpu": Feed("DALI's pipeline, decoding on the CPU", "dali", "cpu"),
     "torch_pillow": Feed("DataLoader, torchvision v2 in its workers", "torch_pillow"),
@@ -59,7 +59,11 @@ PARTS = {
     "arrays": "arrays in memory, to the device",
     "array_file": "an ArrayFile of 256×256, to the device",
     "resident": "a resident CIFAR-10 (DeviceCached)",
+    "light_workers": "gpuload, fused, light photographs",
+    "light_device": "gpuload, light photographs, decoded on the GPU",
 }
+# Of these, gpuload's variant; they read light photographs.
+LIGHT = {"light_workers": "fused", "light_device": "fused/device"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,7 @@ class Pace:
         round_s, rounds: of each phase.
         steps: of a round, at least.
         small: a small network in the place of the ResNets.
+        alone: no network is fed.
     """
 
     warm_s: float = 1.0
@@ -78,6 +83,7 @@ class Pace:
     rounds: int = 3
     steps: int = 3
     small: bool = False
+    alone: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

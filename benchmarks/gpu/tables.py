@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.gpu.plan import CEILINGS, FEEDS, NETWORKS, PARTS
+from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, NETWORKS, PARTS
 
 __all__ = ["Aim", "Results", "judge", "report"]
 
@@ -21,9 +21,11 @@ MOST_WAITING = 0.01
 STAGE_RATE = 3e6
 OF_STAGE = 0.9
 ARRAY_RATE, ARRAY_SIDE = 173_000, 256
+OF_DEVICE_DECODER, OF_BOTH, LIGHT_RATE = 0.85, 0.8, 30_000
 """The aims: gpuload's rate over the decoder's alone, and over its peers'; ResNet-50's time without work; images a
 second of the fused kernels; the rate of a data set that stays on the device, over that of the stage alone; arrays of
-256×256 a second, what FFCV has published for 96 virtual CPUs."""
+256×256 a second, what FFCV has published for 96 virtual CPUs; the rate where the device decodes, over its decoder's
+alone; where it shares the work with the CPU, over the sum of both decoders'; light photographs a second."""
 
 DALI, TORCH = ("dali_mixed", "dali_cpu"), ("torch_pillow", "torch_device")
 ABOUT = """\
@@ -65,7 +67,7 @@ def report(results: Results) -> str:
 def judge(results: Results) -> list[Aim]:
     """Each aim, whether or not it was measured."""
     ours, decoder = _rate(results, "fused"), _median(_row(results, "decoder").get("images_per_s"))
-    waiting = _waiting(results)
+    device, waiting = _median(_row(results, "device_decoder").get("images_per_s")), _waiting(results)
     aims = [
         _at_least("of the CPU's decoder alone", _over(ours, decoder), OF_DECODER, "{:.0%}"),
         _at_least("times DALI's own pipeline, the faster one", _over(ours, _fastest(results, DALI)), TIMES_DALI),
@@ -83,6 +85,24 @@ def judge(results: Results) -> list[Aim]:
         ),
         _at_least(
             "of the stage alone, a resident CIFAR-10", _row(results, "resident").get("share"), OF_STAGE, "{:.0%}"
+        ),
+        _at_least(
+            "of nvImageCodec alone on the device, decoding there",
+            _over(_rate(results, "device_decode"), device),
+            OF_DEVICE_DECODER,
+            "{:.0%}",
+        ),
+        _at_least(
+            "light photographs a second, decoded by workers or the device, the faster one",
+            _fastest(results, list(LIGHT)),
+            LIGHT_RATE,
+            "{:,.0f}",
+        ),
+        _at_least(
+            "of the sum of both decoders alone, decoding with both",
+            _over(_rate(results, "both_decode"), None if decoder is None or device is None else decoder + device),
+            OF_BOTH,
+            "{:.0%}",
         ),
     ]
     return [replace(aim, met=None) for aim in aims] if results["simulated"] else aims
@@ -151,7 +171,7 @@ def _parts(results: Results) -> str:
     rates = _row(results, "stage").get("rates", {})
     way = max(rates, key=lambda name: statistics.median(rates[name]), default=PARTS["stage"])
     stage, copy = _median(rates.get(way)), _row(results, "stage").get("copy")
-    resident = _row(results, "resident")
+    resident, light_kb = _row(results, "resident"), results["photos"].get("light_kb")
     images, gb = "{:,.0f} images/s", "{:.2f} GB/s"
     parts = [
         (PARTS["workers"], workers, images, f"the decoder alone, {decoder.get('decoder', 'not measured')}", alone),
@@ -163,6 +183,10 @@ def _parts(results: Results) -> str:
             images,
             "its stage alone",
             _median(resident.get("stage")),
+        ),
+        *(
+            (PARTS[name], _rate(results, name), images, f"their aim, files of {_number(light_kb)} KB", LIGHT_RATE)
+            for name in LIGHT
         ),
         (way, stage, images, f"a copy on the device, {_number(device.get('copy_gb_s'))} GB/s", copy),
     ]

@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
 from PIL import Image
@@ -14,7 +15,7 @@ from PIL import Image
 from benchmarks import photos, report
 from benchmarks.loading import parse
 from benchmarks.peers.decoder_alone import draw_region, own_decoder, used_decoder
-from benchmarks.photos import copy_photos, cuttable_copy, find_photos, warm
+from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, warm
 from benchmarks.report import judge, median_of, ratio
 
 
@@ -90,6 +91,17 @@ def test_each_photo_is_made_cuttable_once(jpeg_folder: Path, tmp_path: Path, mon
         ]
         assert all((folder / path.relative_to(root)).read_bytes() == b"cuttable" + path.read_bytes() for path in files)
         assert len(made) == 48
+
+
+def test_light_photos_are_the_same_ones_in_fewer_bytes(jpeg_folder: Path, tmp_path: Path) -> None:
+    root = copy_photos(jpeg_folder, tmp_path, 48)
+    folder = light_copy(root)
+    for path in sorted(root.glob("*/*.jpg")):
+        with Image.open(path) as before, Image.open(folder / path.relative_to(root)) as after:
+            assert after.size == before.size
+            assert after.layer[1][1:3] == (1, 1)  # pyright: ignore[reportAttributeAccessIssue]
+            assert after.layer[0][1:3] == (2, 2)  # pyright: ignore[reportAttributeAccessIssue]
+            assert np.abs(np.asarray(after, float) - np.asarray(before.convert("RGB"), float)).mean() < 8
 
 
 def test_no_photos(tmp_path: Path) -> None:
