@@ -25,12 +25,20 @@ from gpuload.decode.jpeg_header import EOI, JpegHeader, has_end
 from gpuload.decode.native_messages import native_messages
 from gpuload.errors import one_line
 
-__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg"]
+__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "columns"]
 
 NV_MAX_BYTES = 1 << 29  # its libjpeg extension's limit (0.8 and 0.9): above it the library tries another decoder
 KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, or one panorama would stay in every worker
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
 Region = tuple[int, int, int, int]
+
+
+def columns(left: int, width: int, all_of_them: int) -> tuple[int, int]:
+    """The first column that nvImageCodec is to decode for a region, and the one after the last: a column alone, at the
+    edge of a 4:2:0 JPEG, would get wrong colours."""
+    if width > 1 or all_of_them == 1:
+        return left, left + width
+    return max(left - 1, 0), max(left - 1, 0) + 2
 
 
 class JpegDecoder(Protocol):
@@ -95,10 +103,7 @@ class NvImageCodec:
         part = height != header.height or width != header.width
         if part and not header.complete:
             return None, "not tried: what an incomplete progressive JPEG lacks is made up from the whole image"
-        start, stop = left, left + width
-        if width == 1 < header.width:  # alone, a column at the edge of a 4:2:0 JPEG gets wrong colours
-            start = max(left - 1, 0)
-            stop = start + 2
+        start, stop = columns(left, width, header.width)
         region = (top, start, top + height, stop) if part else None
         image, said = self._listen(self._decode_region, data, grey, region)
         pixels = None if image is None else np.asarray(image)

@@ -30,7 +30,7 @@ class Decode:
         device_share: with ``"both"``, the share of samples that the device decodes, above 0 and below 1. Which ones is
             a function of their positions. None: it is measured when workers are started for the first time, on one
             rank, and kept in ``state_dict()``; several ranks need a number.
-        device_memory: bytes that images may take on the device while they are decoded whole; a batch is decoded in
+        device_memory: bytes that what is decoded may take on the device before it is cropped; a batch is decoded in
             pieces that fit, and an image that alone does not fit on the CPU. The default is 1 GiB.
         scale: ``"fast"``: a JPEG whose first transform makes it less than half as large is decoded at a half, a quarter
             or an eighth of its size, the smallest that still covers the result, and resized where it is decoded,

@@ -83,7 +83,7 @@ class Stats:
         decoders: how many images each decoder did; ``"cut"``: crops cut out of a JPEG with restart markers first;
             ``"scaled"``: images decoded smaller and resized, with ``Decode(scale="fast")``.
         device_refused: how many images the device's decoder refused, by its reasons; the CPU got them, in this process.
-        decode_peak_bytes: the most that images took on the device while they were decoded whole.
+        decode_peak_bytes: the most that was decoded at a time on the device, before it was cropped.
         decoded_whole: JPEGs decoded whole for a part of them, since nvImageCodec cannot be used.
         cache_hits, cache_misses: of `Cached` datasets, by all processes of this machine that share them; and samples of
             a `DeviceCached`. resident_bytes: the pixels that this one keeps on the device.

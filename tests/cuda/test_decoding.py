@@ -10,8 +10,10 @@ from stage.decode.test_images import KINDS, Photos, batches, photo
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.stage.decode.choose import choose
-from gpuload.stage.decode.nvimagecodec import GPU
+from gpuload.stage.decode import regions
+from gpuload.stage.decode.choose import choose, find_decoder
+from gpuload.stage.decode.nvimagecodec import GPU, NvImageCodec, load_library
+from gpuload.stage.decode.regions import fault_of_regions, find_fault
 
 pytestmark = pytest.mark.cuda
 
@@ -67,6 +69,34 @@ def test_many_batches_take_no_more_memory_than_few():
         return torch.cuda.max_memory_allocated()
 
     assert peak(6) <= 1.25 * peak(2)
+
+
+def test_regions_if_there_are_any_have_the_bits_of_whole_images_cropped(record_property):
+    here = torch.device("cuda", 0)
+    decoder = find_decoder(here, 1)
+    record_property("regions", f"{decoder.regions}; {decoder.note}")
+    try:
+        whole = NvImageCodec(here, 1, load_library(), no_regions=lambda name: "for comparison")
+        assert find_fault(whole) == ""  # it decodes all pictures to the same bits in any batch
+        if not decoder.regions:
+            assert "decodes whole images: " in decoder.note
+        assert find_fault(decoder) == ""
+    finally:
+        decoder.close()
+
+
+def test_a_trial_runs_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path))
+    fault_of_regions.cache_clear()
+    try:
+        first = find_decoder(torch.device("cuda", 0), 1)
+        fault_of_regions.cache_clear()
+        monkeypatch.setattr(regions, "try_regions", lambda command: ("tried again", False))
+        kept = find_decoder(torch.device("cuda", 0), 1)
+    finally:
+        fault_of_regions.cache_clear()
+    assert len(list(tmp_path.iterdir())) == len(first.names)
+    assert (kept.note, kept.regions) == (first.note, first.regions)
 
 
 def test_the_plan_names_the_gpus_decoders():

@@ -28,8 +28,9 @@ class FakeDecoder:
     Args:
         device: where the pixels go.
         refuses: says why an image is not decoded; "" for one that is.
-        room_bytes: of whole images at once.
+        room_bytes: of what it gives at once.
         engine: whether it has a JPEG engine, which takes what is wider than high.
+        regions: whether it gives regions alone.
 
     Attributes:
         calls: the number of images of each call that had room.
@@ -43,11 +44,13 @@ class FakeDecoder:
         refuses: Callable[[bytes], str] = lambda data: "",
         room_bytes: int | None = None,
         engine: bool = True,
+        regions: bool = False,
     ) -> None:
         self.names = (ENGINE, OTHER) if engine else (OTHER,)
         self.note = "" if engine else "no JPEG engine: this one has none"
         self.calls: list[int] = []
         self.closed = False
+        self.regions = regions
         self._device, self._refuses, self._room_bytes = device, refuses, room_bytes
         self._given: list[torch.Tensor] = []
         self._jpeg = SimpleJpeg()
@@ -57,7 +60,8 @@ class FakeDecoder:
         for tensor in self._given:
             tensor.fill_(0x5A)
         self._given = []
-        if self._room_bytes is not None and sum(source.nbytes for source in sources) > self._room_bytes:
+        sizes = [source.region_nbytes if self.regions else source.nbytes for source in sources]
+        if self._room_bytes is not None and sum(sizes) > self._room_bytes:
             raise NoRoom("out of memory")
         self.calls.append(len(sources))
         found: list[Pixels | Refused] = [Refused("not reached")] * len(sources)
@@ -74,13 +78,14 @@ class FakeDecoder:
         assert header is not None
         if why := self._refuses(data):
             return Refused(why)
-        whole = (0, 0, header.height, header.width)
-        pixels, complaint = self._jpeg.decode(data, header, source.grey, whole)
+        region = source.region_tlhw if self.regions else (0, 0, header.height, header.width)
+        pixels, complaint = self._jpeg.decode(data, header, source.grey, region)
         if pixels is None:
             return Refused(complaint)
         tensor = torch.from_numpy(pixels.copy()).to(self._device)
         self._given.append(tensor)
-        return Pixels(tensor, self.names[0] if source.width > source.height else self.names[-1])
+        name = self.names[0] if source.width > source.height else self.names[-1]
+        return Pixels(tensor, name, whole=not self.regions)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""What a decoder on a device is to gpuload: files in, whole images out, or the reason why not. It knows nothing of
-batches, crops and faults; those are `gpuload.stage.decode.images`' own."""
+"""What a decoder on a device is to gpuload: files in, whole images or regions out, or the reason why not. It knows
+nothing of batches, crops and faults; those are `gpuload.stage.decode.images`' own."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ class Source(NamedTuple):
         """Of the whole image, decoded."""
         return self.height * self.width * (1 if self.grey else 3)
 
+    @property
+    def region_nbytes(self) -> int:
+        """Of the region, decoded."""
+        return self.region_tlhw[2] * self.region_tlhw[3] * (1 if self.grey else 3)
+
+    @property
+    def partial(self) -> bool:
+        """Not all of the image is wanted."""
+        return self.region_tlhw != (0, 0, self.height, self.width)
+
 
 @dataclass(slots=True)
 class Pixels:
@@ -67,10 +77,12 @@ class DeviceDecoder(Protocol):
     Attributes:
         names: the decoders that it has, as `Stats.decoders` names them, the one that tries first first.
         note: what a user should know of them; else "".
+        regions: they give regions alone; if not, some or all give whole images.
     """
 
     names: tuple[str, ...]
     note: str
+    regions: bool
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
         """One result for each image, in their order.

@@ -10,7 +10,8 @@ import ctypes
 import functools
 import importlib.metadata
 import re
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -18,6 +19,7 @@ from gpuload.decode import Decode
 from gpuload.errors import one_line
 from gpuload.stage.decode.backend import DeviceDecoder
 from gpuload.stage.decode.nvimagecodec import NvImageCodec, load_library
+from gpuload.stage.decode.regions import fault_of_regions
 
 __all__ = ["Choice", "choose", "find_decoder"]
 
@@ -81,9 +83,25 @@ def find_decoder(device: torch.device, threads: int) -> DeviceDecoder:
             f"nvImageCodec cannot be imported ({type(error).__name__}: {error}); {_remedy(device)}"
         ) from error
     try:
-        return NvImageCodec(device, threads, library)
+        return NvImageCodec(device, threads, library, no_regions=lambda name: _no_regions(name, device, library))
     except Exception as error:
         raise RuntimeError(f"{error}{_mismatch(device)}") from error
+
+
+def _no_regions(name: str, device: torch.device, library: Any) -> str:
+    """Why a decoder is not to be used for regions; "" if it is."""
+    if device.type == "cpu":
+        return ""
+    return fault_of_regions(name, device, (library.__version__, torch.cuda.get_device_name(device), _driver()))
+
+
+def _driver() -> str:
+    """NVIDIA's driver: its own version, which a container may hide, and that of its CUDA."""
+    try:
+        own = Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        own = ""
+    return f"{own} {driver_version()}"
 
 
 def _remedy(device: torch.device) -> str:

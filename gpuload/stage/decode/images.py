@@ -5,9 +5,10 @@ Runs in the main process, on the transfer's stream, once a batch is complete and
 the decoders: the device's, and `gpuload.decode.Decoder` for what that refuses, one image after the other. A sample that
 neither decodes is taken out of its chunk and becomes the error that a worker would have made of it.
 
-**Memory.** Images are decoded whole on the device, and only then cropped. They are decoded a few at a time, so that
-these take at most `limit_bytes`; the crops of a batch come on top of that. Where the device has no room even so, half
-as many are tried, and no more from then on. An image that is too large alone goes to the CPU.
+**Memory.** The device's decoder gives whole images, which are only then cropped, or their regions alone. They are
+decoded a few at a time, so that these take at most `limit_bytes`; the crops of a batch come on top of that. Where the
+device has no room even so, half as many are tried, and no more from then on. An image that is too large alone goes to
+the CPU.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class ImageDecoder:
         halved: how often the device had no room.
         seconds: host time.
         images: how many came.
-        limit_bytes: that whole images may take at a time; peak_bytes: the most that they took.
+        limit_bytes: that what the decoder gives may take at a time; peak_bytes: the most that they took.
     """
 
     def __init__(self, decoder: DeviceDecoder, options: Decode, device: torch.device, transfer: Any) -> None:
@@ -149,15 +150,19 @@ class ImageDecoder:
     def _piece(self, waiting: deque[_Image]) -> list[_Image]:
         """The next images that fit into memory together, at least one."""
         some = [waiting.popleft()]
-        nbytes = some[0].source.nbytes
-        while waiting and len(some) < MOST_IMAGES and nbytes + waiting[0].source.nbytes <= self._piece_bytes:
-            nbytes += waiting[0].source.nbytes
+        nbytes = self._nbytes(some[0])
+        while waiting and len(some) < MOST_IMAGES and nbytes + self._nbytes(waiting[0]) <= self._piece_bytes:
+            nbytes += self._nbytes(waiting[0])
             some.append(waiting.popleft())
         return some
 
+    def _nbytes(self, image: _Image) -> int:
+        """That the decoder takes for what it gives."""
+        return image.source.region_nbytes if self._decoder.regions else image.source.nbytes
+
     def _by_device(self, images: list[_Image]) -> Sequence[Pixels | Refused] | None:
         """What the device makes of images; None: it has no room for all of them."""
-        nbytes = sum(image.source.nbytes for image in images)
+        nbytes = sum(map(self._nbytes, images))
         if nbytes > self.limit_bytes:  # it is one
             return [Refused(f"more than device_memory={self.limit_bytes:,} bytes")]
         if self._used is not None:  # their memory is taken again

@@ -8,6 +8,9 @@ with a small picture, and one that fails or gives something else is left out.
 On the CPU, libjpeg's messages count as in `gpuload.decode.jpeg`: an image about which one is printed is refused. Who of
 several images it was about is found out by halves.
 
+Regions are decoded alone by those decoders that do it right: the CPU's does, and `gpuload.stage.decode.regions` says it
+of others. An image's region goes to no other part of the library than the whole would, so the rest above is unchanged.
+
 Images stay in memory of the library's own until the next call. EXIF's orientation is not applied here.
 """
 
@@ -16,13 +19,13 @@ from __future__ import annotations
 import importlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from gpuload.decode.jpeg import NV_MAX_BYTES
+from gpuload.decode.jpeg import NV_MAX_BYTES, columns
 from gpuload.decode.native_messages import listen
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
 
@@ -35,6 +38,7 @@ VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
 # The chroma planes are enlarged as libjpeg does it, which all decoders of the CPU are; the default repeats pixels.
 OPTIONS: Final = ":fancy_upsampling=1"
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
+Box = tuple[int, int, int, int]  # top, left, bottom, right
 TRIAL_DIFFERENCE: Final = 4.0  # levels in the mean between two decoders: more is another picture
 
 
@@ -58,12 +62,22 @@ class NvImageCodec:
         device: where.
         threads: of the CPU that it may use.
         library: the module ``nvidia.nvimgcodec``.
+        no_regions: why a decoder, by its name, is not to be used for regions; "" if it is. Called for those that work.
+        only: the name of the decoder that is used alone; "": all.
 
     Raises:
         RuntimeError: none of its decoders works here; the text says what each complained about.
     """
 
-    def __init__(self, device: torch.device, threads: int, library: Any) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        threads: int,
+        library: Any,
+        *,
+        no_regions: Callable[[str], str] = lambda name: "",
+        only: str = "",
+    ) -> None:
         self._device, self._library = device, library
         kinds = library.BackendKind
         wanted = {CPU: [kinds.CPU_ONLY]}
@@ -78,8 +92,11 @@ class NvImageCodec:
         }
         self._decoders: dict[str, Any] = {}
         self._images: list[Any] = []
+        self._whole: set[str] = set()  # the decoders without regions
         missing = {}
         for name, backends in wanted.items():
+            if only not in ("", name):
+                continue
             made, said = listen(self._make, backends, threads)
             complaint = said or "it cannot be made" if made is None else self._try(name, made)
             if complaint:
@@ -89,7 +106,12 @@ class NvImageCodec:
         if not self._decoders:
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in missing.items()))
         self.names = tuple(self._decoders)
-        self.note = f"no JPEG engine: {missing[ENGINE]}" if ENGINE in missing else ""
+        notes = [f"no JPEG engine: {missing[ENGINE]}"] if ENGINE in missing else []
+        for name in self.names:
+            if why := no_regions(name):
+                self._whole.add(name)
+                notes.append(f"{name} decodes whole images: {why}")
+        self.note, self.regions = "; ".join(notes), not self._whole
 
     def _make(self, kinds: list[Any], threads: int) -> Any:
         library = self._library
@@ -133,7 +155,8 @@ class NvImageCodec:
 
     def _run(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refused]:
         """Decode images of one kind of colour with one decoder."""
-        images, said = listen(self._call, decoder, sources)
+        boxes = [_box(source) if source.partial and name not in self._whole else None for source in sources]
+        images, said = listen(self._call, decoder, sources, boxes)
         if images is None and any(words in said.lower() for words in OUT_OF_MEMORY):
             raise NoRoom(said)
         if images is not None and self._device.type != "cpu":
@@ -143,24 +166,41 @@ class NvImageCodec:
         if images is None or said:
             return [Refused(said or "it gave no image and no reason")] * len(sources)
         found: list[Pixels | Refused] = []
-        for source, image in zip(sources, images, strict=True):
+        for source, box, image in zip(sources, boxes, images, strict=True):
             if image is None:
                 found.append(Refused("it gave no image and no reason"))
                 continue
             self._images.append(image)
             tensor = torch.from_numpy(np.asarray(image)) if self._device.type == "cpu" else torch.from_dlpack(image)
-            shape = (source.height, source.width, 1 if source.grey else 3)
-            if tuple(tensor.shape) != shape:
+            top, start, bottom, stop = box or (0, 0, source.height, source.width)
+            if tuple(tensor.shape) != (bottom - top, stop - start, 1 if source.grey else 3):
                 found.append(Refused(f"the header says {source.height}×{source.width} pixels, it decodes others"))
-            else:
+            elif box is None:
                 found.append(Pixels(tensor, name))
+            else:
+                left = source.region_tlhw[1] - start
+                found.append(Pixels(tensor[:, left : left + source.region_tlhw[3]], name, whole=False))
         return found
 
-    def _call(self, decoder: Any, sources: Sequence[Source]) -> list[Any]:
-        library = self._library
+    def _call(self, decoder: Any, sources: Sequence[Source], boxes: Sequence[Box | None]) -> list[Any]:
         large = any(source.nbytes >= NV_MAX_BYTES for source in sources) and self._device.type == "cpu"
         if large:
             raise ValueError("an image is beyond its limit")
         stream = 0 if self._device.type == "cpu" else torch.cuda.current_stream(self._device).cuda_stream
-        codes = [library.CodeStream(source.data) for source in sources]
+        codes = [self._stream(source, box) for source, box in zip(sources, boxes, strict=True)]
         return decoder.decode(codes, params=self._params[sources[0].grey], cuda_stream=stream)
+
+    def _stream(self, source: Source, box: Box | None) -> Any:
+        code = self._library.CodeStream(source.data)
+        if box is None:
+            return code
+        if (code.height, code.width) != (source.height, source.width):  # beyond the image, it would be filled
+            raise ValueError(f"the header says {source.height}×{source.width} pixels, it finds others")
+        return code.get_sub_code_stream(region=self._library.Region(*box))
+
+
+def _box(source: Source) -> Box:
+    """What is decoded for a source's region."""
+    top, left, height, width = source.region_tlhw
+    start, stop = columns(left, width, source.width)
+    return top, start, top + height, stop

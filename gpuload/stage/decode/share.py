@@ -1,7 +1,7 @@
 """How much of the decoding a device should do where workers do the rest: the share with which both end together.
 
-Measured in a fraction of a second, in the main process, with a picture made up for it: whole images on the device, a
-batch at a time, beside crops of it on one CPU, times the workers. Runs before workers are started; keeps nothing.
+Measured in a fraction of a second, in the main process, with a picture made up for it: a crop of it on the device, a
+batch at a time, beside the same crop on one CPU, times the workers. Runs before workers are started; keeps nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def measure_share(decoder: DeviceDecoder, workers: int) -> float:
         RuntimeError: the device refuses the picture.
     """
     data = _picture()
-    source = Source(np.frombuffer(data, np.uint8), HEIGHT, WIDTH, False, (0, 0, HEIGHT, WIDTH))
+    source = Source(np.frombuffer(data, np.uint8), HEIGHT, WIDTH, False, CROP)
     given, cpu = Encoded(data), Decoder(Decode(), prefer="nvimgcodec")
 
     def on_device() -> int:

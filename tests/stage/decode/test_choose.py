@@ -67,7 +67,7 @@ def test_other_devices_are_refused():
         find_decoder(torch.device("xpu", 0), 1)
 
 
-def broken(*args: Any) -> Any:
+def broken(*args: Any, **given: Any) -> Any:
     raise RuntimeError("nvImageCodec (GPU): it gave no image and no reason")
 
 

@@ -227,6 +227,20 @@ def test_where_the_device_has_no_room_fewer_are_tried_and_no_more_from_then_on()
     assert found[2].stats().device_refused == {}
 
 
+@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+def test_of_a_decoder_that_has_regions_these_are_what_takes_memory():
+    large = [jpeg_bytes(smooth_image(400, 500, number)) for number in range(4)]
+    files = Photos([*mixed(*BAD).files, *large])
+    given: dict[str, Any] = {"transforms": [T.RandomCrop(24)], "batch_size": 12, "on_error": "skip"}
+    expected = batches(files, **given)
+    with decoding_with(regions=True) as made:
+        found = batches(files, decode=gl.Decode(where="device", device_memory=3 * 24 * 24 * 3), **given)
+    assert_same(found, expected)
+    assert max(made[0].calls) == 3
+    assert found[2].stats().decode_peak_bytes == 3 * 24 * 24 * 3
+    assert not any("device_memory" in why for why in found[2].stats().device_refused)
+
+
 def test_an_image_for_which_the_device_has_no_room_alone_goes_to_the_cpu():
     files = Photos([photo(number) for number in range(4)])
     expected = batches(files, batch_size=4)
@@ -241,9 +255,9 @@ def test_images_are_turned_upright_as_on_the_cpu(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     files = Photos([photo(number, exif=exif.tobytes()) for number in range(4)])
-    for upright in (True, False):
+    for upright, regions in ((True, False), (True, True), (False, False)):
         expected = batches(files, batch_size=4, decode=gl.Decode(exif=upright))
-        with decoding_with():
+        with decoding_with(regions=regions):
             assert_same(batches(files, batch_size=4, decode=gl.Decode(exif=upright, where="device")), expected)
         assert gl.Loader(files, decode=gl.Decode(where="device")).stats().images == 0
 

@@ -80,6 +80,26 @@ def test_a_crop_of_the_whole_image_is_what_its_region_decodes_to(library):
             assert np.array_equal(whole.tensor.numpy()[top : top + height, left : left + width], region)
 
 
+REGIONS = ((7, 3, 50, 64), (82, 120, 1, 1), (16, 16, 16, 16), (1, 0, 9, 1), (0, 120, 83, 1), (0, 57, 1, 64))
+
+
+@pytest.mark.parametrize("grey", [False, True])
+def test_regions_have_the_bits_of_the_whole_image(library, grey):
+    decoder = NvImageCodec(HERE, 1, library)
+    wholes = NvImageCodec(HERE, 1, library, no_regions=lambda name: "never tried")
+    assert (decoder.regions, decoder.note) == (True, "")
+    assert (wholes.regions, wholes.note) == (False, f"{CPU} decodes whole images: never tried")
+    for subsampling in (0, 1, 2):
+        whole = source(jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling), grey=grey)
+        sources = [whole, *(whole._replace(region_tlhw=region) for region in REGIONS)]
+        for one, other, asked in zip(decoder.decode(sources), wholes.decode(sources), sources, strict=True):
+            assert isinstance(one, Pixels)
+            assert isinstance(other, Pixels)
+            assert (one.whole, other.whole) == (asked is whole, True)
+            top, left, height, width = asked.region_tlhw
+            assert torch.equal(one.tensor, other.tensor[top : top + height, left : left + width])
+
+
 def test_only_the_image_that_libjpeg_complains_about_is_refused(library):
     decoder = NvImageCodec(HERE, 1, library)
     files = [photo(number) for number in range(6)]
@@ -95,14 +115,29 @@ def test_grey_and_coloured_images_come_in_one_call(library):
     assert [tuple(one.tensor.shape)[2] for one in found if isinstance(one, Pixels)] == [3, 1, 3]
 
 
+class CodeStream:
+    """Its picture, or a region of it."""
+
+    def __init__(self, data: np.ndarray, region: Any = None) -> None:
+        self.data, self.region = data, region
+        self.width, self.height = Image.open(io.BytesIO(data.tobytes())).size
+
+    def tobytes(self) -> bytes:
+        return self.data.tobytes()
+
+    def get_sub_code_stream(self, region: Any) -> CodeStream:
+        return CodeStream(self.data, region)
+
+
 class Library:
     """A module ``nvimgcodec`` whose decoders do as they are told: ``works`` for each kind of backend."""
 
     NVIMGCODEC_DEVICE_CPU_ONLY = -99999
+    CodeStream = CodeStream
     BackendKind = SimpleNamespace(CPU_ONLY="cpu", GPU_ONLY="gpu", HYBRID_CPU_GPU="hybrid", HW_GPU_ONLY="engine")
     ColorSpec = SimpleNamespace(GRAY="grey", SRGB="rgb")
     Backend = staticmethod(lambda kind: kind)
-    CodeStream = staticmethod(lambda data: data)
+    Region = staticmethod(lambda *box: box)
 
     def __init__(self, **works: Any) -> None:
         self.works = works
@@ -122,7 +157,13 @@ class Library:
 
 
 def pictures(codes: list[Any]) -> list[Any]:
-    return [np.array(Image.open(io.BytesIO(code.tobytes()))) for code in codes]
+    found = []
+    for code in codes:
+        picture = np.array(Image.open(io.BytesIO(code.tobytes())))
+        picture = picture if picture.ndim == 3 else picture[:, :, None]
+        top, left, bottom, right = code.region or (0, 0, *picture.shape[:2])
+        found.append(picture[top:bottom, left:right])
+    return found
 
 
 def nothing(codes: list[Any]) -> list[Any]:
@@ -137,11 +178,11 @@ def full(codes: list[Any]) -> list[Any]:
     raise RuntimeError("CUDA Runtime failure: 'out of memory'")
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, **works: Any) -> NvImageCodec:
-    """What is made for a GPU; its results lie on this CPU."""
+def gpu(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any] | None = None, **works: Any) -> NvImageCodec:
+    """What is made for a GPU, with what is `given`; its results lie on this CPU."""
     monkeypatch.setattr(torch, "from_dlpack", torch.from_numpy)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
-    return NvImageCodec(torch.device("cuda", 1), 3, Library(**works))
+    return NvImageCodec(torch.device("cuda", 1), 3, Library(**works), **(given or {}))
 
 
 def test_the_jpeg_engine_comes_first_and_the_gpu_gets_what_it_refuses(monkeypatch):
@@ -158,6 +199,30 @@ def test_the_jpeg_engine_comes_first_and_the_gpu_gets_what_it_refuses(monkeypatc
         {"device_id": 1, "max_num_cpu_threads": 3, "backends": kinds, "options": ":fancy_upsampling=1"}
         for kinds in (["engine"], ["gpu", "hybrid"])
     ]
+
+
+def test_regions_go_to_the_decoders_that_have_them(monkeypatch):
+    """What the engine refuses of them, the other decoder gives whole."""
+    refused = {photo(1)}
+
+    def engine(codes: list[Any]) -> list[Any]:
+        return [None if code.tobytes() in refused else pictures([code])[0] for code in codes]
+
+    given = {"no_regions": lambda name: "" if name == ENGINE else "it ended by SIGSEGV"}
+    decoder = gpu(monkeypatch, given, engine=engine, gpu=pictures)
+    assert not decoder.regions
+    assert decoder.note == f"{GPU} decodes whole images: it ended by SIGSEGV"
+    parts = [source(photo(number))._replace(region_tlhw=(3, 5, 20, 30)) for number in range(2)]
+    by_engine, by_gpu = decoder.decode(parts)
+    assert isinstance(by_engine, Pixels)
+    assert isinstance(by_gpu, Pixels)
+    assert (by_engine.decoder, by_engine.whole, tuple(by_engine.tensor.shape)) == (ENGINE, False, (20, 30, 3))
+    assert (by_gpu.decoder, by_gpu.whole, tuple(by_gpu.tensor.shape)) == (GPU, True, (51, 69, 3))
+
+
+def test_one_decoder_may_be_asked_for_alone(monkeypatch):
+    decoder = gpu(monkeypatch, {"only": GPU}, engine=pictures, gpu=pictures)
+    assert (decoder.names, len(decoder._library.made)) == ((GPU,), 1)
 
 
 def test_a_gpu_without_an_engine_says_so(monkeypatch):
@@ -187,9 +252,12 @@ def test_a_full_device_is_told_apart_from_a_bad_image(monkeypatch):
 
 
 def test_an_image_that_is_not_as_large_as_its_header_says_is_refused(library):
-    lying = source(photo(0))._replace(height=20)
-    [found] = NvImageCodec(HERE, 1, library).decode([lying])
-    assert found == Refused("the header says 20×70 pixels, it decodes others")
+    lying = source(photo(0))._replace(height=20, region_tlhw=(0, 0, 20, 70))
+    decoder = NvImageCodec(HERE, 1, library)
+    assert decoder.decode([lying]) == [Refused("the header says 20×70 pixels, it decodes others")]
+    found, good = decoder.decode([lying._replace(height=90, region_tlhw=(60, 0, 30, 9)), source(photo(0))])
+    assert found == Refused("ValueError: the header says 90×70 pixels, it finds others")
+    assert isinstance(good, Pixels)
 
 
 def test_an_image_beyond_the_librarys_limit_is_not_given_to_it(library, monkeypatch):
