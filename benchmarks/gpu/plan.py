@@ -43,6 +43,7 @@ FEEDS = {
     "kornia_own": Feed("DataLoader, Kornia's AugmentationSequential", "torch_device", "kornia"),
     "kornia": Feed("gpuload, kornia", "gpuload", "kornia"),
     "dali": Feed("gpuload, dali", "gpuload", "dali"),
+    "dali_decode": Feed("gpuload, dali, decoding on the GPU", "gpuload", "dali/device"),
 }
 # That are fed, by torchvision's names.
 NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50"}

@@ -24,9 +24,9 @@ class Decode:
 
     Args:
         where: ``"cpu"``: workers decode. ``"device"``: workers read files and headers, and the loader's device decodes
-            plain JPEGs (8 bits, one scan, RGB or grey), with nvImageCodec; workers decode all other images. On a device
-            that cannot decode, workers decode all of them; ``loader.plan()`` says why. ``"both"``: the device decodes a
-            share of the samples, workers the others.
+            plain JPEGs (8 bits, one scan, RGB or grey), with nvImageCodec, or with DALI if it runs the transforms
+            (``backend="dali"``); workers decode all other images. On a device that cannot decode, workers decode all of
+            them; ``loader.plan()`` says why. ``"both"``: the device decodes a share of the samples, workers the others.
         device_share: with ``"both"``, the share of samples that the device decodes, above 0 and below 1. Which ones is
             a function of their positions. None: it is measured when workers are started for the first time, on one
             rank, and kept in ``state_dict()``; several ranks need a number.

@@ -68,7 +68,7 @@ def placement_for(options: Options, device: torch.device) -> Placement:
 
 def choose_decoder(options: Options, device: torch.device) -> Choice:
     """Who decodes."""
-    return choose(options.workers.decode, device, options.cpu_threads, options.device_share)
+    return choose(options.workers.decode, device, options.cpu_threads, options.device_share, options.stage.backend)
 
 
 def with_share(options: Options) -> Options:

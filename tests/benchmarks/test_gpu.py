@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "benchmarks" / "gpu.sh"
 # The rows that each package is needed for; `absent` says that it is not there.
 NEEDING = {
-    "nvidia.dali": {"dali_cpu", "dali"},
+    "nvidia.dali": {"dali_cpu", "dali", "dali_decode"},
     "kornia": {"kornia", "kornia_own"},
     "nvidia.nvimgcodec": {"device_decode", "both_decode", "device_decoder", "light_device"},
     "triton": {"fused", "stage", "device_decode", "both_decode", *LIGHT},

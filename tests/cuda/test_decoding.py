@@ -28,24 +28,33 @@ def _with_a_decoder() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
-def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean():
+@pytest.mark.parametrize("backend", ["torch", "dali"])
+def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean(backend):
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali")
     kinds = [kind for kind in KINDS for _ in range(4)]
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
-    given: dict[str, Any] = {"device": "cuda", "on_error": "skip", "transforms": [T.RandomCrop(24)]}
+    given: dict[str, Any] = {"device": "cuda", "on_error": "skip", "transforms": [T.RandomCrop(24)], "backend": backend}
     expected, failed, _ = batches(files, **given)
     found, failed_, made = batches(files, decode=DEVICE, **given)
     assert [entry[:2] for entry in failed_] == [entry[:2] for entry in failed]
     for (images, labels, positions), (images_, labels_, positions_) in zip(found, expected, strict=True):
         assert (labels, positions) == (labels_, positions_)
         assert (images.float() - images_.float()).abs().mean() <= 1.0
-    assert sum(count for name, count in made.stats().decoders.items() if name.startswith("nvImageCodec (")) > 0
+    name = "DALI (mixed)" if backend == "dali" else "nvImageCodec ("
+    assert sum(count for decoder, count in made.stats().decoders.items() if decoder.startswith(name)) > 0
 
 
-def test_bits_do_not_depend_on_batches_chunks_and_workers():
+@pytest.mark.parametrize("backend", ["auto", "dali"])
+def test_bits_do_not_depend_on_batches_chunks_and_workers(backend):
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali")
     files = Photos([photo(number) for number in range(24)])
 
     def run(**given: Any) -> torch.Tensor:
-        found, _, _ = batches(files, device="cuda", decode=gl.Decode(where="both", device_share=0.6), **given)
+        decode = gl.Decode(where="both", device_share=0.6)
+        found, _, made = batches(files, device="cuda", decode=decode, backend=backend, **given)
+        assert str(made.plan().decoder).startswith("DALI (mixed)" if backend == "dali" else "nvImageCodec")
         return torch.cat([images for images, _, _ in found])
 
     expected = run(batch_size=24)

@@ -93,7 +93,7 @@ def decoding_with(**given: Any) -> Iterator[list[FakeDecoder]]:
     """Devices have this decoder within this; gives those that were made."""
     made: list[FakeDecoder] = []
 
-    def find(device: torch.device, threads: int) -> FakeDecoder:
+    def find(device: torch.device, threads: int, backend: str) -> FakeDecoder:
         made.append(FakeDecoder(device, **given))
         return made[-1]
 

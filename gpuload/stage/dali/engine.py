@@ -1,4 +1,5 @@
-"""DALI as a stage uses it: one evaluation context, made at the first call, with as many threads as torch has.
+"""DALI as a stage or a decoder uses it: one evaluation context, made at the first call, with as many threads as torch
+has, or as it is told.
 
 The context holds DALI's operators and its pool of threads, and ends with the `Engine`. Operators are cached by their
 constant arguments, so what changes from batch to batch is always given as a batch, never as a number.
@@ -32,9 +33,11 @@ class Engine:
 
     Args:
         device: a CPU or a CUDA device.
+        threads: of the CPU; None: as many as torch has at each call.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, threads: int | None = None) -> None:
+        self._threads = threads
         self.device = device
         self.on_cpu = device.type == "cpu"
         self._made: tuple[ndd.Device, ndd.EvalContext] | None = None
@@ -45,7 +48,7 @@ class Engine:
     def running(self) -> Iterator[None]:
         """Run DALI's operators within this on the device, on torch's current stream there."""
         with self._stream() as stream:
-            device, context = self._context(torch.get_num_threads(), stream)
+            device, context = self._context(self._threads or torch.get_num_threads(), stream)
             with device, context, ndd.EvalMode.sync_cpu:
                 yield
 

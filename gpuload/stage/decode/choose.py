@@ -17,6 +17,7 @@ import torch
 
 from gpuload.decode import Decode
 from gpuload.errors import one_line
+from gpuload.stage.dali import DaliBackend
 from gpuload.stage.decode.backend import DeviceDecoder
 from gpuload.stage.decode.nvimagecodec import NvImageCodec, load_library
 from gpuload.stage.decode.regions import fault_of_regions
@@ -43,13 +44,15 @@ class Choice(NamedTuple):
     warning: str = ""
 
 
-def choose(options: Decode, device: torch.device, threads: int, share: float | None = None) -> Choice:
-    """Who decodes for a loader on this device; `threads` of the CPU may be used in the main process, and `share` was
-    measured, if the options have none."""
+def choose(
+    options: Decode, device: torch.device, threads: int, share: float | None = None, backend: str = "auto"
+) -> Choice:
+    """Who decodes for a loader on this device; `threads` of the CPU may be used in the main process, `share` was
+    measured, if the options have none, and `backend` is what transforms were asked to run on."""
     if options.where == "cpu":
         return Choice(None, 0.0, None)
     try:
-        decoder = find_decoder(device, threads)
+        decoder = find_decoder(device, threads, backend)
     except Exception as error:  # whatever a broken installation raises
         why = one_line(str(error) or type(error).__name__)
         return Choice(
@@ -68,14 +71,36 @@ def choose(options: Decode, device: torch.device, threads: int, share: float | N
     return Choice(decoder, share or 0.0, f"{', '.join(decoder.names)} on {device}{note}{shared}")
 
 
-def find_decoder(device: torch.device, threads: int) -> DeviceDecoder:
-    """The decoder of a device.
+def find_decoder(device: torch.device, threads: int, backend: str = "auto") -> DeviceDecoder:
+    """The decoder of a device: nvImageCodec, or DALI where that cannot be used; for the backend "dali" DALI first.
 
     Raises:
         Exception: there is none; the text says why, and what to do.
     """
     if device.type not in ("cpu", "cuda") or torch.version.hip is not None:
-        raise RuntimeError("nvImageCodec decodes on NVIDIA's GPUs and on the CPU alone")
+        raise RuntimeError("nvImageCodec and DALI decode on NVIDIA's GPUs and on the CPU alone")
+    ways = [_nvimagecodec] if DaliBackend.missing(device) else [_nvimagecodec, _dali]
+    reasons: list[str] = []
+    for way in reversed(ways) if backend == "dali" else ways:
+        try:
+            found = way(device, threads)
+        except Exception as error:  # whatever a broken installation raises
+            reasons.append(one_line(str(error) or type(error).__name__))
+            continue
+        found.note = "; ".join([*reasons, found.note] if found.note else reasons)
+        return found
+    raise RuntimeError("; ".join(reasons))
+
+
+def _dali(device: torch.device, threads: int) -> DeviceDecoder:
+    try:
+        from gpuload.stage.decode.dali import DaliDecoder
+    except ImportError as error:
+        raise RuntimeError(f"DALI cannot be imported ({error})") from error
+    return DaliDecoder(device, threads)
+
+
+def _nvimagecodec(device: torch.device, threads: int) -> DeviceDecoder:
     try:
         library = load_library()
     except Exception as error:

@@ -16,8 +16,8 @@ Images stay in memory of the library's own until the next call. EXIF's orientati
 
 from __future__ import annotations
 
+import functools
 import importlib
-import io
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -28,8 +28,9 @@ import torch
 from gpuload.decode.jpeg import NV_MAX_BYTES, columns
 from gpuload.decode.native_messages import listen
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
+from gpuload.stage.decode.trial import complaint_about
 
-__all__ = ["CPU", "ENGINE", "GPU", "NvImageCodec", "load_library"]
+__all__ = ["CPU", "ENGINE", "GPU", "OUT_OF_MEMORY", "NvImageCodec", "load_library"]
 
 ENGINE: Final = "nvImageCodec (JPEG engine)"
 GPU: Final = "nvImageCodec (GPU)"
@@ -39,7 +40,6 @@ VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
 OPTIONS: Final = ":fancy_upsampling=1"
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
 Box = tuple[int, int, int, int]  # top, left, bottom, right
-TRIAL_DIFFERENCE: Final = 4.0  # levels in the mean between two decoders: more is another picture
 
 
 def load_library() -> Any:
@@ -98,7 +98,9 @@ class NvImageCodec:
             if only not in ("", name):
                 continue
             made, said = listen(self._make, backends, threads)
-            complaint = said or "it cannot be made" if made is None else self._try(name, made)
+            complaint = said or "it cannot be made"
+            if made is not None:
+                complaint = complaint_about(functools.partial(self._run, name, made))
             if complaint:
                 missing[name] = complaint
             else:
@@ -118,21 +120,6 @@ class NvImageCodec:
         here = library.NVIMGCODEC_DEVICE_CPU_ONLY if self._device.type == "cpu" else self._device.index
         backends = [library.Backend(kind) for kind in kinds]
         return library.Decoder(device_id=here, max_num_cpu_threads=threads, backends=backends, options=OPTIONS)
-
-    def _try(self, name: str, decoder: Any) -> str:
-        """What is wrong with a decoder; "" if nothing is."""
-        from PIL import Image
-
-        ramp = np.add.outer(np.arange(48) * 3, np.arange(64) * 2).astype(np.uint8)
-        picture = np.stack([ramp, ramp[::-1], ramp[:, ::-1]], axis=2)
-        file = io.BytesIO()
-        Image.fromarray(picture).save(file, "JPEG", quality=95)
-        data = np.frombuffer(file.getvalue(), np.uint8)
-        [found] = self._run(name, decoder, [Source(data, 48, 64, False, (0, 0, 48, 64))])
-        if isinstance(found, Refused):
-            return found.why
-        difference = np.abs(found.tensor.cpu().numpy().astype(np.float32) - np.asarray(Image.open(file))).mean()
-        return "" if difference <= TRIAL_DIFFERENCE else f"its picture is another one ({difference:.0f} levels away)"
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
         found: list[Pixels | Refused] = [Refused("")] * len(sources)
