@@ -15,34 +15,30 @@ from gpuload.datasets.worker import WorkerInfo, swap
 from gpuload.errors import WorkerError
 from gpuload.order.place import IterablePlace
 from gpuload.ring.ring import Ring
+from gpuload.workers.counters import Counters
 from gpuload.workers.engine import Event
 from gpuload.workers.job import Job
-from gpuload.workers.protocol import Request
+from gpuload.workers.protocol import Reply, Request
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.workerinfo import introduce
 
-__all__ = ["HomeEngine"]
+__all__ = ["HomeEngine", "InlineEngine"]
 
 
-class HomeEngine:
-    """Takes chunks like a `WorkerPool`, and does one at each call of `gather`; `around`: a context for each."""
+class InlineEngine:
+    """Takes chunks like a `WorkerPool`, and does one at each call of `gather`, in this process.
+
+    Args:
+        ring: where the slots are.
+        counters: of what it does.
+    """
 
     broken: WorkerError | None = None
     ready = True
 
-    def __init__(
-        self,
-        job: Job,
-        ring: Ring,
-        around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    ) -> None:
-        self._runner = ChunkRunner(job, guard_generators=True)
-        self._runner.source.introduce = partial(introduce, job, 0, 1, in_worker=False)
-        self._counters = self._runner.counters
+    def __init__(self, ring: Ring, counters: Counters) -> None:
+        self._ring, self._counters = ring, counters
         self.waited_s = 0.0  # what it did, the loop waited for
-        self._info: WorkerInfo | None = None
-        self._ring = ring
-        self._around = around
         self._waiting: deque[Request] = deque()
         self._wanted_from = 0
         self._halted = False
@@ -67,16 +63,46 @@ class HomeEngine:
         start = time.perf_counter()
         self._counters.begin()
         try:
-            with self._around(), self._introduced():
-                reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
+            reply = self._do(request, slot)
         finally:
             self._counters.end()
             self.waited_s += time.perf_counter() - start
         self._waiting.popleft()  # only now: after a ctrl-C it is done again
         return [reply]
 
+    def _do(self, request: Request, slot: np.ndarray) -> Reply:
+        raise NotImplementedError
+
     def counted(self) -> np.ndarray:
         return self._counters.table.read()
+
+    def halt(self) -> None:
+        """Make `gather`, in another thread, end at the next sample."""
+        self._halted = True
+        self.disown(2**63)
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+
+class HomeEngine(InlineEngine):
+    """Does what workers do; `around`: a context for each chunk."""
+
+    def __init__(
+        self,
+        job: Job,
+        ring: Ring,
+        around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self._runner = ChunkRunner(job, guard_generators=True)
+        self._runner.source.introduce = partial(introduce, job, 0, 1, in_worker=False)
+        super().__init__(ring, self._runner.counters)
+        self._info: WorkerInfo | None = None
+        self._around = around
+
+    def _do(self, request: Request, slot: np.ndarray) -> Reply:
+        with self._around(), self._introduced():
+            return self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
 
     def begin(self, request: Request) -> IterablePlace:
         """Where the pass over an iterable dataset begins, before its first chunk."""
@@ -91,11 +117,3 @@ class HomeEngine:
             yield
         finally:
             self._info = swap(outer)
-
-    def halt(self) -> None:
-        """Make `gather`, in another thread, end at the next sample."""
-        self._halted = True
-        self.disown(2**63)
-
-    def close(self) -> None:
-        self._waiting.clear()

@@ -7,19 +7,17 @@ same functions, so batches have the same bits.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
 
 import numpy as np
 
 from gpuload.datasets.resident import numbers_of
-from gpuload.errors import ErrorRecord, WorkerError
-from gpuload.order.place import IterablePlace
+from gpuload.errors import ErrorRecord
 from gpuload.ring.chunk import ChunkContent
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
 from gpuload.workers.counters import Counters
-from gpuload.workers.engine import Event
+from gpuload.workers.inline import InlineEngine
 from gpuload.workers.job import Job
 from gpuload.workers.kept import KeptSamples, ReadMemory, span_of
 from gpuload.workers.protocol import Reply, Request, Status
@@ -28,8 +26,8 @@ from gpuload.workers.runner import failure
 __all__ = ["ResidentEngine"]
 
 
-class ResidentEngine:
-    """Takes chunks like a `WorkerPool`, and does one at each call of `gather`.
+class ResidentEngine(InlineEngine):
+    """Cuts a chunk out of what is kept.
 
     Args:
         job: what to draw, and for which dataset: a `DeviceCached`, or a view of one.
@@ -40,72 +38,24 @@ class ResidentEngine:
         hits: how many samples it gave.
     """
 
-    broken: WorkerError | None = None
-    ready = True
-
     def __init__(self, job: Job, ring: Ring, kept: KeptSamples) -> None:
-        self._job, self._ring, self._kept = job, ring, kept
+        super().__init__(ring, Counters())
+        self._job, self._kept = job, kept
         self._numbers = numbers_of(job.dataset, np.arange(len(job.dataset)))
-        self._counters = Counters()
-        self._waiting: deque[Request] = deque()
-        self._wanted_from = 0
-        self._halted = False
-        self.waited_s = 0.0  # what it did, the loop waited for
         self.hits = 0
 
-    def submit(self, request: Request) -> bool:
-        self._waiting.append(request)
-        return True
-
-    def disown(self, before: int) -> None:
-        self._wanted_from = before
-
-    def forgive(self) -> None:
-        """Nothing dies here."""
-
-    def gather(self, timeout_s: float) -> list[Event]:
-        if self._halted:
-            raise RuntimeError("this Loader is closed")
-        if not self._waiting:
-            return []
-        request = self._waiting[0]
+    def _do(self, request: Request, slot: np.ndarray) -> Reply:
         if request.chunk < self._wanted_from:
-            self._waiting.popleft()
-            return [Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")]
-        start = time.perf_counter()
-        self._counters.begin()
-        try:
-            reply = self._done(request)
-        finally:
-            self._counters.end()
-            self.waited_s += time.perf_counter() - start
-        self._waiting.popleft()  # only now: after a ctrl-C it is done again
-        return [reply]
-
-    def counted(self) -> np.ndarray:
-        return self._counters.table.read()
-
-    def begin(self, request: Request) -> IterablePlace:
-        raise TypeError("an iterable dataset cannot be kept")
-
-    def halt(self) -> None:
-        """Make `gather`, in another thread, end at the next chunk."""
-        self._halted = True
-        self.disown(2**63)
-
-    def close(self) -> None:
-        self._waiting.clear()
-
-    def _done(self, request: Request) -> Reply:
+            return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
         start = time.perf_counter_ns()
         content = self._content(request)
         memory: ReadMemory = self._kept.memory
         nbytes = 0
         if memory.on_host and content.windows is not None:
             nbytes = span_of(content.windows)
-            if nbytes > request.slot_bytes:
+            if nbytes > len(slot):
                 return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
-            memory.write(content.windows, self._ring.bytes[request.slot_offset : request.slot_offset + nbytes])
+            memory.write(content.windows, slot[:nbytes])
             content.windows = None
         counters = self._counters
         counters.chunks += 1

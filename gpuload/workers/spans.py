@@ -99,6 +99,7 @@ class NotingRunner(ChunkRunner):
             (source, "open", "open"),  # where a dataset that fetches many reads all of a chunk
             (decoder, "header", "header"),
             (decoder, "decode", "decode"),
+            (decoder, "decode_resized", "decode"),
             (decoder, "decode_mask", "decode"),
             (self, "_draw_regions", "draw"),
             (self, "_collate", "collate"),

@@ -334,7 +334,7 @@ def test_a_newer_librarys_warning_is_no_error(tmp_path, category, expected):
     folder.mkdir()
     status, printed = run_script("tests", folder, TESTS=str(path))
     assert status == expected, printed
-    assert ("1 passed, 1 warning" in printed) == (expected == 0), printed
+    assert ("1 passed, " in printed and "old" in printed) == (expected == 0), printed
 
 
 @pytest.mark.processes

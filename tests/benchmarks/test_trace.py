@@ -52,10 +52,12 @@ def spans(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in found["traceEvents"] if event.get("cat") == "gpuload"]
 
 
+GRAIN_NS = 2  # of times in microseconds since some year, as floating point
+
+
 def is_within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
-    """But for a nanosecond: the grain of such times, in microseconds since some year, as floating point."""
     a, b = (round(1000 * event["ts"]) for event in (outer, inner))
-    return a <= b and b + round(1000 * inner["dur"]) <= a + round(1000 * outer["dur"]) + 1
+    return a <= b + GRAIN_NS and b + round(1000 * inner["dur"]) <= a + round(1000 * outer["dur"]) + GRAIN_NS
 
 
 @pytest.mark.slow
@@ -99,7 +101,7 @@ def test_no_two_spans_of_a_row_cross(found):
     rows: dict[int, list[dict[str, Any]]] = {}
     for event in sorted(spans(found), key=lambda event: (event["ts"], -event["dur"])):
         around = rows.setdefault(event["pid"], [])
-        while around and event["ts"] >= around[-1]["ts"] + around[-1]["dur"]:
+        while around and 1000 * event["ts"] + GRAIN_NS >= 1000 * (around[-1]["ts"] + around[-1]["dur"]):
             around.pop()
         assert not around or is_within(event, around[-1]), (event, around[-1])
         around.append(event)
