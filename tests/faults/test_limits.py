@@ -188,7 +188,7 @@ def test_a_full_dev_shm_does_not_matter():
 @pytest.fixture
 def group():
     """A control group within our own, whose memory can be limited; its processes are gone when the test ends."""
-    groups = ((folder, limits._VERSIONS[version]) for folder, version in limits._groups("/", "memory"))
+    groups = ((folder, limits._VERSIONS[version]) for folder, version in limits.control_groups("/", "memory"))
     folder, files = next(
         ((folder, files) for folder, files in groups if os.path.exists(f"{folder}/{files.use}")), (None,) * 2
     )
