@@ -169,7 +169,9 @@ def test_little_memory_may_be_locked():
         pictures = [np.zeros((512, 512, 3), np.uint8)] * 64
         chain = [T.GaussianBlur(23)]
         with simulated("lazy", most_locks=0), pytest.warns(RuntimeWarning, match="refused to page-lock"):
-            found = measured(pictures, num_workers=0, transforms=chain, device="cuda", backend="torch")
+            found = measured(
+                pictures, num_workers=0, prefetch_factor=2, transforms=chain, device="cuda", backend="torch"
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
     assert (found.pinned_bytes, found.pinning_refused) == (0, True)
