@@ -11,7 +11,6 @@ import contextlib
 import copy
 import traceback
 from collections.abc import Callable
-from math import prod
 from time import perf_counter_ns as clock
 from typing import Any
 
@@ -173,7 +172,8 @@ class ChunkRunner:
             pictures = [*sample.images.values(), *sample.masks.values()]
             for picture, region in zip(pictures, own, strict=True):
                 if not picture.sent:
-                    nbytes += align(prod(picture.shape(region)), ALIGN)
+                    height, width, channels = picture.shape(region)
+                    nbytes += align(height * width * channels, ALIGN)
         if nbytes > len(slot):
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
         decoded: list[Sample] = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -279,8 +278,8 @@ class SampleReader:
         for picture, region in zip([*sample.images.values(), *sample.masks.values()], regions, strict=True):
             top, left = region[:2]
             leaf, header, resized = picture.leaf, picture.header, picture.resized
-            height, width, _ = shape = picture.shape(region)
-            nbytes = prod(shape)
+            height, width, channels = shape = picture.shape(region)
+            nbytes = height * width * channels
             if picture.sent:
                 assert isinstance(leaf, Encoded)
                 start, length = picture.sent[:2]
