@@ -89,7 +89,10 @@ def scaled_ns(
 ) -> float:
     """What decoding at so many eighths and resampling costs, but for the bytes."""
     top, _, height, width = region_tlhw
-    decoded = height * width if grid_of(data, header) is not None else (top + height) * header.width
+    if grid_of(data, header) is not None:
+        decoded = height * width
+    else:
+        decoded = (top + height if _can_end(header) else header.height) * header.width
     rows, columns = height * eighths / 8, width * eighths / 8
     taps = 2 * SUPPORT[interpolation] * rows * (columns + size_hw[1])
     return SCALED_NS + decoded * _samples(data, header) * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
@@ -128,10 +131,15 @@ def decode_scaled(
     return Scaled(pixels[y0:y1, x0:x1], extent), ""
 
 
+def _can_end(header: JpegHeader) -> bool:
+    """Whether a JPEG whose header says that it ends earlier is still one."""
+    return header.single_scan and not header.restart_interval
+
+
 def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
     """A JPEG whose header says that it ends with the blocks above a row, so that nothing below is decoded; None if that
     cannot be, or would change nothing."""
-    if not header.single_scan or header.restart_interval:
+    if not _can_end(header):
         return None
     block = mcu_size(data, header)[1]
     height = -(-(row + (block > BLOCK)) // block) * block  # chroma may be interpolated from the row below
