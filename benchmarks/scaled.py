@@ -13,7 +13,8 @@ the least time of many wrong. The two times of one round change alike. So the me
 ways compare (`costs`), and rounds go on until it is known well enough, whatever the model chose (`settled`).
 
 At last the constants of `gpuload/decode/scaled.py` are fitted to the ratios (`fitted`): for all photographs, and to see
-what such constants are worth, for each half of them, to choose for the other half.
+what such constants are worth, for each half of them, to choose for the other half (`crossed`). `shifted` says how much
+depends on their being right.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from benchmarks.peers.decoder_alone import draw_region
 from benchmarks.photos import SUFFIXES, find_photos
 from gpuload import transforms as T
 from gpuload.decode import Decoder
+from gpuload.decode import scaled as model
 from gpuload.decode.cut import mcu_size
 from gpuload.decode.scaled import EIGHTHS, SUPPORT, Scaled, resample
 
@@ -194,6 +196,20 @@ def crossed(sizes: Sequence[list[list[Seen]]]) -> list[int]:
     return found
 
 
+def in_use() -> dict[str, float]:
+    """The constants of `gpuload/decode/scaled.py`."""
+    scaled = (*(model.SCALED_SAMPLE_NS[n] for n in EIGHTHS), *(getattr(model, name) for name in RESIZE))
+    return dict(zip(NAMES, (0.0, *(getattr(model, name) for name in FITTED[1:]), *scaled), strict=True))
+
+
+def shifted(photos: list[list[Seen]]) -> int:
+    """How many of some photographs are `near` where one of the constants is a fifth less or a quarter more, whichever
+    is worst: as it might be on another machine."""
+    constants = in_use()
+    others = [constants | {name: constants[name] * by} for name in NAMES[1:] for by in (0.8, 1.25)]
+    return min(sum(near(chosen_with(other, photo)) for photo in photos) for other in others)
+
+
 def loader_ms(files: list[gl.Encoded], scale: Any) -> float:
     """CPU ms of an image in a loader without worker processes: decoding, resize and all."""
     crops = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))]
@@ -227,6 +243,7 @@ def summary(photos: list[list[Seen]], loaders: list[tuple[float, float]]) -> dic
         "regions_settled": sum(one.settled for one in seen),
         "fast": len(fast),
         "photographs_near": sum(map(near, photos)),
+        "photographs_near_shifted": shifted(photos),
         "regions_near": sum(near([one]) for one in seen),
         "exact_ms": float(np.mean([one.exact_ms for one in seen])),
         "chosen_ms": float(np.mean(list(map(chosen, seen)))),

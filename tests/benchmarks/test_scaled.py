@@ -9,12 +9,29 @@ import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
 
+import gpuload as gl
 from benchmarks import scaled
-from benchmarks.scaled import FITTED, SCALED_FITTED, Seen, costs, crossed, fitted, near, settled, summary
+from benchmarks.scaled import (
+    FITTED,
+    SCALED_FITTED,
+    Seen,
+    chosen_with,
+    costs,
+    crossed,
+    fitted,
+    in_use,
+    look,
+    near,
+    settled,
+    shifted,
+    summary,
+)
+from gpuload.decode import Decoder
 
 
 def seen(exact_ms: float, fast_ms: float, fast: bool, most: int = 4) -> Seen:
-    return Seen(exact_ms, fast_ms, 1.0, most == 4, fast, 1.0, most, 255.0**2 / 10**most, (), ())
+    terms = (0.0,) * 10
+    return Seen(exact_ms, fast_ms, 1.0, most == 4, fast, 1.0, most, 255.0**2 / 10**most, terms, terms)
 
 
 def test_choices_are_held_against_the_better_way():
@@ -66,6 +83,26 @@ def test_the_fit_finds_the_constants_that_made_the_figures():
     ratios = np.array(list(found.values())) / constants
     np.testing.assert_allclose(ratios, ratios[0], rtol=0.01)
     assert 0.5 < ratios[0] < 2, "by and large, the machine's speed"
+
+
+def test_choices_with_the_constants_in_use_are_the_models():
+    photo = gl.Encoded(jpeg_bytes(smooth_image(900, 1400, 0), subsampling=0))
+    regions = [(0, 0, 900, 1400), (0, 0, 700, 600), (300, 100, 600, 1300), (600, 200, 250, 400), (400, 0, 500, 470)]
+    looked = [look(Decoder(gl.Decode()), photo, region, 1, 1) for region in regions]
+    found = [one for one in looked if one is not None]
+    assert {one.fast for one in found} == {False, True}
+    assert chosen_with(in_use(), found) == found
+
+
+def test_the_worst_of_shifted_constants_counts():
+    constants = list(in_use().values())
+    exact, fast = [0.0] * 10, [0.0] * 10
+    exact[1], fast[8] = 1.1 / constants[1], 1 / constants[8]
+    even = seen(11, 10, True)._replace(exact_terms=tuple(exact), fast_terms=tuple(fast))
+    assert chosen_with(in_use(), [even])[0].fast
+    assert shifted([[even]]) == 0, "with another of the two the way that costs 10% more is chosen"
+    clear = even._replace(exact_terms=tuple(2 * term for term in exact))
+    assert shifted([[clear]]) == 1
 
 
 def test_constants_of_some_photographs_choose_for_others():
