@@ -6,7 +6,7 @@ left to the size that is asked for, less than a factor of two, is resampled by P
 within a pixel. So a result shows what it would show of the whole picture, without a shift.
 
 simplejpeg decodes from the first row down to the region's last one: the header is told that the picture ends there.
-Where the file has restart markers, the region is cut out first (`cut`).
+Where the file has restart markers, the region is cut out first (`cut`). Of a progressive JPEG all rows are decoded.
 
 Pure functions of the file and the region, so whoever decodes a sample makes the same choice. Run in workers.
 """
