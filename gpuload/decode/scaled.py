@@ -6,7 +6,7 @@ left to the size that is asked for, less than a factor of two, is resampled by P
 within a pixel. So a result shows what it would show of the whole picture, without a shift.
 
 simplejpeg decodes from the first row down to the region's last one: the header is told that the picture ends there.
-Where the file has restart markers, the region is cut out first (`cut`).
+Where the file has restart markers, the region is cut out first (`cut`). Of a progressive JPEG all rows are decoded.
 
 Pure functions of the file and the region, so whoever decodes a sample makes the same choice. Run in workers.
 """
@@ -37,13 +37,14 @@ EIGHTHS: Final = (1, 2, 4)
 # simplejpeg's words where a picture ends before its data does, and nothing else was wrong: it tells the first warning.
 MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
-# What decides, in ns, fitted to measured costs; `python -m benchmarks.scaled` tests the choices. A *sample* is a number
-# in a block: a pixel has three, with 4:2:0 one and a half. Entropy-coded bytes cost both ways the same, so they are
-# left out.
-REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.2, 2.5  # nvImageCodec, of a part of a picture
-WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.0, 0.8  # simplejpeg, of all of it
-SCALED_SAMPLE_NS: Final = {1: 0.35, 2: 0.58, 4: 0.83}
-TAP_NS, SCALED_NS = 3.0, 640_000  # of Pillow's filter, an input of an output; and for each picture
+# What decides, in ns. Only how they compare counts, and that changes less from machine to machine than they do.
+# `python -m benchmarks.scaled` fits them and tests the choices; these were fitted to a quarter of its photographs. A
+# *sample* is a number in a block: a pixel has three, with 4:2:0 one and a half. Entropy-coded bytes cost both ways the
+# same, so they are left out.
+REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.26, 4.5  # nvImageCodec, of a part of a picture
+WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.2, 1.7  # simplejpeg, of all of it
+SCALED_SAMPLE_NS: Final = {1: 0.49, 2: 0.84, 4: 1.2}
+TAP_NS, SCALED_NS = 4.7, 630_000  # of Pillow's filter, an input of an output; and for each picture
 
 
 class Scaled(NamedTuple):
@@ -89,7 +90,10 @@ def scaled_ns(
 ) -> float:
     """What decoding at so many eighths and resampling costs, but for the bytes."""
     top, _, height, width = region_tlhw
-    decoded = height * width if grid_of(data, header) is not None else (top + height) * header.width
+    if grid_of(data, header) is not None:
+        decoded = height * width
+    else:
+        decoded = (top + height if _can_end(header) else header.height) * header.width
     rows, columns = height * eighths / 8, width * eighths / 8
     taps = 2 * SUPPORT[interpolation] * rows * (columns + size_hw[1])
     return SCALED_NS + decoded * _samples(data, header) * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
@@ -128,10 +132,15 @@ def decode_scaled(
     return Scaled(pixels[y0:y1, x0:x1], extent), ""
 
 
+def _can_end(header: JpegHeader) -> bool:
+    """Whether a JPEG whose header says that it ends earlier is still one."""
+    return header.single_scan and not header.restart_interval
+
+
 def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
     """A JPEG whose header says that it ends with the blocks above a row, so that nothing below is decoded; None if that
     cannot be, or would change nothing."""
-    if not header.single_scan or header.restart_interval:
+    if not _can_end(header):
         return None
     block = mcu_size(data, header)[1]
     height = -(-(row + (block > BLOCK)) // block) * block  # chroma may be interpolated from the row below

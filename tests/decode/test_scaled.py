@@ -204,6 +204,16 @@ class TestChoice:
         with dear:
             assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 0
 
+    @pytest.mark.parametrize(
+        ("expected", "kind"),
+        [(4, {}), (0, {"restart_marker_blocks": 7}), (0, {"progressive": True})],
+    )
+    def test_rows_below_cost_where_they_cannot_be_left_out(self, slopes, expected, kind):
+        jpeg = jpeg_bytes(slopes, subsampling=0, **kind)
+        with mock.patch("gpuload.decode.scaled.SCALED_NS", 0):
+            assert self.choose(jpeg, (0, 0, 100, WIDTH), SIZE) == expected
+            assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 1
+
     def test_what_would_be_another_picture_is_not_chosen(self, slopes, encode):
         whole, jpeg = (0, 0, HEIGHT, WIDTH), jpeg_bytes(slopes)
         assert self.choose(jpeg, whole, SIZE, "nearest") == 0
