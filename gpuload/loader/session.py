@@ -135,7 +135,7 @@ class Session:
             candidates=partial(_candidates, options),
             table_of=self.assembly.table_of if fusing is not None else lambda batch: None,
             reclaim=self.transfer.reclaim,
-            decode=self.decoder or (lambda batch: []),
+            decode=self.decoder,
         )
         self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended

@@ -124,6 +124,11 @@ class Batch:
         return len(self.parts) - self.open_parts
 
     @property
+    def waits_for_device(self) -> bool:
+        """Whether it has images that are still to be decoded there."""
+        return any(part.waits_for_device for part in self.parts)
+
+    @property
     def on_device(self) -> bool:
         """Whether it has images that the device decoded."""
         return any(part.decoded is not None for part in self.parts)

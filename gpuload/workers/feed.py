@@ -71,7 +71,7 @@ class Feed:
         candidates: Callable[[Batch, int, object], Iterator[Any]] = lambda batch, position, index: iter(()),
         table_of: Callable[[Batch], np.ndarray | None] = lambda batch: None,
         reclaim: Callable[[bool], bool] = lambda wait: False,
-        decode: Callable[[Batch], Failed] = lambda batch: [],
+        decode: Callable[[Batch], Failed] | None = None,
     ) -> None:
         self.engine, self.ring = engine, ring
         self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
@@ -170,7 +170,7 @@ class Feed:
         if (batch := self._next_done(planned=planned)) is None:
             return None
         self._reclaim(False)  # it may raise: a batch that is popped must be given
-        if any(part.waits_for_device for part in batch.parts) and not self._end_decoding(batch):
+        if (decode := self._decode) and batch.waits_for_device and not self._end_decoding(batch, decode):
             return None
         self._batches.remove(batch)
         batch.planning = None
@@ -179,9 +179,9 @@ class Feed:
         self._hand_out(waited_for=False)
         return batch
 
-    def _end_decoding(self, batch: Batch) -> bool:
+    def _end_decoding(self, batch: Batch, decode: Callable[[Batch], Failed]) -> bool:
         """Have the device decode the rest of a batch; False if it is not complete then, or may not be given."""
-        batch.open_parts += len(failed := self._decode(batch))
+        batch.open_parts += len(failed := decode(batch))
         for part, errors in failed:
             self._tally.add(0, errors)
             self._end(part, errors)

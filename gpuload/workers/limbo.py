@@ -16,27 +16,23 @@ class Limbo:
     """
 
     def __init__(self) -> None:
-        self._suspects: dict[tuple[int, int], set[int]] = {}  # by chunk and attempt
+        self.suspects: dict[tuple[int, int], set[int]] = {}  # by chunk and attempt; nearly always empty
 
     def add(self, chunk: int, attempt: int, suspects: Iterable[int]) -> list[Freed]:
         """A chunk was lost, and one of these workers may have it."""
-        self._suspects[chunk, attempt] = set(suspects)
+        self.suspects[chunk, attempt] = set(suspects)
         return self._freed()
 
-    def done(self, chunk: int, attempt: int) -> None:
-        """Its reply came after all: whoever gets that frees the slot."""
-        self._suspects.pop((chunk, attempt), None)
-
-    def clear(self, worker: int) -> list[Freed]:
-        """A worker has said something, or is gone."""
-        if not self._suspects:
-            return []
-        for suspects in self._suspects.values():
+    def clear(self, worker: int, done: tuple[int, int] | None = None) -> list[Freed]:
+        """A worker is gone, or has said something: that a chunk is `done`, whose slot is freed by whoever is told."""
+        if done is not None:
+            self.suspects.pop(done, None)
+        for suspects in self.suspects.values():
             suspects.discard(worker)
         return self._freed()
 
     def _freed(self) -> list[Freed]:
-        freed = [key for key, suspects in self._suspects.items() if not suspects]
+        freed = [key for key, suspects in self.suspects.items() if not suspects]
         for key in freed:
-            del self._suspects[key]
+            del self.suspects[key]
         return [Freed(*key) for key in freed]

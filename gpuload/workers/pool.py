@@ -343,8 +343,8 @@ class WorkerPool:
             reply = Reply.unpack(message)
             self._flying.pop((reply.chunk, reply.attempt), None)
             events.append(reply)
-            self._limbo.done(reply.chunk, reply.attempt)
-            events += self._limbo.clear(worker.number)
+            if self._limbo.suspects:
+                events += self._limbo.clear(worker.number, (reply.chunk, reply.attempt))
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 

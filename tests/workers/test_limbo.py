@@ -23,5 +23,5 @@ def test_a_chunk_that_was_done_after_all_is_freed_by_its_reply_alone():
     limbo = Limbo()
     limbo.add(7, 0, [1])
     limbo.add(8, 0, [1])
-    limbo.done(7, 0)
+    limbo.clear(2, (7, 0))
     assert limbo.clear(1) == [Freed(8, 0)]

@@ -383,13 +383,18 @@ def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypat
     assert len(warned) == 1  # once for a sample
 
 
-def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, monkeypatch):
+def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, monkeypatch, tmp_path):
+    begun = tmp_path / "begun"
+
     class Slow:
         def __reduce__(self):
-            return exec, ("def hang_at_import():\n import time\n while True: time.sleep(0.01)\nhang_at_import()",)
+            hang = f"def hang_at_import():\n import time\n open({str(begun)!r}, 'w')\n while True: time.sleep(0.01)"
+            return exec, (f"{hang}\nhang_at_import()",)
 
-    monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 1.5)
     team_ = team(Slow())
+    while not begun.exists():  # a worker that is slow to start is warned of, too
+        time.sleep(0.01)
+    monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 0.1)
     with pytest.warns(RuntimeWarning, match=r"worker 0 .* has not been ready for[\s\S]*in hang_at_import"):
         team_.pool.gather(4.0)
 
