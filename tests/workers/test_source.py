@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -125,3 +128,25 @@ def test_workers_name_the_chunks_that_come(tmp_path: Path) -> None:
     assert told
     assert all(indices == list(range(indices[0], indices[0] + 4)) for indices in told)
     assert told == sorted(told)
+
+
+def test_samples_of_archives_are_read_one_by_one_and_one_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as archive:
+        for number in range(3):
+            member = tarfile.TarInfo(f"{number}.bin")
+            member.size = 70_000
+            archive.addfile(member, io.BytesIO(bytes([number]) * member.size))
+    dataset = gl.TarShards(path, fields="bin")
+    source = Source(dataset, 0)
+    do_all = source.open(request(1, 2, 0))
+    assert source._read == 0
+    assert do_all(0) == b"\1" * 70_000
+    assert source._read == 1
+    os.truncate(path, 2 * 70_656)  # without the third
+    with pytest.raises(ValueError, match=r"x.tar' gave 0 bytes from offset .*, where its index expects 70,000: it was"):
+        do_all(1)
+    assert do_all(2) == b"\0" * 70_000
+    assert (source._read, source._read_s > 0) == (3, True)
+    with pytest.raises(IndexError, match="index 3 is out of range"):
+        source.open(request(0, 3))(1)
