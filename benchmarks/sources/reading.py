@@ -2,8 +2,8 @@
 
 Two epochs, the first with an empty page cache ("cold"), the second after it ("warm"):
 
-- "raw": the bytes of the files, in this one process, as a worker asks for them: by chunks of 32. Decoded squares are
-  copied once, as to a slot.
+- "raw": the bytes of the files, in this one process, as a worker asks for them: by chunks of 32, of which `TarShards`
+  reads each when its turn comes. None is kept. Decoded squares are copied once, as to a slot.
 - "decoded": batches of the training recipe from a loader with workers. The cold epoch is the first of a new loader, so
   the start of its workers is in it; the warm one is the next.
 
@@ -31,6 +31,7 @@ from benchmarks.peers.recipe import MEAN, STD
 from benchmarks.sources.pages import Drop, bytes_from_disk, drop
 from benchmarks.sources.stores import ARRAYS, STORES, order
 from gpuload.cli.processes import cpu_seconds
+from gpuload.datasets.kinds import each_of
 
 __all__ = ["LEVELS", "MEMCPY", "NATIVE", "ORDERS", "STATES", "Task", "main"]
 
@@ -86,10 +87,15 @@ class Own:
             return None if random else lambda: (len(image.data) for image, _ in dataset)
         numbers = order(len(dataset), random)
         many = getattr(dataset, "__getitems__", lambda chunk: [dataset[number] for number in chunk])
+
+        def samples(chunk: list[int]) -> Iterable[Any]:
+            each = each_of(dataset, chunk)
+            return many(chunk) if each is None else map(each, range(len(chunk)))
+
         if self.task.reader in ARRAYS:
             return lambda: _copied(many, numbers)
         return lambda: (
-            len(sample[0].data) for at in range(0, len(numbers), CHUNK) for sample in many(numbers[at : at + CHUNK])
+            len(sample[0].data) for at in range(0, len(numbers), CHUNK) for sample in samples(numbers[at : at + CHUNK])
         )
 
     def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any] | None:

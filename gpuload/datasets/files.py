@@ -16,7 +16,7 @@ from typing import Final
 
 from gpuload.errors import DecodeError
 
-__all__ = ["MAX_BYTES", "check_size", "limited", "no_image", "read_file", "sniff", "too_large", "will_read"]
+__all__ = ["MAX_BYTES", "allows", "check_size", "limited", "no_image", "read_file", "sniff", "too_large", "will_read"]
 
 MAX_BYTES: Final = 1 << 30
 LARGE_BYTES = 16 << 20  # larger files are looked at before they are read
@@ -105,6 +105,12 @@ def _check_large(descriptor: int, size: int, path: str) -> None:
         raise _refused(no_image(start, size), path)
 
 
+def allows(nbytes: int) -> bool:
+    """Whether so many bytes are allowed, by `check_size`."""
+    limit = _max_bytes.get()
+    return limit is None or nbytes <= limit
+
+
 def check_size(nbytes: int, *source: str) -> None:
     """Refuse what would be read from a part of a file, as `read_file` refuses whole ones; `source` is put together
     where it is needed.
@@ -112,9 +118,8 @@ def check_size(nbytes: int, *source: str) -> None:
     Raises:
         DecodeError: it is larger than is allowed.
     """
-    limit = _max_bytes.get()
-    if limit is not None and nbytes > limit:
-        raise _refused(too_large(nbytes, limit), "".join(source))
+    if not allows(nbytes):
+        raise _refused(too_large(nbytes, _max_bytes.get() or 0), "".join(source))
 
 
 def _refused(complaint: str, path: str) -> DecodeError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-__all__ = ["draws_nothing", "fetched", "fetches_many", "is_iterable", "natural_blocks", "row_bytes"]
+__all__ = ["draws_nothing", "each_of", "fetched", "fetches_many", "is_iterable", "natural_blocks", "row_bytes"]
 
 AROUND = ("gpuload.datasets.cache.dataset", "gpuload.datasets.resident")  # samples of the dataset inside, kept
 
@@ -63,6 +64,14 @@ def fetched(dataset: Any, indices: list[int]) -> list[Any]:
             f"{len(samples)} samples; it must return one for each"
         )
     return samples
+
+
+def each_of(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:
+    """A function of a row that reads the sample of `indices` there when it is asked for, each once; None: the dataset
+    has them all at once, or one by one."""
+    kind = type(dataset)  # not the user's own, which may do more than that
+    is_ours = (kind.__module__, kind.__name__) == ("gpuload.datasets.stores.tar.dataset", "TarShards")
+    return dataset._each(indices) if is_ours and dataset._remote is None else None
 
 
 def natural_blocks(dataset: Any) -> np.ndarray | None:

@@ -21,6 +21,7 @@ from gpuload.errors import DecodeError
 __all__ = ["fewer_frames", "find_leaves", "is_image_array", "unfold_clips"]
 
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
+NEVER_SAY_SO = NEVER_IMAGES | {np.ndarray}  # leaves that are no image by their type
 Found = dict[int, Encoded | Image]
 Targets = dict[int, Target]
 
@@ -48,7 +49,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
             clips = clips or leaf.array.ndim == 4
         elif kind is Mask or kind is Boxes or kind is Keypoints:
             targets[number] = leaf
-        elif kind not in NEVER_IMAGES:
+        elif kind not in NEVER_SAY_SO:
             module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
                 found[number] = _from_pil(leaf)
@@ -62,7 +63,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
     if found:
         return found, targets, clips
     for number, leaf in enumerate(leaves):
-        if number in targets:
+        if number in targets or type(leaf) in NEVER_IMAGES:
             continue
         if isinstance(leaf, np.ndarray):
             if leaf.dtype == np.uint8 and leaf.ndim == 3 and leaf.size and 1 <= leaf.shape[2] <= 4:
@@ -71,7 +72,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
             return _with_its_list(structure, leaves, number), targets, False
     if not plain:
         for number, leaf in enumerate(leaves):
-            if number not in targets and is_image_array(leaf, axes=4):
+            if number not in targets and type(leaf) not in NEVER_IMAGES and is_image_array(leaf, axes=4):
                 return {number: _image_of(leaf)}, targets, True
     elif targets:  # nothing for torchvision's to move with
         targets = {number: target for number, target in targets.items() if target is leaves[number]}

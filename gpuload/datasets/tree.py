@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 LEAF = "*"
+PLAIN = frozenset({int, float, bool, str, bytes, type(None), np.ndarray, *LEAVES})  # leaves by their type alone
 # LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable. Kinds are "tuple", "list", "dict",
 # "dataclass", and "clip": frames, one leaf each, that become one tensor.
 Structure = Any
@@ -48,6 +49,13 @@ class Keys(tuple[Any, ...]):
 
 def flatten(sample: Any, leaves: list[Any]) -> Structure:
     """Append the leaves of a sample to `leaves`, depth first, and return its structure."""
+    kind = type(sample)
+    if kind is tuple and PLAIN.issuperset(map(type, sample)):  # most samples: nothing has to be asked of their leaves
+        leaves += sample
+        return ("tuple", None, None, (LEAF,) * len(sample))
+    if kind in PLAIN:
+        leaves.append(sample)
+        return LEAF
     if isinstance(sample, tuple):
         cls = type(sample) if hasattr(sample, "_fields") else None
         return ("tuple", cls, None, tuple([flatten(child, leaves) for child in sample]))

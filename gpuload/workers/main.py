@@ -127,8 +127,8 @@ def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: 
     return runner.run(
         request,
         ring[request.slot_offset : request.slot_offset + request.slot_bytes],
-        lambda row: board.write(worker, chunk, attempt, row),
-        lambda: board.wanted_from <= chunk,
+        board.noting(worker, chunk, attempt),
+        board.wanting(chunk),
     )
 
 

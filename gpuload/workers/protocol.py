@@ -28,6 +28,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -281,6 +282,16 @@ class Board:
 
     def write(self, worker: int, chunk: int, attempt: int, row: int) -> None:
         _NOTE.pack_into(self._map, self._line(worker), chunk, attempt, row, time.monotonic_ns())
+
+    def noting(self, worker: int, chunk: int, attempt: int) -> Callable[[int], None]:
+        """A function that writes the row of a chunk that a worker is at: called for each sample."""
+        pack, memory, at, clock = _NOTE.pack_into, self._map, self._line(worker), time.monotonic_ns
+        return lambda row: pack(memory, at, chunk, attempt, row, clock())
+
+    def wanting(self, chunk: int) -> Callable[[], bool]:
+        """A function that says whether a chunk is still wanted: called for each sample."""
+        unpack, memory = _LIMIT.unpack_from, self._map
+        return lambda: unpack(memory, 0)[0] <= chunk
 
     def read(self, worker: int) -> Note:
         return Note(*_NOTE.unpack_from(self._map, self._line(worker)))

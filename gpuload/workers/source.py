@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.kinds import draws_nothing, fetched, fetches_many
+from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
 from gpuload.order.place import IterablePlace
 from gpuload.rng.generators import seed_generators, seeds_of
 from gpuload.workers.counters import FLUSH_S, Counters
@@ -111,14 +111,29 @@ class Source:
             self._without_torch = False
         if self.seeds:  # once for all of them, so their draws depend on the chunk
             seed_generators(self._seed, request.epoch, positions[0])
-        start = perf_counter()
+        start, each = perf_counter(), None
         try:
-            return fetched(self._dataset, keys).__getitem__
+            each = each_of(self._dataset, keys)
+            return fetched(self._dataset, keys).__getitem__ if each is None else partial(self._timed, each, one)
         except Exception:  # one by one, to find which
             return one
         finally:
-            self._read_s, self._read = self._read_s + perf_counter() - start, self._read + len(keys)
+            self._read_s += perf_counter() - start
+            self._read += len(keys) if each is None else 0
             self.count(flush=True)
+
+    def _timed(self, each: Callable[[int], Any], one: Callable[[int], Any], row: int) -> Any:
+        """A sample that is read now; by itself where it cannot be read with others."""
+        start = perf_counter()
+        try:
+            sample = each(row)
+        except Exception:
+            return one(row)
+        took = perf_counter() - start
+        self._read_s, self._read = self._read_s + took, self._read + 1
+        if took > FLUSH_S:
+            self.count(flush=True)
+        return sample
 
     def count(self, *, flush: bool = False) -> None:
         """Count what reading took since the last call; `flush`: let others see it now."""

@@ -96,6 +96,23 @@ def test_workers_of_a_process_count_its_cpu_time():
     assert home.cpu_ns == 0
 
 
+def test_the_functions_of_a_chunk_note_and_ask_as_the_board_does():
+    board = Board(2, first=3)
+    note, wanted = board.noting(4, 7, 2), board.wanting(7)
+    note(5)
+    found = board.read(4)
+    assert (found.chunk, found.attempt, found.row) == (7, 2, 5)
+    board.write(4, 7, 2, 5)
+    assert 0 <= board.read(4).since_ns - found.since_ns < 10**10
+    assert board.read(3).chunk == 0
+    answers = []
+    for limit in (0, 7, 8):
+        board.wanted_from = limit
+        answers.append(wanted())
+    assert answers == [True, True, False]
+    board.close()
+
+
 def test_counters_lie_behind_the_notes():
     board = Board(2, first=3)
     theirs = Board(2, board.fd, first=3)

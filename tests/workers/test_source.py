@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -125,3 +128,36 @@ def test_workers_name_the_chunks_that_come(tmp_path: Path) -> None:
     assert told
     assert all(indices == list(range(indices[0], indices[0] + 4)) for indices in told)
     assert told == sorted(told)
+
+
+def archived(path: Path, nbytes: int) -> gl.TarShards:
+    with tarfile.open(path, "w") as archive:
+        for number in range(3):
+            member = tarfile.TarInfo(f"{number}.bin")
+            member.size = nbytes
+            archive.addfile(member, io.BytesIO(bytes([number]) * nbytes))
+    return gl.TarShards(path, fields="bin")
+
+
+def test_samples_of_archives_are_read_one_by_one(tmp_path: Path) -> None:
+    source = Source(archived(tmp_path / "x.tar", 70_000), 0)
+    get = source.open(request(1, 2, 0))
+    assert source._read == 0
+    assert get(0) == b"\1" * 70_000
+    assert source._read == 1
+    os.truncate(tmp_path / "x.tar", 2 * 70_656)  # without the third
+    with pytest.raises(ValueError, match=r"x.tar' gave 0 bytes from offset .*, where its index expects 70,000: it was"):
+        get(1)
+    assert get(2) == b"\0" * 70_000
+    assert (source._read, source._read_s > 0) == (3, True)
+    with pytest.raises(IndexError, match="index 3 is out of range"):
+        source.open(request(0, 3))(1)
+
+
+def test_what_cannot_be_read_with_others_is_read_by_itself(tmp_path: Path) -> None:
+    source = Source(archived(tmp_path / "x.tar", 700), 0)
+    get = source.open(request(0, 1, 2))
+    os.truncate(tmp_path / "x.tar", 2 * 1536)
+    assert [get(0), get(1)] == [b"\0" * 700, b"\1" * 700]
+    with pytest.raises(ValueError, match="gave 0 bytes from offset 3,584 on, where its index expects 700"):
+        get(2)

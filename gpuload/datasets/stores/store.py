@@ -72,9 +72,19 @@ class Store:
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Several samples, those that lie together read together."""
-        told = f"{type(self).__name__}({self.path!r}) has {len(self)} samples"
-        numbers = [_from_start(index, len(self), told) for index in indices]
+        numbers = self._numbers(indices)  # before anything is opened
         return self._read(self._handle, numbers)
+
+    def _numbers(self, indices: Iterable[SupportsIndex]) -> list[int]:
+        """Indices that may count from the end, as numbers from 0."""
+        count = len(self)
+        return [
+            index if type(index) is int and 0 <= index < count else _from_start(index, count, self._told())
+            for index in indices
+        ]
+
+    def _told(self) -> str:
+        return f"{type(self).__name__}({self.path!r}) has {len(self)} samples"
 
     def __add__(self, other: Any) -> Joined:
         """This dataset and another map-style one after it."""

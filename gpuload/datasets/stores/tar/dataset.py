@@ -5,13 +5,15 @@ The indexes are made or read in the main process, and mapped by all workers, whi
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
 
 import numpy as np
 
-from gpuload.datasets.files import check_size
+from gpuload.datasets.files import allows, check_size
 from gpuload.datasets.folder import _from_start
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import OpenFile, OpenFiles, remote_for
@@ -140,67 +142,58 @@ class TarShards(Store):
 
     def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
         """Several samples at once, read in the order in which they lie; neighbours by one call."""
-        plans = [self._plan(*self._place(number)) for number in numbers]
-        data: list[dict[str, bytes]] = [{} for _ in plans]
-        parts = sorted(
-            (plan.shard, begin, size, row, name) for row, plan in enumerate(plans) for name, begin, size in plan.places
-        )
-        if self._remote is None:
-            runs = list(_runs(parts, GAP_BYTES, LARGE_BYTES))
-        else:
-            runs = list(_runs(parts, self._remote.gap_bytes, READ_BYTES))
-            handle.look(self._shards[shard].path for shard, _, _, _ in runs)
-        files = {shard: self._file(handle, shard) for shard in {run[0] for run in runs}}
-        found = handle.read([(files[shard], begin, end - begin) for shard, begin, end, _ in runs])
-        for (shard, low, end, run), read in zip(runs, found, strict=True):
-            if len(read) < end - low:
-                raise ValueError(
-                    f"{self._shards[shard].path!r} gave {len(read):,} bytes from offset {low:,} on, where its index "
-                    f"expects {end - low:,}: it was changed after it was opened; make the dataset again"
-                )
-            for _, begin, size, row, name in run:
-                data[row][name] = read if size == len(read) else read[begin - low : begin - low + size]
-        return [
-            self._fields.sample(own, plan.chosen, self._shards[plan.shard].path, plan.key)
-            for plan, own in zip(plans, data, strict=True)
-        ]
+        reading = _Reading(self, handle, numbers)
+        found = {row: reading(row) for row in reading.rows}
+        return [found[row] for row in range(len(numbers))]
+
+    def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any]:
+        """The same, each sample read when it is asked for by its row; each once."""
+        return _Reading(self, self._handle, self._numbers(indices))
 
     def will_need(self, indices: Iterable[int]) -> None:
         """Let the kernel read these samples, which are asked for soon."""
         if self._remote is not None:
             return
         for number in indices:
-            plan = self._plan(*self._place(_from_start(number, len(self), repr(self))))
-            if plan.places:
-                begin = min(begin for _, begin, _ in plan.places)
-                end = max(begin + size for _, begin, size in plan.places)
-                self._handle.get(self._shards[plan.shard].path).will_read(begin, end - begin)
+            plan = self._plan(_from_start(number, len(self), repr(self)))
+            self._check(plan)
+            shard, _, _, places = plan
+            if places:
+                begin = min(begin for _, begin, _ in places)
+                end = max(begin + size for _, begin, size in places)
+                self._handle.get(self._shards[shard].path).will_read(begin, end - begin)
 
     def _place(self, number: int) -> tuple[int, int]:
         """The number of its shard, and its number in there."""
         shard = bisect_right(self._ends, number)
         return shard, number - (self._ends[shard - 1] if shard else 0)
 
-    def _plan(self, shard: int, number: int) -> _Plan:
+    def _plan(self, number: int) -> Plan:
         """What has to be read for a sample."""
+        shard = bisect_right(self._ends, number)
+        if shard:
+            number -= self._ends[shard - 1]
         source = self._shards[shard]
         columns, key = source.columns, source.key(number)
-        first, end = columns.first[number : number + 2].tolist()
-        fields = columns.fields[first:end]
-        chosen = source.choices.get(codes := fields.tobytes())
+        first, end = columns.first[number], columns.first[number + 1]
+        chosen = source.choices.get(codes := columns.fields[first:end].tobytes())
         if chosen is None:  # nearly all samples have the same fields
-            there = {columns.names[field]: at for at, field in enumerate(fields.tolist())}
+            there = {columns.names[field]: at for at, field in enumerate(columns.fields[first:end])}
             names = self._fields.choose(there, source.path, key)
             if len(source.choices) == MOST_CHOICES:
                 source.choices.clear()
             chosen = source.choices[codes] = (
                 names,
-                [(name, there[name]) for name in dict.fromkeys(names) if name != KEY],
+                sorted([(name, there[name]) for name in set(names) if name != KEY], key=itemgetter(1)),
             )
-        blocks, sizes = columns.blocks[first:end].tolist(), columns.sizes[first:end].tolist()
-        for name, at in chosen[1]:
-            check_size(sizes[at], source.path, ":", key, ".", name)
-        return _Plan(shard, key, chosen[0], [(name, blocks[at] * BLOCK, sizes[at]) for name, at in chosen[1]])
+        blocks, sizes = columns.blocks, columns.sizes
+        return shard, key, chosen[0], [(name, blocks[first + at] * BLOCK, sizes[first + at]) for name, at in chosen[1]]
+
+    def _check(self, plan: Plan) -> None:
+        """Refuse a sample with a field that is larger than is allowed."""
+        shard, key, _, places = plan
+        for name, _, size in places:
+            check_size(size, self._shards[shard].path, ":", key, ".", name)
 
     def _file(self, handle: OpenFiles, shard: int) -> OpenFile:
         """The file of a shard, which is still the one that was indexed."""
@@ -217,35 +210,109 @@ class TarShards(Store):
 
 Part = tuple[int, int, int, int, str]
 """A field of one of the samples that are asked for: shard, offset and bytes; row and name."""
+Run = tuple[int, int, int, list[Part]]
+"""Parts that are read together: their shard, where they begin and end; and they."""
+Plan = tuple[int, str, list[str], list[tuple[str, int, int]]]
+"""What is read for one sample: its shard and key, the fields that make it up; and of each that is stored the name, the
+offset and the bytes."""
 
 
-class _Plan(NamedTuple):
-    """What is read for one sample; `places` has the name, the offset and the bytes of each field."""
+class _Reading:
+    """The samples of some numbers, each read when it is asked for by its row: nobody waits for those behind it, and
+    what is done with before the next one is read takes no memory of its own, which costs more than the copy.
 
-    shard: int
-    key: str
-    chosen: list[str]
-    places: list[tuple[str, int, int]]
+    What is read by one call is cut apart at once, and kept for its other rows. URLs are read at the start, together.
+    """
+
+    def __init__(self, dataset: TarShards, handle: OpenFiles, numbers: list[int]) -> None:
+        self._dataset, remote = dataset, dataset._remote
+        self._plans = plans = [dataset._plan(number) for number in numbers]
+        self._data: dict[int, dict[str, bytes]] = {}  # what was read with that of another row
+        self._together: dict[tuple[int, str], Run] = {}  # where a field is not read by itself
+        # Files on this machine: nothing is read together with what is so large.
+        alone = sys.maxsize if remote is not None else max(GAP_BYTES, LARGE_BYTES)
+        parts, most = [], 0
+        for row, (shard, _, _, places) in enumerate(plans):
+            for name, begin, size in places:
+                if size <= alone:
+                    parts.append((shard, begin, size, row, name))
+                if size > most:
+                    most = size
+        if not allows(most):
+            for plan in plans:
+                dataset._check(plan)
+        parts.sort()
+        shards = {plan[0] for plan in plans if plan[3]}
+        if remote is None:
+            self._files = {shard: dataset._file(handle, shard) for shard in shards}
+            for run in _runs(parts, GAP_BYTES, LARGE_BYTES):
+                if len(run[3]) > 1:
+                    self._together.update(((row, name), run) for _, _, _, row, name in run[3])
+            return
+        runs = _runs(parts, remote.gap_bytes, READ_BYTES)
+        handle.look(dataset._shards[run[0]].path for run in runs)
+        self._files = {shard: dataset._file(handle, shard) for shard in shards}
+        found = handle.read([(self._files[shard], low, end - low) for shard, low, end, _ in runs])
+        for run, read in zip(runs, found, strict=True):
+            self._share(run, read)
+
+    @property
+    def rows(self) -> list[int]:
+        """All rows, in the order in which their samples lie."""
+        first = [(plan[0], plan[3][0][1] if plan[3] else 0) for plan in self._plans]
+        return sorted(range(len(first)), key=first.__getitem__)
+
+    def __call__(self, row: int) -> Any:
+        shard, key, chosen, places = self._plans[row]
+        data = self._data.pop(row, None) or {}
+        for name, begin, size in places:
+            if name in data:
+                continue
+            file = self._files[shard]
+            if (run := self._together.get((row, name))) is not None:
+                self._share(run, file.read_at(run[1], run[2] - run[1]))
+                data.update(self._data.pop(row))
+            elif len(read := file.read_at(begin, size)) == size:
+                data[name] = read
+            else:
+                raise self._short(shard, len(read), begin, size)
+        return self._dataset._fields.sample(data, chosen, self._dataset._shards[shard].path, key)
+
+    def _share(self, run: Run, read: bytes) -> None:
+        """Give what was read to the rows that it is for."""
+        shard, low, end, parts = run
+        if len(read) < end - low:
+            raise self._short(shard, len(read), low, end - low)
+        for _, begin, size, row, name in parts:
+            own = read if size == len(read) else read[begin - low : begin - low + size]
+            self._data.setdefault(row, {})[name] = own
+
+    def _short(self, shard: int, got: int, offset: int, expected: int) -> ValueError:
+        return ValueError(
+            f"{self._dataset._shards[shard].path!r} gave {got:,} bytes from offset {offset:,} on, where its index "
+            f"expects {expected:,}: it was changed after it was opened; make the dataset again"
+        )
 
 
-def _runs(parts: Iterable[Part], gap_bytes: int, large_bytes: int) -> Iterator[tuple[int, int, int, list[Part]]]:
-    """Parts that are read together: their shard, where they begin and end, and they; they come in the order in which
-    they lie."""
+def _runs(parts: list[Part], gap_bytes: int, large_bytes: int) -> list[Run]:
+    """Parts that are read together; they come in the order in which they lie."""
+    runs: list[Run] = []
     run: list[Part] = []
     of, low, end, last = -1, 0, 0, 0
     for part in parts:
         shard, begin, size, _, _ = part
         after = begin + size
         if run:
-            apart = shard != of or begin > end + gap_bytes or max(last, size) >= large_bytes
+            apart = shard != of or begin > end + gap_bytes or last >= large_bytes or size >= large_bytes
             if not apart and max(end, after) - low <= max(READ_BYTES, end - low):
                 run.append(part)
                 end, last = max(end, after), size
                 continue
-            yield of, low, end, run
+            runs.append((of, low, end, run))
         run, of, low, end, last = [part], shard, begin, after, size
     if run:
-        yield of, low, end, run
+        runs.append((of, low, end, run))
+    return runs
 
 
 class _Keys(Sequence[str]):

@@ -76,21 +76,21 @@ class Fields:
             chosen.append(name)
         return chosen
 
-    def sample(self, data: Mapping[str, bytes], chosen: Iterable[str], shard: str, key: str) -> Any:
+    def sample(self, data: Mapping[str, bytes], chosen: Sequence[str], shard: str, key: str) -> Any:
         """A sample from the bytes of its chosen fields: one value, a tuple, or with all fields a dict.
 
         Raises:
             ValueError: a field does not hold what its name says.
         """
-        values = [(name, key if name == KEY else self._value(name, data[name], shard, key)) for name in chosen]
+        values = [key if name == KEY else self._value(name, data[name], shard, key) for name in chosen]
         if self.wanted is None:
-            return {KEY: key, **dict(values)}
-        return values[0][1] if self.alone else tuple(value for _, value in values)
+            return {KEY: key, **dict(zip(chosen, values, strict=True))}
+        return values[0] if self.alone else tuple(values)
 
     def _value(self, name: str, data: bytes, shard: str, key: str) -> Any:
         is_image, is_mask, convert = _kind(name)
         if is_image:
-            image = Encoded(data, self.mode, f"{named(shard)}:{key}.{name}")
+            image = Encoded(data, self.mode, f"{_named(shard)}:{key}.{name}")
             return Mask(image) if is_mask else image
         if convert is None:
             return data
@@ -107,6 +107,9 @@ class Fields:
         return isinstance(other, Fields) and (self.mode, self.fields) == (other.mode, other.fields)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+_named: Final = functools.lru_cache(1024)(named)
 
 
 @functools.lru_cache(256)

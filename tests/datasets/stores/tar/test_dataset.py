@@ -16,7 +16,7 @@ from tars import archive, pictures_in, shards_of_pictures
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.kinds import draws_nothing, fetches_many, is_iterable
+from gpuload.datasets.kinds import draws_nothing, each_of, fetches_many, is_iterable
 from gpuload.datasets.stores.opening import OpenFile
 from gpuload.datasets.stores.tar import dataset as dataset_module
 from gpuload.datasets.stores.tar.index import HEAD, MAGIC, Shard
@@ -105,6 +105,27 @@ def test_large_fields_are_read_by_themselves(tmp_path: Path, reads: list, monkey
     reads.clear()
     assert [image.data[:1] for image, _ in dataset.__getitems__([0, 1])] == [b"\1", b"\2"]
     assert len(reads) == 1
+
+
+def test_each_sample_is_read_when_it_is_asked_for(tmp_path: Path, reads: list) -> None:
+    big = {f"{n}.{field}": bytes([n]) * size for n in range(3) for field, size in (("jpg", 70_000), ("txt", 2))}
+    small = {f"{n}.{field}": bytes([n]) * size for n in range(3, 6) for field, size in (("jpg", 700), ("txt", 2))}
+    paths = [archive(tmp_path / f"{number}.tar", files) for number, files in enumerate((big, small))]
+    dataset = gl.TarShards(paths, fields=("txt", "jpg"))
+    order = [4, 1, 3, 0, -1, 2, 1]
+    expected = dataset.__getitems__(order)
+    reads.clear()
+    each = each_of(dataset, order)
+    assert each is not None
+    assert reads == []
+    asked = []
+    for row, sample in enumerate(expected):
+        assert each(row) == sample
+        asked.append([nbytes for _, nbytes in reads])
+        reads.clear()
+    # Those of the second archive are read together; of the first, each as it lies there: the image, then its text.
+    together = 2 * (512 + 1024 + 512 + 512) + 1024 + 512 + 2
+    assert asked == [[together], [70_000, 2], [], [70_000, 2], [], [70_000, 2], [70_000]]
 
 
 def batches(dataset: object, state: object = None, stop: int = -1, **options: object) -> tuple[list, object]:
