@@ -163,7 +163,7 @@ def test_the_same_with_workers(on_error):
     given: dict[str, Any] = {"on_error": on_error, "seed": 3, "chunk_size": 3}
     expected = batches(mixed(*BAD), **given)
     with decoding_with():
-        for decode in (DECODES["device"], DECODES["a third"]):
+        for decode in DECODES.values():
             assert_same(
                 batches(mixed(*BAD), decode=decode, num_workers=2, resumed=on_error == "skip", **given), expected
             )
