@@ -5,12 +5,8 @@
 Workers decode small JPEGs and send real descriptions. Feed, columns, draws, jobs of the fused kernels, collation and
 launches are what a `Loader` on CUDA does; only the device's own work is left out: kernels are not launched, no pixel
 is copied, and large memory is given again, as torch's allocator does on a device. Before each batch the main thread
-trains a small network until workers have nothing left to do, so that it finds the next batch complete, as behind a
-training step; or, starved, it waits in `next()` while chunks come one by one.
-
-It has a CPU of its own, and workers share the others, as where there is a CPU for each of them. With `--shared` they
-run on its CPU too, and with `--asleep` it sleeps in place of training: both leave less of what `next()` reads in that
-CPU's caches.
+sleeps until workers have nothing left to do, so that it finds the next batch complete, as behind a training step; or,
+starved, it waits in `next()` while chunks come one by one.
 
 Processor time of the main thread: other work on the machine adds little to it. Of each epoch the mean over its
 batches, as one `next()` may do what another one left; of these the median, or the least. The whole is measured by
@@ -31,7 +27,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -52,7 +47,6 @@ from benchmarks.machine import cpu_model, versions
 from gpuload import transforms as T
 from gpuload.batches import assemble
 from gpuload.loader import session
-from gpuload.ring.affinity import move
 from gpuload.stage import segments
 from gpuload.stage.fused import runner, weights
 from gpuload.stage.transfer import CpuTransfer
@@ -71,7 +65,6 @@ BATCH: Final = 256
 FIRST: Final = 6  # batches of an epoch, until as many are in work as will be
 LAST: Final = 3 + session.LAUNCHED_AHEAD  # batches that are launched or planned when all is handed out
 LEAST: Final = FIRST + LAST + 1  # batches of an epoch, of which one is measured
-SLEEP_S: Final = 0.002
 SMALL_BYTES: Final = 1 << 20  # of labels; what is larger is on the device already
 # What is timed: where it is looked up, and the part that it belongs to. What one calls of another counts there.
 PARTS: Final = (
@@ -90,20 +83,6 @@ NAMES: Final = (*dict.fromkeys(part for _, _, part in PARTS), OTHER)
 
 
 Times = dict[str, float]
-
-
-class _Training:
-    """The rest of a loop: steps of a small network, some milliseconds each, of which Python has its share."""
-
-    def __init__(self) -> None:
-        self._network = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20)))
-        self._optimizer = torch.optim.SGD(self._network.parameters(), 0.01, foreach=False)
-        self._input = torch.randn(32, 64)
-
-    def __call__(self) -> None:
-        self._network(self._input).square().mean().backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
 
 
 class _NoKernel:
@@ -203,22 +182,10 @@ def make_files(folder: Path, count: int) -> Path:
 
 
 def measure(
-    transforms: Sequence[Any],
-    root: Path,
-    *,
-    batches: int,
-    batch_size: int = BATCH,
-    workers: int = 2,
-    shared: bool = False,
-    asleep: bool = False,
+    transforms: Sequence[Any], root: Path, *, batches: int, batch_size: int = BATCH, workers: int = 2
 ) -> dict[str, Any]:
-    """One recipe: ms per batch, ahead and starved; the parts of the former; and the workers' CPU µs per image.
-
-    `shared`: workers may run on the main thread's CPU; `asleep`: it sleeps between batches.
-    """
-    rest = partial(time.sleep, SLEEP_S) if asleep else _Training()
-    cpus = os.sched_getaffinity(0)
-    with _no_device(), ExitStack() as after:
+    """One recipe: ms per batch, ahead and starved; the parts of the former; and the workers' CPU µs per image."""
+    with _no_device():
         loader = gl.Loader(
             gl.ImageFolder(root),
             batch_size=batch_size,
@@ -232,23 +199,19 @@ def measure(
             memory_format="channels_last",
         )
         with loader:
-            _batch_times(loader, 4, rest)  # started, and everything imported
+            _batch_times(loader, 4, ahead=True)  # started, and everything imported
             own: Any = loader._session
-            if not shared and len(cpus) > 1:
-                after.callback(os.sched_setaffinity, 0, cpus)
-                os.sched_setaffinity(0, {min(cpus)})
-                move(own.engine.pids, cpus - {min(cpus)})
             own.stage.cpu_threads = own.stage._pool = None  # as on a device
             before = _workers_s(own.engine.pids)
-            ahead = _batch_times(loader, batches, rest)
+            ahead = _batch_times(loader, batches, ahead=True)
             images = len(ahead) * len(loader) * batch_size
             cpu_us = 1e6 * (_workers_s(own.engine.pids) - before) / images
-            starved = _batch_times(loader, batches, None)
+            starved = _batch_times(loader, batches, ahead=False)
             clocks = _Clocks()
             with ExitStack() as stack:
                 for owner, name, part in PARTS:
                     stack.enter_context(mock.patch.object(owner, name, clocks.around(getattr(owner, name), part)))
-                parts = _batch_times(loader, batches, rest, clocks)
+                parts = _batch_times(loader, batches, ahead=True, clocks=clocks)
     return {
         "host_ms": _median_ms(seconds[OTHER] for seconds in ahead),
         "least_ms": 1000 * min(seconds[OTHER] for seconds in ahead),
@@ -259,20 +222,17 @@ def measure(
 
 
 def _batch_times(
-    loader: gl.Loader, count: int, rest: Callable[[], None] | None, clocks: _Clocks | None = None
-) -> list[Times]:
+    loader: gl.Loader, count: int, *, ahead: bool, clocks: _Clocks | None = None
+) -> list[dict[str, float]]:
     """The main thread's seconds in a `next()` by parts, in each of as many epochs as have so many batches; without the
-    first `FIRST` of an epoch, until as many are in work as will be, and the last, which were made ahead. `rest` is what
-    it does until workers have nothing left to do; None: it does not wait for that."""
+    first `FIRST` of an epoch, until as many are in work as will be, and the last, which were made ahead."""
     clocks, means, measured = clocks or _Clocks(), [], 0
     while measured < count:
         batches, found = iter(loader), []
         own: Any = loader._session
         for number in range(len(loader)):
-            if rest is not None:
-                while not _all_done(own):
-                    rest()
-                rest()
+            if ahead:
+                _wait_for_workers(own)
             clocks.take()
             value = next(batches)
             seconds = clocks.take()
@@ -285,11 +245,13 @@ def _batch_times(
     return means
 
 
-def _all_done(own: Any) -> bool:
-    """Whether nobody has a chunk left to do."""
-    return not (own.feed._flying or own.feed.plans.flying) or (
+def _wait_for_workers(own: Any) -> None:
+    """Sleep until nobody has a chunk left to do."""
+    while (own.feed._flying or own.feed.plans.flying) and not (
         own.engine._queues[0].is_empty and all(_is_idle(own.engine, worker) for worker in own.engine._team)
-    )
+    ):
+        time.sleep(0.002)
+    time.sleep(0.002)
 
 
 def _is_idle(engine: Any, worker: int) -> bool:
@@ -325,8 +287,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument("--files", type=int, default=20 * BATCH, help=f"how many JPEGs are made (default {20 * BATCH})")
     parser.add_argument("--only", help="a part of the recipes' names")
-    parser.add_argument("--shared", action="store_true", help="workers run on the main thread's CPU too")
-    parser.add_argument("--asleep", action="store_true", help="the main thread sleeps between batches")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args(arguments)
     if options.batches < 1 or options.files < LEAST * BATCH:
@@ -342,8 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root = make_files(Path(folder), options.files)
         for name, transforms in RECIPES.items():
             if options.only is None or options.only in name:
-                how = {"shared": options.shared, "asleep": options.asleep, "workers": options.workers}
-                results[name] = measure(transforms, root, batches=options.batches, **how)
+                results[name] = measure(transforms, root, batches=options.batches, workers=options.workers)
     console = Console(highlight=False)
     console.width = max(150, console.width if console.is_terminal else 0)
     load = os.getloadavg()[0]
@@ -361,8 +320,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         everything = {
             "batch": BATCH,
             "workers": options.workers,
-            "shared": options.shared,
-            "asleep": options.asleep,
             "batches": options.batches,
             "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "load": load},
             "versions": versions(),
