@@ -69,9 +69,8 @@ def fetched(dataset: Any, indices: list[int]) -> list[Any]:
 def each_of(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:
     """A function of a row that reads the sample of `indices` there when it is asked for, each once; None: the dataset
     has them all at once, or one by one."""
-    kind = type(dataset)  # not the user's own, which may do more than that
-    is_ours = (kind.__module__, kind.__name__) == ("gpuload.datasets.stores.tar.dataset", "TarShards")
-    return dataset._each(indices) if is_ours and dataset._remote is None else None
+    is_ours = type(dataset).__module__.startswith("gpuload.")  # the user's own may do more than that
+    return dataset._each(indices) if is_ours and hasattr(type(dataset), "_each") else None
 
 
 def natural_blocks(dataset: Any) -> np.ndarray | None:

@@ -146,9 +146,9 @@ class TarShards(Store):
         found = {row: reading(row) for row in reading.rows}
         return [found[row] for row in range(len(numbers))]
 
-    def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any]:
-        """The same, each sample read when it is asked for by its row; each once."""
-        return _Reading(self, self._handle, self._numbers(indices))
+    def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
+        """The same, each sample read when it is asked for by its row; each once. None: at URLs all come at once."""
+        return _Reading(self, self._handle, self._numbers(indices)) if self._remote is None else None
 
     def will_need(self, indices: Iterable[int]) -> None:
         """Let the kernel read these samples, which are asked for soon."""
@@ -170,9 +170,7 @@ class TarShards(Store):
 
     def _plan(self, number: int) -> Plan:
         """What has to be read for a sample."""
-        shard = bisect_right(self._ends, number)
-        if shard:
-            number -= self._ends[shard - 1]
+        shard, number = self._place(number)
         source = self._shards[shard]
         columns, key = source.columns, source.key(number)
         first, end = columns.first[number], columns.first[number + 1]

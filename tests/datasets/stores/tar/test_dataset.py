@@ -127,6 +127,11 @@ def test_each_sample_is_read_when_it_is_asked_for(tmp_path: Path, reads: list) -
     together = 2 * (512 + 1024 + 512 + 512) + 1024 + 512 + 2
     assert asked == [[together], [70_000, 2], [], [70_000, 2], [], [70_000, 2], [70_000]]
 
+    class Theirs(gl.TarShards):
+        """A user's, which may do more with a sample."""
+
+    assert each_of(Theirs(paths), order) is None
+
 
 def batches(dataset: object, state: object = None, stop: int = -1, **options: object) -> tuple[list, object]:
     chain = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
