@@ -32,8 +32,10 @@ from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages, accelerator
 from gpuload.stage.gathering import Gathered
 from gpuload.stage.ranges import COPY, named
+from gpuload.stage.upload import views_of
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
+from gpuload.workers.plans import told
 
 __all__ = ["Assembly", "BatchInfo", "Made"]
 
@@ -150,16 +152,19 @@ class Assembly:
 
         return Made(None, held, rest)
 
-    def table_of(self, batch: Batch) -> np.ndarray | None:
-        """Of a complete batch that workers may plan: the table of its images, with offsets in its memory on the device;
-        None: it is planned here."""
+    def told_of(self, batch: Batch) -> bytes | None:
+        """Of a complete batch that workers may plan, what they are told; None: it is planned here."""
+        chunks = [part.told for part in batch.parts]
+        if all(chunks):
+            batch.starts = self._transfer.starts(batch)
+            return told(batch.starts, chunks)
         batch.columns = columns = Columns(batch)
         if columns.has_targets or len(columns.images) != 1 or len(columns.images[0].rows) != len(columns):
             return None
         if columns.images[0].kinds:
             return None
         batch.starts = self._transfer.starts(batch)
-        return columns.table(columns.images[0], batch.starts)
+        return told(batch.starts, (), columns.table(columns.images[0], batch.starts))
 
     def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
         """The batch that the user gets, of its finished columns; `outline` None: row by row."""
@@ -198,9 +203,15 @@ class Assembly:
             return _typed(columns, images, bytes_of(images)) if images.kinds else bytes_of(images)
 
         gathered: list[Gathered] | None = None
-        made = None if batch.made is None or batch.starts != starts[:-1] else batch.made
-        if made is not None:
-            made.at = starts[-1]
+        made = batch.made
+        if made is not None and batch.starts == starts[:-1]:
+            made.arrays = views_of(pixels, made.spans, starts[-1])
+            leaves = {name: made.arrays.pop(name) for name in made.spans if isinstance(name, int)}
+            if self._transfer.asynchronous and not by_row:  # copied, or whoever keeps labels would keep the pixels
+                finished.placed.update((leaf, array.clone()) for leaf, array in leaves.items())
+        elif made is not None:  # a part was moved since
+            made = batch.together = None
+            columns = Columns(batch)
         for number, images in enumerate(columns.images):
             if made is not None:
                 finished.images.append(self._stage(pixels_of(images), made, last=False))

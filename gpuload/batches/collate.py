@@ -13,6 +13,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,7 @@ def outline_of(columns: Columns) -> Outline:
         CollateError: samples differ in structure, or in where their images are; the message names two of them.
     """
     if (own := _marks_of_all(columns)) is not None:
-        outline = _outline(columns.structure(0), own)
-        return Outline(outline.structure, outline.marks, [leaves * len(columns) for leaves in outline.leaves])
+        return _outline_of_all(columns.structure(0), tuple(own.items()), len(columns))
     marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
     for kind, found in (("image", columns.images), ("mask", columns.masks)):
         for number, images in enumerate(found):
@@ -90,6 +90,13 @@ def outline_of(columns: Columns) -> Outline:
         outlines.append(outline)
     leaves = [[leaf for own in column for leaf in own] for column in zip(*(o.leaves for o in outlines), strict=True)]
     return Outline(outlines[0].structure, outlines[0].marks, leaves)
+
+
+@lru_cache(8)
+def _outline_of_all(structure: Structure, marks: tuple[tuple[int, Mark], ...], count: int) -> Outline:
+    """The outline of so many samples that are alike; one loader has hardly more than two."""
+    outline = _outline(structure, dict(marks))
+    return Outline(outline.structure, outline.marks, [leaves * count for leaves in outline.leaves])
 
 
 def _marks_of_all(columns: Columns) -> dict[int, Mark] | None:
@@ -152,6 +159,7 @@ def collate(
             samples.
     """
     ready: dict[int, Any] = {}
+    placed: dict[int, Any] = {}
     for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
         kind, image = mark or ("", 0)
         if kind == "group":
@@ -163,8 +171,11 @@ def collate(
         if kind == "clip":
             ready[number] = _clips(columns, finished, leaves, image, views)
             continue
-        whole = finished.whole.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
-        if kind == "image":
+        alike = leaves.count(leaves[0]) == len(leaves)
+        whole = finished.whole.get(leaves[0]) if alike else None
+        if alike and leaves[0] in finished.placed:
+            placed[number] = finished.placed[leaves[0]]
+        elif kind == "image":
             ready[number] = finished.images[image]
         elif kind == "mask" and (whole is None or ragged != "error"):
             masks = _cells(columns, finished, leaves)
@@ -176,7 +187,7 @@ def collate(
         elif kind == "points":
             points = _cells(columns, finished, leaves)
             ready[number] = points if views is None else [list(view) for view in zip(*points, strict=True)]
-    ready = _moved(ready, to_device)
+    ready = _moved(ready, to_device) | placed
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
             groups = zip(outline.leaves[number], ready[number], strict=True)

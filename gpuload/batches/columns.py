@@ -20,7 +20,7 @@ import numpy as np
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.sample import Boxes
 from gpuload.datasets.tree import Structure, unflatten
-from gpuload.ring.chunk import SEPARATOR, Block, ImageColumn, TensorBits, ValueColumn
+from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
 
 if TYPE_CHECKING:
     from gpuload.batches.mixing import Pairing
@@ -77,12 +77,13 @@ class Columns:
     """
 
     def __init__(self, batch: Batch) -> None:
-        self._parts = [
-            (number, part, part.content)
-            for number, part in enumerate(batch.parts)
-            if part.content is not None and part.content.rows
-        ]
         self.order: np.ndarray | None = None
+        if (plain := batch.together) is not None:
+            self._take(plain, batch)
+            return
+        self._placed = False
+        having = [(number, part, part.content) for number, part in enumerate(batch.parts) if part.samples]
+        self._parts = [(number, part, content) for number, part, content in having if content is not None]
         if batch.errors:
             positions = np.concatenate([part.positions[content.rows] for _, part, content in self._parts])
             indices: Any = [part.indices[row] for _, part, content in self._parts for row in content.rows]
@@ -111,6 +112,16 @@ class Columns:
         self.blocks: dict[int, list[tuple[int, Part, Block]]] = {}
         self._find_blocks()
 
+    def _take(self, plain: ChunkContent, batch: Batch) -> None:
+        """The rows of a batch whose plain chunks a worker has put together."""
+        self._placed, self._parts, self._spec = True, [(0, batch.parts[0], plain)], batch.spec
+        self.positions, self.indices = batch.spec.positions, batch.spec.indices
+        self.collated, self.structures, self.fields = None, plain.structures, []
+        [images], count = plain.images, len(plain.rows)
+        rows = np.arange(count)
+        self.images, self.masks = [Images(rows, images.leaves * count, images.table, rows, [])], []
+        self.points, self.values, self.blocks = {}, {column.leaf: column for column in plain.values}, {}
+
     def __len__(self) -> int:
         return len(self.positions)
 
@@ -127,8 +138,7 @@ class Columns:
     @cached_property
     def sources(self) -> list[str | None]:
         """Where the images of each came from."""
-        found = [content.sources for _, _, content in self._parts]
-        return self._in_order([own.split(SEPARATOR) if isinstance(own, str) else own for own in found])
+        return self._in_order([content.names for _, _, content in self._parts])
 
     @property
     def has_targets(self) -> bool:
@@ -150,6 +160,8 @@ class Columns:
 
     def table(self, images: Images, starts: Sequence[int]) -> np.ndarray:
         """The table of images, with offsets in a memory where the parts begin at `starts`."""
+        if self._placed:
+            return images.table
         table = images.table.copy()
         table[:, 0] += np.asarray(starts, np.int64)[images.parts]
         return table
@@ -282,6 +294,7 @@ class Finished:
     Attributes:
         cells: of each row the leaves finished one by one, by number.
         whole: leaves finished for all rows at once: blocks; and masks of equal shapes as one tensor.
+        placed: leaves that are on the device already, for all rows at once.
         images: for each of `Columns.images` the stage's result; with a `MultiView` a list of results.
         sizes_hw: for each of these, for each view, the sizes of the results, int64 (M, 2).
         drawn: the programs of the first of these, for each view.
@@ -290,6 +303,7 @@ class Finished:
 
     cells: list[dict[int, Any]]
     whole: dict[int, Any] = field(default_factory=dict)
+    placed: dict[int, Any] = field(default_factory=dict)
     images: list[Any] = field(default_factory=list)
     sizes_hw: list[list[np.ndarray]] = field(default_factory=list)
     drawn: Sequence[Draws] = ()

@@ -133,7 +133,7 @@ class Session:
             workers=start.workers,
             faults=workers.faults,
             candidates=partial(_candidates, options),
-            table_of=self.assembly.table_of if fusing is not None else lambda batch: None,
+            told_of=self.assembly.told_of if fusing is not None else lambda batch: None,
             reclaim=self.transfer.reclaim,
             decode=self.decoder,
         )
@@ -346,10 +346,9 @@ class Session:
         with usable, self.transfer.stream(after_consumer=state), named(STAGE):
             made = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
-        strays = next((part.content.strays for part in batch.parts if part.content and part.content.strays), "")
-        images = 0
+        strays, images = batch.strays, 0
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
-            images += 0 if part.content is None else len(part.content.rows)
+            images += part.samples
             part.content = None
         after, warning = batch.spec.after, batch.warning
         return _Launched(*made, ticket, failed=batch.errors, after=after, warning=warning, strays=strays, images=images)

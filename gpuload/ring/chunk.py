@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuload.datasets.tree import Structure
+from gpuload.datasets.tree import LEAF, Structure
 from gpuload.errors import ErrorRecord
 from gpuload.order.place import IterablePlace
 
 __all__ = ["SEPARATOR", "Block", "ChunkContent", "Collated", "Encoded", "ImageColumn", "TensorBits", "ValueColumn"]
 
 SEPARATOR = "\0"  # of names in one string; no path has it
+# Types of values that can be read wherever they came from.
+SMALL = frozenset({int, float, bool, str, type(None), np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_})
 Rows = list[int] | None  # which rows of a chunk have a column; None: all
 
 
@@ -125,10 +127,11 @@ class ChunkContent:
     the leaves that are left out together with boxes, if a transform does that; those that go with keypoints as ~leaf.
     `strays` is what to tell the user of leaves that look as if they belonged to an image. `windows` is where images lie
     that are not in the slot, see `gpuload.workers.kept`. `encoded` are the images that were not decoded, each as the
-    numbers of `Encoded`; their files fill the slot's first `encoded_bytes`.
+    numbers of `Encoded`; their files fill the slot's first `encoded_bytes`. `made` is the plan of the batch that these
+    are all chunks of, see `gpuload.workers.plans`.
     """
 
-    rows: list[int] = field(default_factory=list)
+    rows: Sequence[int] = field(default_factory=list)
     structures: list[Structure] = field(default_factory=list)
     images: list[ImageColumn] = field(default_factory=list)
     values: list[ValueColumn] = field(default_factory=list)
@@ -143,7 +146,59 @@ class ChunkContent:
     strays: str = ""
     encoded: list[tuple[Any, ...]] = field(default_factory=list)
     encoded_bytes: int = 0
+    made: Any = None
     windows: np.ndarray | None = None  # never sent
+
+    @property
+    def names(self) -> Sequence[str | None]:
+        """Where each sample came from."""
+        return self.sources.split(SEPARATOR) if isinstance(self.sources, str) else self.sources
+
+    def is_plain(self, rows: int) -> bool:
+        """Whether each of so many rows is one image of uint8 and small values of builtin types, all in the same places:
+        as nearly always, and then nobody needs to know more of a chunk before its batch is put together."""
+        odd = self.errors or self.blocks or self.masks or self.points or self.fields or self.strays or self.encoded
+        if odd or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
+            return False
+        if len(self.images) != 1 or len(self.structures) != 1 or (images := self.images[0]).kinds:
+            return False
+        if images.rows is not None or len(images.leaves) != 1 or not _is_builtin(self.structures[0]):
+            return False
+        return all(column.rows is None and SMALL.issuperset(map(type, column.values)) for column in self.values)
+
+
+def together(contents: Sequence[ChunkContent], starts: Sequence[int]) -> ChunkContent:
+    """Plain chunks of a batch as one, with the images' offsets in a memory where the chunks begin at `starts`.
+
+    Raises:
+        ValueError: they are not alike.
+    """
+    first = contents[0]
+    leaves = [column.leaf for column in first.values]
+    if any(
+        own.structures != first.structures
+        or own.images[0].leaves != first.images[0].leaves
+        or [column.leaf for column in own.values] != leaves
+        for own in contents
+    ):
+        raise ValueError("chunks of a batch are not alike")
+    tables = [own.images[0].table for own in contents]
+    table = np.concatenate(tables)
+    table[:, 0] += np.repeat(np.array(starts, np.int64), [len(own) for own in tables])
+    columns = zip(*(own.values for own in contents), strict=True)
+    values = [ValueColumn(own[0].leaf, [value for column in own for value in column.values]) for own in columns]
+    names = [name for own in contents for name in own.names]
+    images = [ImageColumn(table, first.images[0].leaves)]
+    return ChunkContent(range(len(table)), first.structures, images, values, names)
+
+
+def _is_builtin(structure: Structure) -> bool:
+    """Whether a structure is of Python's own containers alone."""
+    if structure == LEAF:
+        return True
+    kind, cls, keys, children = structure
+    plain = kind != "dataclass" and cls is None and {str, int}.issuperset(map(type, keys or ()))
+    return plain and all(map(_is_builtin, children))
 
 
 @dataclass(slots=True)

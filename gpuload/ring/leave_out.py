@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.ring.chunk import SEPARATOR, ChunkContent, Encoded, ImageColumn, Rows, ValueColumn
+from gpuload.ring.chunk import ChunkContent, Encoded, ImageColumn, Rows, ValueColumn
 
 __all__ = ["leave_out"]
 
@@ -27,8 +27,7 @@ def leave_out(content: ChunkContent, gone: Sequence[int], data: np.ndarray) -> N
     count, out = len(content.rows), set(gone)
     kept = [row for row in range(count) if row not in out]
     number = {row: at for at, row in enumerate(kept)}
-    sources = content.sources
-    content.sources = _some(sources.split(SEPARATOR) if isinstance(sources, str) else sources, kept, count)
+    content.sources = _some(content.names, kept, count)
     content.structures = _some(content.structures, kept, count)
     content.fields = _some(content.fields, kept, count)
     content.encoded = _encoded(content, number)

@@ -190,6 +190,7 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
         content.strays,
         content.encoded,
         content.encoded_bytes,
+        content.made,
     ]
     if by_value:  # in a worker, classes of the user's __main__ exist only for cloudpickle
         import cloudpickle

@@ -220,8 +220,8 @@ class Stage:
             raise ValueError(f"view must be from 0 to {len(self._finishes) - 1}, as the chain has them, got {view}")
         if partners is not None:
             _check_partners(partners, len(images))
-        counts = images.shapes[:, 2]
-        if (counts != counts[0]).any():
+        counts, planned = images.shapes[:, 2], isinstance(program, Made)  # of images that are alike
+        if not planned and (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
             raise ValueError(
                 f"the images of a batch must have the same number of channels, but {images.labels[0]} has {counts[0]} "
@@ -251,7 +251,7 @@ class Stage:
         sizes = program.results_hw
         needs_one = self._chain.module is not None or self._chain.mixing is not None
         dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
-        if dense and (sizes != sizes[0]).any():
+        if dense and not planned and (sizes != sizes[0]).any():
             other = int((sizes != sizes[0]).any(axis=1).argmax())
             first, second = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
             raise ValueError(

@@ -289,9 +289,7 @@ def _starts(batch: Batch) -> list[int]:
     part whose first bytes are files begins before the memory that it takes."""
     found, at = [], 0
     for part in batch.parts:
-        content = part.content  # directly: this is asked twice for each batch
-        begin = at - (0 if content is None else content.encoded_bytes)
-        found.append(begin)
+        found.append(begin := at - part.encoded_bytes)
         at = begin + align(part.used_bytes, ALIGN)
         if part.decoded is not None:
             at += align(len(part.decoded), ALIGN)

@@ -14,7 +14,7 @@ import numpy as np
 from gpuload.errors import ErrorRecord
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import ChunkContent
-from gpuload.ring.packing import ALIGN
+from gpuload.ring.packing import ALIGN, read_content
 from gpuload.ring.ring import Slot, align
 from gpuload.workers.protocol import Request
 
@@ -26,6 +26,7 @@ __all__ = ["Batch", "Part"]
 # After this many deaths of workers while it was alone in a chunk, a sample counts as bad. Deaths by SIGKILL come from
 # outside (memory ran out, somebody killed it) and may hit any sample, so more of them are allowed.
 OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
+NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +34,7 @@ class Part:
     """A chunk of a batch: what is asked for and, once it is done, the result.
 
     `data` are the chunk's bytes: a view of its slot, or of private memory if it was moved out (`slot` is None then).
+    `told` is the description of a plain chunk (see `Reply`) until somebody asks for its `content`.
     `decoded` are the images that the device decoded, one after the other: a tensor of uint8 there; their offsets count
     from `host_end` on, as if they lay behind the chunk's bytes.
     """
@@ -49,13 +51,30 @@ class Part:
     slot: Slot | None = None
     data: np.ndarray | None = None
     used_bytes: int = 0
-    content: ChunkContent | None = None
+    told: bytes = b""
     decoded: Any = None
+    _content: ChunkContent | None = None
+
+    @property
+    def content(self) -> ChunkContent | None:
+        """What it holds; None: it is not done."""
+        if self.told:
+            self.content = read_content(NO_BYTES, self.told, None)
+        return self._content
+
+    @content.setter
+    def content(self, content: ChunkContent | None) -> None:
+        self._content, self.told = content, b""
+
+    @property
+    def samples(self) -> int:
+        """How many of its samples loaded."""
+        return len(self.positions) if self.told else 0 if self._content is None else len(self._content.rows)
 
     @property
     def encoded_bytes(self) -> int:
         """How many of its first bytes are files for the device to decode, and so stay here."""
-        return 0 if self.content is None else self.content.encoded_bytes
+        return 0 if self._content is None else self._content.encoded_bytes
 
     @property
     def host_end(self) -> int:
@@ -65,7 +84,7 @@ class Part:
     @property
     def waits_for_device(self) -> bool:
         """Whether it has images that are still to be decoded."""
-        return self.decoded is None and self.content is not None and len(self.content.encoded) > 0
+        return self.decoded is None and self._content is not None and len(self._content.encoded) > 0
 
     def piece(self, rows: slice) -> Part:
         """Some of its rows, as a part of their own."""
@@ -117,6 +136,7 @@ class Batch:
     starts: Sequence[int] = ()  # where its parts will be on the device, as it is planned
     planning: int | None = None  # the chunk number of the request for its plan
     made: Made | None = None  # its plan, which is its last part
+    together: ChunkContent | None = None  # with a plan: what its parts hold, if they are plain, by their places there
 
     @property
     def done_parts(self) -> int:
@@ -136,11 +156,18 @@ class Batch:
     @property
     def is_empty(self) -> bool:
         """Whether all of its samples failed."""
-        return not any(part.content is not None and part.content.rows for part in self.parts)
+        return not any(part.samples for part in self.parts)
 
-    def plan_with(self, made: Made, slot: Slot, data: np.ndarray) -> None:
+    @property
+    def strays(self) -> str:
+        """What to tell the user of leaves that look as if they belonged to an image."""
+        found = (part.content.strays for part in self.parts if not part.told and part.content is not None)
+        return next(filter(None, found), "")
+
+    def plan_with(self, content: ChunkContent, slot: Slot, data: np.ndarray) -> None:
         """Take in its plan, whose arrays are all of `data`, in that slot."""
-        self.made = made
+        self.made = content.made
+        self.together = content if content.rows else None
         nothing = self.spec.positions[:0]
         self.parts.append(Part(self, nothing, nothing, slot=slot, data=data, used_bytes=len(data)))
 
@@ -149,7 +176,7 @@ class Batch:
         self.planning = self.columns = None
         if self.made is None:
             return None
-        self.made = None
+        self.made = self.together = None
         return self.parts.pop().slot
 
     def substitute(self, errors: list[ErrorRecord], candidates: Callable[..., Iterator[Any]]) -> Part | None:

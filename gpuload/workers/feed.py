@@ -53,7 +53,7 @@ class Feed:
         workers: how many there are; if batches are one chunk each, more of these are in work.
         faults: what happens to samples that fail.
         candidates: for (batch, position, index) of a failed sample, the indices to try instead.
-        table_of: of a batch that workers may plan, the table of its images; see `gpuload.workers.plans`.
+        told_of: what workers are told of a batch that they may plan; see `gpuload.workers.plans`.
         reclaim: called when the ring is full; True if it made the consumer give slots back (waiting if told to).
         decode: has the device decode what workers left of a batch; gives the samples that failed, by part.
     """
@@ -69,7 +69,7 @@ class Feed:
         plain_chunk_size: int = 1,
         faults: Faults | None = None,
         candidates: Callable[[Batch, int, object], Iterator[Any]] = lambda batch, position, index: iter(()),
-        table_of: Callable[[Batch], np.ndarray | None] = lambda batch: None,
+        told_of: Callable[[Batch], bytes | None] = lambda batch: None,
         reclaim: Callable[[bool], bool] = lambda wait: False,
         decode: Callable[[Batch], Failed] | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class Feed:
         self.faults = faults or Faults()
         self._candidates, self._reclaim, self._decode = candidates, reclaim, decode
         self._tally = Tally(self.faults.max_error_rate)
-        self.plans, self._next_chunk = Planner(engine, ring, table_of), 1
+        self.plans, self._next_chunk = Planner(engine, ring, told_of), 1
         self._awaited = False  # the batch that is due is waited for
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._coming: Iterator[BatchSpec] = iter(())
@@ -332,19 +332,22 @@ class Feed:
             self._finish(part, slot, event)
 
     def _finish(self, part: Part, slot: Slot, reply: Reply) -> None:
-        view = self.ring.view(slot)
-        try:
-            part.content = reply.content or read_content(view, reply.meta, reply.meta_at)
-        except Exception as error:  # raised by an object of the user's while it is unpickled
-            self.ring.release(slot)
-            self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")
-            return
+        view, rows, content = self.ring.view(slot), len(part.positions), reply.content
+        if reply.plain and not self._awaited:  # read later, if ever
+            part.told = reply.meta
+        else:
+            try:
+                part.content = content = content or read_content(view, reply.meta, reply.meta_at)
+            except Exception as error:  # raised by an object of the user's while it is unpickled
+                self.ring.release(slot)
+                self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")
+                return
         part.slot, part.data, part.used_bytes = slot, view[: reply.nbytes], reply.nbytes
-        if part.content.blocks and not part.content.images and self.chunk_size < self._plain_chunk_size:
+        if content and content.blocks and not content.images and self.chunk_size < self._plain_chunk_size:
             self.chunk_size = self._plain_chunk_size
-            self._slot_size.restart(self.chunk_size, reply.nbytes, len(part.positions))
-        self._slot_size.learn(reply.nbytes, len(part.positions))
-        self._settle(part, part.content)
+            self._slot_size.restart(self.chunk_size, reply.nbytes, rows)
+        self._slot_size.learn(reply.nbytes, rows)
+        self._settle(part, content)
 
     def _enlarge(self, part: Part, need_bytes: int) -> None:
         rows = len(part.positions)
@@ -412,11 +415,10 @@ class Feed:
         part.content = part.failure(cause, stack)
         self._settle(part, part.content)
 
-    def _settle(self, part: Part, content: ChunkContent) -> None:
+    def _settle(self, part: Part, content: ChunkContent | None) -> None:
         """Process the failures of a chunk that has ended and, after the last chunk, a batch that is empty."""
-        batch = part.batch
-        errors = [record for _, record in content.errors]
-        if content.iterable is None:
+        batch, errors = part.batch, [] if content is None else [record for _, record in content.errors]
+        if content is None or content.iterable is None:
             self._tally.add(len(part.positions), errors)
         else:  # fewer samples may have come
             self._tally.add(len(content.rows) + len(errors), errors)

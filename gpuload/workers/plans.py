@@ -1,9 +1,11 @@
 """Plans of batches, made by workers: what the fused kernels are told of a batch depends on nothing that only the main
 process has, and would take most of its time there.
 
-Once all chunks of a batch are done, `Planner` (main process) writes the table of its images to a slot and sends a
-request like that for a chunk; `make_plan` (worker) draws, and leaves in that slot the arrays that kernels read and,
-behind them, what launches need. So the slot becomes a part of the batch, and comes to the device with the others.
+Once all chunks of a batch are done, `Planner` (main process) writes what they told of themselves to a slot and sends a
+request like that for a chunk; `make_plan` (worker) puts their descriptions together, draws, and leaves in that slot the
+arrays that kernels read. So the slot becomes a part of the batch, and comes to the device with the others. The reply
+describes the whole batch: the main process reads no chunk's description. Where a chunk is unusual it does, and sends the
+table of all images; then the reply has only what launches need.
 
 A batch does without where it is waited for, or where anything is unusual: then the stage plans it, by the same code.
 So a plan that is lost is never made again.
@@ -13,25 +15,28 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpuload.errors import LimitError
-from gpuload.ring.arrays import ALIGNMENT, spans_of, write
-from gpuload.ring.ring import Ring, Slot, align
+from gpuload.ring.arrays import spans_of, write
+from gpuload.ring.chunk import ChunkContent, together
+from gpuload.ring.packing import read_content, write_content
+from gpuload.ring.ring import Ring, Slot
 from gpuload.rng.philox import epoch_key
-from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch
     from gpuload.workers.engine import Engine, Event
     from gpuload.workers.job import Job
 
-__all__ = ["Planner", "make_plan"]
+__all__ = ["Planner", "make_plan", "told"]
 
 COLUMNS = 10  # of a table of images, see `gpuload.ring.chunk.ImageColumn`
+INTEGERS = {int}, {np.int64}
 RING_SHARE = 8  # a plan takes at most this part of the ring
 
 
@@ -40,14 +45,13 @@ class Planner:
 
     Args:
         engine, ring: the feed's.
-        table_of: of a complete batch, the table of its images, with offsets in its memory on the device; None: it is
-            planned where it is made.
+        told_of: of a complete batch, what `told` gives; None: it is planned where it is made.
     """
 
-    def __init__(self, engine: Engine, ring: Ring, table_of: Callable[[Batch], np.ndarray | None]) -> None:
+    def __init__(self, engine: Engine, ring: Ring, told_of: Callable[[Batch], bytes | None]) -> None:
         self._engine = engine
         self._ring = ring
-        self._table_of = table_of
+        self._told_of = told_of
         self._need_bytes = 0
         self.flying: dict[int, tuple[Slot, Batch | None]] = {}  # by chunk; None: it is lost, but may still be written
 
@@ -60,16 +64,16 @@ class Planner:
         """Ask for the plan of a complete batch, as chunk number `chunk`, in a slot of the usual size if that does."""
         if batch.errors or batch.dropped or batch.spec.on_due is not None or batch.made is not None:
             return
-        table = self._table_of(batch)
-        if table is None:
+        told = self._told_of(batch)
+        if told is None:
             return
-        size, slot = max(usual_bytes, self._need_bytes, table.nbytes), None
-        if max(self._need_bytes, table.nbytes) <= self._ring.ring_bytes // RING_SHARE:
+        size, slot = max(usual_bytes, self._need_bytes, len(told)), None
+        if max(self._need_bytes, len(told)) <= self._ring.ring_bytes // RING_SHARE:
             with contextlib.suppress(LimitError):
                 slot = self._ring.acquire(size)
         if slot is None:
             return
-        self._ring.view(slot)[: table.nbytes].view(np.int64)[:] = table.reshape(-1)
+        self._ring.view(slot)[: len(told)] = np.frombuffer(told, np.uint8)
         positions = batch.spec.positions
         request = Request(
             chunk, 0, batch.spec.epoch, slot.offset, slot.capacity_bytes, positions, positions, plans=True
@@ -94,11 +98,10 @@ class Planner:
         if isinstance(event, Reply):
             if event.status is Status.TOO_LARGE:
                 self._need_bytes = max(self._need_bytes, event.nbytes)
-            if batch is not None and wanted and event.status is Status.DONE and event.meta_at is not None:
-                start, length = event.meta_at
+            if batch is not None and wanted and event.status is Status.DONE:
                 view = self._ring.view(slot)
-                # A worker wrote this: numbers, and classes of gpuload's own.
-                batch.plan_with(pickle.loads(view[start : start + length].data), slot, view[: event.nbytes])
+                # A worker wrote this: plain values, and classes of gpuload's own.
+                batch.plan_with(read_content(view, event.meta, event.meta_at), slot, view[: event.nbytes])
                 return True
         elif getattr(event, "slot_is_free", True) is False:
             self.flying[event.chunk] = (slot, None)  # a `Freed` or its reply comes
@@ -107,29 +110,44 @@ class Planner:
         return True
 
 
+def told(starts: Sequence[int], chunks: Sequence[bytes], table: np.ndarray | None = None) -> bytes:
+    """What is told of a batch to whoever plans it: where its parts begin on the device, and their descriptions; or, in
+    place of these, the table of its images, with offsets there."""
+    return pickle.dumps((starts, chunks, None if table is None else table.tobytes()), 5)
+
+
 def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
-    """Plan a batch, whose table is in the slot, and leave the plan there; UNWANTED if that cannot be done here."""
+    """Plan a batch, of which the slot tells, and leave the plan there; UNWANTED if that cannot be done here."""
     from gpuload.transforms.program.fusing.plan import Images, Made  # few workers need it
 
-    def reply(status: Status, nbytes: int, meta_at: tuple[int, int] | None = None) -> Reply:
-        return Reply(request.chunk, request.attempt, status, nbytes, b"", meta_at)
+    def reply(status: Status, nbytes: int = 0, meta: bytes = b"", meta_at: tuple[int, int] | None = None) -> Reply:
+        return Reply(request.chunk, request.attempt, status, nbytes, meta, meta_at)
 
     assert job.fusing is not None
-    count = len(request.positions)
-    table = slot[: 8 * COLUMNS * count].view(np.int64).reshape(count, COLUMNS).copy()
-    images = Images(table[:, 0], table[:, 1:4], table[:, 6:])
     try:
+        starts, chunks, given = pickle.loads(slot.data)  # the main process wrote it
+        if given is None:
+            content = together([read_content(slot, chunk, None) for chunk in chunks], starts)
+            table = content.images[0].table
+        else:
+            content, table = ChunkContent(), np.frombuffer(given, np.int64).reshape(-1, COLUMNS)
+        images = Images(table[:, 0], table[:, 1:4], table[:, 6:])
         key, chain = epoch_key(job.seed, request.epoch), job.chain.at(request.epoch)
         program = chain.draw(key, request.positions, table[:, 4:6], regions_tlhw=images.regions_tlhw)
         program, regions = program.of_decoded(images.shapes, images.regions_tlhw)
         plan, arrays = job.fusing(images._replace(regions_tlhw=regions), program)
     except Exception:  # the main process meets it again, where it can say of which batch
-        return reply(Status.UNWANTED, 0)
-    spans, end = spans_of(list(arrays.values()))
-    made = Made(plan, dict(zip(arrays, spans, strict=True)), program.results_hw[:1], count)
-    described = pickle.dumps(made, 5)
-    if end + len(described) > len(slot):
-        return reply(Status.TOO_LARGE, align(end + len(described), ALIGNMENT))
-    write(list(arrays.values()), spans, slot)
-    slot[end : end + len(described)] = np.frombuffer(described, np.uint8)
-    return reply(Status.DONE, end, (end, len(described)))
+        return reply(Status.UNWANTED)
+    entries: dict[str | int, list[np.ndarray]] = {**arrays}
+    for column in content.values:
+        # An integer of more bits is an object, or unsigned.
+        if set(map(type, column.values)) in INTEGERS and (leaf := np.array(column.values)).dtype == np.int64:
+            entries[column.leaf] = [leaf]
+    spans, end = spans_of(list(entries.values()))
+    height, width = program.results_hw[0].tolist()
+    content.made = Made(plan, dict(zip(entries, spans, strict=True)), (height, width), len(table))
+    packed = write_content(content, slot, end, inline_bytes=MAX_INLINE_BYTES)
+    if not packed.fits:
+        return reply(Status.TOO_LARGE, packed.nbytes)
+    write(list(entries.values()), spans, slot)
+    return reply(Status.DONE, packed.nbytes, packed.meta, packed.meta_at)

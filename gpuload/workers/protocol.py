@@ -183,7 +183,8 @@ class Reply:
 
     `nbytes` is the size of the chunk in its slot (for TOO_LARGE: the size needed). `meta` is the packed description of
     its samples (see `ring/packing.py`); if too long for a message, it is in the slot: `meta_at`, offset and length.
-    An engine without processes may give the `content` itself.
+    `plain` says that nothing in it is unusual (`ChunkContent.is_plain`), so that it need not be read yet. An engine
+    without processes may give the `content` itself.
     """
 
     chunk: int
@@ -193,22 +194,18 @@ class Reply:
     meta: bytes
     meta_at: tuple[int, int] | None = None
     content: ChunkContent | None = None
+    plain: bool = False
 
     def pack(self) -> bytes:
         offset, length = self.meta_at or (-1, 0)
-        return _REPLY.pack(self.chunk, self.attempt << 8 | self.status, self.nbytes, offset, length) + self.meta
+        ended = self.attempt << 8 | self.plain << 7 | self.status
+        return _REPLY.pack(self.chunk, ended, self.nbytes, offset, length) + self.meta
 
     @classmethod
     def unpack(cls, message: bytes) -> Reply:
-        chunk, attempt_status, nbytes, offset, length = _REPLY.unpack_from(message)
-        return cls(
-            chunk,
-            attempt_status >> 8,
-            _STATUSES[attempt_status & 255],
-            nbytes,
-            message[_REPLY.size :],
-            None if offset < 0 else (offset, length),
-        )
+        chunk, ended, nbytes, offset, length = _REPLY.unpack_from(message)
+        meta, meta_at = message[_REPLY.size :], None if offset < 0 else (offset, length)
+        return cls(chunk, ended >> 8, _STATUSES[ended & 127], nbytes, meta, meta_at, plain=bool(ended & 128))
 
 
 class Queue:

@@ -306,7 +306,8 @@ def _pack(
 ) -> Reply:
     packed = write_content(content, slot, used_bytes, inline_bytes=MAX_INLINE_BYTES, keep_types=keep_types)
     status = Status.DONE if packed.fits else Status.TOO_LARGE
-    return Reply(request.chunk, request.attempt, status, packed.nbytes, packed.meta, packed.meta_at)
+    plain = bool(packed.meta) and content.is_plain(len(request.positions))
+    return Reply(request.chunk, request.attempt, status, packed.nbytes, packed.meta, packed.meta_at, plain=plain)
 
 
 def _made_key(request: Request) -> tuple[Any, ...]:

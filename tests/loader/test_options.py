@@ -63,6 +63,9 @@ def test_a_group_that_is_changed_checks_itself_again(group, changes, text):
     ("changes", "chunk", "plain"),
     [
         ({"batch_size": 256, "num_workers": 4}, 32, 256),
+        ({"batch_size": 256, "num_workers": 3}, 43, 256),
+        ({"batch_size": 256, "num_workers": 2}, 64, 256),
+        ({"batch_size": 1024, "num_workers": 2}, 64, 1024),
         ({"batch_size": 64, "num_workers": 4}, 16, 64),
         ({"batch_size": 4, "num_workers": 4}, 4, 4),
         ({"batch_size": 64, "num_workers": 4, "chunk_size": 100}, 64, 1),
@@ -176,5 +179,5 @@ def test_decoded_images_of_a_file_come_in_larger_chunks(tmp_path, shape, batch_s
     os.truncate(path, 300 * math.prod(shape))  # a hole
     dataset = gl.ArrayFile(path, dtype="uint8", shape=(300, *shape))
     assert Options.of(given(dataset=dataset, batch_size=batch_size, num_workers=workers)).chunk_size == chunk
-    usual = Options.of(given(dataset=range(300), batch_size=batch_size, num_workers=2)).chunk_size
-    assert usual == min(max(batch_size // 2, 8), 32, batch_size)
+    usual = Options.of(given(dataset=range(300), batch_size=batch_size, num_workers=4)).chunk_size
+    assert usual == min(max(batch_size // 4, 8), 64 if batch_size == 1024 else 32, batch_size)

@@ -72,16 +72,16 @@ def test_kornias_batches_are_as_on_the_cpu(chain):
 def test_batches_that_workers_planned_are_as_on_the_cpu(moved, monkeypatch):
     """Their numbers come to the device with the pixels; those for pixels in another place are not used."""
     planned = []
-    launch, table_of = FusedRunner.launch_made, Assembly.table_of
+    launch, told_of = FusedRunner.launch_made, Assembly.told_of
 
     def elsewhere(assembly: Assembly, batch: Batch) -> Any:
-        table = table_of(assembly, batch)
+        told = told_of(assembly, batch)
         batch.starts = [start + 64 for start in batch.starts]
-        return table
+        return told
 
     monkeypatch.setattr(FusedRunner, "launch_made", lambda *given: planned.append(launch(*given)))
     if moved:
-        monkeypatch.setattr(Assembly, "table_of", elsewhere)
+        monkeypatch.setattr(Assembly, "told_of", elsewhere)
     some = options(dataset=samples(12), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused")
     some["batch_size"] = 1
     found = on_device({**some, "num_workers": 2}, "lazy")

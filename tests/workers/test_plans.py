@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from gpuload import transforms as T
 from gpuload.decode import Decode
 from gpuload.order.spec import BatchSpec
+from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.fusing.grid import Tile
@@ -20,7 +20,7 @@ from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.job import Job
-from gpuload.workers.plans import make_plan
+from gpuload.workers.plans import make_plan, told
 from gpuload.workers.protocol import Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
@@ -56,10 +56,16 @@ class Engine(HomeEngine):
         return super().gather(timeout_s)
 
 
-def table_of(batch: Batch) -> np.ndarray:
+def told_of(batch: Batch) -> bytes:
+    """As `Assembly.told_of`: of plain chunks their descriptions, of others the table."""
     batch.starts = [100 * number for number in range(len(batch.parts))]
+    chunks = [part.told for part in batch.parts]
+    return told(batch.starts, chunks) if all(chunks) else told(batch.starts, (), table_of(batch))
+
+
+def table_of(batch: Batch) -> np.ndarray:
     tables = [part.content.images[0].table.copy() for part in batch.parts if part.content is not None]
-    for table, start in zip(tables, batch.starts, strict=True):
+    for table, start in zip(tables, range(0, 1000, 100), strict=False):
         table[:, 0] += start
     return np.concatenate(tables)
 
@@ -67,7 +73,7 @@ def table_of(batch: Batch) -> np.ndarray:
 def made(samples: int = 12, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
     engine = Engine(Job(dataset or Pictures(), CHAIN, Decode(), 3, fusing=FUSING), ring)
-    feed = Feed(engine, ring, **{"chunk_size": 2, "ahead": 2, "table_of": table_of, **options})
+    feed = Feed(engine, ring, **{"chunk_size": 2, "ahead": 2, "told_of": told_of, **options})
     begin(feed, samples)
     return feed, engine
 
@@ -95,9 +101,12 @@ def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make()
         assert len(batch.parts) == 3  # two chunks, and the plan
         table, positions = table_of_chunks(batch), np.arange(SIZE * step, SIZE * (step + 1))
         program = CHAIN.draw(epoch_key(3, 0), positions, table[:, 4:6], regions_tlhw=table[:, 6:])
-        plan, arrays = FUSING(Images(table[:, 0], table[:, 1:4], table[:, 6:]), program)
+        plan, found = FUSING(Images(table[:, 0], table[:, 1:4], table[:, 6:]), program)
+        arrays: dict[Any, Any] = {**found}
         assert batch.made.plan == plan
-        assert batch.made.spans.keys() == arrays.keys() >= {"ints", "floats", "codes", "values", "told", "factors"}
+        assert arrays.keys() >= {"ints", "floats", "codes", "values", "told", "factors"}
+        arrays[1] = [positions]  # the labels
+        assert batch.made.spans.keys() == arrays.keys()
         data = batch.parts[-1].data
         assert data is not None
         for name, (start, nbytes, kind) in batch.made.spans.items():
@@ -196,7 +205,7 @@ def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
     def run(request: Request, slot: np.ndarray, *others: Any) -> Reply:
         if request.plans:
             asked.append(len(slot))
-            slot = slot[:512] if len(asked) == 1 else slot  # as if it were of so many bytes
+            slot = slot[:1024] if len(asked) == 1 else slot  # as if it were of so many bytes
         return do(request, slot, *others)
 
     engine._runner.run = run  # pyright: ignore[reportAttributeAccessIssue]
@@ -207,7 +216,7 @@ def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
         found.append(batch.made is not None)
         feed.release(batch)
     assert found == [False, True, True]
-    assert asked[1] >= feed.plans._need_bytes > 512
+    assert asked[1] >= feed.plans._need_bytes > 1024
     assert busy(feed) == 0
 
 
@@ -271,12 +280,13 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     shapes[1::2, :2] = 8  # the size of the crop's result
     table = np.hstack([1000 * np.arange(SIZE)[:, None], shapes, sizes, regions])
     job = Job(Pictures(), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
-    slot = np.zeros(1 << 16, np.uint8)
-    slot[: table.nbytes].view(np.int64)[:] = table.reshape(-1)
+    slot, given = np.zeros(1 << 16, np.uint8), told((), (), table)
+    slot[: len(given)] = np.frombuffer(given, np.uint8)
     reply = make_plan(job, Request(0, 0, 0, 0, len(slot), positions, positions, plans=True), slot)
     assert reply.status is Status.DONE
-    assert reply.meta_at is not None
-    found = pickle.loads(slot[reply.meta_at[0] : sum(reply.meta_at)].data)
+    content = read_content(slot, reply.meta, reply.meta_at)
+    found = content.made
+    assert content.rows == []
 
     rest, whole = drawn.of_decoded(shapes, regions)
     assert whole[1::2].tolist() == [[0, 0, 8, 8]] * 2

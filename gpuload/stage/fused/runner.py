@@ -95,7 +95,7 @@ class FusedRunner:
 
     def launch_made(self, made: Made, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
-        self.launch(self._prepared(made.plan, views_of(pixels, made.spans, made.at)), pixels, outputs)
+        self.launch(self._prepared(made.plan, made.arrays), pixels, outputs)
 
     def _prepared(self, plan: Plan, found: dict[str, torch.Tensor]) -> Prepared:
         # What there is none of is not read, but a kernel takes a pointer of its type.
@@ -107,18 +107,23 @@ class FusedRunner:
         """Make a batch of decoded pixels, as it was prepared."""
         plan, operates = prepared.plan, self.operates or prepared.plan.operates
         # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
-        pieces = [torch.empty(max(1, size), dtype=torch.uint8, device=self._device) for size in plan.scratch_bytes]
+        # What is not read is the pixels: a kernel takes a pointer of its type.
+        pieces = [
+            torch.empty(size, dtype=torch.uint8, device=self._device) if size else pixels for size in plan.scratch_bytes
+        ]
         quantiles = quantile_table(pixels.device) if plan.erases else self._constants
         with device_of(pixels):
             for run in plan.launches:
                 source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
                 target = outputs[0] if run.finished else pieces[run.number % 2]
-                statistics = pieces[0]
+                statistics = pixels
                 if run.statistics is not None:
                     first, count, most = run.statistics
-                    told = prepared.told[first * TOLD : (first + count) * TOLD]
-                    statistics = tables(source, told, prepared.factors[first : first + count], most, plan.channels)
-                ints, floats = prepared.ints[run.first * JOB :], prepared.floats[run.first * FLOATS :]
+                    told = _part(prepared.told, first * TOLD, (first + count) * TOLD)
+                    factors = _part(prepared.factors, first, first + count)
+                    statistics = tables(source, told, factors, most, plan.channels)
+                ints = _part(prepared.ints, run.first * JOB, (run.first + run.jobs) * JOB)
+                floats = _part(prepared.floats, run.first * FLOATS, (run.first + run.jobs) * FLOATS)
                 weights = prepared.places
                 if run.tables is not None:
                     weights = make_tables(ints, floats, run.jobs, run.tables, run.geometry, self.tile.rows)
@@ -158,6 +163,11 @@ def options_of(geometry: int, warps: int) -> dict[str, Any]:
     if torch.version.hip is None:
         options["maxnreg"] = 128 if geometry == WARP.value else 80
     return options
+
+
+def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """Some of its numbers; a view of all would only cost time."""
+    return tensor if end - start == tensor.numel() else tensor[start:end]
 
 
 def _written(outputs: Outputs) -> Written:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -134,20 +134,26 @@ class Made:
 
     Attributes:
         plan: how to launch it.
-        spans: where its arrays are, from `at` on; as in `gpuload.ring.arrays`.
-        results_hw: int64 (1, 2), the size of all results.
+        spans: where its arrays are, by name, and leaves that are an integer in each sample, int64 (N,), by number; as in
+            `gpuload.ring.arrays`.
+        size_hw: of all results.
         images: how many there are.
-        at: the first byte, in the memory of the batch's pixels.
+        arrays: those with a name, on the device.
     """
 
     plan: Plan
-    spans: dict[str, tuple[int, int, str]]
-    results_hw: np.ndarray
+    spans: dict[str | int, tuple[int, int, str]]
+    size_hw: tuple[int, int]
     images: int
-    at: int = 0
+    arrays: Any = None
 
     def __len__(self) -> int:
         return self.images
+
+    @property
+    def results_hw(self) -> np.ndarray:
+        """As a program has it, but once for all: int64 (1, 2)."""
+        return np.array([self.size_hw])
 
 
 @dataclass(frozen=True)
