@@ -142,7 +142,7 @@ class Assembly:
         if finished is None or not later:
             value = put() if told is None else (put(), told)
             return Made(value, _tensors(value, DEPTH))
-        epoch, held = batch.spec.epoch, _tensors([finished.images, finished.cells, finished.whole, told], DEPTH)
+        epoch, held = batch.spec.epoch, _tensors([finished.results, told], DEPTH)
 
         def rest() -> Any:
             start = perf_counter()
@@ -159,9 +159,9 @@ class Assembly:
             batch.starts = self._transfer.starts(batch)
             return told(batch.starts, chunks)
         batch.columns = columns = Columns(batch)
-        if columns.has_targets or len(columns.images) != 1 or len(columns.images[0].rows) != len(columns):
+        if columns.has_targets or len(columns.images) != 1 or columns.images[0].kinds:
             return None
-        if columns.images[0].kinds:
+        if len(columns.images[0].rows) != len(columns):
             return None
         batch.starts = self._transfer.starts(batch)
         return told(batch.starts, (), columns.table(columns.images[0], batch.starts))
@@ -204,7 +204,7 @@ class Assembly:
 
         gathered: list[Gathered] | None = None
         made = batch.made
-        if made is not None and batch.starts == starts[:-1]:
+        if made is not None and pixels is not None and batch.starts == starts[:-1]:
             made.arrays = views_of(pixels, made.spans, starts[-1])
             leaves = {name: made.arrays.pop(name) for name in made.spans if isinstance(name, int)}
             if self._transfer.asynchronous and not by_row:  # copied, or whoever keeps labels would keep the pixels
@@ -225,8 +225,7 @@ class Assembly:
             finished.sizes_hw.append([program.results_hw for program in drawn])
             if self._options.chain.gathers and gathered is None:
                 self._gathering = self._gathering or GatheredTargets(self._options.chain, self._stage.device)
-                numbers = self._numbers(batch, columns)
-                gathered = self._gathering(columns, finished, drawn[0], numbers, bytes_of)
+                gathered = self._gathering(columns, finished, drawn[0], self._numbers(batch, columns), bytes_of)
             if lends:
                 self._stage.check(pixels_of(images), drawn[0])
             else:

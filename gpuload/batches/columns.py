@@ -308,3 +308,8 @@ class Finished:
     sizes_hw: list[list[np.ndarray]] = field(default_factory=list)
     drawn: Sequence[Draws] = ()
     pairing: Pairing | None = None
+
+    @property
+    def results(self) -> list[Any]:
+        """All that may be on the device."""
+        return [self.images, self.cells, self.whole, self.placed]

@@ -32,8 +32,8 @@ DEFAULT_PREFETCH = 2
 # if each worker has a part of it. Each chunk costs the main process some 50 µs: where a batch has two of
 # `LARGE_CHUNK` for each worker, it has no smaller ones.
 LEAST_CHUNK, MOST_CHUNK, LARGE_CHUNK = 8, 32, 64
-# Copying a decoded image takes 20 µs: with chunks of 64 in place of 32 `next()` took a quarter less time. But a batch is
-# in four parts, for as many workers; and samples may be volumes.
+# Copying a decoded image takes 20 µs: with chunks of 64 in place of 32 `next()` took a quarter less time. But a batch
+# is in four parts, for as many workers; and samples may be volumes.
 ROW_CHUNK_BYTES, ROW_PARTS = 16 << 20, 4
 MAX_CHUNK = 4096  # a request has to fit the socket
 MANY_WORKERS = 8  # so many may always be asked for

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from gpuload.errors import ErrorRecord, LimitError
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import ChunkContent
@@ -307,14 +305,11 @@ class Feed:
         if self.plans.take(event):
             return
         key = (event.chunk, event.attempt)
-        if isinstance(event, Freed):
-            slot, _ = self._flying.pop(key)
-            self._limbo.discard(key)
-            self.ring.release(slot)
-            return
         slot, part = self._flying.pop(key)
         self._limbo.discard(key)
-        if isinstance(event, Lost):
+        if isinstance(event, Freed):
+            self.ring.release(slot)
+        elif isinstance(event, Lost):
             if event.slot_is_free:
                 self.ring.release(slot)
             else:
@@ -322,8 +317,7 @@ class Feed:
                 self._limbo.add(key)
             if part is not None:
                 self._again(part, event)
-            return
-        if part is None or event.status is Status.UNWANTED:
+        elif part is None or event.status is Status.UNWANTED:
             self.ring.release(slot)
         elif event.status is Status.TOO_LARGE:
             self.ring.release(slot)

@@ -4,8 +4,8 @@ process has, and would take most of its time there.
 Once all chunks of a batch are done, `Planner` (main process) writes what they told of themselves to a slot and sends a
 request like that for a chunk; `make_plan` (worker) puts their descriptions together, draws, and leaves in that slot the
 arrays that kernels read. So the slot becomes a part of the batch, and comes to the device with the others. The reply
-describes the whole batch: the main process reads no chunk's description. Where a chunk is unusual it does, and sends the
-table of all images; then the reply has only what launches need.
+describes the whole batch: the main process reads no chunk's description. Where a chunk is unusual it does, and sends
+the table of all images; then the reply has only what launches need.
 
 A batch does without where it is waited for, or where anything is unusual: then the stage plans it, by the same code.
 So a plan that is lost is never made again.

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from simulated.machine import Event
+from simulated.machine import Machine as SimulatedMachine
 from simulated.runtime import simulated
 
 import gpuload as gl
@@ -160,18 +162,21 @@ def test_without_nvimagecodec(many_cpus):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real device here, which locks what it is asked to")
-def test_little_memory_may_be_locked():
-    """On the simulated device, whose driver refuses. It does all its work when the host waits for it, which is at
-    copies from memory that is not page-locked."""
-    before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+def test_little_memory_may_be_locked(monkeypatch):
+    """On the simulated device, whose driver refuses, and which has much to do: a copy from memory that is not
+    page-locked waits for it."""
+
+    def long_wait(machine: SimulatedMachine, what: str, event: Event) -> None:
+        time.sleep(0.1 * (what not in ("event", "stream")))
+        wait(machine, what, event)
+
+    wait = SimulatedMachine.wait
+    monkeypatch.setattr(SimulatedMachine, "wait", long_wait)
+    before, pictures = resource.getrlimit(resource.RLIMIT_MEMLOCK), [np.zeros((64, 64, 3), np.uint8)] * 64
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, before[1]))
     try:
-        pictures = [np.zeros((512, 512, 3), np.uint8)] * 64
-        chain = [T.GaussianBlur(23)]
         with simulated("lazy", most_locks=0), pytest.warns(RuntimeWarning, match="refused to page-lock"):
-            found = measured(
-                pictures, num_workers=0, prefetch_factor=2, transforms=chain, device="cuda", backend="torch"
-            )
+            found = measured(pictures, num_workers=0, prefetch_factor=2, device="cuda", backend="torch")
     finally:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
     assert (found.pinned_bytes, found.pinning_refused) == (0, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from parity.usable import needs
 from simulated.running import assert_equal, on_cpu, on_device
 from simulated.test_orders import options, samples
@@ -88,3 +89,24 @@ def test_batches_that_workers_planned_are_as_on_the_cpu(moved, monkeypatch):
     assert_equal(found.values, on_cpu(some))
     assert found.hidden == []
     assert bool(planned) is not moved
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("policy", ORDERS)
+def test_labels_that_came_with_a_plan_are_kept_for_a_step_that_is_late(policy, monkeypatch):
+    """Also where a module of the user's ends the batch on the stream of the step."""
+    placed: list[bool] = []
+    finish = Assembly.finish
+
+    def watched(assembly: Assembly, *given: Any, **named: Any) -> Any:
+        finished = finish(assembly, *given, **named)
+        placed.append(bool(finished.placed))
+        return finished
+
+    monkeypatch.setattr(Assembly, "finish", watched)
+    some = options(dataset=samples(12), transforms=[T.RandomCrop(8), NORMALIZE, T.Lambda(torch.abs)], backend="fused")
+    some["batch_size"] = 1
+    expected = on_cpu(some)
+    placed.clear()
+    assert_equal(on_device({**some, "num_workers": 2}, policy).values, expected)
+    assert any(placed)

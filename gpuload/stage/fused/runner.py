@@ -30,7 +30,7 @@ from gpuload.stage.fused.statistics import JOB as TOLD
 from gpuload.stage.fused.statistics import tables
 from gpuload.stage.fused.weights import make_tables
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.upload import upload_together, views_of
+from gpuload.stage.upload import upload_together
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.layout import FLOATS, JOB
 from gpuload.transforms.program.fusing.plan import Made, Plan, Written

@@ -134,8 +134,8 @@ class Made:
 
     Attributes:
         plan: how to launch it.
-        spans: where its arrays are, by name, and leaves that are an integer in each sample, int64 (N,), by number; as in
-            `gpuload.ring.arrays`.
+        spans: where its arrays are, by name, and leaves that are an integer in each sample, int64 (N,), by number; as
+            in `gpuload.ring.arrays`.
         size_hw: of all results.
         images: how many there are.
         arrays: those with a name, on the device.
