@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from gpuload import transforms as T
+from gpuload.batches.columns import Columns
 from gpuload.decode import Decode
 from gpuload.order.spec import BatchSpec
+from gpuload.ring.chunk import ValueColumn
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
@@ -122,6 +124,27 @@ def table_of_chunks(batch: Batch) -> np.ndarray:
     """`table_of` for a batch that has its plan."""
     chunks = Batch(batch.spec, batch.parts[:-1])
     return table_of(chunks)
+
+
+def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chunks_say():
+    feed, _ = made()
+    while (batch := feed.take_if_ready()) is None:
+        pass
+    assert all(part.told for part in batch.parts[:-1])
+    assert [part.samples for part in batch.parts] == [2, 2, 0]
+    columns = Columns(batch)
+    assert all(part.told for part in batch.parts[:-1])
+    one_by_one = Columns(Batch(batch.spec, batch.parts[:-1]))
+    assert not any(part.told for part in batch.parts)
+    [found], [expected] = columns.images, one_by_one.images
+    np.testing.assert_array_equal(columns.table(found, [0]), one_by_one.table(expected, batch.starts))
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    assert found.leaves == expected.leaves
+    assert columns.values == one_by_one.values == {1: ValueColumn(1, [0, 1, 2, 3])}
+    assert columns.structure(3) == one_by_one.structure(3)
+    assert columns.sources == one_by_one.sources
+    assert columns.positions.tolist() == one_by_one.positions.tolist()
+    feed.release(batch)
 
 
 def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
