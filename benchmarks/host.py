@@ -50,7 +50,7 @@ from gpuload.loader import session
 from gpuload.stage import segments
 from gpuload.stage.fused import runner, weights
 from gpuload.stage.transfer import CpuTransfer
-from gpuload.workers import feed
+from gpuload.workers import feed, plans
 
 __all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
 
@@ -71,6 +71,7 @@ PARTS: Final = (
     (feed.Feed, "take", "feed"),
     (feed.Feed, "take_if_ready", "feed"),
     (feed, "read_content", "descriptions"),
+    (plans, "read_content", "descriptions"),
     (assemble, "Columns", "columns"),
     (T.Chain, "draw", "draws"),
     (segments.SegmentRunner, "__call__", "jobs"),

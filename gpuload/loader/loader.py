@@ -111,7 +111,7 @@ class Loader:
         backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for what
             another one lacks; ``"auto"`` is ``"fused"`` on a GPU and ``"torch"`` on the CPU. `plan` shows it.
         info: give ``(batch, BatchInfo)``.
-        chunk_size: the most samples that a worker does at a time, which changes no batch; default: its share, 8 to 32.
+        chunk_size: the most samples that a worker does at a time, which changes no batch; default: its share, 8 to 64.
         ring_bytes: the most shared memory for decoded pixels on their way; default 2 GiB.
         affinity: ``"auto"``: where there are several NUMA nodes, workers run on the CPUs of the GPU's, if these are
             enough, and decoded pixels lie in its memory; ``"none"``: anywhere. `plan` says what is done.
