@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from originals import torchvision
 
 pytest.importorskip("triton")
-pytest.importorskip("torchvision")
+torchvision()
 
-from benchmarks import host
+from benchmarks import host  # noqa: E402
 
 
 @pytest.mark.slow
