@@ -162,6 +162,7 @@ def measure(group: str, way: str, root: str, target: str, workers: int) -> dict[
     """One way, in this process."""
     import gpuload.datasets.folder
     import gpuload.decode.cuttable
+    import gpuload.packing.pack
     import gpuload.packing.stores  # noqa: F401 (imports are not what is measured)
 
     run = action(group, way, root, target, workers)
