@@ -42,7 +42,6 @@ __all__ = ["GOAL", "GROUPS", "judge", "main", "ratios"]
 REPOSITORY: Final = Path(__file__).parent.parent
 SHORT_SIDE: Final = 256
 QUALITY: Final = 90
-SHARD_BYTES: Final = 64_000_000  # so that a few thousand photographs are parts enough for all workers
 LIMIT_S: Final = 1800
 GOAL: Final = 1.2  # times the wall time of the bare loop, with a worker for each CPU
 BARE: Final = "bare loop"
@@ -54,6 +53,11 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {  # of each the first is the measur
     "--short-side": (BARE, PACK),
     "--cuttable": (BARE, PACK),
 }
+SHARD_BYTES: Final = {
+    "as they are": 32_000_000,
+    "--short-side": 1_000_000,
+    "--cuttable": 8_000_000,
+}  # some parts for each worker
 TITLES: Final = {
     "as they are": "as they are, to tar; the bare loop is one process",
     "--short-side": f"--short-side {SHORT_SIDE}, to tar; the bare loop does the same by Pillow, in as many processes",
@@ -119,8 +123,8 @@ def copy(root: str, target: str) -> None:
     os.close(descriptor)
 
 
-def pack(root: str, target: str, workers: int, **options: Any) -> None:
-    gl.pack(gl.ImageFolder(root), target, to="tar", shard_bytes=SHARD_BYTES, workers=workers, **options)
+def pack(group: str, root: str, target: str, workers: int, **options: Any) -> None:
+    gl.pack(gl.ImageFolder(root), target, to="tar", shard_bytes=SHARD_BYTES[group], workers=workers, **options)
 
 
 def action(group: str, way: str, root: str, target: str, workers: int) -> Callable[[], object]:
@@ -141,15 +145,15 @@ def action(group: str, way: str, root: str, target: str, workers: int) -> Callab
             # A shard for each, so that all processes start.
             return lambda: gl.pack(gl.ImageFolder(two), target, to="tar", workers=workers, shard_bytes=1)
         case "as they are", _:
-            return lambda: pack(root, target, 1 if way == ONE else workers)
+            return lambda: pack(group, root, target, 1 if way == ONE else workers)
         case "--short-side", "bare loop":
             return lambda: in_processes(resize, paths_in(root), workers)
         case "--short-side", _:
-            return lambda: pack(root, target, workers, short_side=SHORT_SIDE, quality=QUALITY)
+            return lambda: pack(group, root, target, workers, short_side=SHORT_SIDE, quality=QUALITY)
         case _, "bare loop":
             return lambda: in_processes(cut, paths_in(root), workers)
         case _:
-            return lambda: pack(root, target, workers, cuttable=True)
+            return lambda: pack(group, root, target, workers, cuttable=True)
 
 
 def cpu_s() -> float:
