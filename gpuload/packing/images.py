@@ -29,6 +29,7 @@ __all__ = ["ImageOptions", "Images"]
 RESIZED: Final = {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("L", "LA", "RGB", "RGBA")}
 MOST_EXIF: Final = 65_000  # bytes that one segment of a JPEG holds
 ORIENTATION: Final = 0x0112
+BUFFER: Final = 2  # bytes for a sample of a pixel; noise of black and white takes 1.2 at quality 100
 LARGER: Final = 2  # times as large as it will be: so far a JPEG may be made smaller by its decoder
 
 
@@ -175,8 +176,21 @@ class Images:
 
 
 def _saved(image: Any, name: str, options: dict[str, Any]) -> bytes:
-    file = io.BytesIO()
-    image.save(file, name, **options)
+    """The file of an image.
+
+    With ``optimize`` a JPEG has to fit into a buffer of Pillow's: one or two bytes for a pixel, at least `MAXBLOCK`.
+    Noise takes up to three, and failed.
+    """
+    from PIL import ImageFile
+
+    file, before = io.BytesIO(), ImageFile.MAXBLOCK
+    width, height = image.size
+    beside = len(options.get("icc_profile", b"")) + 4 * MOST_EXIF  # EXIF, a comment, tables
+    ImageFile.MAXBLOCK = max(before, BUFFER * len(image.getbands()) * width * height + beside)
+    try:
+        image.save(file, name, **options)
+    finally:
+        ImageFile.MAXBLOCK = before
     return file.getvalue()
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from gpuload.errors import DecodeError, GpuloadError, one_line
-from gpuload.packing.durable import WORK, write_json
+from gpuload.packing.durable import WORK, HashName, write_json
 from gpuload.packing.images import ImageOptions, Images
 from gpuload.packing.samples import Unfit
 
@@ -40,6 +40,7 @@ class Job:
         form: what samples are: an image alone, a pair of image and target, a dict.
         like: for ``"array"``, dtype and shape of each entry; for ``"parquet"``, the schema.
         digits: of a sample's number in its key.
+        hash: of parts, in their records.
     """
 
     dataset: Any
@@ -50,6 +51,7 @@ class Job:
     form: Literal["alone", "pair", "dict"] = "pair"
     like: Any = None
     digits: int = 8
+    hash: HashName = "sha256"
 
     @property
     def work(self) -> str:

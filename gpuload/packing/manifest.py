@@ -1,6 +1,6 @@
 """What lies beside a packed set: ``manifest.json``, by which `verify` knows what has to be there, and how to read it.
 
-It has the BLAKE2b hash of each part (a shard; of an LMDB or an array, a span of samples) and of small files, the
+It has a hash of each part (a shard; of an LMDB or an array, a span of samples) and of small files, the
 samples that were left out with their causes, and how the set is read. ``manifest-crc32.npy`` has a CRC-32 of each
 sample, which says where in a damaged part the damage is.
 """
@@ -14,11 +14,12 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.errors import GpuloadError
-from gpuload.packing.durable import new_hash, read_json
+from gpuload.packing.durable import HashName, new_hash, read_json
 
 __all__ = [
     "CLASSES",
     "FORMAT",
+    "HASHES",
     "LABELS",
     "MANIFEST",
     "SUMS",
@@ -29,7 +30,8 @@ __all__ = [
     "told",
 ]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+HASHES: Final[dict[int, HashName]] = {1: "blake2b", 2: "sha256"}  # of each format, the one it has, under its name
 MANIFEST: Final = "manifest.json"
 SUMS: Final = "manifest-crc32.npy"
 CLASSES: Final = "classes.json"
@@ -38,12 +40,13 @@ LABELS: Final = "labels.npy"
 
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
     """The manifest with a hash of itself."""
-    return {**manifest, "blake2b": _own_hash(manifest)}
+    return {**manifest, HASHES[manifest["format"]]: _own_hash(manifest)}
 
 
 def _own_hash(manifest: dict[str, Any]) -> str:
-    rest = {name: value for name, value in manifest.items() if name != "blake2b"}
-    return new_hash(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    own = HASHES[manifest["format"]]
+    rest = {name: value for name, value in manifest.items() if name != own}
+    return new_hash(own, json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -59,12 +62,13 @@ def read_manifest(folder: str) -> dict[str, Any]:
         what = "is not finished: run the same gpuload pack again" if unfinished else "is no packed set"
         raise FileNotFoundError(f"{folder!r} {what}; it has no {MANIFEST}")
     manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("blake2b") != _own_hash(manifest):
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(version) is int and version not in HASHES:
+        raise GpuloadError(f"{path!r} is of version {version}, this gpuload reads {', '.join(map(str, HASHES))}")
+    if type(version) is not int or manifest.get(HASHES[version]) != _own_hash(manifest):
         raise GpuloadError(
             f"{path!r} is damaged, so nothing can be said of the rest: take it from a copy, or pack again"
         )
-    if manifest["format"] != FORMAT:
-        raise GpuloadError(f"{path!r} is of version {manifest['format']}, this gpuload reads {FORMAT}")
     return manifest
 
 

@@ -35,6 +35,7 @@ from gpuload.packing.stores import append_to_lmdb, array_file, lmdb_file, npy_he
 __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 
 MOST_WORKERS: Final = 16
+PLAN: Final = "plan.json"
 SHOWN: Final = 20
 STORES: Final = ("tar", "lmdb", "parquet", "array")
 
@@ -168,13 +169,18 @@ def pack(
     }
     os.makedirs(work, exist_ok=True)
     with _locked(work, full):
+        begun = read_json(os.path.join(work, PLAN))
+        if (
+            begun is not None and begun.get("format") in set_manifest.HASHES
+        ):  # by an older gpuload: ended as it was begun
+            asked["format"] = begun["format"]
         if os.path.exists(os.path.join(full, set_manifest.MANIFEST)):
             finished = set_manifest.read_manifest(full)
-            _refuse_other_plan(finished["plan"], asked, full, "holds a finished set")
+            _refuse_other_plan(finished["plan"], {**asked, "format": finished["format"]}, full, "holds a finished set")
             shutil.rmtree(work)
             return _summary(full, finished, finished["samples"])
         job = planned(dataset, full, to, options, shard_bytes)
-        job = _taken_up(job, asked)
+        job = _taken_up(replace(job, hash=set_manifest.HASHES[asked["format"]]), asked)
 
         def making(numbers: Sequence[int], report: Report) -> Generator[dict[str, Any], None, None]:
             if ray is not None:
@@ -254,7 +260,7 @@ def _locked(work: str, folder: str) -> Iterator[None]:
 
 def _taken_up(job: Job, asked: dict[str, Any]) -> Job:
     """The job as it was planned when it was begun, or from now on."""
-    path = os.path.join(job.work, "plan.json")
+    path = os.path.join(job.work, PLAN)
     plan = read_json(path)
     like = str(job.like)
     if plan is None:
@@ -349,7 +355,7 @@ def _is_whole(job: Job, number: int, record: dict[str, Any], skip_bad: bool, com
         return True
     path = part_file(job, number)
     if job.to == "lmdb":
-        return number < committed or (os.path.exists(path) and hash_of(path) == record["blake2b"])
+        return number < committed or (os.path.exists(path) and hash_of(path, job.hash) == record[job.hash])
     return os.path.exists(path) and os.path.getsize(path) == record["bytes"]
 
 
@@ -376,16 +382,16 @@ def _finish(job: Job, asked: dict[str, Any], records: list[dict[str, Any]], bad:
             kept[why] = kept.get(why, 0) + number
     made = set_manifest.sealed(
         {
-            "format": set_manifest.FORMAT,
+            "format": asked["format"],
             "to": job.to,
             "form": job.form,
             "digits": job.digits,
             "samples": len(sums),
             "read": set_manifest.how_to_read(job.to, job.form, records, job.like),
             "parts": [
-                {name: record[name] for name in ("file", "first", "samples", "bytes", "blake2b")} for record in records
+                {name: record[name] for name in ("file", "first", "samples", "bytes", job.hash)} for record in records
             ],
-            "files": {name: new_hash(data).hexdigest() for name, data in files.items()},
+            "files": {name: new_hash(job.hash, data).hexdigest() for name, data in files.items()},
             "left_out": bad,
             "kept": kept,
             "plan": asked,

@@ -34,7 +34,12 @@ class Unfit(TypeError):
 def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
     """The files of a sample in a tar, by WebDataset's convention: the ends of their names, and their bytes."""
     if isinstance(sample, Mapping):
-        return [_field(name, value, images) for name, value in sample.items() if name != KEY]
+        fields = [_field(name, value, images) for name, value in sample.items() if name != KEY]
+        if len({name for name, _ in fields}) < len(fields):
+            raise Unfit(
+                f"two of its fields would be files of one name: {', '.join(name for name, _ in fields)}; rename one"
+            )
+        return fields
     return [(ending, data) for ending, data, _ in (_file(value, images) for value in _pair(sample, "a tar"))]
 
 

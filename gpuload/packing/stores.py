@@ -1,6 +1,6 @@
 """Writers of stores: each takes a part, writes it, and says what it has written. Libraries do the writing.
 
-- ``tar``: a shard, by tarfile: members without owner and time, so that the bytes depend on the samples alone.
+- ``tar``: a shard with its index, by `tars`.
 - ``parquet``: a file, by pyarrow: small row groups, uncompressed, pages with checksums.
 - ``lmdb``: one database, which only one process can write: parts become files of keys and values, which
   `append_to_lmdb` puts into it in order, each in a transaction and with the file opened anew. (LMDB leaves what was
@@ -13,17 +13,16 @@ from __future__ import annotations
 import io
 import os
 import struct
-import tarfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpuload.datasets.stores.store import needed
-from gpuload.datasets.stores.tar.shards import open_shards
 from gpuload.errors import DecodeError
 from gpuload.packing.durable import Hashed, draft, new_hash
 from gpuload.packing.samples import array_of, fields_of, row_of, values_of
+from gpuload.packing.tars import TarWriter
 
 if TYPE_CHECKING:
     from gpuload.packing.job import Job, Part
@@ -50,23 +49,20 @@ def part_file(job: Job, number: int) -> str:
 def _write_tar(part: Part) -> dict[str, Any]:
     path = part_file(part.job, part.number)
     names: list[list[str]] = []
-    with draft(path, part.job.work) as name, Hashed(name) as file:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT, copybufsize=COPY_BYTES) as tar:  # type: ignore[call-overload]
-            for index, fields in part.prepared(lambda sample: fields_of(sample, part.images)):
-                for ending, data in fields:
-                    member = tarfile.TarInfo(f"{part.job.key(index)}.{ending}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
-                part.written(*(data for _, data in fields))
-                for place, (ending, _) in enumerate(fields):
-                    if place == len(names):
-                        names.append([])
-                    if ending not in names[place]:
-                        names[place].append(ending)
-        file.flush()
+    with draft(path, part.job.work) as name, Hashed(name, part.job.hash) as file:
+        tar = TarWriter(file)
+        for index, fields in part.prepared(lambda sample: fields_of(sample, part.images)):
+            tar.add(part.job.key(index), fields)
+            part.written(*(data for _, data in fields))
+            for place, (ending, _) in enumerate(fields):
+                if place == len(names):
+                    names.append([])
+                if ending not in names[place]:
+                    names[place].append(ending)
+        tar.end()
     if part.sums:
-        open_shards([path], workers=1)
-    return {**_told(path, file), "fields": names}
+        tar.keep_index(path)
+    return {**_told(part.job, path, file), "fields": names}
 
 
 def _write_parquet(part: Part) -> dict[str, Any]:
@@ -87,7 +83,7 @@ def _write_parquet(part: Part) -> dict[str, Any]:
             rows.clear()
 
     options = {"compression": "none", "write_page_checksum": True, "use_dictionary": False, "write_statistics": False}
-    with draft(path, part.job.work) as name, Hashed(name) as file:
+    with draft(path, part.job.work) as name, Hashed(name, part.job.hash) as file:
         with parquet.ParquetWriter(file, schema, **options) as writer:
             for _, row in part.prepared(prepare):
                 rows.append(row)
@@ -96,7 +92,7 @@ def _write_parquet(part: Part) -> dict[str, Any]:
                     write(writer)
             write(writer)
         file.flush()
-    return _told(path, file)
+    return _told(part.job, path, file)
 
 
 def schema_like(row: dict[str, Any]) -> Any:
@@ -110,17 +106,14 @@ def schema_like(row: dict[str, Any]) -> Any:
 def _write_pairs(part: Part) -> dict[str, Any]:
     path = part_file(part.job, part.number)
     kind: str | None = None
-    with draft(path, part.job.work, lasting=False) as name, Hashed(name) as file:
+    with draft(path, part.job.work, lasting=False) as name, Hashed(name, part.job.hash) as file:
         for index, (image, label, told) in part.prepared(lambda sample: values_of(sample, part.images)):
             kind = told
             key = part.job.key(index).encode()
-            file.write(PAIR.pack(len(key), len(image), NO_LABEL if label is None else len(label)) + key)
-            file.write(image)
-            if label is not None:
-                file.write(label)
+            head = PAIR.pack(len(key), len(image), NO_LABEL if label is None else len(label))
+            file.write_parts((head + key, image, label or b""))
             part.written(image, label)
-        file.flush()
-    return {**_told(path, file), "file": "data.mdb", "label": kind}
+    return {**_told(part.job, path, file), "file": "data.mdb", "label": kind}
 
 
 def lmdb_file(job: Job) -> str:
@@ -183,7 +176,7 @@ def _write_span(part: Part) -> dict[str, Any]:
     each = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     start = len(npy_header(dtype, (job.bounds[-1], *shape))) + part.span.start * each
     labels: list[int | float | None] = []
-    digest = new_hash()
+    digest = new_hash(job.hash)
 
     def prepare(sample: Any) -> tuple[np.ndarray, int | float | None]:
         array, label, _ = array_of(sample, part.images)
@@ -209,11 +202,11 @@ def _write_span(part: Part) -> dict[str, Any]:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return {"file": "images.npy", "bytes": at - start, "blake2b": digest.hexdigest(), "labels": labels}
+    return {"file": "images.npy", "bytes": at - start, job.hash: digest.hexdigest(), "labels": labels}
 
 
-def _told(path: str, file: Hashed) -> dict[str, Any]:
-    return {"file": os.path.basename(path), "bytes": file.nbytes, "blake2b": file.digest}
+def _told(job: Job, path: str, file: Hashed) -> dict[str, Any]:
+    return {"file": os.path.basename(path), "bytes": file.nbytes, job.hash: file.digest}
 
 
 WRITERS: Final[dict[str, Callable[[Part], dict[str, Any]]]] = {

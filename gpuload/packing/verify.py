@@ -13,7 +13,7 @@ import numpy as np
 from gpuload.datasets.stores.store import needed
 from gpuload.errors import DecodeError
 from gpuload.packing.durable import hash_of
-from gpuload.packing.manifest import MANIFEST, SUMS, open_packed, read_manifest
+from gpuload.packing.manifest import HASHES, MANIFEST, SUMS, open_packed, read_manifest
 
 __all__ = ["verify"]
 
@@ -54,6 +54,7 @@ def verify(
     sums = _sums(full, manifest)
     if manifest["to"] == "lmdb":
         return problems + (list(_lmdb(full, manifest, sums, progress)) if there else [])
+    name = HASHES[manifest["format"]]
     header = 0 if manifest["to"] != "array" or not there else _header_bytes(os.path.join(full, "images.npy"))
 
     def check(number: int) -> list[str]:
@@ -63,12 +64,12 @@ def verify(
             return []
         if manifest["to"] == "array":
             before = sum(other["bytes"] for other in parts[:number])
-            whole = hash_of(path, header + before, part["bytes"]) == part["blake2b"]
+            whole = hash_of(path, name, header + before, part["bytes"]) == part[name]
         else:
             size = os.path.getsize(path)
             if size != part["bytes"]:
                 return [f"{part['file']} has {size:,} bytes instead of {part['bytes']:,}{_where(manifest, number)}"]
-            whole = hash_of(path) == part["blake2b"]
+            whole = hash_of(path, name) == part[name]
         if whole:
             return []
         found = _damaged_samples(full, manifest, part, sums[starts[number] : starts[number + 1]], starts[number])
@@ -86,8 +87,8 @@ def _small_files(folder: str, manifest: dict[str, Any]) -> Iterator[str]:
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
             yield f"{name} is missing"
-        elif hash_of(path) != digest:
-            yield f"{name} is damaged: its BLAKE2b hash is not that in {MANIFEST}"
+        elif hash_of(path, HASHES[manifest["format"]]) != digest:
+            yield f"{name} is damaged: its hash is not that in {MANIFEST}"
 
 
 def _sums(folder: str, manifest: dict[str, Any]) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
-from PIL import Image
+from PIL import Image, ImageFile
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode.cut import find_intervals, grid_of
@@ -172,3 +172,19 @@ def test_jpegs_that_are_not_resized_are_made_cuttable_by_jpegtran() -> None:
     odd = jpeg_bytes(smooth_image(64, 47 * 16, 0))
     assert made(odd, cuttable=True) == (odd, {"not cuttable": 1})
     assert made(png := encoded(name="PNG"), cuttable=True) == (png, {})
+
+
+@pytest.mark.parametrize("options", [{}, {"cuttable": True}])
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
+def test_noise_is_resized_too(mode: str, options: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    """Such a JPEG is larger than the buffer that Pillow takes for it."""
+    block = ImageFile.MAXBLOCK
+    channels = {"L": 1, "RGB": 3, "CMYK": 4}[mode]
+    noise = np.random.default_rng(0).integers(0, 2, (400, 400, channels), np.uint8) * 255
+    file = io.BytesIO()
+    Image.frombytes(mode, (400, 400), noise.tobytes()).save(file, "JPEG", quality=100, subsampling=0)
+    small, _ = made(file.getvalue(), short_side=399, quality=100, **options)
+    image = opened(small)
+    assert (min(image.size), image.mode, np.asarray(image).std() > 30) == (399, mode, True)
+    assert len(small) > image.width * image.height
+    assert (ImageFile.MAXBLOCK, capfd.readouterr().err) == (block, "")

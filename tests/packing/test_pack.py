@@ -17,6 +17,7 @@ import pytest
 from pictures import jpeg_bytes, smooth_image
 
 import gpuload as gl
+from gpuload.packing import manifest
 from gpuload.packing import pack as pack_module
 from gpuload.packing.manifest import open_packed
 from gpuload.packing.pack import BadSamples
@@ -257,6 +258,25 @@ def test_a_finished_set_is_not_made_again(folder: Path, packed: Packing) -> None
     assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == moments
 
 
+def test_what_an_older_version_began_is_ended_as_it_was_begun(
+    folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its hash; and a finished set of an older version is taken for what it is."""
+    monkeypatch.setattr(manifest, "FORMAT", 1)
+    old = content(packed("tar", "old"))
+    whole = {path: path.read_bytes() for path in folder.rglob("*.jpg")}
+    damaged = damage(folder)
+    with pytest.raises(BadSamples):
+        packed("tar")
+    for path in damaged:
+        path.write_bytes(whole[path])
+    monkeypatch.undo()
+    path = packed("tar")
+    assert content(path) == old
+    assert (json.loads(old["manifest.json"])["format"], gl.verify(path)) == (1, [])
+    assert gl.pack(gl.ImageFolder(folder), path, to="tar", workers=0, shard_bytes=12_500).taken_up == COUNT
+
+
 def test_what_was_asked_for_otherwise_is_not_mixed(folder: Path, packed: Packing) -> None:
     path = packed("tar")
     end = r"\. Use the same arguments, another folder, or remove this one$"
@@ -320,6 +340,12 @@ def image(number: int = 0) -> gl.Encoded:
         (Samples("a.jpg"), {}, gl.GpuloadError, r"sample 0 .* a tar takes samples of Encoded, .*, got a str$"),
         (Samples((gl.Image(np.zeros((4, 4, 3), np.uint8)), 1)), {}, gl.GpuloadError, r"to an array \(to='array'\)"),
         (Samples({"image": image(), "boxes": gl.Boxes([])}), {}, gl.GpuloadError, "a Boxes has no form in a tar"),
+        (
+            Samples({"a": image(), "a.jpg": image()}),
+            {},
+            gl.GpuloadError,
+            "two of its fields would be files of one name: a.jpg, a.jpg; rename one",
+        ),
         (Samples({"Image": image()}), {}, gl.GpuloadError, "fields have names in small letters.*got 'Image'"),
         (
             Samples((image(), 1.5)),

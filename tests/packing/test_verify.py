@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import gpuload as gl
+from gpuload.packing import manifest
 from gpuload.packing.manifest import open_packed
 
 Packing = Callable[..., Path]
@@ -54,6 +56,27 @@ def test_a_damaged_sample_is_named(packed: Packing, to: str) -> None:
         assert problem.endswith(f"(samples {first} to {after - 1} of what was packed)")
 
 
+@pytest.mark.parametrize(("version", "program"), [(1, ["b2sum", "-l", "256"]), (2, ["sha256sum"])])
+@pytest.mark.parametrize("to", ["tar", "array"])
+def test_sets_of_every_version_are_verified_by_their_own_hash(
+    packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str, version: int, program: list[str]
+) -> None:
+    monkeypatch.setattr(manifest, "FORMAT", version)
+    path = packed(to, short_side=16)
+    monkeypatch.undo()
+    assert gl.verify(path) == []
+    if to == "tar":
+        held = [json.loads((path / "manifest.json").read_text())["files"]["classes.json"]]
+        held += [part[{1: "blake2b", 2: "sha256"}[version]] for part in parts(path)]
+        files = [path / "classes.json", *(path / part["file"] for part in parts(path))]
+        told = subprocess.run([*program, *files], check=True, capture_output=True, text=True).stdout
+        assert [line.split()[0].lstrip("\\") for line in told.splitlines()] == held
+    image = open_packed(str(path))[11][0]
+    spoil(path / parts(path)[-1]["file"], (image.hwc.tobytes() if to == "array" else image.data)[-100:])
+    (problem,) = gl.verify(path)
+    assert "is damaged in 1 of its" in problem
+
+
 def test_missing_cut_and_added_files_are_named(packed: Packing) -> None:
     path = packed("tar")
     held = parts(path)
@@ -63,7 +86,7 @@ def test_missing_cut_and_added_files_are_named(packed: Packing) -> None:
     (path / "classes.json").write_text("[]")
     (path / "manifest-crc32.npy").unlink()
     assert gl.verify(path) == [
-        "classes.json is damaged: its BLAKE2b hash is not that in manifest.json",
+        "classes.json is damaged: its hash is not that in manifest.json",
         "manifest-crc32.npy is missing",
         f"{held[2]['file']} is missing",
         "shard-99999.tar is too much: the manifest does not name it, but a pattern may read it",
@@ -95,6 +118,9 @@ def test_a_damaged_manifest_and_no_set_at_all_are_told(packed: Packing, tmp_path
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace('"samples": 12', '"samples": 13'))
     with pytest.raises(gl.GpuloadError, match=r"manifest.json' is damaged, so nothing "):
+        gl.verify(path)
+    (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 3'))
+    with pytest.raises(gl.GpuloadError, match=r"manifest.json' is of version 3, this gpuload reads 1, 2$"):
         gl.verify(path)
     with pytest.raises(FileNotFoundError, match=r"is no packed set; it has no manifest.json"):
         gl.verify(tmp_path)

@@ -31,7 +31,7 @@ from gpuload.datasets.stores.tar.unpacking import COMPRESSED
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote
 
-__all__ = ["Shard", "Unusable", "build", "read", "restamped", "split_name", "twice"]
+__all__ = ["Shard", "Unusable", "build", "read", "restamped", "split_name", "table_of", "twice"]
 
 MAGIC: Final = b"gltar\0\0\1"
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
@@ -161,7 +161,9 @@ def build(path: str, remark: Any = lambda text: None, remote: Remote | None = No
     after = open_file(path, remote)
     if (after.size, after.mtime_ns) != (file.size, file.mtime_ns):
         raise Damage(f"{path!r} was changed while it was indexed; wait until it is written", 0)
-    return Shard(path, _table(file, (first, ends, blocks, sizes, fields), bytes(keys), b"\0".join(names)))
+    return Shard(
+        path, table_of((file.size, file.mtime_ns), (first, ends, blocks, sizes, fields), bytes(keys), b"\0".join(names))
+    )
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
@@ -212,13 +214,14 @@ def restamped(shard: Shard, mtime_ns: int) -> Shard:
     return Shard(shard.path, table)
 
 
-def _table(file: OpenFile, columns: Iterable[array], keys: bytes, names: bytes) -> np.ndarray:
+def table_of(stamp: tuple[int, int], columns: Iterable[array], keys: bytes, names: bytes) -> np.ndarray:
+    """The index of an archive with this size and time, see `store.stamp`; columns, keys and names as its parts are."""
     arrays = [np.frombuffer(column, column.typecode) if column else np.zeros(0, np.uint8) for column in columns]
     kinds = [np.min_scalar_type(int(column.max()) if len(column) else 0) for column in arrays]
     arrays = [column.astype(kind) for column, kind in zip(arrays, kinds, strict=True)]
     widths = [kind.itemsize for kind in kinds]
     samples, total = len(arrays[0]) - 1, len(arrays[2])
-    head = HEAD.pack(MAGIC, file.size, file.mtime_ns, samples, total, len(keys), len(names), *widths, 0, 0)
+    head = HEAD.pack(MAGIC, *stamp, samples, total, len(keys), len(names), *widths, 0, 0)
     parts = [head, *(column.tobytes() for column in arrays), keys, names]
     table = np.frombuffer(bytearray().join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
     table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _sum(table)), np.uint8)

@@ -31,7 +31,7 @@ from gpuload.datasets.stores.tar.index import Shard, Unusable
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote
 
-__all__ = ["SUFFIX", "make_here", "open_shards"]
+__all__ = ["SUFFIX", "keep", "make_here", "open_shards"]
 
 SUFFIX: Final = ".gpuload-index"
 THREADS: Final = 8  # of each process: what they wait for is the medium
@@ -163,11 +163,22 @@ def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Excepti
         return path, error, remarks
     problem = _keep(shard)
     if problem is not None:
-        remarks.append(
-            f"the index of {path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made anew "
-            "each time; set GPULOAD_CACHE to a folder that can be written"
-        )
+        remarks.append(_unkept(path, problem))
     return path, shard, remarks
+
+
+def keep(shard: Shard) -> None:
+    """Write the index of a shard beside it, or to the cache; a warning where neither can be done."""
+    problem = _keep(shard)
+    if problem is not None:
+        warnings.warn(_unkept(shard.path, problem), stacklevel=2)
+
+
+def _unkept(path: str, problem: str) -> str:
+    return (
+        f"the index of {path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made anew "
+        "each time; set GPULOAD_CACHE to a folder that can be written"
+    )
 
 
 def _kept(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
