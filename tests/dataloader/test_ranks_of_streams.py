@@ -19,6 +19,8 @@ import gpuload as gl
 
 LIMIT_S = 300
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 PROGRAM = '''
 """One of two ranks of a process group; prints for each case what a stream gave, and what was warned of."""
 import json, os, sys, warnings

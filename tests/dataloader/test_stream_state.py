@@ -18,6 +18,9 @@ from torch.utils.data import IterableDataset
 import gpuload as gl
 
 
+pytestmark = pytest.mark.usefixtures("warm")
+
+
 class Torchs(OwnState, IterableDataset):
     """As users have it."""
 
