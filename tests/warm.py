@@ -2,9 +2,9 @@
 
 Importing torch, and taking it down, costs a process two seconds of a processor; most of what tests start needs it, and
 is about something else. Here a process that has imported torch, and done nothing with it, forks one child for each
-command. A child is the test's own child process, has the descriptors, the variables, the folder, the arguments and the
-import path of a fresh interpreter, runs as `__main__`, and ends with what `atexit` has. Only `sys.modules` and the seed of
-`hash` tell the difference.
+command. A child is the test's own child process, has the descriptors, variables, folder, arguments and import path of a
+fresh interpreter, runs as `__main__`, and ends with what `atexit` has. Only `sys.modules` and the seed of `hash` tell
+the difference.
 
 Tests take part by the fixture `warm`. Not those that are about the start itself, or about what is imported.
 """
@@ -28,11 +28,12 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["WarmPopen", "warm_interpreters"]
+__all__ = ["TOO", "WarmPopen", "warm_interpreters"]
 
 MESSAGE_BYTES = 1 << 20
 MOST_DESCRIPTORS = 250
 FLAGS = {"-B", "-P"}
+TOO = "GPULOAD_TEST_WARM_TOO"  # a program's variable: what it starts is to have torch imported too
 CHILD_SUBREAPER = 36  # prctl's
 SETTINGS = ("PYTHON", "LD_", "MALLOC")  # variables that an interpreter reads when it begins
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -42,23 +43,32 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class Server:
-    """The process that forks. It ends with this one."""
+    """The process that forks. It ends with this one.
 
-    def __init__(self) -> None:
+    Args:
+        forked: it is forked from this process, which has done nothing yet; else it is a fresh one.
+    """
+
+    def __init__(self, forked: bool = False) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self._channel, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         self.settings = settings_of(os.environ)
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._lock = threading.Lock()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a ctrl-C is for the tests
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a ctrl-C is for who asks
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno())],
-                env={**os.environ, **dict.fromkeys(THREADS, "1")},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+            if forked:
+                self._process = None
+                if os.fork() == 0:
+                    self._channel.close()
+                    serve(theirs)
+                    os._exit(0)
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", __file__, str(theirs.fileno())],
+                    env={**os.environ, **dict.fromkeys(THREADS, "1")},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             theirs.close()
@@ -66,7 +76,7 @@ class Server:
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
         """The pid of a child of this process that does what is requested."""
         with self._lock:
-            # The one between it and the server ends at once, and an orphan goes to the nearest ancestor that asks for it.
+            # Between it and the server is a process that ends at once: an orphan goes to the ancestor that asks for it.
             self._prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 socket.send_fds(self._channel, [marshal.dumps(request)], descriptors)
@@ -79,7 +89,8 @@ class Server:
 
     def close(self) -> None:
         self._channel.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
 
 def settings_of(environment: Any) -> dict[str, str]:
@@ -136,9 +147,13 @@ def warm_interpreters() -> Iterator[type[WarmPopen]]:
     """A Popen whose server lasts as long as this."""
     server = Server()
     try:
-        yield type("WarmPopen", (WarmPopen,), {"server": server})
+        yield popen_of(server)
     finally:
         server.close()
+
+
+def popen_of(server: Server) -> type[WarmPopen]:
+    return type("WarmPopen", (WarmPopen,), {"server": server})
 
 
 # -- in the server ----------------------------------------------------------------------------------------------------
@@ -174,6 +189,8 @@ def become(request: dict[str, Any], descriptors: Sequence[int], path: list[str])
     code = 1
     try:
         settle(request, descriptors)
+        if TOO in os.environ:
+            subprocess.Popen = popen_of(Server(forked=True))
         code = run(request["script"], path)
     except BaseException:
         traceback.print_exc()
@@ -190,7 +207,7 @@ def settle(request: dict[str, Any], descriptors: Sequence[int]) -> None:
 
     import numpy as np
 
-    high = max([*request["descriptors"], *descriptors]) + 1
+    high = max([*request["descriptors"], *map(int, os.listdir("/proc/self/fd"))]) + 1
     kept = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, high) for number in descriptors]
     os.closerange(0, high)
     for number, wanted in zip(kept, request["descriptors"], strict=True):

@@ -17,7 +17,6 @@ from torch.utils.data import IterableDataset
 
 import gpuload as gl
 
-
 pytestmark = pytest.mark.usefixtures("warm")
 
 
