@@ -32,7 +32,7 @@ __all__ = ["TOO", "WarmPopen", "warm_interpreters"]
 
 MESSAGE_BYTES = 1 << 20
 MOST_DESCRIPTORS = 250
-FLAGS = {"-B", "-P"}
+FLAGS = {"-B", "-P", "-u"}
 TOO = "GPULOAD_TEST_WARM_TOO"  # a program's variable: what it starts is to have torch imported too
 CHILD_SUBREAPER = 36  # prctl's
 SETTINGS = ("PYTHON", "LD_", "MALLOC")  # variables that an interpreter reads when it begins
@@ -46,10 +46,11 @@ class Server:
     """The process that forks. It ends with this one.
 
     Args:
-        forked: it is forked from this process, which has done nothing yet; else it is a fresh one.
+        imports: what it does first.
+        forked: it is forked from this process, which has done nothing since; else it is a fresh one.
     """
 
-    def __init__(self, forked: bool = False) -> None:
+    def __init__(self, imports: str = "", *, forked: bool = False) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.settings = settings_of(os.environ)
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -64,7 +65,7 @@ class Server:
                     os._exit(0)
             else:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", __file__, str(theirs.fileno())],
+                    [sys.executable, "-P", __file__, str(theirs.fileno()), imports],
                     env={**os.environ, **dict.fromkeys(THREADS, "1")},
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -143,9 +144,9 @@ def parse(command: Sequence[Any]) -> list[Any] | None:
 
 
 @contextlib.contextmanager
-def warm_interpreters() -> Iterator[type[WarmPopen]]:
+def warm_interpreters(imports: str = "import torch") -> Iterator[type[WarmPopen]]:
     """A Popen whose server lasts as long as this."""
-    server = Server()
+    server = Server(imports)
     try:
         yield popen_of(server)
     finally:
@@ -161,8 +162,6 @@ def popen_of(server: Server) -> type[WarmPopen]:
 
 def serve(channel: socket.socket) -> None:
     """Fork one child for each request, until the other end is closed."""
-    import torch  # noqa: F401
-
     path = sys.path[:]
     gc.collect()
     gc.freeze()
@@ -230,6 +229,7 @@ def run(script: list[Any], path: list[str]) -> int:
     sys.path[:] = path if safe else [first, *path]
     sys.argv[:] = ["-c" if kind == "-c" else what, *arguments]
     main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.stdout.reconfigure(write_through=True)  # pyright: ignore  `-u`, or as good as it
     code = 0
     try:
         if kind == "-m":
@@ -256,5 +256,6 @@ def run(script: list[Any], path: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    exec(sys.argv[2], {})
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)
