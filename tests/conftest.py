@@ -232,6 +232,18 @@ def warm(warm_popen: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(scope="session")
+def warm_popen_of_torchvision() -> Iterator[type[subprocess.Popen]]:
+    with warm_interpreters("import torchvision") as popen:
+        yield popen
+
+
+@pytest.fixture
+def warm_torchvision(warm_popen_of_torchvision: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `warm`, for workers that import torchvision, which takes as long again."""
+    monkeypatch.setattr(subprocess, "Popen", warm_popen_of_torchvision)
+
+
+@pytest.fixture(scope="session")
 def photos() -> list[Path]:
     """The paths of real photographs, sorted; the test is skipped where there are none."""
     found = sorted((SHARED / "photos").glob("*.jpg"))
