@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 from pictures import jpeg_bytes, smooth_image
+from warm import warm_interpreters
 
 from benchmarks.interpreter import hasten
 
@@ -215,6 +217,30 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
             torch.cuda.synchronize()
         except RuntimeError:
             os._exit(3)
+
+
+@pytest.fixture(scope="session")
+def warm_popen() -> Iterator[type[subprocess.Popen]]:
+    with warm_interpreters() as popen:
+        yield popen
+
+
+@pytest.fixture
+def warm(warm_popen: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers and programs in Python have torch imported when they begin: for tests that are about what comes later."""
+    monkeypatch.setattr(subprocess, "Popen", warm_popen)
+
+
+@pytest.fixture(scope="session")
+def warm_popen_of_torchvision() -> Iterator[type[subprocess.Popen]]:
+    with warm_interpreters("import torchvision") as popen:
+        yield popen
+
+
+@pytest.fixture
+def warm_torchvision(warm_popen_of_torchvision: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `warm`, for workers that import torchvision, which takes as long again."""
+    monkeypatch.setattr(subprocess, "Popen", warm_popen_of_torchvision)
 
 
 @pytest.fixture(scope="session")

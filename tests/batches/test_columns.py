@@ -109,6 +109,7 @@ def test_rows_stand_in_their_order_after_faults():
     assert len(found.structures) == 4
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_of_different_structure_come_to_a_collate_fn_as_they_were(workers):

@@ -181,7 +181,7 @@ def test_arrays_in_all_containers() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_in_torchs_dataloader(workers: int) -> None:
     collate = partial(gl.pad_collate, to=(8, None), value=-1)
     loader = DataLoader(
@@ -195,6 +195,7 @@ def test_in_torchs_dataloader(workers: int) -> None:
     assert torch.cat([labels for _, labels in batches]).tolist() == list(range(6))
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_gpuloads_loader(workers: int) -> None:
@@ -376,6 +377,7 @@ def test_named_leaves_alone() -> None:
     assert nested[1].sizes.tolist() == [[1, 2], [3, 2]]
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transforms", [[], [T.CenterCrop(8)]])

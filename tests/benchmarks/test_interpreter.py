@@ -42,3 +42,21 @@ def test_it_computes_and_leaves_the_language_as_it_was():
     before = {name: id(getattr(tl, name)) for name in ("arange", "load", "range", "sum")}
     assert launch([1, 2, 3, 4]) == launch([1, 2, 3, 4]) == [14, 18, 22, 26]
     assert {name: id(getattr(tl, name)) for name in before} == before
+
+
+@triton.jit
+def _mixed(bytes_in, words_in, floats_out, height: tl.constexpr, width: tl.constexpr):
+    rows, columns = tl.arange(0, height)[:, None], tl.arange(0, width)[None, :]
+    small = tl.load(bytes_in + rows)  # a column of uint8, beside a row of int32
+    sums = small + tl.load(words_in + columns)
+    tl.store(floats_out + rows * width + columns, sums / 2 + small * 0.5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 4), (4, 2), (4, 4)])
+def test_types_and_shapes_of_results_are_those_of_the_operands(height, width):
+    """They are kept from launch to launch, also where a shape comes again with other types."""
+    small = torch.arange(250, 250 + height, dtype=torch.uint8)
+    for words in (torch.arange(width, dtype=torch.int32) - 2, torch.arange(width, dtype=torch.int16) * 300):
+        found = torch.zeros(height, width)
+        _mixed[(1,)](small, words, found, height, width)
+        assert torch.equal(found, (small.int()[:, None] + words.int()) / 2 + small[:, None] / 2)

@@ -15,6 +15,8 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import accelerator
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def stacked_with_length(samples):
     return np.array(samples), len(samples)

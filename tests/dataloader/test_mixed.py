@@ -16,6 +16,8 @@ from torch.utils.data import IterableDataset, RandomSampler
 
 import gpuload as gl
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 class Made:
     """Sample i is what a function makes of i."""

@@ -14,10 +14,13 @@ import torch
 from dataloader.common import Made, gpuload_batches
 from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
+from warm import TOO
 
 import gpuload as gl
 
 LIMIT_S = 300
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 PROGRAM = '''
 """One of two ranks of a process group; prints for each case what a stream gave, and what was warned of."""
@@ -104,14 +107,14 @@ CASES = [*SHARED, ("AsksNobody", 0), ("AsksNobody", 1), ("AsksNobody, on purpose
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory):
+def on_two_ranks(tmp_path_factory, warm_popen):
     """What each of two ranks printed, for each case: of all in one process group, which takes long to come up."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(PROGRAM)
     processes = [
-        subprocess.Popen(
+        warm_popen(
             [sys.executable, str(folder / "program.py"), json.dumps(CASES), str(rank), str(folder / "store")],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", TOO: "1"},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -21,6 +21,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 import gpuload as gl
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def loader(dataset, *args, **options) -> gl.Loader:
     return gl.Loader(dataset, *args, **{"device": "cpu", "num_workers": 0, **options})

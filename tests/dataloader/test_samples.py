@@ -14,6 +14,8 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset,
 
 import gpuload as gl
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KINDS = {
     "an integer": lambda i: i,
     "a bool": lambda i: i > 2,

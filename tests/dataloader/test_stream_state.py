@@ -17,6 +17,8 @@ from torch.utils.data import IterableDataset
 
 import gpuload as gl
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 class Torchs(OwnState, IterableDataset):
     """As users have it."""

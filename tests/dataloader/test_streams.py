@@ -17,6 +17,8 @@ from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_work
 
 import gpuload as gl
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 class Numbers(IterableDataset):
     """0 … n−1, as a dataset of torch's own class."""

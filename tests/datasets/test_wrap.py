@@ -458,6 +458,7 @@ def test_rows_yield_bytes_wherever_an_image_was(rows: Any, tmp_path: Path) -> No
     assert isinstance(rows[0]["image"], PILImage.Image), "the dataset that was given must stay as it is"
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", ["memory", "disk"])
@@ -589,6 +590,7 @@ def test_containers_are_kept_around_what_is_wrapped(vision: ModuleType, folder: 
     assert subset.dataset is theirs, "the container that was given must stay as it is"
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 def test_a_random_split_in_a_loader(vision: ModuleType, folder: Path) -> None:
     train, _ = random_split(vision.ImageFolder(folder), [6, 4], torch.Generator().manual_seed(3))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm import TOO
 
 LIMIT_S = 150
 
@@ -57,17 +58,20 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
 
 
-def run(folder: Path, script: str, options: dict, *, ranks: int = 1) -> tuple[int, str]:
-    """Run a script, to its end or to its death; returns its exit status and what it said."""
+def run(
+    folder: Path, script: str, options: dict, *, ranks: int = 1, popen: type[subprocess.Popen] = subprocess.Popen
+) -> tuple[int, str]:
+    """Run a script, to its end or to its death; returns its exit status and what it said. A `popen` may have imported
+    for it and its workers what it will."""
     path = folder / "script.py"
     path.write_text(COMMON + script)
     command = [sys.executable]
     if ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    process = subprocess.Popen(
+    process = popen(
         [*command, str(path), str(folder), json.dumps(options)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", TOO: "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

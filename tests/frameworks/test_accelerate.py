@@ -6,6 +6,7 @@ import pytest
 import torch
 from frameworks.jobs import LIMIT_S, needs, run, seen
 from frameworks.numbered import Numbered
+from warm import warm_interpreters
 
 import gpuload as gl
 
@@ -38,10 +39,16 @@ accelerator.end_training()
 """
 
 
-def test_load_state_in_a_new_job_gives_the_remaining_batches(tmp_path):
-    status, said = run(tmp_path, TRAINING, {"name": "whole", "save_after": 7, "resume": False}, ranks=2)
+@pytest.fixture
+def popen():
+    with warm_interpreters("import accelerate") as popen:
+        yield popen
+
+
+def test_load_state_in_a_new_job_gives_the_remaining_batches(tmp_path, popen):
+    status, said = run(tmp_path, TRAINING, {"name": "whole", "save_after": 7, "resume": False}, ranks=2, popen=popen)
     assert status == 0, said
-    status, said = run(tmp_path, TRAINING, {"name": "resumed", "save_after": -1, "resume": True}, ranks=2)
+    status, said = run(tmp_path, TRAINING, {"name": "resumed", "save_after": -1, "resume": True}, ranks=2, popen=popen)
     assert status == 0, said
     shares = []
     for rank in (0, 1):

@@ -6,13 +6,15 @@ import json
 
 import pytest
 from frameworks.jobs import LIMIT_S, needs, run, seen
+from warm import warm_interpreters
 
 pytestmark = [needs("pytorch_lightning"), pytest.mark.timeout(4 * LIMIT_S)]
 
-LIGHTNING = '''
+IMPORTS = """
 # torchmetrics, which Lightning imports, imports torchvision wherever it is installed, which takes a second or two, and
 # ends all where it was built for another torch. It is not needed here.
 import importlib.metadata
+import sys
 
 import lightning_utilities.core.imports as imports
 
@@ -28,8 +30,11 @@ def version(name):
 imports._version = version
 sys.modules["torchvision"] = None
 import pytorch_lightning as pl
+"""
 
-
+LIGHTNING = (
+    IMPORTS
+    + '''
 class Data(pl.LightningDataModule):
     """As docs/frameworks.md has it."""
 
@@ -82,6 +87,14 @@ QUIET = {
     "default_root_dir": str(folder),
 }
 '''
+)
+
+
+@pytest.fixture(scope="module")
+def popen():
+    with warm_interpreters(IMPORTS) as popen:
+        yield popen
+
 
 TWO_RANKS = (
     LIGHTNING
@@ -190,16 +203,16 @@ for name, data in {"info": Informed, "info, on the device": OnTheDevice}.items()
 )
 
 
-def test_a_job_on_two_ranks_killed_and_resumed_sees_what_an_undisturbed_one_sees(tmp_path):
-    status, said = run(tmp_path, TWO_RANKS, {"name": "whole", "kill_at": -1, "ckpt_path": None}, ranks=2)
+def test_a_job_on_two_ranks_killed_and_resumed_sees_what_an_undisturbed_one_sees(tmp_path, popen):
+    status, said = run(tmp_path, TWO_RANKS, {"name": "whole", "kill_at": -1, "ckpt_path": None}, ranks=2, popen=popen)
     assert status == 0, said
     for checkpoint in tmp_path.glob("*.ckpt"):
         checkpoint.unlink()
     # Saved in the midst of the second epoch, after 10 steps; killed two steps later.
-    status, said = run(tmp_path, TWO_RANKS, {"name": "killed", "kill_at": 12, "ckpt_path": None}, ranks=2)
+    status, said = run(tmp_path, TWO_RANKS, {"name": "killed", "kill_at": 12, "ckpt_path": None}, ranks=2, popen=popen)
     assert status != 0, said
     options = {"name": "resumed", "kill_at": -1, "ckpt_path": str(tmp_path / "last.ckpt")}
-    status, said = run(tmp_path, TWO_RANKS, options, ranks=2)
+    status, said = run(tmp_path, TWO_RANKS, options, ranks=2, popen=popen)
     assert status == 0, said
     assert "not resumable" not in said
     whole = [seen(tmp_path, "whole", rank) for rank in (0, 1)]
@@ -231,9 +244,9 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, popen):
     folder = tmp_path_factory.mktemp("one")
-    status, said = run(folder, ONE_PROCESS, CASES)
+    status, said = run(folder, ONE_PROCESS, CASES, popen=popen)
     if status:
         raise RuntimeError(said)
     return json.loads((folder / "results.json").read_text())

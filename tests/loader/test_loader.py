@@ -147,6 +147,7 @@ def jpeg(index: int) -> gl.Encoded:
     return gl.Encoded(jpeg_bytes(picture(index), quality=95, subsampling="4:4:4"))
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "make",
@@ -167,6 +168,7 @@ def test_decoded_images_of_any_kind_are_taken(make, workers):
     assert torch.equal(images, expected)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 def test_nesting_is_kept_as_default_collate_keeps_it():
     from collections import namedtuple

@@ -140,6 +140,7 @@ class Stream:
         return iter([(np.zeros((8, 8, 3), np.uint8), number) for number in range(10)])
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.processes)])
 def test_an_iterable_dataset(workers: int):
     with loader(Stream(), num_workers=workers) as made:

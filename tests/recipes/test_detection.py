@@ -152,6 +152,7 @@ def test_evaluation(pictures, backend):
         assert torch.equal(ours["labels"], theirs["labels"])
 
 
+@pytest.mark.usefixtures("warm_torchvision")
 def test_workers_and_resumption_change_nothing(images):
     def batches(workers, state=None, count=None) -> Any:
         with gl.Loader(

@@ -328,6 +328,7 @@ class TestItWorks:
             patch.setenv("WORLD_SIZE", "2")
             assert torch.cat(load(Data(int, 10), None, rank=0, world_size=1)).tolist() == list(range(10))
 
+    @pytest.mark.usefixtures("warm")
     @both
     def test_a_sharded_stream(self, workers):
         assert sorted(torch.cat(load(Stream(True), None, workers=workers)).tolist()) == list(range(16))

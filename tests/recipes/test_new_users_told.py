@@ -195,6 +195,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("recipe", TOLD)
 def test_one_line_says_what_to_write(recipe):
     write, words = TOLD[recipe]

@@ -87,6 +87,7 @@ def batches(make, transforms, **options):
         return list(loader)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("scenes", "chain"),

@@ -125,6 +125,7 @@ def test_evaluation(pictures, backend):
         assert torch.equal(mask, torch.from_numpy(np.array(nearest)).long())
 
 
+@pytest.mark.usefixtures("warm_torchvision")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training(pictures, backend, workers):

@@ -95,6 +95,7 @@ def test_images_and_labels_are_mixed_with_the_neighbours(samples):
         assert ((soft > 0) & (soft < 1)).any()
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("samples", [24, 22, 21])
 @pytest.mark.parametrize("uneven", ["pad", "exact"])

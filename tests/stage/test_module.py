@@ -73,6 +73,7 @@ def loader(jpeg_folder, module, workers=0, **options):
     )
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("backend", ["torch", "kornia"])
 def test_kornias_own_augmentation_is_the_same_with_any_workers_and_after_a_resume(jpeg_folder, backend):

@@ -381,6 +381,7 @@ def loader_of(backend, workers):
     )
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.interpreter
 @pytest.mark.parametrize("backend", ["torch", "fused"])

@@ -294,6 +294,7 @@ def test_sanitizing_leaves_out_labels_and_instance_masks():
         assert target["semantic"].shape == (40, 50)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_labels_getter_names_what_else_is_left_out(workers):

@@ -14,6 +14,7 @@ from multiprocessing import shared_memory
 import numpy as np
 import pytest
 import torch
+from warm import TOO
 
 import gpuload as gl
 
@@ -68,6 +69,7 @@ TENSORS = {
 }
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_in_shared_memory_is_shared_also_with_a_worker_that_was_restarted(tmp_path, name):
     tensor = TENSORS[name]()
@@ -76,6 +78,7 @@ def test_a_tensor_in_shared_memory_is_shared_also_with_a_worker_that_was_restart
     assert (tmp_path / "once").exists()
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_tensors_of_one_memory_are_so_in_the_worker_too():
     whole = torch.zeros(10).share_memory_()
     both_ways((whole, whole[:5]), lambda pair: int(pair[0][2]), lambda pair, value: pair[1][2].fill_(value))
@@ -91,6 +94,7 @@ def test_the_other_sharing_strategy_of_torch(tmp_path):
         torch.multiprocessing.set_sharing_strategy("file_descriptor")
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_tensor_that_is_not_in_shared_memory_is_a_copy():
     tensor = torch.zeros(5000)
     with gl.Loader(Cache(tensor, first, set_first), 6, num_workers=1, device="cpu") as loader:
@@ -193,6 +197,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_of_shared_memory_outlives_the_workers(tmp_path, name):
     of, read, write = BLOCKS[name]
@@ -211,6 +216,7 @@ def test_a_mapping_without_a_name_is_refused():
         iter(gl.Loader(Cache(array, first, set_first), num_workers=1, device="cpu"))
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_tensor_over_a_mapping_without_a_name_is_copied():
     """It may be a batch that somebody kept."""
     tensor = torch.from_numpy(np.frombuffer(mmap.mmap(-1, 4096), np.int64)).fill_(7)
@@ -218,6 +224,7 @@ def test_a_tensor_over_a_mapping_without_a_name_is_copied():
         assert next(iter(loader)).item() == 7 * 512
 
 
+@pytest.mark.usefixtures("warm")
 def test_no_descriptor_stays_and_the_tracker_says_nothing():
     program = """
 import os, torch, multiprocessing, gpuload as gl, numpy as np
@@ -242,5 +249,7 @@ assert memory.buf[0] == 2
 memory.close()
 memory.unlink()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env={**os.environ, TOO: "1"}
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -156,6 +156,7 @@ def test_order_draws_and_faults_are_those_of_the_cpu(decode, on_error, resumed):
     assert len(expected[1]) >= 3
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")

@@ -1,0 +1,261 @@
+"""Interpreters that have torch imported before they begin: forked, where tests would start fresh ones.
+
+Importing torch, and taking it down, costs a process two seconds of a processor; most of what tests start needs it, and
+is about something else. Here a process that has imported torch, and done nothing with it, forks one child for each
+command. A child is the test's own child process, has the descriptors, variables, folder, arguments and import path of a
+fresh interpreter, runs as `__main__`, and ends with what `atexit` has. Only `sys.modules` and the seed of `hash` tell
+the difference.
+
+Tests take part by the fixture `warm`. Not those that are about the start itself, or about what is imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import marshal
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+__all__ = ["TOO", "WarmPopen", "warm_interpreters"]
+
+MESSAGE_BYTES = 1 << 20
+MOST_DESCRIPTORS = 250
+FLAGS = {"-B", "-P", "-u"}
+TOO = "GPULOAD_TEST_WARM_TOO"  # a program's variable: what it starts is to have torch imported too
+CHILD_SUBREAPER = 36  # prctl's
+SETTINGS = ("PYTHON", "LD_", "MALLOC")  # variables that an interpreter reads when it begins
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+# -- in the tests' process --------------------------------------------------------------------------------------------
+
+
+class Server:
+    """The process that forks. It ends with this one.
+
+    Args:
+        imports: what it does first.
+        forked: it is forked from this process, which has done nothing since; else it is a fresh one.
+    """
+
+    def __init__(self, imports: str = "", *, forked: bool = False) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.settings = settings_of(os.environ)
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self._lock = threading.Lock()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a ctrl-C is for who asks
+        try:
+            if forked:
+                self._process = None
+                if os.fork() == 0:
+                    self._channel.close()
+                    serve(theirs)
+                    os._exit(0)
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", __file__, str(theirs.fileno()), imports],
+                    env={**os.environ, **dict.fromkeys(THREADS, "1")},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            theirs.close()
+
+    def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """The pid of a child of this process that does what is requested."""
+        with self._lock:
+            # Between it and the server is a process that ends at once: an orphan goes to the ancestor that asks for it.
+            self._prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._channel, [marshal.dumps(request)], descriptors)
+                answer = self._channel.recv(64)
+            finally:
+                self._prctl(CHILD_SUBREAPER, 0, 0, 0, 0)
+        if not answer:
+            raise RuntimeError("the process that has torch imported has ended")
+        return int(answer)
+
+    def close(self) -> None:
+        self._channel.close()
+        if self._process is not None:
+            self._process.wait()
+
+
+def settings_of(environment: Any) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(SETTINGS)}
+
+
+class WarmPopen(subprocess.Popen):
+    """`subprocess.Popen` that lets the server fork where a command is this Python, and nothing else is asked for."""
+
+    server: Server
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
+                       env: Any, startupinfo: Any, creationflags: Any, shell: Any, *rest: Any) -> None:  # fmt: skip
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, gid, gids, uid, umask, session, group = rest
+        environment = dict(os.environ if env is None else env)
+        plain = not (shell or executable or preexec_fn or gid or gids or uid) and (umask, group) == (-1, -1)
+        script = parse(args) if plain and not isinstance(args, str | bytes | os.PathLike) else None
+        if script is None or settings_of(environment) != self.server.settings:
+            return super()._execute_child(
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *rest
+            )
+        request = {
+            "script": script,
+            "environment": environment,
+            "folder": os.path.abspath(cwd or os.getcwd()),
+            "session": bool(session),
+            "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+            "descriptors": [0, 1, 2, *sorted(map(int, pass_fds))],
+        }
+        standard = [number if given == -1 else given for number, given in enumerate((p2cread, c2pwrite, errwrite))]
+        self.pid = self.server.fork(request, [*standard, *request["descriptors"][3:]])
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # pyright: ignore
+
+
+def parse(command: Sequence[Any]) -> list[Any] | None:
+    """How the command runs Python: whether the path is safe, "-c", "-m" or "script", and its arguments; else None."""
+    words = [os.fspath(word) for word in command]
+    if not words or words[0] != sys.executable:
+        return None
+    safe, at = False, 1
+    while at < len(words) and words[at] in FLAGS:
+        safe |= words[at] == "-P"
+        at += 1
+    if at == len(words):
+        return None
+    if words[at] in ("-c", "-m"):
+        return [safe, *words[at:]]
+    return None if words[at].startswith("-") else [safe, "script", *words[at:]]
+
+
+@contextlib.contextmanager
+def warm_interpreters(imports: str = "import torch") -> Iterator[type[WarmPopen]]:
+    """A Popen whose server lasts as long as this."""
+    server = Server(imports)
+    try:
+        yield popen_of(server)
+    finally:
+        server.close()
+
+
+def popen_of(server: Server) -> type[WarmPopen]:
+    return type("WarmPopen", (WarmPopen,), {"server": server})
+
+
+# -- in the server ----------------------------------------------------------------------------------------------------
+
+
+def serve(channel: socket.socket) -> None:
+    """Fork one child for each request, until the other end is closed."""
+    path = sys.path[:]
+    gc.collect()
+    gc.freeze()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
+        if not message:
+            return
+        told, tells = os.pipe()
+        between = os.fork()
+        if between == 0:
+            child = os.fork()
+            if child == 0:
+                become(marshal.loads(message), descriptors, path)
+            os.write(tells, str(child).encode())
+            os._exit(0)
+        os.waitpid(between, 0)
+        channel.send(os.read(told, 64))
+        for number in (told, tells, *descriptors):
+            os.close(number)
+
+
+def become(request: dict[str, Any], descriptors: Sequence[int], path: list[str]) -> None:
+    """Be the interpreter that the request describes, to its end."""
+    code = 1
+    try:
+        settle(request, descriptors)
+        if TOO in os.environ:
+            subprocess.Popen = popen_of(Server(forked=True))
+        code = run(request["script"], path)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def settle(request: dict[str, Any], descriptors: Sequence[int]) -> None:
+    """Take the place of a process that was started with this."""
+    import fcntl
+
+    import numpy as np
+
+    high = max([*request["descriptors"], *map(int, os.listdir("/proc/self/fd"))]) + 1
+    kept = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, high) for number in descriptors]
+    os.closerange(0, high)
+    for number, wanted in zip(kept, request["descriptors"], strict=True):
+        os.dup2(number, wanted)
+        os.close(number)
+    if request["session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    random.seed()
+    np.random.seed()
+
+
+def run(script: list[Any], path: list[str]) -> int:
+    """Run it as `python` does, `atexit`'s functions too. Returns the exit status."""
+    safe, kind, what, *arguments = script
+    first = "" if kind == "-c" else os.getcwd() if kind == "-m" else os.path.dirname(os.path.realpath(what))
+    sys.path[:] = path if safe else [first, *path]
+    sys.argv[:] = ["-c" if kind == "-c" else what, *arguments]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.stdout.reconfigure(write_through=True)  # pyright: ignore  `-u`, or as good as it
+    code = 0
+    try:
+        if kind == "-m":
+            import runpy
+
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        elif kind == "-c":
+            exec(compile(what, "<string>", "exec"), vars(main))
+        else:
+            main.__file__ = what
+            with open(what, "rb") as file:
+                text = file.read()
+            exec(compile(text, what, "exec"), vars(main))
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # pyright: ignore
+        code = 1
+    threading._shutdown()  # pyright: ignore
+    atexit._run_exitfuncs()
+    return code
+
+
+if __name__ == "__main__":
+    exec(sys.argv[2], {})
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)
