@@ -13,7 +13,6 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -66,7 +65,8 @@ def outline_of(columns: Columns) -> Outline:
         CollateError: samples differ in structure, or in where their images are; the message names two of them.
     """
     if (own := _marks_of_all(columns)) is not None:
-        return _outline_of_all(columns.structure(0), tuple(own.items()), len(columns))
+        outline = _outline(columns.structure(0), own)
+        return Outline(outline.structure, outline.marks, [leaves * len(columns) for leaves in outline.leaves])
     marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
     for kind, found in (("image", columns.images), ("mask", columns.masks)):
         for number, images in enumerate(found):
@@ -90,13 +90,6 @@ def outline_of(columns: Columns) -> Outline:
         outlines.append(outline)
     leaves = [[leaf for own in column for leaf in own] for column in zip(*(o.leaves for o in outlines), strict=True)]
     return Outline(outlines[0].structure, outlines[0].marks, leaves)
-
-
-@lru_cache(8)
-def _outline_of_all(structure: Structure, marks: tuple[tuple[int, Mark], ...], count: int) -> Outline:
-    """The outline of so many samples that are alike; one loader has hardly more than two."""
-    outline = _outline(structure, dict(marks))
-    return Outline(outline.structure, outline.marks, [leaves * count for leaves in outline.leaves])
 
 
 def _marks_of_all(columns: Columns) -> dict[int, Mark] | None:
