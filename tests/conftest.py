@@ -48,8 +48,8 @@ FOLDERS = {
     "tests/recipes/": "slow",
     "notebooks/": "processes",
 }
-# Where tests are about what loaders give, and not about how workers start: these are forked, with what each worker imports.
-# Two of them take 0.1 CPU seconds, and 0.5 as fresh interpreters.
+# Where tests are about what loaders give, and not about how workers start: these are forked, with what each worker
+# imports. Two of them take 0.1 CPU seconds, and 0.5 as fresh interpreters.
 FORKED = tuple(
     f"tests/{room}/"
     for room in ("batches", "bits", "datasets", "loader", "recipes", "simulated", "stage", "targets", "transforms")
@@ -253,7 +253,8 @@ def warm(warm_popen: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="session")
 def warm_popen_of_torchvision() -> Iterator[type[subprocess.Popen]]:
-    with warm_interpreters("import torchvision") as popen:
+    paths = [str(TESTS), str(TESTS.parent)]
+    with warm_interpreters(f"import sys; sys.path[:0] = {paths}; import originals; originals.torchvision()") as popen:
         yield popen
 
 

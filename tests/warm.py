@@ -6,8 +6,8 @@ command. A child is the test's own child process, has the descriptors, variables
 fresh interpreter, runs as `__main__`, and ends with what `atexit` has. Only `sys.modules` and the seed of `hash` tell
 the difference.
 
-Tests take part by the fixture `warm`, and the workers of tests in the folders of `FORKED` in conftest.py are forked from
-a process that has only what each of them imports. Not those that are about the start itself, or about what is imported.
+Tests take part by the fixture `warm`. The workers of tests in the folders of `FORKED` in conftest.py are forked from a
+process that has only what each of them imports. Not those that are about the start itself, or about what is imported.
 """
 
 from __future__ import annotations
@@ -259,7 +259,17 @@ def run(script: list[Any], path: list[str]) -> int:
     return code
 
 
+def be(imports: str, module: str, arguments: Sequence[str]) -> None:
+    """Run a module as `python -m` does, with what it starts in Python forked from a process that has imported this."""
+    subprocess.Popen = popen_of(Server(imports))  # pyright: ignore
+    sys.exit(run([False, "-m", module, *arguments], sys.path[:]))
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "-m":
+        be(sys.argv[2], sys.argv[3], sys.argv[4:])
+    path = sys.path[:]
     exec(sys.argv[2], {})
+    sys.path[:] = path
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)
