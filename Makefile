@@ -113,7 +113,7 @@ $(VENV)/.installed-test: $(VENV)/.pip pyproject.toml constraints.txt
 $(VENV)/.installed-lint: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) $(EVERYTHING) --group dev
 	$(COMPILE)
-	touch $@
+	touch $@ $(VENV)/.installed-test # of which dev has all
 
 $(VENV)/.installed-docs: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) --editable . --group docs

@@ -55,7 +55,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {  # of each the first is the measur
 }
 SHARD_BYTES: Final = {
     "as they are": 32_000_000,
-    "--short-side": 1_000_000,
+    "--short-side": 2_000_000,
     "--cuttable": 8_000_000,
 }  # some parts for each worker
 TITLES: Final = {
@@ -254,7 +254,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
     parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where files and sets are written")
     parser.add_argument("--files", type=int, default=4000, help="packed as they are (default 4000)")
-    parser.add_argument("--changed", type=int, default=800, help="resized, or made cuttable (default 800)")
+    parser.add_argument("--changed", type=int, default=1600, help="resized, or made cuttable (default 1600)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each way is run (default 5)")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each CPU")
     parser.add_argument("--only", choices=list(GROUPS), help="one group")

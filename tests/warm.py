@@ -6,7 +6,8 @@ command. A child is the test's own child process, has the descriptors, variables
 fresh interpreter, runs as `__main__`, and ends with what `atexit` has. Only `sys.modules` and the seed of `hash` tell
 the difference.
 
-Tests take part by the fixture `warm`. Not those that are about the start itself, or about what is imported.
+Tests take part by the fixture `warm`. The workers of tests in the folders of `FORKED` in conftest.py are forked from a
+process that has only what each of them imports. Not those that are about the start itself, or about what is imported.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class WarmPopen(subprocess.Popen):
     """`subprocess.Popen` that lets the server fork where a command is this Python, and nothing else is asked for."""
 
     server: Server
+    only: str = ""  # of a script that alone is to be run so
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
                        env: Any, startupinfo: Any, creationflags: Any, shell: Any, *rest: Any) -> None:  # fmt: skip
@@ -109,7 +111,7 @@ class WarmPopen(subprocess.Popen):
         environment = dict(os.environ if env is None else env)
         plain = not (shell or executable or preexec_fn or gid or gids or uid) and (umask, group) == (-1, -1)
         script = parse(args) if plain and not isinstance(args, str | bytes | os.PathLike) else None
-        if script is None or settings_of(environment) != self.server.settings:
+        if script is None or self.only not in ("", script[2]) or settings_of(environment) != self.server.settings:
             return super()._execute_child(
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *rest
             )
@@ -118,6 +120,7 @@ class WarmPopen(subprocess.Popen):
             "environment": environment,
             "folder": os.path.abspath(cwd or os.getcwd()),
             "session": bool(session),
+            "processors": sorted(os.sched_getaffinity(0)),
             "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
             "descriptors": [0, 1, 2, *sorted(map(int, pass_fds))],
         }
@@ -144,17 +147,17 @@ def parse(command: Sequence[Any]) -> list[Any] | None:
 
 
 @contextlib.contextmanager
-def warm_interpreters(imports: str = "import torch") -> Iterator[type[WarmPopen]]:
+def warm_interpreters(imports: str = "import torch", only: str = "") -> Iterator[type[WarmPopen]]:
     """A Popen whose server lasts as long as this."""
     server = Server(imports)
     try:
-        yield popen_of(server)
+        yield popen_of(server, only)
     finally:
         server.close()
 
 
-def popen_of(server: Server) -> type[WarmPopen]:
-    return type("WarmPopen", (WarmPopen,), {"server": server})
+def popen_of(server: Server, only: str = "") -> type[WarmPopen]:
+    return type("WarmPopen", (WarmPopen,), {"server": server, "only": only})
 
 
 # -- in the server ----------------------------------------------------------------------------------------------------
@@ -214,6 +217,7 @@ def settle(request: dict[str, Any], descriptors: Sequence[int]) -> None:
         os.close(number)
     if request["session"]:
         os.setsid()
+    os.sched_setaffinity(0, request["processors"])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -255,7 +259,17 @@ def run(script: list[Any], path: list[str]) -> int:
     return code
 
 
+def be(imports: str, module: str, arguments: Sequence[str]) -> None:
+    """Run a module as `python -m` does, with what it starts in Python forked from a process that has imported this."""
+    subprocess.Popen = popen_of(Server(imports))  # pyright: ignore
+    sys.exit(run([False, "-m", module, *arguments], sys.path[:]))
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "-m":
+        be(sys.argv[2], sys.argv[3], sys.argv[4:])
+    path = sys.path[:]
     exec(sys.argv[2], {})
+    sys.path[:] = path
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)

@@ -24,6 +24,12 @@ from benchmarks.peers.protocol import Peer
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "benchmarks" / "gpu.sh"
+# What most rows import first, where it is there.
+IMPORTED = """
+import contextlib, torch
+with contextlib.suppress(ImportError): import triton.language
+with contextlib.suppress(ImportError, SystemExit): import benchmarks.peers.torchvision_import
+"""
 # The rows that each package is needed for; `absent` says that it is not there.
 NEEDING = {
     "nvidia.dali": {"dali_cpu", "dali", "dali_decode"},
@@ -266,8 +272,18 @@ def run_script(part: str, folder: Path, **environment: str) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(900)
-def test_every_row_runs_through_on_the_cpu(tmp_path):
-    status, printed = run_script("bench", tmp_path)
+def test_every_row_runs_through_on_the_cpu(tmp_path_factory, tmp_path):
+    """Each row's process is forked from one that has torch and torchvision, which is half of what they would take."""
+    python = tmp_path_factory.mktemp("bin") / "python"
+    forked = f'{sys.executable} -P {REPOSITORY / "tests" / "warm.py"} -m "{IMPORTED}"'
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in "-m benchmarks.gpu "*) shift; exec env TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= {forked} "$@" ;; esac
+exec {sys.executable} "$@"
+"""
+    )
+    python.chmod(0o755)
+    status, printed = run_script("bench", tmp_path, PYTHON=str(python))
     assert status == 0, printed
     found = json.loads((tmp_path / "found" / "gpu.json").read_text())
     lacking = set().union(*(NEEDING.get(package, set()) for package in absent()))

@@ -106,6 +106,7 @@ def test_too_few_open_files_are_refused_before_any_worker_exists():
     assert started == 3
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_count_of_descriptors_is_what_workers_take():
     steady, works, spare, left = run(
         """
@@ -132,6 +133,7 @@ def test_the_count_of_descriptors_is_what_workers_take():
     assert left == limits.START_DESCRIPTORS
 
 
+@pytest.mark.usefixtures("warm")
 def test_batches_that_the_user_keeps_take_no_open_files():
     found = run(
         """
@@ -324,6 +326,7 @@ def test_the_error_comes_out_of_next_and_the_next_epoch_works(monkeypatch, worke
 # -- back-pressure ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_slow_consumer_does_not_let_memory_grow():
     ring_bytes = 4 << 20
     seen = run(

@@ -20,6 +20,8 @@ from gpuload.loader.placement import Placement, find_placement
 from gpuload.stage import accelerator
 from gpuload.stage.transfer import CudaTransfer
 
+pytestmark = pytest.mark.fresh
+
 NVIDIA, ASPEED = "0x10de", "0x1a03"
 
 
