@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -132,13 +133,16 @@ def imports_in(name: str, tree: ast.Module) -> Iterator[Import]:
     return of(tree, True)
 
 
-IMPORTS = [found for name, path in SOURCES.items() for found in imports_in(name, ast.parse(path.read_text()))]
+@cache
+def all_imports() -> list[Import]:
+    """Not when this file is collected, as each process of xdist does it, and again for those that import this one."""
+    return [found for name, path in SOURCES.items() for found in imports_in(name, ast.parse(path.read_text()))]
 
 
 def test_a_room_imports_only_what_stands_below_it():
     assert {room_of(name) for name in SOURCES} - {"", "__main__"} == set(FLOOR_OF), "a room that has no floor"
     wrong = []
-    for found in IMPORTS:
+    for found in all_imports():
         room, other = room_of(found.importer), room_of(found.imported)
         if room == other or room not in FLOOR_OF or (room == "cli" and not other):  # cli uses gpuload as users do
             continue
@@ -148,7 +152,7 @@ def test_a_room_imports_only_what_stands_below_it():
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    arrows = {(i.importer, i.imported) for i in IMPORTS if i.at_once}
+    arrows = {(i.importer, i.imported) for i in all_imports() if i.at_once}
     while True:  # take away what begins or ends nowhere, until only circles are left
         starts, ends = {start for start, _ in arrows}, {end for _, end in arrows}
         kept = {(start, end) for start, end in arrows if start in ends and end in starts}
@@ -161,7 +165,7 @@ def test_no_module_imports_itself_by_way_of_others():
 def test_a_backend_knows_nothing_of_transforms_but_the_program():
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in all_imports()
         if backend_of(found.importer)
         and room_of(found.imported) == "transforms"
         and not is_in(found.imported, "gpuload.transforms.program")
@@ -173,7 +177,7 @@ def test_backends_do_not_know_each_other():
     """But all may use the reference, which runs in the place of what they lack."""
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in all_imports()
         if (backend := backend_of(found.importer)) and backend_of(found.imported) not in (None, "reference", backend)
     ]
     assert not wrong, "\n".join(wrong)
