@@ -14,10 +14,9 @@ of the rows, at the right; and as the first one has to come before the first row
 unless the picture begins there, and no joint is needed. The cut has no restart markers: libjpeg-turbo decodes a scan
 that has some 4% more slowly.
 
-Layout of the segment, little-endian: `INDEX`, `FIXED`, a `JOINT` for each kind of component, and the points. Those of
-a row are one behind the other, the first at its left edge; behind all stands one more, where the last row ends. First
-the bit of each row's first point, as uint32: from the scan's first byte, stuffed bytes counted. Then how many bits
-behind that each point is, as uint16 or uint32; then the predictors, a component at a time, as int8 or int16.
+Layout of the segment, little-endian: `INDEX`, `FIXED`, of each kind of component how it is coded in a joint, the bit at
+which each row of MCUs begins, as uint32 (from the scan's first byte, stuffed bytes counted), and the points. Those of a
+row are one behind the other, the first at its left edge; behind all stands one more, where the last row ends.
 
 Pure functions of the bytes, for workers. What does not fit gives None, and is decoded as if there were no index.
 """
@@ -25,7 +24,7 @@ Pure functions of the bytes, for workers. What does not fit gives None, and is d
 from __future__ import annotations
 
 import struct
-from itertools import chain
+from functools import lru_cache
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -34,30 +33,41 @@ import numpy as np
 from gpuload.decode.grid import Cut, Grid, Region, is_interpolated, mcu_size, mcus, scan_start
 from gpuload.decode.jpeg_header import EOI, INDEX, JpegHeader
 
-__all__ = ["CATEGORIES", "FIXED", "JOINT", "PADDINGS", "Index", "cut_by_index", "digest", "read_index"]
+__all__ = [
+    "CATEGORIES",
+    "CODES",
+    "FIXED",
+    "PADDINGS",
+    "ROWS",
+    "SIZES",
+    "WORD",
+    "Index",
+    "cut_by_index",
+    "digest",
+    "is_intact",
+    "point_type",
+    "read_index",
+]
 
-# CRC-32 of all that follows in the segment; `digest`; bytes of the scan; MCUs from a point to the next; how many bytes
-# a number of the second kind has, and a predictor of each component; how many kinds of components; that of each.
+# CRC-32 of all that follows in the segment; `digest`; bytes of the scan; MCUs from a point to the next; bytes of the
+# three numbers of a point; how many kinds of components; that of each; for how few bits there is a padding.
 FIXED: Final = struct.Struct("<IIIHBBBBBBBB")
-CATEGORIES, PADDINGS = 12, 8  # of a DC difference in 8-bit JPEGs; of bits that fill a byte
-# Of a kind of component, how a joint is coded. For each category of DC difference the bits that it takes, and the code
-# with zeros for the bits of the difference; for each number of bits, modulo 8, what follows in the MCU to reach it: AC
-# coefficients, an end of block, and further blocks with the same DC coefficient.
-JOINT: Final = np.dtype(
-    [("sizes", "u1", CATEGORIES), ("lengths", "u1", PADDINGS), ("codes", "<u4", CATEGORIES), ("paddings", "<u8", PADDINGS)]
-)
+WORD: Final = 64  # bits of a component in a joint
+CATEGORIES: Final = 12  # of a DC difference in 8-bit JPEGs
+SIZES, CODES, PADDINGS = np.dtype("u1"), np.dtype("<u4"), np.dtype("<i8")
+ROWS: Final = np.dtype("<u4")
 ENDS: Final = 256  # bytes of the scan at its begin and at its end that the digest holds
 # For a difference, also a negative one: its category, and the bits that it is coded by.
 _ALL: Final = np.concatenate((np.arange(2048), np.arange(-2048, 0)))
 CATEGORY: Final = np.frexp(np.abs(_ALL))[1].astype(np.int64)
-VALUE: Final = np.where(_ALL < 0, _ALL + (1 << CATEGORY) - 1, _ALL).astype(np.uint64)
-PLACES: Final = np.arange(8)
+VALUE: Final = np.where(_ALL < 0, _ALL + (1 << CATEGORY) - 1, _ALL)
 
 
 class Index(NamedTuple):
     """An index as read from a file, of which nothing is checked yet but that it is long enough.
 
-    `grid` has the points as its columns; `spacing` is MCUs, `scan` where the scan begins and ends.
+    `spacing` is how many MCUs a column of the grid has, `scan` where the scan begins and ends, `joints_at` where it
+    says how joints are coded, `end` where the segment ends.
     """
 
     grid: Grid
@@ -80,17 +90,49 @@ def read_index(data: bytes, header: JpegHeader) -> Index | None:
         return None
     fields = FIXED.unpack_from(data, at)
     spacing, start = fields[3], scan_start(data, header)
+    stop = start + fields[2]
     mcu = mcu_size(data, header)
-    if not spacing or not mcu[0] or not mcu[1] or data[start + fields[2] : start + fields[2] + 2] != EOI:
+    if not spacing or not mcu[0] or not mcu[1] or data[stop : stop + 2] != EOI:
         return None
     in_row, rows = mcus(header, mcu)
     grid = Grid(-(-in_row // spacing), rows, spacing * mcu[0], mcu[1])
-    return Index(grid, mcu, spacing, (start, start + fields[2]), fields, at + FIXED.size, end)
+    return Index(grid, mcu, spacing, (start, stop), fields, at + FIXED.size, end)
+
+
+def joint_bytes(kinds: int, lowest: int) -> int:
+    """How many bytes say how so many kinds of components are coded in a joint.
+
+    For each category of DC difference (`CATEGORIES`) the bits that it takes, of one kind after the other (`SIZES`),
+    then its code with zeros for the bits of the difference (`CODES`). Then, for `lowest` to 63 bits, what follows in
+    the MCU and takes as many (`PADDINGS`): AC coefficients, an end of block, and further blocks of the same DC.
+    """
+    return kinds * (CATEGORIES * (SIZES.itemsize + CODES.itemsize) + (WORD - lowest) * PADDINGS.itemsize)
+
+
+@lru_cache(maxsize=64)
+def point_type(components: int, offset: int, first: int, others: int) -> np.dtype[np.void]:
+    """A point: how many bits it is behind the first one of its row, and from what the DC coefficients of the first
+    component and of the others are predicted there; numbers of so many bytes."""
+    return np.dtype([("offset", f"<u{offset}"), ("first", f"<i{first}"), ("others", f"<i{others}", (components - 1,))])
+
+
+def is_intact(data: bytes, header: JpegHeader, index: Index) -> bool:
+    """Whether an index is as it was made, and made for this file, as far as can be seen without reading all of it."""
+    grid, (start, stop), view = index.grid, index.scan, memoryview(data)
+    return (
+        crc32(view[index.joints_at - FIXED.size + 4 : index.end]) == index.fields[0]
+        and digest(view[index.end : start], view[start:stop]) == index.fields[1]
+        and index.joints_at
+        + joint_bytes(index.fields[7], index.fields[11])
+        + ROWS.itemsize * (grid.rows + 1)
+        + point_type(header.components, *index.fields[4:7]).itemsize * (grid.columns * grid.rows + 1)
+        == index.end
+    )
 
 
 def digest(header: bytes | memoryview, scan: bytes | memoryview) -> int:
-    """By what an index knows the file again, beside the length of the scan: the segments between them, and the scan's
-    first bytes and last."""
+    """By what an index knows its file again, beside the length of the scan: the segments between the two, and the
+    scan's first bytes and last."""
     return crc32(scan[-ENDS:], crc32(scan[:ENDS], crc32(header)))
 
 
@@ -104,134 +146,137 @@ def cut_by_index(
         index: what `read_index` gives.
         part: the first column, the one behind the last, the first row, and the one behind the last.
     """
+    if not is_intact(data, header, index):
+        return None
     x0, x1, y0, y1 = part
     grid, (start, stop), view = index.grid, index.scan, memoryview(data)
-    checksum, known, _, _, wide, *predictor_bytes, kinds = index.fields[:9]
-    kind_of = index.fields[9 : 9 + header.components]
-    count = grid.columns * grid.rows + 1
-    sizes = (wide, *predictor_bytes[: header.components])
-    points_at = index.joints_at + kinds * JOINT.itemsize
-    if (
-        points_at + 4 * (grid.rows + 1) + count * sum(sizes) != index.end
-        or crc32(view[index.joints_at - FIXED.size + 4 : index.end]) != checksum
-        or digest(view[index.end : start], view[start:stop]) != known
-    ):
-        return None
 
-    # Where each stretch begins and ends, in bits; and the DC differences that lead from one to the next.
-    number, each = y1 - y0, slice(y0 * grid.columns + x0, (y1 - 1) * grid.columns + x0 + 1, grid.columns)
-    behind = slice(each.start + x1 - x0, each.stop + x1 - x0, grid.columns)
-    rows = np.frombuffer(data, "<u4", grid.rows + 1, points_at).astype(np.int64)
-    offsets_at = points_at + 4 * (grid.rows + 1)
-    offsets = np.frombuffer(data, "<u4" if wide == 4 else "<u2", count, offsets_at)
+    # Where each stretch begins and ends, in bits, and from what is predicted there.
+    number = y1 - y0
+    at = index.joints_at + joint_bytes(index.fields[7], index.fields[11])
+    rows = np.frombuffer(data, ROWS, grid.rows + 1, at)
+    kind_of_point = point_type(header.components, *index.fields[4:7])
+    points = np.frombuffer(data, kind_of_point, grid.columns * grid.rows + 1, at + rows.nbytes)
+    place = y0 * grid.columns + x0
+    begins = points[place : place + (number - 1) * grid.columns + 1 : grid.columns]
+    place += x1 - x0
+    ends = points[place : place + (number - 1) * grid.columns + 1 : grid.columns]
     below = x1 == grid.columns  # a row ends where the next one begins
-    begins, ends = rows[y0:y1] + offsets[each], rows[y0 + below : y1 + below] + offsets[behind]
-    differences = np.zeros((number + 1, header.components), np.int64)
-    at = offsets_at + wide * count
-    for component in range(header.components):
-        predictors = np.frombuffer(data, "i1" if sizes[1 + component] == 1 else "<i2", count, at)
-        differences[:number, component] = predictors[each]
-        differences[1:number, component] -= predictors[behind][:-1]
-        at += sizes[1 + component] * count
+    bits = np.empty((2, number), np.int64)
+    np.add(rows[y0:y1], begins["offset"], out=bits[0])
+    np.add(rows[y0 + below : y1 + below], ends["offset"], out=bits[1])
+    differences = np.zeros((header.components, number + 1), np.int64)
+    differences[0, :-1] = begins["first"]
+    differences[0, 1:-1] -= ends["first"][:-1]
+    if header.components > 1:
+        differences[1:, :-1] = begins["others"].T
+        differences[1:, 1:-1] -= ends["others"][:-1].T
 
-    raw = np.frombuffer(data, np.uint8, stop - start + 2, start)
-    joints = np.frombuffer(data, JOINT, kinds, index.joints_at)
-    made = _joints(joints, kind_of, differences, begins, ends, raw)
-    first = (begins + 7 >> 3) + ((begins & 7 > 0) & (raw[begins >> 3] == 0xFF)) + start  # stuffed: begins within 0xFF
-    last = (ends >> 3) + start
-    if (last < first).any():
-        return None
-    stretches = [view[one:other] for one, other in zip(first.tolist(), last.tolist(), strict=True)]
+    raw = np.frombuffer(data, np.uint8, stop - start + 1, start)
+    bytes_at = bits >> 3
+    within = bits & 7
+    edges = raw[bytes_at]
+    made = _joints(data, index, differences, within, edges.astype(np.int64))
+    bytes_at += start
+    firsts, lasts = bytes_at.tolist()  # the first byte is in the joint
+    behind = edges[0].tobytes()
+    stretches = [
+        view[first + 2 if edge == 0xFF else first + 1 : last]  # without a byte that was stuffed behind it
+        for first, last, edge in zip(firsts, lasts, behind, strict=True)
+    ]
 
     at_left = x0 > 0 or not is_interpolated(index.mcu)[0]
     whole = not at_left and below
     above = not at_left and y0 > 0
-    pieces: list[bytes | memoryview] = []
+    width = (header.width if below else x1 * grid.width) - x0 * grid.width + index.mcu[0] * (not whole)
+    height = min(header.height, y1 * grid.height) - y0 * grid.height + index.mcu[1] * above
+    gone = index.end - header.index_at
+    head = bytearray().join((view[: header.index_at], view[index.end : start]))
+    struct.pack_into(">HH", head, header.frame_at - gone + 5, height, width)
+    pieces: list[bytes | bytearray | memoryview] = [head]
+    if above:
+        pieces += [_plain(data, index, header.components) * (-(-width // index.mcu[0]) - 1), made[0]]
+    elif not at_left:
+        stretches[0] = view[start : lasts[0]]
     if at_left:
-        pieces += chain.from_iterable(zip(made, stretches, strict=False))
+        between = [EOI] * (2 * number)
+        between[::2], between[1::2] = made[:-1], stretches
+        pieces += between
+    elif whole:
+        pieces += [stretches[0], view[lasts[0] : lasts[-1]]]
     else:
-        if above:
-            columns = (min(x1 * index.spacing, mcus(header, index.mcu)[0]) if whole else x1 * index.spacing + 1) - 1
-            pieces += [_plain(joints, kind_of) * columns, made[0]]
-        if whole:
-            pieces.append(view[first[0] : last[-1]])
-        else:
-            pieces += chain.from_iterable(zip(stretches, made[1:], strict=True))
+        between = [EOI] * (2 * number)
+        between[::2], between[1::2] = stretches, made[1:]
+        pieces += between
     if at_left or whole:
-        pieces.append(_filled(raw, int(ends[-1])))
-
-    top, left, *size = region_tlhw
-    joint_width, joint_height = index.mcu[0] * (not whole), index.mcu[1] * above
-    width = (header.width if below else x1 * grid.width) - x0 * grid.width + joint_width
-    height = min(header.height, y1 * grid.height) - y0 * grid.height + joint_height
-    head = bytearray(view[: header.index_at])
-    head += view[index.end : start]
-    frame_at = header.frame_at - (index.end - header.index_at)
-    struct.pack_into(">HH", head, frame_at + 5, height, width)
+        pieces.append(_filled(int(edges[1, -1]), int(within[1, -1])))
     pieces.append(EOI)
-    within = (
-        top - y0 * grid.height + joint_height,
-        left - x0 * grid.width + joint_width * at_left,
-        size[0],
-        size[1],
-    )
-    first_scan = header.first_scan - (index.end - header.index_at)
+    top, left, *size = region_tlhw
+    top, left = top - y0 * grid.height + index.mcu[1] * above, left - x0 * grid.width + index.mcu[0] * at_left
     changed = header._replace(
-        height=height, width=width, exif=b"", xmp=b"", frame_at=frame_at, first_scan=first_scan, index_at=0
+        height=height,
+        width=width,
+        exif=b"",
+        xmp=b"",
+        frame_at=header.frame_at - gone,
+        first_scan=header.first_scan - gone,
+        index_at=0,
     )
-    return Cut(bytes(head.join((b"", b"".join(pieces)))), changed, within)
+    return Cut(b"".join(pieces), changed, (top, left, size[0], size[1]))
 
 
-def _joints(
-    joints: np.ndarray,
-    kind_of: tuple[int, ...],
-    differences: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    raw: np.ndarray,
-) -> list[bytes]:
+def _joints(data: bytes, index: Index, differences: np.ndarray, within: np.ndarray, edges: np.ndarray) -> list[bytes]:
     """The bytes before each stretch and behind the last: the bits that the stretch before has in its last byte, an MCU,
-    and the bits that the stretch has in its first.
+    and the bits that the stretch has in its first byte.
 
-    What a component has is brought to a whole number of bytes, at most eight: one uint64 for each.
+    What a component has is a word of 64 bits.
+
+    Args:
+        differences: of DC coefficients, int64 (components, joints).
+        within: at which bits of a byte stretches begin, and end, int64 (2, stretches).
+        edges: these bytes, int64.
     """
-    categories = CATEGORY[differences]
-    kinds = np.array(kind_of)
-    bits = joints["sizes"][kinds, categories].astype(np.uint64)
-    words = joints["codes"][kinds, categories] | VALUE[differences]
-    length = bits.copy()
-    used = (ends & 7).astype(np.uint64)
-    words[1:, 0] |= raw[ends >> 3] >> (8 - used) << bits[1:, 0]
-    length[1:, 0] += used
-    unused = (-begins & 7).astype(np.uint64)
-    length[:-1, -1] += unused
-    paddings = (-length.astype(np.int64)) & 7
-    padding = joints["lengths"][kinds, paddings].astype(np.uint64)
-    words = words << padding | joints["paddings"][kinds, paddings]
-    words[:-1, -1] = words[:-1, -1] << unused | raw[begins >> 3] & ((1 << unused) - 1)
-    size = (length + padding >> 3).astype(np.int64)
-    shown = PLACES >= 8 - size[:, :, None]
-    flat = words.astype(">u8").view(np.uint8).reshape(shown.shape)[shown].tobytes()
-    stops = size.sum(1).cumsum().tolist()
-    made = [flat[one:other] for one, other in zip([0, *stops], stops, strict=False)]
+    kinds, lowest = index.fields[7], index.fields[11]
+    at = index.joints_at
+    sizes = np.frombuffer(data, SIZES, kinds * CATEGORIES, at)
+    codes = np.frombuffer(data, CODES, kinds * CATEGORIES, at := at + sizes.nbytes)
+    paddings = np.frombuffer(data, PADDINGS, kinds * (WORD - lowest), at + codes.nbytes)
+    joint, padding = _places(index.fields[8 : 8 + len(differences)], lowest)
+    which = CATEGORY[differences] + joint
+    left = np.subtract(WORD, sizes[which], dtype=np.int64)
+    low = 0xFF >> within
+    ours = edges & low
+    left[0, 1:] -= within[1]
+    words = (codes[which] | VALUE[differences]) << left
+    unused = 8 - within[0]
+    left[-1, :-1] -= unused
+    filled = paddings[left + padding]
+    filled[-1, :-1] <<= unused
+    words |= filled
+    words[0, 1:] |= (edges[1] ^ ours[1]) << WORD - 8
+    words[-1, :-1] |= ours[0]
+    flat = words.T.astype(">i8", "C").tobytes()
+    size = WORD // 8 * len(words)
+    made = [flat[at : at + size] for at in range(0, len(flat), size)]
     return [piece.replace(b"\xff", b"\xff\0") for piece in made] if b"\xff" in flat else made
 
 
-def _plain(joints: np.ndarray, kind_of: tuple[int, ...]) -> bytes:
+@lru_cache(maxsize=64)
+def _places(kinds: tuple[int, ...], lowest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where among the sizes and codes, and among the paddings, those of each component are, (components, 1)."""
+    column = np.array(kinds)[:, None]
+    return column * CATEGORIES, column * (WORD - lowest) - lowest
+
+
+def _plain(data: bytes, index: Index, components: int) -> bytes:
     """An MCU of a whole number of bytes that changes no predictor."""
-    made = b""
-    for kind in kind_of:
-        joint = joints[kind]
-        bits = int(joint["sizes"][0])
-        length = int(joint["lengths"][-bits & 7])
-        word = int(joint["codes"][0]) << length | int(joint["paddings"][-bits & 7])
-        made += word.to_bytes((bits + length) // 8, "big")
-    return made.replace(b"\xff", b"\xff\0")
+    nothing = np.zeros((2, 0), np.int64)
+    return _joints(data, index, np.zeros((components, 1), np.int64), nothing, nothing)[0]
 
 
-def _filled(raw: np.ndarray, end: int) -> bytes:
-    """The last byte of a scan that ends with this bit, filled up with ones."""
-    if not end & 7:
+def _filled(last: int, bits: int) -> bytes:
+    """The last byte of a scan, of which so many bits are used, filled up with ones."""
+    if not bits:
         return b""
-    last = int(raw[end >> 3]) | 0xFF >> (end & 7)
+    last |= 0xFF >> bits
     return b"\xff\0" if last == 0xFF else bytes((last,))

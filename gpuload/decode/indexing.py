@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuload.decode.grid import mcu_size, mcus, scan_start
 from gpuload.decode.huffman import Block, Table, complete, read_blocks, read_tables, walk, write_tables
-from gpuload.decode.indexed import CATEGORIES, FIXED, JOINT, PADDINGS, digest
+from gpuload.decode.indexed import CATEGORIES, CODES, FIXED, PADDINGS, ROWS, SIZES, WORD, digest, point_type
 from gpuload.decode.jpeg_header import EOI, INDEX, JpegHeader, end_of_scan, scan_markers
 
 __all__ = ["add_index"]
@@ -18,10 +18,9 @@ __all__ = ["add_index"]
 END: Final = 0x00  # the AC symbol that ends a block
 DUMMIES: Final = (END, 0x01, 0x02)  # AC symbols that reach any number of bits: the others have 1 bit and 2 behind them
 MOST_BYTES: Final = 65_533  # of a segment, without its length
-LARGER: Final = 0.055  # how much larger a file may become
-LEAST_BITS: Final = 8  # of a stretch, so that it does not begin and end within one byte
-WORD: Final = 64  # bits that a component may have in a joint
-NEIGHBOUR: Final = 7  # bits that a stretch may have in the byte of a joint
+LARGER, AT_LEAST = 0.055, 2_000  # how much larger a file may become, and so many bytes in any case
+LEAST_BITS: Final = 8  # between two points, so that no stretch begins and ends within a byte
+SMALLEST: Final = 16_000  # bytes of a scan of which a part costs less to decode than to cut
 DIFFERENCE: Final = 2047  # the largest between two DC coefficients of 8-bit JPEGs
 COMMENT: Final = 0xFFFE
 
@@ -34,7 +33,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     The coded data stay as they are. Codes that joints need, and the file does not have, are added to its tables.
 
     An index has a JPEG of one scan, 8 bits, Huffman coding, sequential, without restart markers, that is not damaged
-    and not so small that the file would become more than 5.5% larger.
+    and has 16 KB or more: of a smaller one cutting saves nothing.
     """
     if not header.plain or not header.single_scan or header.restart_interval:
         return None
@@ -46,7 +45,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     start, stop = scan_start(data, header), end_of_scan(data, header)
     scan = np.frombuffer(data, np.uint8, max(stop - start, 0), start)
     mcu = mcu_size(data, header)
-    if data[stop : stop + 2] != EOI or not len(scan) or 8 * len(scan) >= 1 << 32 or not mcu[0] or not mcu[1]:
+    if data[stop : stop + 2] != EOI or not SMALLEST <= len(scan) < 1 << 29 or not mcu[0] or not mcu[1]:
         return None
     stuffed = np.flatnonzero(scan == 0xFF) + 1
     if stuffed[-1:] == len(scan) or scan[stuffed].any():
@@ -67,9 +66,12 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     if completed is None or blocks is None or np.ptp(np.append(predictors, 0)) > DIFFERENCE:
         return None
     kinds = [_kind(blocks, component) for component in range(header.components)]
-    joints = {kind: _joint(kind) for kind in kinds}
-    if not _fit_words([joints[kind] for kind in kinds]):
+    paddings = {kind: _paddings(*kind) for kind in kinds}
+    lowest = _fewest_bits(kinds, paddings)
+    if lowest is None:
         return None
+    kind_of = [list(paddings).index(kind) for kind in kinds]
+    packed_joints = _pack_joints(paddings, lowest)
 
     at = _behind_metadata(data)
     if completed == tables:
@@ -78,19 +80,17 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
         kept = [at, *(end for segment in segments for end in segment), start]
         parts = [data[one:other] for one, other in zip(kept[::2], kept[1::2], strict=True)]
         rest = b"".join((write_tables(completed), *parts))
+    known = digest(rest, scan.tobytes())
     for spacing in range(1, -(-in_row // 2) + 1):
         points = _points(bits, predictors, in_row, rows, spacing)
         if points is None:
             continue
         sizes, packed = points
-        kind_of = [list(joints).index(kind) for kind in kinds]
-        unknown = [0] * (3 - header.components)
-        fixed = FIXED.pack(
-            0, digest(rest, scan), len(scan), spacing, *sizes, *unknown, len(joints), *kind_of, *unknown
-        )
-        body = fixed[4:] + b"".join(joint.tobytes() for joint in joints.values()) + packed
+        more = [0] * (3 - header.components)
+        fixed = FIXED.pack(0, known, len(scan), spacing, *sizes, len(paddings), *kind_of, *more, lowest)
+        body = fixed[4:] + packed_joints + packed
         length = 2 + len(INDEX) + 4 + len(body)
-        if length <= MOST_BYTES + 2 and length <= LARGER * len(data):
+        if length <= MOST_BYTES + 2 and length <= max(LARGER * len(data), AT_LEAST):
             segment = struct.pack(">HH", 0xFFEA, length) + INDEX + struct.pack("<I", crc32(body)) + body
             return b"".join((data[:at], segment, rest, scan, EOI))
     return None
@@ -110,71 +110,74 @@ def _complete_tables(data: bytes, header: JpegHeader, tables: dict[int, Table]) 
     completed = dict(tables)
     at = header.first_scan + 6
     for used in data[at : at + 2 * header.components : 2]:
-        dc, ac = complete(completed[used >> 4], range(CATEGORIES)), complete(completed[0x10 | used & 15], (END,))
-        if ac is not None and _dummies(ac) is None:
-            ac = complete(ac, DUMMIES)
+        dc, ac = complete(completed[used >> 4], range(CATEGORIES)), complete(completed[0x10 | used & 15], DUMMIES)
         if dc is None or ac is None:
             return None
         completed[used >> 4], completed[0x10 | used & 15] = dc, ac
     return completed
 
 
-def _dummies(table: Table) -> list[tuple[int, int]] | None:
-    """The shortest AC coefficients whose bits are 0, 1, … 7, modulo 8: these bits, and how many; None if there are no
-    such coefficients."""
-    codes = {}  # of a length the one that takes the fewest coefficients
-    for symbol, (code, bits) in table.codes().items():
+def _paddings(dc: Table, ac: Table, count: int) -> list[int | None]:
+    """For 0 to 63 bits, those that may follow on the DC difference in a joint: AC coefficients, an end of block, and
+    further blocks of no difference. None where no coefficients take as many bits; else as few as possible."""
+    end, end_bits = ac.codes()[END]
+    same, same_bits = dc.codes()[0]
+    tail, tail_bits = end, end_bits
+    for _ in range(count - 1):
+        tail = (tail << same_bits | same) << end_bits | end
+        tail_bits += same_bits + end_bits
+    codes: dict[int, tuple[int, int]] = {}  # of each length: how many coefficients, and the bits
+    for symbol, (code, bits) in ac.codes().items():
         run, size = symbol >> 4, symbol & 15
-        if size and (bits + size not in codes or run < codes[bits + size][0]):
-            codes[bits + size] = run, code << size
-    best = {0: (0, 0, 0)}  # modulo 8: how many bits, these, coefficients
-    for _ in range(PADDINGS):
-        for length, bits, coefficients in list(best.values()):
-            for more, (run, code) in codes.items():
-                found = length + more, bits << more | code, coefficients + run + 1
-                place = found[0] % PADDINGS
-                if found[2] < 63 and (place not in best or found < best[place]):
-                    best[place] = found
-    return [(best[place][1], best[place][0]) for place in range(PADDINGS)] if len(best) == PADDINGS else None
+        if size and (bits + size not in codes or run + 1 < codes[bits + size][0]):
+            codes[bits + size] = run + 1, code << size
+    best: list[tuple[int, int] | None] = [(0, 0)] + [None] * (WORD - 1)
+    for length in range(1, WORD):
+        for bits, (coefficients, code) in codes.items():
+            before = best[length - bits] if bits <= length else None
+            if before is not None and (found := before[0] + coefficients) < 63:
+                now = best[length]
+                if now is None or found < now[0]:
+                    best[length] = found, before[1] << bits | code
+    padded: list[int | None] = [None] * WORD
+    for length in range(tail_bits, WORD):
+        dummies = best[length - tail_bits]
+        padded[length] = None if dummies is None else dummies[1] << tail_bits | tail
+    return padded
+
+
+def _fewest_bits(kinds: list[Kind], paddings: dict[Kind, list[int | None]]) -> int | None:
+    """The fewest bits that are padded in a word; None if there is a number of bits that cannot be reached.
+
+    The first component has the bits of the stretch before in its word, the last one those of the stretch behind.
+    """
+    least = WORD
+    for place, kind in enumerate(kinds):
+        sizes = _sizes(kind)
+        fewest = WORD - max(sizes) - 7 * (place == 0) - 8 * (place == len(kinds) - 1)
+        if fewest < 0 or None in paddings[kind][fewest : WORD - min(sizes) + 1]:
+            return None
+        least = min(least, fewest)
+    return least
+
+
+def _sizes(kind: Kind) -> list[int]:
+    """The bits of a DC difference of each category."""
+    return [bits + category for category, (_, bits) in sorted(kind[0].codes().items())][:CATEGORIES]
+
+
+def _pack_joints(paddings: dict[Kind, list[int | None]], lowest: int) -> bytes:
+    """How joints are coded: see `joint_bytes`."""
+    sizes = [_sizes(kind) for kind in paddings]
+    codes = [[kind[0].codes()[category][0] << category for category in range(CATEGORIES)] for kind in paddings]
+    padded = [[bits or 0 for bits in some[lowest:]] for some in paddings.values()]
+    tables = (sizes, SIZES), (codes, CODES), (padded, PADDINGS)
+    return b"".join(np.array(numbers, number).tobytes() for numbers, number in tables)
 
 
 def _kind(blocks: list[Block], component: int) -> Kind:
     ours = [block for block in blocks if block.component == component]
     return ours[0].dc, ours[0].ac, len(ours)
-
-
-def _joint(kind: Kind) -> np.ndarray | None:
-    """How a joint is coded in a component, a `JOINT`; None if it takes too many bits."""
-    dc, ac, count = kind
-    codes = dc.codes()
-    end, end_bits = ac.codes()[END]
-    same, same_bits = codes[0]
-    tail, tail_bits = end, end_bits
-    for _ in range(count - 1):
-        tail = (tail << same_bits | same) << end_bits | end
-        tail_bits += same_bits + end_bits
-    joint = np.zeros((), JOINT)
-    for category in range(CATEGORIES):
-        code, bits = codes[category]
-        joint["codes"][category], joint["sizes"][category] = code << category, bits + category
-    for bits, length in _dummies(ac) or []:
-        if length + tail_bits >= WORD:
-            return None
-        place = (length + tail_bits) % PADDINGS
-        joint["paddings"][place], joint["lengths"][place] = bits << tail_bits | tail, length + tail_bits
-    return joint
-
-
-def _fit_words(joints: list[np.ndarray | None]) -> bool:
-    """Whether each component's bits of a joint fit a word: the first one's with those of the stretch before, the last
-    one's with those of the stretch behind."""
-    for place, joint in enumerate(joints):
-        if joint is None:
-            return False
-        neighbours = (place == 0) + (place == len(joints) - 1)
-        if int(joint["sizes"].max()) + int(joint["lengths"].max()) + neighbours * NEIGHBOUR > WORD:
-            return False
-    return True
 
 
 def _behind_metadata(data: bytes) -> int:
@@ -192,17 +195,20 @@ def _behind_metadata(data: bytes) -> int:
 
 def _points(
     bits: np.ndarray, predictors: np.ndarray, in_row: int, rows: int, spacing: int
-) -> tuple[list[int], bytes] | None:
-    """The points every few MCUs: how many bytes a number and the predictors have, and all numbers; None if a stretch
-    between two of them is too short."""
+) -> tuple[tuple[int, int, int], bytes] | None:
+    """The points every few MCUs: how many bytes their numbers have, the bits at which rows begin, and the points; None
+    if a stretch would begin and end within a byte."""
     starts = np.arange(rows + 1) * in_row
-    points = np.append((starts[:-1, None] + np.arange(0, in_row, spacing)).ravel(), starts[-1])
-    if np.diff(bits[points]).min() < LEAST_BITS:
+    at = np.append((starts[:-1, None] + np.arange(0, in_row, spacing)).ravel(), starts[-1])
+    if np.diff(bits[at]).min() < LEAST_BITS:
         return None
-    offsets = bits[points] - bits[points // in_row * in_row]
-    wide = 4 if offsets.max() >= 1 << 16 else 2
-    sizes, parts = [wide], [bits[starts].astype("<u4"), offsets.astype(f"<u{wide}")]
-    for column in predictors[points].T:
-        sizes.append(1 if -128 <= column.min() and column.max() < 128 else 2)
-        parts.append(column.astype(f"<i{sizes[-1]}"))
-    return sizes, b"".join(part.tobytes() for part in parts)
+    offsets = bits[at] - bits[at // in_row * in_row]
+    first, others = predictors[at, 0], predictors[at, 1:]
+    sizes = 4 if offsets.max() >= 1 << 16 else 2, _bytes_of(first), _bytes_of(others)
+    points = np.empty(len(at), point_type(predictors.shape[1], *sizes))
+    points["offset"], points["first"], points["others"] = offsets, first, others
+    return sizes, bits[starts].astype(ROWS).tobytes() + points.tobytes()
+
+
+def _bytes_of(numbers: np.ndarray) -> int:
+    return 1 if not numbers.size or (numbers.min() >= -128 and numbers.max() < 128) else 2
