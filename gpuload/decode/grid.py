@@ -1,4 +1,4 @@
-"""What cuttable JPEGs have in common: a grid over the picture, of whose parts the bytes are known (`cut`, `indexed`)."""
+"""What cuttable JPEGs have in common: a grid over the picture, whose parts' bytes are known (`cut`, `indexed`)."""
 
 from __future__ import annotations
 

@@ -151,9 +151,7 @@ def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray,
     return np.append(begins, end), differences
 
 
-def _walk_chunk(
-    scan: np.ndarray, blocks: list[Block], count: int, bit: int
-) -> tuple[np.ndarray | None, int]:
+def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> tuple[np.ndarray | None, int]:
     """The first bits of the blocks of so many MCUs, or of those that begin in the chunk, and the bit behind them."""
     wide = scan.astype(np.uint32)
     three = wide[:-2] << 16 | wide[1:-1] << 8 | wide[2:]

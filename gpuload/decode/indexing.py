@@ -48,7 +48,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     if data[stop : stop + 2] != EOI or not SMALLEST <= len(scan) < 1 << 29 or not mcu[0] or not mcu[1]:
         return None
     stuffed = np.flatnonzero(scan == 0xFF) + 1
-    if stuffed[-1:] == len(scan) or scan[stuffed].any():
+    if scan[-1] == 0xFF or scan[stuffed].any():
         return None
     tables, segments = read_tables(data, header)
     blocks = read_blocks(data, header, tables)
