@@ -24,6 +24,7 @@ Pure functions of the bytes, for workers. What does not fit gives None, and is d
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -42,6 +43,7 @@ __all__ = [
     "SIZES",
     "WORD",
     "Index",
+    "blocks_of",
     "cut_by_index",
     "digest",
     "is_intact",
@@ -52,7 +54,7 @@ __all__ = [
 # CRC-32 of all that follows in the segment; `digest`; bytes of the scan; MCUs from a point to the next; bytes of the
 # three numbers of a point; how many kinds of components; that of each; for how few bits there is a padding.
 FIXED: Final = struct.Struct("<IIIHBBBBBBBB")
-WORD: Final = 64  # bits of a component in a joint
+WORD: Final = 64  # bits of a block in a joint
 CATEGORIES: Final = 12  # of a DC difference in 8-bit JPEGs
 SIZES, CODES, PADDINGS = np.dtype("u1"), np.dtype("<u4"), np.dtype("<i8")
 ROWS: Final = np.dtype("<u4")
@@ -63,15 +65,20 @@ CATEGORY: Final = np.frexp(np.abs(_ALL))[1].astype(np.int64)
 VALUE: Final = np.where(_ALL < 0, _ALL + (1 << CATEGORY) - 1, _ALL)
 
 
-class Index(NamedTuple):
-    """An index as read from a file, of which nothing is checked yet but that it is long enough.
+Piece = bytes | bytearray | memoryview
 
-    `spacing` is how many MCUs a column of the grid has, `scan` where the scan begins and ends, `joints_at` where it
-    says how joints are coded, `end` where the segment ends.
+
+class Index(NamedTuple):
+    """An index as read from a file, of which nothing is checked yet.
+
+    `mcu` is the size of an MCU, `blocks` how many it has of each component, `spacing` how many MCUs a column of the grid
+    has, `scan` where the scan begins and ends, `joints_at` where it says how joints are coded, `end` where the segment
+    ends.
     """
 
     grid: Grid
     mcu: tuple[int, int]
+    blocks: tuple[int, ...]
     spacing: int
     scan: tuple[int, int]
     fields: tuple[int, ...]
@@ -96,15 +103,23 @@ def read_index(data: bytes, header: JpegHeader) -> Index | None:
         return None
     in_row, rows = mcus(header, mcu)
     grid = Grid(-(-in_row // spacing), rows, spacing * mcu[0], mcu[1])
-    return Index(grid, mcu, spacing, (start, stop), fields, at + FIXED.size, end)
+    return Index(grid, mcu, blocks_of(data, header), spacing, (start, stop), fields, at + FIXED.size, end)
+
+
+def blocks_of(data: bytes, header: JpegHeader) -> tuple[int, ...]:
+    """How many blocks of each component an MCU has."""
+    if header.components == 1:
+        return (1,)
+    factors = data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3]
+    return tuple((factor >> 4) * (factor & 15) for factor in factors)
 
 
 def joint_bytes(kinds: int, lowest: int) -> int:
     """How many bytes say how so many kinds of components are coded in a joint.
 
     For each category of DC difference (`CATEGORIES`) the bits that it takes, of one kind after the other (`SIZES`),
-    then its code with zeros for the bits of the difference (`CODES`). Then, for `lowest` to 63 bits, what follows in
-    the MCU and takes as many (`PADDINGS`): AC coefficients, an end of block, and further blocks of the same DC.
+    then its code with zeros for the bits of the difference (`CODES`). Then, for `lowest` to 63 bits, the AC
+    coefficients and the end of block that take as many (`PADDINGS`).
     """
     return kinds * (CATEGORIES * (SIZES.itemsize + CODES.itemsize) + (WORD - lowest) * PADDINGS.itemsize)
 
@@ -165,12 +180,13 @@ def cut_by_index(
     bits = np.empty((2, number), np.int64)
     np.add(rows[y0:y1], begins["offset"], out=bits[0])
     np.add(rows[y0 + below : y1 + below], ends["offset"], out=bits[1])
-    differences = np.zeros((header.components, number + 1), np.int64)
+    differences = np.zeros((sum(index.blocks), number + 1), np.int64)
     differences[0, :-1] = begins["first"]
     differences[0, 1:-1] -= ends["first"][:-1]
     if header.components > 1:
-        differences[1:, :-1] = begins["others"].T
-        differences[1:, 1:-1] -= ends["others"][:-1].T
+        others = slice(index.blocks[0], None, index.blocks[1])
+        differences[others, :-1] = begins["others"].T
+        differences[others, 1:-1] -= ends["others"][:-1].T
 
     raw = np.frombuffer(data, np.uint8, stop - start + 1, start)
     bytes_at = bits >> 3
@@ -193,21 +209,17 @@ def cut_by_index(
     gone = index.end - header.index_at
     head = bytearray().join((view[: header.index_at], view[index.end : start]))
     struct.pack_into(">HH", head, header.frame_at - gone + 5, height, width)
-    pieces: list[bytes | bytearray | memoryview] = [head]
+    pieces: list[Piece] = [head]
     if above:
-        pieces += [_plain(data, index, header.components) * (-(-width // index.mcu[0]) - 1), made[0]]
+        pieces += [_plain(data, index) * (-(-width // index.mcu[0]) - 1), made[0]]
     elif not at_left:
         stretches[0] = view[start : lasts[0]]
     if at_left:
-        between = [EOI] * (2 * number)
-        between[::2], between[1::2] = made[:-1], stretches
-        pieces += between
+        pieces += _in_turn(made[:-1], stretches)
     elif whole:
         pieces += [stretches[0], view[lasts[0] : lasts[-1]]]
     else:
-        between = [EOI] * (2 * number)
-        between[::2], between[1::2] = stretches, made[1:]
-        pieces += between
+        pieces += _in_turn(stretches, made[1:])
     if at_left or whole:
         pieces.append(_filled(int(edges[1, -1]), int(within[1, -1])))
     pieces.append(EOI)
@@ -225,14 +237,20 @@ def cut_by_index(
     return Cut(b"".join(pieces), changed, (top, left, size[0], size[1]))
 
 
+def _in_turn(one: Sequence[Piece], other: Sequence[Piece]) -> list[Piece]:
+    pieces: list[Piece] = [b""] * (2 * len(one))
+    pieces[::2], pieces[1::2] = one, other
+    return pieces
+
+
 def _joints(data: bytes, index: Index, differences: np.ndarray, within: np.ndarray, edges: np.ndarray) -> list[bytes]:
     """The bytes before each stretch and behind the last: the bits that the stretch before has in its last byte, an MCU,
     and the bits that the stretch has in its first byte.
 
-    What a component has is a word of 64 bits.
+    Each block is a word of 64 bits, the first one with the bits before it, the last one with those behind it.
 
     Args:
-        differences: of DC coefficients, int64 (components, joints).
+        differences: of DC coefficients, int64 (blocks, joints).
         within: at which bits of a byte stretches begin, and end, int64 (2, stretches).
         edges: these bytes, int64.
     """
@@ -241,7 +259,7 @@ def _joints(data: bytes, index: Index, differences: np.ndarray, within: np.ndarr
     sizes = np.frombuffer(data, SIZES, kinds * CATEGORIES, at)
     codes = np.frombuffer(data, CODES, kinds * CATEGORIES, at := at + sizes.nbytes)
     paddings = np.frombuffer(data, PADDINGS, kinds * (WORD - lowest), at + codes.nbytes)
-    joint, padding = _places(index.fields[8 : 8 + len(differences)], lowest)
+    joint, padding = _places(index.fields[8:11], index.blocks, lowest)
     which = CATEGORY[differences] + joint
     left = np.subtract(WORD, sizes[which], dtype=np.int64)
     low = 0xFF >> within
@@ -262,16 +280,16 @@ def _joints(data: bytes, index: Index, differences: np.ndarray, within: np.ndarr
 
 
 @lru_cache(maxsize=64)
-def _places(kinds: tuple[int, ...], lowest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where among the sizes and codes, and among the paddings, those of each component are, (components, 1)."""
-    column = np.array(kinds)[:, None]
+def _places(kinds: tuple[int, ...], blocks: tuple[int, ...], lowest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where among the sizes and codes, and among the paddings, those of each block are, (blocks, 1)."""
+    column = np.repeat(kinds[: len(blocks)], blocks)[:, None]
     return column * CATEGORIES, column * (WORD - lowest) - lowest
 
 
-def _plain(data: bytes, index: Index, components: int) -> bytes:
+def _plain(data: bytes, index: Index) -> bytes:
     """An MCU of a whole number of bytes that changes no predictor."""
     nothing = np.zeros((2, 0), np.int64)
-    return _joints(data, index, np.zeros((components, 1), np.int64), nothing, nothing)[0]
+    return _joints(data, index, np.zeros((sum(index.blocks), 1), np.int64), nothing, nothing)[0]
 
 
 def _filled(last: int, bits: int) -> bytes:

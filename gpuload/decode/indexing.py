@@ -10,7 +10,18 @@ import numpy as np
 
 from gpuload.decode.grid import mcu_size, mcus, scan_start
 from gpuload.decode.huffman import Block, Table, complete, read_blocks, read_tables, walk, write_tables
-from gpuload.decode.indexed import CATEGORIES, CODES, FIXED, PADDINGS, ROWS, SIZES, WORD, digest, point_type
+from gpuload.decode.indexed import (
+    CATEGORIES,
+    CODES,
+    FIXED,
+    PADDINGS,
+    ROWS,
+    SIZES,
+    WORD,
+    blocks_of,
+    digest,
+    point_type,
+)
 from gpuload.decode.jpeg_header import EOI, INDEX, JpegHeader, end_of_scan, scan_markers
 
 __all__ = ["add_index"]
@@ -24,7 +35,7 @@ SMALLEST: Final = 16_000  # bytes of a scan of which a part costs less to decode
 DIFFERENCE: Final = 2047  # the largest between two DC coefficients of 8-bit JPEGs
 COMMENT: Final = 0xFFFE
 
-Kind = tuple[Table, Table, int]  # tables of a component, and how many blocks of it an MCU has
+Kind = tuple[Table, Table]  # DC and AC tables of a component
 
 
 def add_index(data: bytes, header: JpegHeader) -> bytes | None:
@@ -32,8 +43,8 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
 
     The coded data stay as they are. Codes that joints need, and the file does not have, are added to its tables.
 
-    An index has a JPEG of one scan, 8 bits, Huffman coding, sequential, without restart markers, that is not damaged
-    and has 16 KB or more: of a smaller one cutting saves nothing.
+    It can have one if it has one scan, 8 bits, Huffman coding, is sequential, without restart markers, not damaged, and
+    has 16 KB or more: of a smaller one cutting saves nothing.
     """
     if not header.plain or not header.single_scan or header.restart_interval:
         return None
@@ -66,9 +77,10 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     if completed is None or blocks is None or np.ptp(np.append(predictors, 0)) > DIFFERENCE:
         return None
     kinds = [_kind(blocks, component) for component in range(header.components)]
-    paddings = {kind: _paddings(*kind) for kind in kinds}
+    paddings = {kind: _paddings(kind[1]) for kind in kinds}
     lowest = _fewest_bits(kinds, paddings)
-    if lowest is None:
+    counts = blocks_of(data, header)
+    if lowest is None or len(set(counts[1:])) > 1:
         return None
     kind_of = [list(paddings).index(kind) for kind in kinds]
     packed_joints = _pack_joints(paddings, lowest)
@@ -92,7 +104,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
         length = 2 + len(INDEX) + 4 + len(body)
         if length <= MOST_BYTES + 2 and length <= max(LARGER * len(data), AT_LEAST):
             segment = struct.pack(">HH", 0xFFEA, length) + INDEX + struct.pack("<I", crc32(body)) + body
-            return b"".join((data[:at], segment, rest, scan, EOI))
+            return b"".join((data[:at], segment, rest, data[start:stop], EOI))
     return None
 
 
@@ -117,15 +129,10 @@ def _complete_tables(data: bytes, header: JpegHeader, tables: dict[int, Table]) 
     return completed
 
 
-def _paddings(dc: Table, ac: Table, count: int) -> list[int | None]:
-    """For 0 to 63 bits, those that may follow on the DC difference in a joint: AC coefficients, an end of block, and
-    further blocks of no difference. None where no coefficients take as many bits; else as few as possible."""
+def _paddings(ac: Table) -> list[int | None]:
+    """For 0 to 63 bits, those that may follow on the DC difference in a joint: AC coefficients, as few as possible,
+    and an end of block. None where no coefficients take as many bits."""
     end, end_bits = ac.codes()[END]
-    same, same_bits = dc.codes()[0]
-    tail, tail_bits = end, end_bits
-    for _ in range(count - 1):
-        tail = (tail << same_bits | same) << end_bits | end
-        tail_bits += same_bits + end_bits
     codes: dict[int, tuple[int, int]] = {}  # of each length: how many coefficients, and the bits
     for symbol, (code, bits) in ac.codes().items():
         run, size = symbol >> 4, symbol & 15
@@ -140,16 +147,16 @@ def _paddings(dc: Table, ac: Table, count: int) -> list[int | None]:
                 if now is None or found < now[0]:
                     best[length] = found, before[1] << bits | code
     padded: list[int | None] = [None] * WORD
-    for length in range(tail_bits, WORD):
-        dummies = best[length - tail_bits]
-        padded[length] = None if dummies is None else dummies[1] << tail_bits | tail
+    for length in range(end_bits, WORD):
+        dummies = best[length - end_bits]
+        padded[length] = None if dummies is None else dummies[1] << end_bits | end
     return padded
 
 
 def _fewest_bits(kinds: list[Kind], paddings: dict[Kind, list[int | None]]) -> int | None:
     """The fewest bits that are padded in a word; None if there is a number of bits that cannot be reached.
 
-    The first component has the bits of the stretch before in its word, the last one those of the stretch behind.
+    The first component may have bits of the stretch before in a word, the last one some of the stretch behind.
     """
     least = WORD
     for place, kind in enumerate(kinds):
@@ -177,7 +184,7 @@ def _pack_joints(paddings: dict[Kind, list[int | None]], lowest: int) -> bytes:
 
 def _kind(blocks: list[Block], component: int) -> Kind:
     ours = [block for block in blocks if block.component == component]
-    return ours[0].dc, ours[0].ac, len(ours)
+    return ours[0].dc, ours[0].ac
 
 
 def _behind_metadata(data: bytes) -> int:
