@@ -100,7 +100,7 @@ def cut(data: bytes, header: JpegHeader, region_tlhw: Region) -> Cut | None:
     grid = index.grid if index is not None else grid_of(data, header)
     if grid is None:
         return None
-    part = touched(grid, header, region_tlhw, mcu_size(data, header))
+    part = touched(grid, header, region_tlhw, mcu_size(data, header) if index is None else index.mcu)
     if not _pays(grid, region_tlhw, part, len(data) - header.first_scan, index is not None):
         return None
     if index is not None:

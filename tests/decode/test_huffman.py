@@ -77,10 +77,12 @@ def test_a_scan_in_several_pieces_is_walked_as_in_one(monkeypatch, encode):
     noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
     jpeg = encode(noise, "JPEG")
     expected = walked(jpeg)
+    assert expected is not None
     monkeypatch.setattr("gpuload.decode.huffman.CHUNK", 777)
     found = walked(jpeg)
-    for number in range(2):
-        np.testing.assert_array_equal(found[number], expected[number])
+    assert found is not None
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_wrong_codes_and_a_wrong_number_of_them_are_none(encode):
