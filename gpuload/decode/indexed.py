@@ -72,8 +72,8 @@ class Index(NamedTuple):
     """An index as read from a file, of which nothing is checked yet.
 
     `mcu` is the size of an MCU, `blocks` how many it has of each component, `spacing` how many MCUs a column of the
-    grid has, `scan` where the scan begins and ends, `joints_at` where it says how joints are coded, `end` where the segment
-    ends.
+    grid has, `scan` where the scan begins and ends, `joints_at` where the segment says how joints are coded, `end`
+    where it ends.
     """
 
     grid: Grid
