@@ -161,8 +161,15 @@ def cut_by_index(
         index: what `read_index` gives.
         part: the first column, the one behind the last, the first row, and the one behind the last.
     """
-    if not is_intact(data, header, index):
+    try:
+        return _cut(data, header, region_tlhw, index, part) if is_intact(data, header, index) else None
+    except (IndexError, TypeError, ValueError):  # it has the right checksum, and was not made by `indexing`
         return None
+
+
+def _cut(
+    data: bytes, header: JpegHeader, region_tlhw: Region, index: Index, part: tuple[int, int, int, int]
+) -> Cut | None:
     x0, x1, y0, y1 = part
     grid, (start, stop), view = index.grid, index.scan, memoryview(data)
 
@@ -200,6 +207,8 @@ def cut_by_index(
         view[first + 2 if edge == 0xFF else first + 1 : last]  # without a byte that was stuffed behind it
         for first, last, edge in zip(firsts, lasts, behind, strict=True)
     ]
+    if sum(map(len, stretches)) > stop - start:  # nor was this one: the cut would be as large as somebody likes
+        return None
 
     at_left = x0 > 0 or not is_interpolated(index.mcu)[0]
     whole = not at_left and below

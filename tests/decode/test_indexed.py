@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import struct
 from unittest import mock
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from restarts import SAMPLINGS, header_of, restarted
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.cut import cut, is_cuttable
-from gpuload.decode.indexed import read_index
+from gpuload.decode.indexed import FIXED, point_type, read_index
 from gpuload.decode.indexing import add_index
 from gpuload.decode.jpeg import SimpleJpeg
+from gpuload.decode.jpeg_header import INDEX
 
 Region = tuple[int, int, int, int]
 TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
@@ -252,3 +254,43 @@ def test_a_complaint_about_a_cut_is_none_about_the_file(large, monkeypatch):
     np.testing.assert_array_equal(with_cutting(decoder, large, region), expected)
     assert seen[0] < len(large) / 2
     assert decoder.counts["cut"] == 0
+
+
+def forged(jpeg: bytes, at: int, value: bytes) -> bytes:
+    """With other bytes in the index, behind its checksum, and a checksum that is right again."""
+    begin = header_of(jpeg).index_at + 4 + len(INDEX)
+    end = jpeg.index(TABLES, begin)
+    body = changed(jpeg[begin + 4 : end], at, value)
+    return jpeg[:begin] + struct.pack("<I", crc32(body)) + body + jpeg[end:]
+
+
+def test_a_forged_index_does_no_harm(large):
+    """Pixels may be wrong, as in any forged file; but nothing breaks, nor grows."""
+    rng, decoder, region = np.random.default_rng(5), Decoder(Decode()), (150, 200, 80, 90)
+    header = header_of(large)
+    size = large.index(TABLES, header.index_at) - header.index_at - 4 - len(INDEX) - 4
+    were_cut = 0
+    for number in range(400):
+        at = number % 28 if number < 200 else int(rng.integers(28, size - 8))
+        jpeg = forged(large, at, rng.bytes(4))
+        header = header_of(jpeg)
+        made = cut(jpeg, header, region)
+        if made is not None:
+            assert len(made.data) < 2 * len(jpeg)
+            were_cut += 1
+        with_cutting(decoder, jpeg, region)
+    assert 0 < were_cut < 400
+
+
+def test_a_forged_index_of_rows_that_all_hold_the_whole_scan_is_not_used(large):
+    header = header_of(large)
+    index = read_index(large, header)
+    point = point_type(3, *index.fields[4:7])
+    count = index.grid.rows * index.grid.columns + 1
+    body = large.index(TABLES, header.index_at) - count * point.itemsize
+    rows_at = body - 4 * (index.grid.rows + 1) - (index.joints_at - FIXED.size + 4)
+    rows = np.tile(np.array([0, 4 * len(large)], "<u4"), index.grid.rows)[: index.grid.rows + 1]
+    jpeg = forged(large, rows_at, rows.tobytes())
+    with always:
+        assert cut(large, header, (0, 100, 384, 412)) is not None
+        assert cut(jpeg, header_of(jpeg), (0, 100, 384, 412)) is None
