@@ -59,7 +59,9 @@ def test_tables_are_read_as_they_were_written(encode):
 @pytest.mark.parametrize("content", ["noise", "smooth", "few"])
 def test_blocks_are_found_where_one_begins_behind_the_other(sampling, content):
     jpeg = restarted(sampling, (7, 5), 0, (3, 2), content=content)
-    begins, differences = walked(jpeg)
+    found = walked(jpeg)
+    assert found is not None
+    begins, differences = found
     assert len(begins) == len(differences) + 1
     assert (np.diff(begins) >= 2).all()
     assert 8 * len(scan_of(jpeg)) - begins[-1] in range(8)
