@@ -201,12 +201,11 @@ def _cut(
     edges = raw[bytes_at]
     made = _joints(data, index, differences, within, edges.astype(np.int64))
     bytes_at += start
-    firsts, lasts = bytes_at.tolist()  # the first byte is in the joint
-    behind = edges[0].tobytes()
-    stretches = [
-        view[first + 2 if edge == 0xFF else first + 1 : last]  # without a byte that was stuffed behind it
-        for first, last, edge in zip(firsts, lasts, behind, strict=True)
-    ]
+    bytes_at[0] += 1  # the first byte is in the joint
+    if 0xFF in edges[0].tobytes():
+        bytes_at[0] += edges[0] == 0xFF  # so is one that was stuffed behind it
+    firsts, lasts = bytes_at.tolist()
+    stretches = [view[each] for each in map(slice, firsts, lasts)]
     if sum(map(len, stretches)) > stop - start:  # nor was this one: the cut would be as large as somebody likes
         return None
 
@@ -282,10 +281,9 @@ def _joints(data: bytes, index: Index, differences: np.ndarray, within: np.ndarr
     words |= filled
     words[0, 1:] |= (edges[1] ^ ours[1]) << WORD - 8
     words[-1, :-1] |= ours[0]
-    flat = words.T.astype(">i8", "C").tobytes()
-    size = WORD // 8 * len(words)
-    made = [flat[at : at + size] for at in range(0, len(flat), size)]
-    return [piece.replace(b"\xff", b"\xff\0") for piece in made] if b"\xff" in flat else made
+    flat = words.T.astype(">i8", "C")
+    made = flat.view(f"V{flat.itemsize * len(words)}").ravel().tolist()
+    return [piece.replace(b"\xff", b"\xff\0") for piece in made] if 0xFF in flat.tobytes() else made
 
 
 @lru_cache(maxsize=64)
