@@ -3,8 +3,8 @@
     python -m benchmarks.cuttable --photos DIR
 
 Each region is decoded in three ways, one after the other, in every round: from the original; from the cuttable file, as
-if it had no markers; cut. What counts is the least CPU time of a region in all rounds, so that other work on the
-machine matters little. Pixels are compared. Needs jpegtran.
+if it had no index; cut. What counts is the least CPU time of a region in all rounds, so that other work on the machine
+matters little. Pixels are compared. Needs jpegtran for progressive JPEGs, and those with restart markers.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from benchmarks.peers.decoder_alone import draw_region
 from benchmarks.photos import SUFFIXES, find_photos
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder, Header
-from gpuload.decode.cut import cut, find_intervals, grid_of
+from gpuload.decode.cut import cut, is_cuttable
 from gpuload.decode.cuttable import make_cuttable
+from gpuload.decode.indexed import read_index
 
 __all__ = ["main"]
 
 WAYS = ("original", "cuttable, not cut", "cuttable, cut")
-CUTTING, KNOWN = "of which: the cut itself", "the cut, where intervals are known"
+CUTTING = "of which: the cut itself"
 
 
-def without_markers(header: Header) -> Header:
+def whole(header: Header) -> Header:
     """The header of a JPEG that is not to be cut."""
     assert header.jpeg is not None
-    return header._replace(jpeg=header.jpeg._replace(restart_interval=0))
+    return header._replace(jpeg=header.jpeg._replace(restart_interval=0, index_at=0))
 
 
 def least_us(rounds: int, call: Callable[..., object], *args: Any) -> float:
@@ -66,20 +67,22 @@ def main(arguments: list[str] | None = None) -> int:
     paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)[: options.files]
 
     decoder, rng = Decoder(Decode()), np.random.default_rng(0)
-    times: dict[str, list[float]] = {way: [] for way in (*WAYS, CUTTING, KNOWN)}
-    sizes, intervals, differ, regions = [], Counter(), 0, 0
+    times: dict[str, list[float]] = {way: [] for way in (*WAYS, CUTTING)}
+    sizes, spacings, differ, regions = [], Counter(), 0, 0
+    packing_s = 0.0
     for path in paths:
         original = Encoded(path.read_bytes())
+        started = time.process_time()
         made = Encoded(make_cuttable(original.data))
+        packing_s += time.process_time() - started
         header, made_header = decoder.header(original), decoder.header(made)
         jpeg = made_header.jpeg
-        cuttable = jpeg is not None and grid_of(made.data, jpeg) is not None
-        intervals[jpeg.restart_interval if jpeg is not None and cuttable else 0] += 1
-        if jpeg is None or not cuttable:
+        if jpeg is None or not is_cuttable(made.data, jpeg):
             continue
+        index = read_index(made.data, jpeg)
+        spacings[index.spacing if index is not None else -jpeg.restart_interval] += 1
         sizes.append((len(original.data), len(made.data)))
-        known = find_intervals(made.data, jpeg)
-        files = (original, header), (made, without_markers(made_header)), (made, made_header)
+        files = (original, header), (made, whole(made_header)), (made, made_header)
         for _ in range(options.regions):
             top, left, bottom, right = draw_region(rng, header.height, header.width)
             region = (top, left, bottom - top, right - left)
@@ -90,7 +93,6 @@ def main(arguments: list[str] | None = None) -> int:
             regions += 1
             if cut(made.data, jpeg, region) is not None:
                 times[CUTTING].append(least_us(options.rounds, cut, made.data, jpeg, region))
-                times[KNOWN].append(least_us(options.rounds, cut, made.data, jpeg, region, known))
     if not regions:
         raise SystemExit(f"none of the {len(paths)} files in {source} can be made cuttable")
 
@@ -99,8 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(
         f"{len(paths)} files in {source}, {len(sizes)} made cuttable: {before / len(sizes) / 1000:.1f} → "
         f"{after / len(sizes) / 1000:.1f} KB on average, {100 * (after / before - 1):+.1f}%\n"
-        f"MCUs of an interval, and files: {', '.join(f'{n}: {found}' for n, found in sorted(intervals.items()))} "
-        f"(0: not cuttable)\n{regions} regions of RandomResizedCrop, {len(times[CUTTING])} of them cut; "
+        f"MCUs from a point of the index to the next, and files: "
+        f"{', '.join(f'{n}: {found}' for n, found in sorted(spacings.items()))} (below 0: of an interval)\n"
+        f"making one cuttable: {1000 * packing_s / len(paths):.0f} ms of CPU\n"
+        f"{regions} regions of RandomResizedCrop, {len(times[CUTTING])} of them cut; "
         f"{'pixels are equal' if not differ else f'PIXELS DIFFER in {differ}'}; {cpu_model()}",
         soft_wrap=True,
     )

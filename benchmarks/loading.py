@@ -61,7 +61,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cuttable",
         action="store_true",
-        help="gpuload over the same files made cuttable, too (needs jpegtran)",
+        help="gpuload over the same files made cuttable, too",
     )
     parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)

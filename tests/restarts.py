@@ -1,4 +1,4 @@
-"""JPEGs with restart markers, of any chroma sampling, made without a codec that knows them all."""
+"""JPEGs of any chroma sampling, with restart markers or without, made without a codec that knows them all."""
 
 from __future__ import annotations
 
@@ -30,17 +30,30 @@ def header_of(jpeg: bytes) -> JpegHeader:
 
 
 def restarted(
-    sampling: str, mcus: tuple[int, int], interval: int, short: tuple[int, int] = (0, 0), seed: int = 0
+    sampling: str,
+    mcus: tuple[int, int],
+    interval: int,
+    short: tuple[int, int] = (0, 0),
+    seed: int = 0,
+    content: str = "noise",
 ) -> bytes:
-    """A JPEG of noise, of so many MCUs across and down, less so many pixels at the right and at the bottom."""
+    """A JPEG of so many MCUs across and down, less so many pixels at the right and at the bottom.
+
+    Its content is noise; or smooth, with tables of its own; or few levels, so that its tables have few codes.
+    """
     known, (width, height), factors, size = SAMPLINGS[sampling]
     noise = np.random.default_rng(seed).integers(0, 256, (mcus[1] * height, mcus[0] * width, 3), np.uint8)
+    if content == "smooth":
+        noise = np.asarray(Image.fromarray(noise[::8, ::8]).resize(noise.shape[1::-1], Image.Resampling.BICUBIC))
+    elif content == "few":
+        noise = np.repeat(np.repeat(noise[::8, ::8] // 128 * 255, 8, 0), 8, 1)
     image = Image.fromarray(noise)
+    told = {"quality": 60, "restart_marker_blocks": interval, "optimize": content != "noise"}
     file = io.BytesIO()
     if sampling.startswith("grey"):
-        image.convert("L").save(file, "JPEG", quality=60, restart_marker_blocks=interval)
+        image.convert("L").save(file, "JPEG", **told)
     else:
-        image.save(file, "JPEG", quality=60, subsampling=known, restart_marker_blocks=interval)
+        image.save(file, "JPEG", subsampling=known, **told)
     jpeg = bytearray(file.getvalue())
     at = header_of(bytes(jpeg)).frame_at
     struct.pack_into(">HH", jpeg, at + 5, mcus[1] * size[1] - short[1], mcus[0] * size[0] - short[0])

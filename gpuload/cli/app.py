@@ -109,7 +109,7 @@ def pack(
     ] = None,
     quality: Annotated[int, typer.Option(min=1, max=100, help="Of JPEGs that are resized.")] = 90,
     cuttable: Annotated[
-        bool, typer.Option("--cuttable", help="JPEGs with restart markers: crops are cut before they are decoded.")
+        bool, typer.Option("--cuttable", help="JPEGs with an index: crops are cut before they are decoded.")
     ] = False,
     shard_bytes: Annotated[str, typer.Option(help="How large a shard may be, about.")] = "256MB",
     workers: Annotated[

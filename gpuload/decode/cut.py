@@ -1,5 +1,8 @@
 """Crops cut out of a JPEG's bytes, so that its decoder sees only the region.
 
+Two kinds of JPEGs are **cuttable**: those with an index of their own bits (`indexed`), and those whose restart markers
+lie well, which is what follows here.
+
 Restart markers cut the entropy-coded bytes of a JPEG into **intervals** of as many MCUs each (blocks of 8×8 to 32×16
 pixels, by the chroma's sampling). An interval is coded by itself: at its start the bits begin anew, and the DC
 prediction too. Where a row of MCUs is a whole number of intervals, or an interval a whole number of rows, intervals lie
@@ -11,55 +14,28 @@ Pixels are equal to the last bit. The chroma of a pixel is interpolated from its
 samples, one pixel more on each side is covered; at the picture's own edges decoders make up what is missing, and there
 the cut has the same edge.
 
-Pure functions of the bytes, some 0.05 ms for a photograph. What is out of the ordinary gives None, and is decoded as if
-there were no markers: all markers have to be there, in order, with the end-of-image marker behind them.
+Pure functions of the bytes, some 0.05 ms for a photograph, 0.1 by an index. What is out of the ordinary gives None, and
+is decoded as if there were no markers and no index: all markers have to be there, in order, with the end-of-image
+marker behind them.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
 
 import numpy as np
 
+from gpuload.decode.grid import Cut, Grid, Region, mcu_size, scan_start, touched
+from gpuload.decode.indexed import cut_by_index, is_intact, read_index
 from gpuload.decode.jpeg_header import JpegHeader
 
-__all__ = ["Cut", "Grid", "cut", "find_intervals", "grid_of"]
+__all__ = ["cut", "find_intervals", "grid_of", "is_cuttable"]
 
-Region = tuple[int, int, int, int]
 RESTARTS, END = bytes(range(0xD0, 0xD8)), b"\xd9"
-BLOCK = 8  # pixels of a side
-# libjpeg interpolates no chroma of one or two samples in a row; a picture has at most twice as many pixels.
-NARROW: Final = 4
 
 # By which a cut pays or not, in ns, measured: decoding a byte of entropy-coded data; a pixel of a region by
 # nvImageCodec, and of a whole picture by simplejpeg; a byte that is searched for markers; the cut itself.
-BYTE_NS, REGION_PIXEL_NS, PIXEL_NS, SEARCH_NS, CUT_NS = 8.0, 2.1, 0.7, 0.4, 30_000
-
-
-class Grid(NamedTuple):
-    """How intervals lie over a picture: how many in a row and in a column, and the pixels of one."""
-
-    columns: int
-    rows: int
-    width: int
-    height: int
-
-
-class Cut(NamedTuple):
-    """A JPEG, its header, and where in it the region is that was asked for (top, left, height, width)."""
-
-    data: bytes
-    header: JpegHeader
-    region_tlhw: Region
-
-
-def mcu_size(data: bytes, header: JpegHeader) -> tuple[int, int]:
-    """Width and height of an MCU in pixels."""
-    if header.components == 1:  # whatever its sampling says: a scan of one component is not interleaved
-        return BLOCK, BLOCK
-    factors = data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3]
-    return BLOCK * max(factor >> 4 for factor in factors), BLOCK * max(factor & 15 for factor in factors)
+BYTE_NS, REGION_PIXEL_NS, PIXEL_NS, SEARCH_NS, CUT_NS, INDEXED_NS = 8.0, 2.1, 0.7, 0.4, 30_000, 120_000
 
 
 def grid_of(data: bytes, header: JpegHeader) -> Grid | None:
@@ -87,7 +63,7 @@ def find_intervals(data: bytes, header: JpegHeader) -> np.ndarray | None:
     `grid_of` gives None.
     """
     grid = grid_of(data, header)
-    start = _scan_start(data, header)
+    start = scan_start(data, header)
     if grid is None or start + 2 > len(data):
         return None
     scan = np.frombuffer(data, np.uint8, offset=start)
@@ -103,31 +79,45 @@ def find_intervals(data: bytes, header: JpegHeader) -> np.ndarray | None:
     return table
 
 
-def cut(data: bytes, header: JpegHeader, region_tlhw: Region, intervals: np.ndarray | None = None) -> Cut | None:
+def is_cuttable(data: bytes, header: JpegHeader) -> bool:
+    """Whether narrower parts than whole rows can be cut out of a JPEG, as far as its header and its index tell."""
+    index = read_index(data, header)
+    if index is not None:
+        return index.grid.columns > 1 and is_intact(data, header, index)
+    grid = grid_of(data, header)
+    return grid is not None and grid.columns > 1
+
+
+def cut(data: bytes, header: JpegHeader, region_tlhw: Region) -> Cut | None:
     """The part of a JPEG that a region needs; None where there is none, or where decoding it saves nothing.
 
     Args:
         data: the file.
         header: what `scan_markers` says of it.
         region_tlhw: top, left, height, width, within the picture as stored.
-        intervals: what `find_intervals` gives, of any integer type, if it is known already: then nothing is searched. A
-            table that does not fit the file is not used.
     """
-    grid = grid_of(data, header)
+    index = read_index(data, header)
+    grid = index.grid if index is not None else grid_of(data, header)
     if grid is None:
         return None
-    x0, x1, y0, y1 = _touched(grid, header, region_tlhw, mcu_size(data, header))
-    if not _pays(grid, header, region_tlhw, (x0, x1, y0, y1), len(data) - header.first_scan, intervals is None):
+    part = touched(grid, header, region_tlhw, mcu_size(data, header) if index is None else index.mcu)
+    if not _pays(grid, region_tlhw, part, len(data) - header.first_scan, index is not None):
         return None
-    table = intervals
-    if table is None or not _fits(table, data, header, grid):
-        table = find_intervals(data, header)
+    if index is not None:
+        return cut_by_index(data, header, region_tlhw, index, part)
+    return _cut_by_markers(data, header, region_tlhw, grid, part)
+
+
+def _cut_by_markers(
+    data: bytes, header: JpegHeader, region_tlhw: Region, grid: Grid, part: tuple[int, int, int, int]
+) -> Cut | None:
+    table = find_intervals(data, header)
     if table is None:
         return None
-
+    x0, x1, y0, y1 = part
     width = min(header.width, x1 * grid.width) - x0 * grid.width
     height = min(header.height, y1 * grid.height) - y0 * grid.height
-    head = bytearray(data[: _scan_start(data, header)])
+    head = bytearray(data[: scan_start(data, header)])
     struct.pack_into(">HH", head, header.frame_at + 5, height, width)
     starts, stops = (ends.reshape(grid.rows, grid.columns)[y0:y1, x0:x1] for ends in (table[:-1], table[1:]))
     view = memoryview(data)
@@ -140,47 +130,18 @@ def cut(data: bytes, header: JpegHeader, region_tlhw: Region, intervals: np.ndar
     return Cut(bytes(made), header._replace(height=height, width=width, exif=b"", xmp=b""), within)
 
 
-def _scan_start(data: bytes, header: JpegHeader) -> int:
-    at = header.first_scan + 2
-    return at + int.from_bytes(data[at : at + 2], "big")
-
-
 def _codes(count: int) -> bytes:
     """The second bytes of the markers behind so many intervals."""
     return (RESTARTS * (count // 8 + 1))[: count - 1] + END
 
 
-def _touched(grid: Grid, header: JpegHeader, region_tlhw: Region, mcu: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The columns and rows of intervals that a region needs: the first, behind the last, the first, behind the last."""
-    top, left, height, width = region_tlhw
-    beside, above = (size > BLOCK for size in mcu)  # 1 where chroma is interpolated
-    x0 = max(left - beside, 0) // grid.width
-    y0 = max(top - above, 0) // grid.height
-    x1 = min((left + width - 1 + beside) // grid.width + 1, grid.columns)
-    y1 = min((top + height - 1 + above) // grid.height + 1, grid.rows)
-    if x0 and header.width - x0 * grid.width <= NARROW:
-        x0 -= 1
-    return x0, x1, y0, y1
-
-
-def _pays(
-    grid: Grid, header: JpegHeader, region_tlhw: Region, touched: tuple[int, int, int, int], size: int, search: bool
-) -> bool:
+def _pays(grid: Grid, region_tlhw: Region, part: tuple[int, int, int, int], size: int, indexed: bool) -> bool:
     """Whether cutting costs less than it saves: bytes beside and above the region, of which each interval has as many,
     and the time that a decoder of regions takes for a pixel."""
-    x0, x1, y0, y1 = touched
+    x0, x1, y0, y1 = part
     _, _, height, width = region_tlhw
     count, needed = grid.rows * grid.columns, (y1 - y0) * (x1 - x0)
     saved = (y1 * grid.columns - needed) / count * size
     decoded = (x1 - x0) * grid.width * (y1 - y0) * grid.height
     gain = saved * BYTE_NS + height * width * REGION_PIXEL_NS - decoded * PIXEL_NS
-    return needed < count and gain > CUT_NS + search * size * SEARCH_NS
-
-
-def _fits(table: np.ndarray, data: bytes, header: JpegHeader, grid: Grid) -> bool:
-    """Whether the intervals of a table begin and end where the file has the right markers."""
-    count, start = grid.rows * grid.columns, _scan_start(data, header)
-    if len(table) != count + 1 or table[0] != start or table[-1] > len(data) or (table[1:] <= table[:-1]).any():
-        return False
-    raw, ends = np.frombuffer(data, np.uint8), table[1:]
-    return raw[ends - 1].tobytes() == _codes(count) and bool((raw[ends - 2] == 0xFF).all())
+    return needed < count and gain > (INDEXED_NS if indexed else CUT_NS + size * SEARCH_NS)

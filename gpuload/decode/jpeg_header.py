@@ -10,17 +10,18 @@ import re
 import struct
 from typing import NamedTuple
 
-__all__ = ["EOI", "SOI", "SOS", "JpegHeader", "end_of_scan", "has_end", "read_scans", "scan_markers"]
+__all__ = ["DHT", "EOI", "INDEX", "SOI", "SOS", "JpegHeader", "end_of_scan", "has_end", "read_scans", "scan_markers"]
 
 SOI = b"\xff\xd8\xff"
 EOI = b"\xff\xd9"
 SOS = b"\xff\xda"
 EXIF = b"Exif\0\0"
 XMP = b"http://ns.adobe.com/xap/1.0/\0"
+INDEX = b"gpuload index\0\x01"  # what an index of the scan begins with (`indexed`), and its version
 DHT, JPG, DAC, DRI = 0xFFC4, 0xFFC8, 0xFFCC, 0xFFDD
 FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {DHT, JPG, DAC}
 PROGRESSIVE = frozenset({0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE})
-PASSED_OVER = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {DRI, 0xFFE1}
+PASSED_OVER = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {DRI, 0xFFE1, 0xFFEA}
 segment_at = struct.Struct(">HH").unpack_from
 frame_at = struct.Struct(">BHHB").unpack_from
 number_at = struct.Struct(">H").unpack_from
@@ -34,7 +35,8 @@ class JpegHeader(NamedTuple):
     `frame` is its SOF marker (0xFFC0 baseline, 0xFFC1 extended, 0xFFC2 progressive …), `first_scan` the offset of its
     first SOS marker, `single_scan` whether libjpeg takes only one scan, `exif` its EXIF block (TIFF header first) or
     b"", `xmp` likewise, `complete` what `read_scans` says, `frame_at` the offset of the SOF marker, `restart_interval`
-    how many MCUs stand between two restart markers, 0 for none.
+    how many MCUs stand between two restart markers, 0 for none, `index_at` the offset of the marker of its index, 0
+    for none.
     """
 
     frame: int
@@ -49,6 +51,7 @@ class JpegHeader(NamedTuple):
     complete: bool = True
     frame_at: int = 0
     restart_interval: int = 0
+    index_at: int = 0
 
     @property
     def plain(self) -> bool:
@@ -59,7 +62,7 @@ class JpegHeader(NamedTuple):
 def scan_markers(data: bytes) -> JpegHeader | None:
     """Walk from SOI to the first SOS; None if anything but well-formed segments comes."""
     at, frame, exif, xmp = 2, 0, b"", b""
-    bits = height = width = components = start = interval = 0
+    bits = height = width = components = start = interval = index = 0
     try:
         while True:
             marker, length = segment_at(data, at)
@@ -76,13 +79,17 @@ def scan_markers(data: bytes) -> JpegHeader | None:
                     return None
                 single_scan = frame not in PROGRESSIVE and data[at + 4] == components
                 return JpegHeader(
-                    frame, bits, height, width, components, at, single_scan, exif, xmp, True, start, interval
+                    frame, bits, height, width, components, at, single_scan, exif, xmp, True, start, interval, index
                 )
             elif marker == 0xFFE1:
                 if data.startswith(EXIF, at + 4):
                     exif += data[at + 10 : at + 2 + length]
                 elif data.startswith(XMP, at + 4):
                     xmp = data[at + 4 + len(XMP) : at + 2 + length]
+                at += 2 + length
+            elif marker == 0xFFEA:
+                if data.startswith(INDEX, at + 4):
+                    index = at
                 at += 2 + length
             elif marker == DRI:
                 (interval,) = number_at(data, at + 4)

@@ -6,7 +6,7 @@ left to the size that is asked for, less than a factor of two, is resampled by P
 within a pixel. So a result shows what it would show of the whole picture, without a shift.
 
 simplejpeg decodes from the first row down to the region's last one: the header is told that the picture ends there.
-Where the file has restart markers, the region is cut out first (`cut`). Of a progressive JPEG all rows are decoded.
+Where the file is cuttable, the region is cut out first (`cut`). Of a progressive JPEG all rows are decoded.
 
 Pure functions of the file and the region, so whoever decodes a sample makes the same choice. Run in workers.
 """
@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.decode.cut import BLOCK, cut, grid_of, mcu_size
+from gpuload.decode.cut import cut, grid_of
+from gpuload.decode.grid import BLOCK, mcu_size
 from gpuload.decode.jpeg_header import JpegHeader, has_end
 from gpuload.errors import one_line
 
@@ -80,7 +81,7 @@ def choose_eighths(
 def exact_ns(data: bytes, header: JpegHeader, region_tlhw: Region) -> float:
     """What decoding a region as it is costs, but for the bytes."""
     _, _, height, width = region_tlhw
-    whole = (height, width) == (header.height, header.width) or grid_of(data, header) is not None
+    whole = (height, width) == (header.height, header.width) or _can_be_cut(data, header)
     sample, pixel = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
     return height * width * (_samples(data, header) * sample + pixel)
 
@@ -90,7 +91,7 @@ def scaled_ns(
 ) -> float:
     """What decoding at so many eighths and resampling costs, but for the bytes."""
     top, _, height, width = region_tlhw
-    if grid_of(data, header) is not None:
+    if _can_be_cut(data, header):
         decoded = height * width
     else:
         decoded = (top + height if _can_end(header) else header.height) * header.width
@@ -130,6 +131,10 @@ def decode_scaled(
     y1, x1 = math.ceil((top + height) * share), math.ceil((left + width) * share)
     extent = top * share - y0, left * share - x0, height * share, width * share
     return Scaled(pixels[y0:y1, x0:x1], extent), ""
+
+
+def _can_be_cut(data: bytes, header: JpegHeader) -> bool:
+    return header.index_at > 0 or grid_of(data, header) is not None
 
 
 def _can_end(header: JpegHeader) -> bool:

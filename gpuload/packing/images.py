@@ -1,4 +1,4 @@
-"""What becomes of an image on its way into a store: its bytes as they are, or resized, or with restart markers.
+"""What becomes of an image on its way into a store: its bytes as they are, or resized, or with an index.
 
 Runs where parts are made, one `Images` for each. Pillow resizes, by Lanczos, a JPEG from a decoder that has already
 halved it as long as it stays twice as large as it will be. Orientation and ICC profile are kept, as pixels are kept as
@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.sample import Encoded, Image
-from gpuload.decode.cut import grid_of
-from gpuload.decode.cuttable import LONGEST, SHORTEST, choose_interval, make_cuttable
+from gpuload.decode.cut import is_cuttable
+from gpuload.decode.cuttable import make_cuttable
 from gpuload.decode.decoder import Decoder
 from gpuload.decode.header import Header, ends, read_header
 from gpuload.decode.jpeg_header import scan_markers
@@ -68,17 +68,12 @@ class Images:
         header = read_header(data, Decode(exif=True))
         wanted = options.short_side is not None and min(header.height, header.width) > options.short_side
         if wanted and _resizable(header):
-            return self._resized(data, header)
+            return self._cuttable(self._resized(data, header), header)
         if wanted:
             self._note(f"not resized: {header.format} of mode {header.mode}")
         if options.check or not ends(data, header):
             self._decode(data, header)
-        if not options.cuttable or header.format != "JPEG":
-            return data
-        made = make_cuttable(data)
-        if not _is_cuttable(made):
-            self._note("not cuttable")
-        return made
+        return self._cuttable(data, header)
 
     def pixels_of(self, image: Any) -> np.ndarray:
         """The numbers that are stored for an image in an array, H×W×C of a file's, else as they are.
@@ -110,6 +105,15 @@ class Images:
         box = (left, top, left + square, top + square)
         made = np.asarray(picture.resize((side, side), Pillow.Resampling.LANCZOS, box=box))
         return made.reshape(side, side, channels)
+
+    def _cuttable(self, data: bytes, header: Header) -> bytes:
+        if not self._options.cuttable or header.format != "JPEG":
+            return data
+        made = make_cuttable(data)
+        jpeg = scan_markers(made)
+        if jpeg is None or not is_cuttable(made, jpeg):
+            self._note("not cuttable")
+        return made
 
     def _note(self, why: str) -> None:
         self.kept[why] = self.kept.get(why, 0) + 1
@@ -149,8 +153,7 @@ class Images:
         else:
             image = JpegImageFile(io.BytesIO(data))
             sampling = get_sampling(image)
-            mcu = 8 if header.mode == "L" or sampling == 0 else 16
-            width, height = _scaled(header, short, mcu if options.cuttable and header.mode != "CMYK" else None)
+            width, height = _scaled(header, short)
             drafted = image.draft(None, (LARGER * width, LARGER * height))
             box = drafted[1] if drafted else None
             told = {"quality": options.quality, "subsampling": sampling, "optimize": True}
@@ -164,14 +167,6 @@ class Images:
             told["exif"] = Pillow.Exif()
             told["exif"][ORIENTATION] = header.orientation
         small = image.resize((width, height), Pillow.Resampling.LANCZOS, box=box)
-        if options.cuttable and header.format == "JPEG":
-            trial = _saved(small, "JPEG", {**told, "optimize": False})  # the interval depends on the size, about
-            jpeg = scan_markers(trial)
-            interval = choose_interval(trial, jpeg) if jpeg is not None and jpeg.plain else None
-            if interval is None:
-                self._note("not cuttable")
-            else:
-                told["restart_marker_blocks"] = interval
         return _saved(small, header.format, told)
 
 
@@ -205,31 +200,9 @@ def _resizable(header: Header) -> bool:
     return opened is not None and opened.dtype == "uint8" and opened.single
 
 
-def _is_cuttable(data: bytes) -> bool:
-    jpeg = scan_markers(data)
-    grid = None if jpeg is None else grid_of(data, jpeg)
-    return grid is not None and grid.columns > 1
-
-
-def _scaled(header: Header, short: int, mcu: int | None = None) -> tuple[int, int]:
-    """Width and height with this short side; with `mcu`, the nearest width of which a row of MCUs can be divided."""
+def _scaled(header: Header, short: int) -> tuple[int, int]:
+    """Width and height with this short side."""
     width, height = header.width, header.height
-    scale = short / min(width, height)
-    wide = max(short, round(width * scale))
-    if mcu is not None:
-        wide = _dividable(wide, mcu, short, width)
-    if width <= height:  # the width is the short side: the height goes with it
-        return wide, max(short, round(height * wide / width))
-    return wide, short
-
-
-def _dividable(width: int, mcu: int, least: int, most: int) -> int:
-    """The width nearest to this one, between two others, with a number of MCUs in a row that has a divisor."""
-
-    def divides(count: int) -> bool:
-        return any(count % n == 0 for n in range(SHORTEST, min(LONGEST, count - 1) + 1))
-
-    near = sorted(
-        range(max(least, width - 8 * mcu), min(most, width + 8 * mcu) + 1), key=lambda other: abs(other - width)
-    )
-    return next((other for other in near if divides(-(-other // mcu))), width)
+    if width <= height:
+        return short, max(short, round(height * short / width))
+    return max(short, round(width * (short / height))), short

@@ -119,8 +119,8 @@ def pack(
             8 bits keep format, ICC profile and EXIF (so orientation too: pixels are resized as they are stored); others
             are kept as they are, and counted. For an array: the middle square of each image, resized to this side.
         quality: of JPEGs that are resized, 1 to 100. All others keep their bytes.
-        cuttable: put restart markers into JPEGs, so that crops are cut before they are decoded (needs jpegtran). What
-            cannot be made cuttable is kept as it is, and counted.
+        cuttable: put an index into JPEGs, so that crops are cut before they are decoded (progressive ones need
+            jpegtran). What cannot be made cuttable is kept as it is, and counted.
         shard_bytes: about how large a shard may be. Where images are stored as they are, none is larger.
         workers: processes; 0 for none but this one. Default: the CPUs that this process may use, up to 16.
         skip_bad: leave out damaged samples. Else they end in an error, when all others are done.

@@ -1,50 +1,22 @@
 from __future__ import annotations
 
-import contextlib
 import re
 from unittest import mock
 
 import numpy as np
 import pytest
+from cuts import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cut import Grid, cut, find_intervals, grid_of
-from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
-from gpuload.errors import DecodeError
+from gpuload.decode.cut import cut, find_intervals, grid_of
+from gpuload.decode.grid import Grid
+from gpuload.decode.jpeg import NvImageCodec, SimpleJpeg
 
 Region = tuple[int, int, int, int]
-always = mock.patch("gpuload.decode.cut._pays", return_value=True)
-
-
-def jpeg_decoders() -> list[JpegDecoder]:
-    made: list[JpegDecoder] = [SimpleJpeg()]
-    with contextlib.suppress(ImportError):
-        made.append(NvImageCodec())
-    return made
-
-
-def without_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB") -> np.ndarray | None:
-    """What the decoder gives where it sees no restart interval; None for an error."""
-    encoded = Encoded(jpeg, mode)
-    header = decoder.header(encoded)
-    assert header.jpeg is not None
-    header = header._replace(jpeg=header.jpeg._replace(restart_interval=0))
-    try:
-        return decoder.decode(encoded, header, region)
-    except DecodeError:
-        return None
-
-
-def with_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB") -> np.ndarray | None:
-    encoded = Encoded(jpeg, mode)
-    try:
-        return decoder.decode(encoded, decoder.header(encoded), region)
-    except DecodeError:
-        return None
 
 
 @st.composite
@@ -82,22 +54,6 @@ def test_a_crop_that_ends_where_intervals_do_has_the_chroma_of_its_neighbours(sa
         for right in (4 * width - 1, 4 * width, 4 * width + 1)
     ]
     check_pixels(jpeg, sampling, edges, [SimpleJpeg()])
-
-
-def check_pixels(jpeg: bytes, sampling: str, regions: list[Region], decoders: list[JpegDecoder]) -> None:
-    """Cuts are slices of the whole, on each decoder."""
-    header, grey = header_of(jpeg), sampling.startswith("grey")
-    whole, said = SimpleJpeg().decode(jpeg, header, grey, (0, 0, header.height, header.width))
-    assert whole is not None, said
-    for region in regions:
-        with always:
-            made = cut(jpeg, header, region)
-        assert made.header[:5] == header_of(made.data)[:5]
-        top, left, height, width = region
-        for decoder in decoders:
-            pixels, said = decoder.decode(made.data, made.header, grey, made.region_tlhw)
-            assert not said
-            np.testing.assert_array_equal(pixels, whole[top : top + height, left : left + width])
 
 
 @pytest.mark.parametrize("sampling", ["4:2:2", "4:2:0"])
@@ -303,60 +259,3 @@ def test_a_complaint_about_a_cut_is_none_about_the_file(large, monkeypatch):
     np.testing.assert_array_equal(with_cutting(decoder, large, region), expected)
     assert seen[0] != large
     assert all(data == large for data in seen[1:])
-
-
-def test_a_table_from_elsewhere_saves_the_search(large, monkeypatch):
-    header, region = header_of(large), (150, 200, 80, 90)
-    table = find_intervals(large, header)
-    expected = cut(large, header, region)
-    monkeypatch.setattr("gpuload.decode.cut.find_intervals", lambda *_: pytest.fail("searched"))
-    for kind in (np.uint32, np.int64):
-        assert cut(large, header, region, table.astype(kind)) == expected
-    corner = (0, 0, 40, 40), (300, 450, 84, 62)
-    for region in corner:
-        assert cut(large, header, region, table) is not None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda table: table[:-1],
-        lambda table: table + 1,
-        lambda table: np.zeros_like(table),
-        lambda table: table[::-1],
-        lambda table: table * 1000,
-        lambda table: np.full_like(table, table[8]),
-        lambda table: np.roll(table, 1),
-        lambda table: np.append(table[0] + 1, table[1:]),
-        lambda table: np.append(table[:-1], 10**9),
-        lambda table: swapped(table, 76, 84),  # of one number
-    ],
-)
-def test_a_table_that_does_not_fit_the_file_is_not_used(large, wrong):
-    header = header_of(large)
-    table = find_intervals(large, header)
-    for region in ((150, 200, 80, 90), (0, 0, 100, 100)):
-        assert cut(large, header, region, wrong(table)) == cut(large, header, region) is not None
-
-
-def swapped(table: np.ndarray, one: int, other: int) -> np.ndarray:
-    table = table.copy()
-    table[[one, other]] = table[[other, one]]
-    return table
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_table_is_not_used_where_half_a_marker_fits(large, which):
-    """The first byte of a marker, or the second, is found elsewhere in the data before it."""
-    header, region = header_of(large), (150, 200, 80, 90)
-    table = find_intervals(large, header)
-    entry = next(
-        number
-        for number in range(75, 110)
-        if number % 8 in (4, 5)
-        and large.find(large[table[number] - 2 + which :][:1], table[number - 1] + 2, table[number] - 4) > 0
-    )
-    at = large.find(large[table[entry] - 2 + which :][:1], table[entry - 1] + 2, table[entry] - 4)
-    right = cut(large, header, region)
-    table[entry] = at + 2 - which
-    assert cut(large, header, region, table) == right

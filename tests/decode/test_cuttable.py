@@ -6,16 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuts import always
 from PIL import Image
 from restarts import header_of
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cut import cut, find_intervals, grid_of
-from gpuload.decode.cuttable import choose_interval, make_cuttable
+from gpuload.decode.cut import cut, is_cuttable
+from gpuload.decode.cuttable import make_cuttable
 from gpuload.errors import GpuloadError
 
 needs_jpegtran = pytest.mark.skipif(shutil.which("jpegtran") is None, reason="jpegtran is not installed")
+
+
+def grains(height: int, width: int) -> np.ndarray:
+    """Less than noise, which Pillow does not write with tables of its own."""
+    noise = np.random.default_rng(0).integers(0, 256, (height // 2, width // 2, 3), np.uint8)
+    return np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC))
 
 
 def whole(jpeg: bytes) -> np.ndarray:
@@ -31,43 +38,27 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
     monkeypatch.setenv("PATH", str(folder))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
-    ("width", "height", "sampling", "intervals"),
+    "options",
     [
-        (500, 375, "4:4:4", {3, 7, 9}),
-        (500, 375, "4:2:0", {2, 4, 8}),
-        (376, 500, "4:4:4", {None}),
-        (24, 24, "4:2:0", {None}),
+        {"subsampling": 0},
+        {"subsampling": 2},
+        {"mode": "L"},
+        {"optimize": True},
+        pytest.param({"progressive": True}, marks=needs_jpegtran),
+        pytest.param({"restart_marker_blocks": 3}, marks=needs_jpegtran),
     ],
 )
-def test_the_interval_divides_the_mcus_of_a_row(encode, width, height, sampling, intervals):
-    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    jpeg = encode(noise, "JPEG", quality=50, subsampling=sampling)
-    assert choose_interval(jpeg, header_of(jpeg)) in intervals
-
-
-def test_a_larger_picture_has_longer_intervals(encode):
-    found = []
-    for width in (192, 768, 3072):
-        jpeg = encode(np.full((256, width, 3), 128, np.uint8), "JPEG", subsampling="4:4:4")
-        jpeg = jpeg[:-2] + bytes(64 * width) + jpeg[-2:]  # of half a byte for a pixel
-        found.append(choose_interval(jpeg, header_of(jpeg)))
-    assert found == sorted(found)
-    assert found[0] < found[-1]
-
-
-@pytest.mark.processes
-@needs_jpegtran
-@pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2}, {"progressive": True}, {"mode": "L"}])
 def test_pixels_and_metadata_stay_as_they_are(encode, options):
-    noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    noise = grains(240, 320)
     exif = Image.Exif()
     exif[0x0112] = 6
     jpeg = encode(noise, "JPEG", quality=70, exif=exif, icc_profile=b"an ICC profile", comment=b"a comment", **options)
-    made = make_cuttable(jpeg)
-    assert grid_of(made, header_of(made)).columns > 1
-    assert find_intervals(made, header_of(made)) is not None
-    assert cut(made, header_of(made), (100, 100, 60, 60)) is not None
+    made = make_cuttable(jpeg + b"another picture")
+    assert is_cuttable(made, header_of(made))
+    with always:
+        assert cut(made, header_of(made), (100, 100, 60, 60)) is not None
     np.testing.assert_array_equal(whole(made), whole(jpeg))
     with Image.open(io.BytesIO(made)) as image:
         assert image.getexif()[0x0112] == 6
@@ -76,8 +67,6 @@ def test_pixels_and_metadata_stay_as_they_are(encode, options):
     assert make_cuttable(made) == made
 
 
-@pytest.mark.processes
-@needs_jpegtran
 def test_crops_of_photographs_made_cuttable_are_those_of_the_originals(photos):
     rng, decoder, were_cut = np.random.default_rng(1), Decoder(Decode()), 0
     for path in photos[::16]:
@@ -97,54 +86,69 @@ def test_crops_of_photographs_made_cuttable_are_those_of_the_originals(photos):
 
 @pytest.mark.processes
 def test_what_cannot_be_made_cuttable_is_kept(tmp_path, picture, encode, monkeypatch):
-    (tmp_path / "cuttable").write_bytes(encode(picture, "JPEG", restart_marker_blocks=4))
-    stand_in(tmp_path, monkeypatch, f"exec /bin/cat {tmp_path / 'cuttable'}")
-    noise = np.random.default_rng(0).integers(0, 256, (64, 47 * 8, 3), np.uint8)
-    progressive = encode(picture, "JPEG", progressive=True)
+    stand_in(tmp_path, monkeypatch, "exit 1")
+    noise = grains(320, 240)
+    progressive = encode(noise, "JPEG", progressive=True)
+    sound = encode(noise, "JPEG")
+    middle = header_of(sound).first_scan + 900
     files = {
         "nothing": b"",
         "no image": b"neither a JPEG nor another image",
         "PNG": encode(picture, "PNG"),
-        "CMYK": encode(picture, "JPEG", mode="CMYK"),
-        "47 MCUs in a row": encode(noise, "JPEG", subsampling=0),
-        "its header alone": encode(picture, "JPEG")[:200],
+        "CMYK": encode(noise, "JPEG", mode="CMYK"),
+        "too small": encode(picture, "JPEG"),
+        "its header alone": sound[:200],
+        "cut off": sound[:-400],
+        "a marker": sound[:middle] + b"\xff\xd3" + sound[middle:],
+        "zeros": sound[:middle] + bytes(300) + sound[-2:],
+        "bytes too many": sound[:-2] + b"abc" + sound[-2:],
+        "bytes too few": sound[:-12] + sound[-2:],
         "incomplete progressive": progressive[: progressive.rindex(b"\xff\xda")] + b"\xff\xd9",
-        "cuttable": encode(picture, "JPEG", restart_marker_blocks=2),
+        "cuttable by markers": encode(picture, "JPEG", restart_marker_blocks=2),
+        "cuttable": make_cuttable(sound),
     }
     for name, data in files.items():
         assert make_cuttable(data) == data, name
-    assert make_cuttable(encode(picture, "JPEG")) == (tmp_path / "cuttable").read_bytes()
+    assert make_cuttable(sound) != sound
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "script",
     [
-        "/bin/cat cuttable; exit 2",
-        "/bin/cat cuttable; echo Premature end >&2",
+        "/bin/cat sound; exit 2",
+        "/bin/cat sound; echo Premature end >&2",
         "/bin/cat",
         "echo else",
         "/bin/cat other",
     ],
 )
-def test_what_jpegtran_complains_about_is_kept(tmp_path, picture, encode, monkeypatch, script):
-    jpeg = encode(picture, "JPEG")
-    (tmp_path / "cuttable").write_bytes(encode(picture, "JPEG", restart_marker_blocks=4))
-    (tmp_path / "other").write_bytes(encode(picture[1:], "JPEG", restart_marker_blocks=4))
+def test_what_jpegtran_complains_about_is_kept(tmp_path, encode, monkeypatch, script):
+    noise = grains(320, 240)
+    jpeg = encode(noise, "JPEG", progressive=True)
+    (tmp_path / "sound").write_bytes(encode(noise, "JPEG"))
+    (tmp_path / "other").write_bytes(encode(noise[1:], "JPEG"))
     stand_in(tmp_path, monkeypatch, f"cd {tmp_path}\n{script}")
     assert make_cuttable(jpeg) == jpeg
+    stand_in(tmp_path, monkeypatch, f"cd {tmp_path}\n/bin/cat sound")
+    assert make_cuttable(jpeg) == make_cuttable(encode(noise, "JPEG"))
 
 
-@pytest.mark.processes
-@needs_jpegtran
-def test_a_damaged_jpeg_is_kept(picture, encode):
-    jpeg = encode(picture, "JPEG")
-    middle = header_of(jpeg).first_scan + 900
-    for damaged in (jpeg[:-400], jpeg[:middle] + b"\xff\xd3" + jpeg[middle:], jpeg[:middle] + bytes(300) + jpeg[-2:]):
-        assert make_cuttable(damaged) == damaged
+def test_an_index_that_does_not_fit_is_made_anew(encode):
+    noise = grains(320, 240)
+    jpeg = encode(noise, "JPEG", comment=b"a comment")
+    made = make_cuttable(jpeg)
+    at = header_of(made).index_at
+    damaged = made[: at + 900] + bytes((made[at + 900] ^ 1,)) + made[at + 901 :]
+    assert not is_cuttable(damaged, header_of(damaged))
+    assert make_cuttable(damaged) == made
 
 
-def test_the_error_names_the_package_that_is_missing(tmp_path, picture, encode, monkeypatch):
+def test_the_error_names_the_package_that_is_missing(tmp_path, encode, monkeypatch):
+    """Only where it is needed."""
     monkeypatch.setenv("PATH", str(tmp_path))
+    noise = grains(320, 240)
+    made = make_cuttable(encode(noise, "JPEG"))
+    assert is_cuttable(made, header_of(made))
     with pytest.raises(GpuloadError, match=r"needs the program jpegtran, .* libjpeg-turbo-progs \(Debian, Ubuntu\)"):
-        make_cuttable(encode(picture, "JPEG"))
+        make_cuttable(encode(noise, "JPEG", progressive=True))

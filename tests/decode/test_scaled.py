@@ -10,6 +10,7 @@ from restarts import SAMPLINGS, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
+from gpuload.decode.cuttable import make_cuttable
 from gpuload.decode.scaled import EIGHTHS, FILTERS, Scaled, choose_eighths, resample
 from gpuload.errors import DecodeError
 
@@ -110,13 +111,16 @@ def test_a_picture_that_ends_below_the_region_is_equal(sampling):
     np.testing.assert_array_equal(*out)
 
 
-def test_a_region_cut_out_first_is_equal():
-    jpeg = restarted("4:2:0", (40, 30), 4, seed=5)
+@pytest.mark.parametrize("way", ["markers", "index"])
+def test_a_region_cut_out_first_is_equal(way):
+    jpeg = restarted("4:2:0", (40, 30), 4 if way == "markers" else 0, seed=5)
+    if way == "index":
+        jpeg = make_cuttable(jpeg)
     decoder = Decoder(Decode())
     encoded = Encoded(jpeg)
     header = decoder.header(encoded)
     assert header.jpeg is not None
-    unmarked = header._replace(jpeg=header.jpeg._replace(restart_interval=0))
+    unmarked = header._replace(jpeg=header.jpeg._replace(restart_interval=0, index_at=0))
     for region in [(200, 330, 201, 283), (0, 0, 130, 200), (301, 5, 179, 177)]:
         out = [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
         with mock.patch("gpuload.decode.cut._pays", return_value=True):

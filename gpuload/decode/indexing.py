@@ -1,0 +1,221 @@
+"""Makes the index by which crops are cut out of a JPEG (`indexed`). For those who pack data sets, not for workers."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+
+from gpuload.decode.grid import mcu_size, mcus, scan_start
+from gpuload.decode.huffman import Block, Table, complete, read_blocks, read_tables, walk, write_tables
+from gpuload.decode.indexed import (
+    CATEGORIES,
+    CODES,
+    FIXED,
+    PADDINGS,
+    ROWS,
+    SIZES,
+    WORD,
+    blocks_of,
+    digest,
+    point_type,
+)
+from gpuload.decode.jpeg_header import EOI, INDEX, JpegHeader, end_of_scan, scan_markers
+
+__all__ = ["add_index"]
+
+END: Final = 0x00  # the AC symbol that ends a block
+DUMMIES: Final = (END, 0x01, 0x02)  # AC symbols that reach any number of bits: the others have 1 bit and 2 behind them
+MOST_BYTES: Final = 65_533  # of a segment, without its length
+LARGER, AT_LEAST = 0.055, 2_000  # how much larger a file may become, and so many bytes in any case
+LEAST_BITS: Final = 8  # between two points, so that no stretch begins and ends within a byte
+SMALLEST: Final = 16_000  # bytes of a scan of which a part costs less to decode than to cut
+DIFFERENCE: Final = 2047  # the largest between two DC coefficients of 8-bit JPEGs
+COMMENT: Final = 0xFFFE
+
+Kind = tuple[Table, Table]  # DC and AC tables of a component
+
+
+def add_index(data: bytes, header: JpegHeader) -> bytes | None:
+    """The file with an index, and without what stands behind the picture; None where it cannot have one.
+
+    The coded data stay as they are. Codes that joints need, and the file does not have, are added to its tables.
+
+    It can have one if it has one scan, 8 bits, Huffman coding, is sequential, without restart markers, not damaged, and
+    has 16 KB or more: of a smaller one cutting saves nothing.
+    """
+    if not header.plain or not header.single_scan or header.restart_interval:
+        return None
+    if header.index_at:
+        length = int.from_bytes(data[header.index_at + 2 : header.index_at + 4], "big")
+        data = data[: header.index_at] + data[header.index_at + 2 + length :]
+        known = scan_markers(data)
+        return None if known is None else add_index(data, known)
+    start, stop = scan_start(data, header), end_of_scan(data, header)
+    scan = np.frombuffer(data, np.uint8, max(stop - start, 0), start)
+    mcu = mcu_size(data, header)
+    if data[stop : stop + 2] != EOI or not SMALLEST <= len(scan) < 1 << 29 or not mcu[0] or not mcu[1]:
+        return None
+    stuffed = np.flatnonzero(scan == 0xFF) + 1
+    if scan[-1] == 0xFF or scan[stuffed].any():
+        return None
+    tables, segments = read_tables(data, header)
+    blocks = read_blocks(data, header, tables)
+    if blocks is None:
+        return None
+    in_row, rows = mcus(header, mcu)
+    walked = walk(np.delete(scan, stuffed), blocks, in_row * rows)
+    if walked is None:
+        return None
+    begins = walked[0][:: len(blocks)]  # of MCUs, and the end
+    bits = begins + 8 * np.searchsorted(stuffed - np.arange(len(stuffed)), (begins >> 3) + 1)
+    predictors = _predictors(walked[1], blocks)
+    completed = _complete_tables(data, header, tables)
+    blocks = None if completed is None else read_blocks(data, header, completed)
+    if completed is None or blocks is None or np.ptp(np.append(predictors, 0)) > DIFFERENCE:
+        return None
+    kinds = [_kind(blocks, component) for component in range(header.components)]
+    paddings = {kind: _paddings(kind[1]) for kind in kinds}
+    lowest = _fewest_bits(kinds, paddings)
+    counts = blocks_of(data, header)
+    if lowest is None or len(set(counts[1:])) > 1:
+        return None
+    kind_of = [list(paddings).index(kind) for kind in kinds]
+    packed_joints = _pack_joints(paddings, lowest)
+
+    at = _behind_metadata(data)
+    if completed == tables:
+        rest = data[at:start]
+    else:
+        kept = [at, *(end for segment in segments for end in segment), start]
+        parts = [data[one:other] for one, other in zip(kept[::2], kept[1::2], strict=True)]
+        rest = b"".join((write_tables(completed), *parts))
+    known = digest(rest, scan.tobytes())
+    for spacing in range(1, -(-in_row // 2) + 1):
+        points = _points(bits, predictors, in_row, rows, spacing)
+        if points is None:
+            continue
+        sizes, packed = points
+        more = [0] * (3 - header.components)
+        fixed = FIXED.pack(0, known, len(scan), spacing, *sizes, len(paddings), *kind_of, *more, lowest)
+        body = fixed[4:] + packed_joints + packed
+        length = 2 + len(INDEX) + 4 + len(body)
+        if length <= MOST_BYTES + 2 and length <= max(LARGER * len(data), AT_LEAST):
+            segment = struct.pack(">HH", 0xFFEA, length) + INDEX + struct.pack("<I", crc32(body)) + body
+            return b"".join((data[:at], segment, rest, data[start:stop], EOI))
+    return None
+
+
+def _predictors(differences: np.ndarray, blocks: list[Block]) -> np.ndarray:
+    """The DC coefficients of the blocks before each MCU and behind all, (MCUs + 1, components)."""
+    by_mcu = differences.reshape(-1, len(blocks))
+    component = np.array([block.component for block in blocks])
+    of_components = [by_mcu[:, component == number].sum(1) for number in range(component[-1] + 1)]
+    sums = np.cumsum(np.stack(of_components, 1), 0)
+    return np.concatenate((np.zeros_like(sums[:1]), sums))
+
+
+def _complete_tables(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> dict[int, Table] | None:
+    """The tables of a file with all codes that a joint may need; None if one has no room for them."""
+    completed = dict(tables)
+    at = header.first_scan + 6
+    for used in data[at : at + 2 * header.components : 2]:
+        dc, ac = complete(completed[used >> 4], range(CATEGORIES)), complete(completed[0x10 | used & 15], DUMMIES)
+        if dc is None or ac is None:
+            return None
+        completed[used >> 4], completed[0x10 | used & 15] = dc, ac
+    return completed
+
+
+def _paddings(ac: Table) -> list[int | None]:
+    """For 0 to 63 bits, those that may follow on the DC difference in a joint: AC coefficients, as few as possible,
+    and an end of block. None where no coefficients take as many bits."""
+    end, end_bits = ac.codes()[END]
+    codes: dict[int, tuple[int, int]] = {}  # of each length: how many coefficients, and the bits
+    for symbol, (code, bits) in ac.codes().items():
+        run, size = symbol >> 4, symbol & 15
+        if size and (bits + size not in codes or run + 1 < codes[bits + size][0]):
+            codes[bits + size] = run + 1, code << size
+    best: list[tuple[int, int] | None] = [(0, 0)] + [None] * (WORD - 1)
+    for length in range(1, WORD):
+        for bits, (coefficients, code) in codes.items():
+            before = best[length - bits] if bits <= length else None
+            if before is not None and (found := before[0] + coefficients) < 63:
+                now = best[length]
+                if now is None or found < now[0]:
+                    best[length] = found, before[1] << bits | code
+    padded: list[int | None] = [None] * WORD
+    for length in range(end_bits, WORD):
+        dummies = best[length - end_bits]
+        padded[length] = None if dummies is None else dummies[1] << end_bits | end
+    return padded
+
+
+def _fewest_bits(kinds: list[Kind], paddings: dict[Kind, list[int | None]]) -> int | None:
+    """The fewest bits that are padded in a word; None if there is a number of bits that cannot be reached.
+
+    The first component may have bits of the stretch before in a word, the last one some of the stretch behind.
+    """
+    least = WORD
+    for place, kind in enumerate(kinds):
+        sizes = _sizes(kind)
+        fewest = WORD - max(sizes) - 7 * (place == 0) - 8 * (place == len(kinds) - 1)
+        if fewest < 0 or None in paddings[kind][fewest : WORD - min(sizes) + 1]:
+            return None
+        least = min(least, fewest)
+    return least
+
+
+def _sizes(kind: Kind) -> list[int]:
+    """The bits of a DC difference of each category."""
+    return [bits + category for category, (_, bits) in sorted(kind[0].codes().items())][:CATEGORIES]
+
+
+def _pack_joints(paddings: dict[Kind, list[int | None]], lowest: int) -> bytes:
+    """How joints are coded: see `joint_bytes`."""
+    sizes = [_sizes(kind) for kind in paddings]
+    codes = [[kind[0].codes()[category][0] << category for category in range(CATEGORIES)] for kind in paddings]
+    padded = [[bits or 0 for bits in some[lowest:]] for some in paddings.values()]
+    tables = (sizes, SIZES), (codes, CODES), (padded, PADDINGS)
+    return b"".join(np.array(numbers, number).tobytes() for numbers, number in tables)
+
+
+def _kind(blocks: list[Block], component: int) -> Kind:
+    ours = [block for block in blocks if block.component == component]
+    return ours[0].dc, ours[0].ac
+
+
+def _behind_metadata(data: bytes) -> int:
+    """Where the first segment begins that is of the picture: none for applications, and no comment."""
+    at = 2
+    while True:
+        marker, length = struct.unpack_from(">HH", data, at)
+        if marker == 0xFFFF:
+            at += 1
+        elif 0xFFE0 <= marker <= 0xFFEF or marker == COMMENT:
+            at += 2 + length
+        else:
+            return at
+
+
+def _points(
+    bits: np.ndarray, predictors: np.ndarray, in_row: int, rows: int, spacing: int
+) -> tuple[tuple[int, int, int], bytes] | None:
+    """The points every few MCUs: how many bytes their numbers have, the bits at which rows begin, and the points; None
+    if a stretch would begin and end within a byte."""
+    starts = np.arange(rows + 1) * in_row
+    at = np.append((starts[:-1, None] + np.arange(0, in_row, spacing)).ravel(), starts[-1])
+    if np.diff(bits[at]).min() < LEAST_BITS:
+        return None
+    offsets = bits[at] - bits[at // in_row * in_row]
+    first, others = predictors[at, 0], predictors[at, 1:]
+    sizes = 4 if offsets.max() >= 1 << 16 else 2, _bytes_of(first), _bytes_of(others)
+    points = np.empty(len(at), point_type(predictors.shape[1], *sizes))
+    points["offset"], points["first"], points["others"] = offsets, first, others
+    return sizes, bits[starts].astype(ROWS).tobytes() + points.tobytes()
+
+
+def _bytes_of(numbers: np.ndarray) -> int:
+    return 1 if not numbers.size or (numbers.min() >= -128 and numbers.max() < 128) else 2

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import io
+import struct
+from unittest import mock
+from zlib import crc32
+
+import numpy as np
+import pytest
+from cuts import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from restarts import SAMPLINGS, header_of, restarted
+
+from gpuload.datasets.sample import Encoded
+from gpuload.decode import Decode, Decoder
+from gpuload.decode.cut import cut, is_cuttable
+from gpuload.decode.indexed import FIXED, point_type, read_index
+from gpuload.decode.indexing import add_index
+from gpuload.decode.jpeg import SimpleJpeg
+from gpuload.decode.jpeg_header import INDEX
+
+Region = tuple[int, int, int, int]
+TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
+
+
+def indexed(jpeg: bytes, most: int = 65_000) -> bytes:
+    """With an index, however small the picture; `most` are its bytes: the less, the more MCUs between two points."""
+    with mock.patch.multiple("gpuload.decode.indexing", SMALLEST=0, LARGER=0, AT_LEAST=most):
+        made = add_index(jpeg, header_of(jpeg))
+    return jpeg if made is None else made
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[bytes, Region, str]:
+    sampling = draw(st.sampled_from(list(SAMPLINGS)))
+    mcus = draw(st.integers(2, 9)), draw(st.integers(1, 7))
+    size = SAMPLINGS[sampling][3]
+    short = draw(st.integers(0, size[0] - 1)), draw(st.integers(0, size[1] - 1))
+    jpeg = restarted(
+        sampling, mcus, 0, short, draw(st.integers(0, 3)), draw(st.sampled_from(["noise", "smooth", "few"]))
+    )
+    full_height, full_width = header_of(jpeg)[2:4]
+    top = draw(st.just(0) | st.integers(0, full_height - 1))
+    left = draw(st.just(0) | st.integers(0, full_width - 1))
+    height = draw(st.just(full_height - top) | st.integers(1, full_height - top))
+    width = draw(st.just(full_width - left) | st.integers(1, full_width - left))
+    made = indexed(jpeg, draw(st.sampled_from([1_000, 1_300, 65_000])))
+    assume(made != jpeg)
+    return made, (top, left, height, width), sampling
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@given(cases())
+def test_a_cut_has_the_pixels_of_the_whole_to_the_last_bit(case):
+    jpeg, region, sampling = case
+    check_pixels(jpeg, sampling, [region], jpeg_decoders())
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("content", ["noise", "smooth", "few"])
+def test_crops_at_and_beside_the_edges_of_columns_and_of_the_picture(sampling, content):
+    width, height = SAMPLINGS[sampling][3]
+    jpeg = indexed(restarted(sampling, (6, 4), 0, (1, 1), content=content))
+    regions = [
+        (top, left, bottom - top, right - left)
+        for top in (0, height - 1, height, height + 1)
+        for left in (0, 2 * width - 1, 2 * width, 2 * width + 1)
+        for bottom in (2 * height - 1, 2 * height, 2 * height + 1, 4 * height - 1)
+        for right in (4 * width - 1, 4 * width, 4 * width + 1, 6 * width - 1)
+    ]
+    check_pixels(jpeg, sampling, regions, [SimpleJpeg()])
+
+
+def test_no_crop_of_photographs_differs(photos):
+    """Of each a few, and those that end with the picture."""
+    rng, were_cut = np.random.default_rng(1), 0
+    for path in photos:
+        jpeg = path.read_bytes()
+        header = header_of(jpeg)
+        made = add_index(jpeg, header)
+        whole, _ = SimpleJpeg().decode(jpeg, header, False, (0, 0, header.height, header.width))
+        for number in range(4):
+            height, width = (int(rng.integers(1, size + 1)) for size in (header.height, header.width))
+            top = (0, header.height - height)[number] if number < 2 else int(rng.integers(header.height - height + 1))
+            left = (header.width - width, 0)[number] if number < 2 else int(rng.integers(header.width - width + 1))
+            with always:
+                part = cut(made, header_of(made), (top, left, height, width))
+            pixels, said = SimpleJpeg().decode(part.data, part.header, False, part.region_tlhw)
+            assert not said
+            np.testing.assert_array_equal(pixels, whole[top : top + height, left : left + width])
+            were_cut += len(part.data) < len(jpeg)
+    assert were_cut > 3 * len(photos)
+
+
+@pytest.fixture(scope="module")
+def large() -> bytes:
+    """512×384, 4:2:0, 32×24 MCUs."""
+    return indexed(restarted("4:2:0", (32, 24), 0), 3_000)
+
+
+def test_a_cut_is_a_jpeg_without_restart_markers_of_the_blocks_that_a_region_touches(large):
+    header = header_of(large)
+    index = read_index(large, header)
+    assert (index.grid.rows, index.grid.height, index.grid.width) == (24, 16, 16 * index.spacing)
+    made = cut(large, header, (100, 250, 60, 100))
+    assert made.header[:5] == header_of(made.data)[:5]
+    assert (made.header.index_at, made.header.restart_interval) == (0, 0)
+    assert made.header.first_scan == header_of(made.data).first_scan
+    assert made.header.frame_at == header_of(made.data).frame_at
+    assert len(made.data) < len(large) / 10
+    assert made.header.height == 80  # five rows of blocks
+    assert made.header.width <= 100 + 2 * index.grid.width + 16
+
+
+def test_where_joints_stand(large):
+    """At the left of a crop; at the picture's own left edge at the right, and in a row above."""
+    sizes = {}
+    with always:
+        for left in (0, 40):
+            for top in (0, 40):
+                made = cut(large, header_of(large), (top, left, 30, 512 - left))
+                sizes[left, top] = made.region_tlhw[:2], made.header.height
+    assert sizes[0, 0] == ((0, 0), 32)
+    assert sizes[0, 40] == ((16 + 8, 0), 16 + 48)
+    assert sizes[40, 0][0][1] > 16
+    assert sizes[40, 40][0][0] == 8
+
+
+def test_a_crop_is_cut_where_that_pays(large):
+    header = header_of(large)
+    for region in ((180, 250, 60, 100), (300, 0, 84, 512), (64, 64, 256, 256)):
+        assert cut(large, header, region) is not None, region
+    for region in ((0, 0, 384, 512), (2, 2, 380, 508), (0, 0, 8, 512), (0, 40, 3, 3)):
+        assert cut(large, header, region) is None, region
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
+def test_the_decoder_cuts_by_itself(large, mode):
+    decoder, region = Decoder(Decode()), (100, 130, 90, 110)
+    expected = without_cutting(decoder, large, region, mode)
+    np.testing.assert_array_equal(with_cutting(decoder, large, region, mode), expected)
+    assert decoder.counts["cut"] == 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_cut_is_turned_upright_as_the_whole_is(orientation, encode):
+    noise = np.random.default_rng(orientation).integers(0, 256, (384, 512, 3), np.uint8)
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0" + bytes((orientation, 0, 0, 0, 0, 0, 0, 0))
+    jpeg = indexed(encode(noise, "JPEG", quality=60, exif=exif))
+    decoder, region = Decoder(Decode(exif=True)), (60, 70, 90, 110)
+    header = decoder.header(Encoded(jpeg))
+    assert header.orientation == orientation
+    whole = decoder.decode(Encoded(jpeg), header)
+    np.testing.assert_array_equal(with_cutting(decoder, jpeg, region), whole[60:150, 70:180])
+    assert decoder.counts["cut"] == 1
+
+
+def changed(jpeg: bytes, at: int, value: bytes) -> bytes:
+    return jpeg[:at] + value + jpeg[at + len(value) :]
+
+
+def flipped(jpeg: bytes, at: int) -> bytes:
+    return changed(jpeg, at, bytes((jpeg[at] ^ 4,)))
+
+
+def stretched(jpeg: bytes) -> bytes:
+    """With an index that is longer than it says, its own length being right."""
+    at = header_of(jpeg).index_at
+    length = struct.unpack_from(">H", jpeg, at + 2)[0]
+    end = at + 2 + length
+    return jpeg[: at + 2] + struct.pack(">H", length + 3) + jpeg[at + 4 : end] + b"abc" + jpeg[end:]
+
+
+def recoded(jpeg: bytes) -> bytes:
+    """Another picture of the same size, with the index of this one, as a program writes it that copies all segments."""
+    file = io.BytesIO()
+    turned = Image.open(io.BytesIO(jpeg)).transpose(Image.Transpose.ROTATE_180)
+    turned.save(file, "JPEG", quality=60, subsampling=2)
+    other = file.getvalue()
+    return jpeg[: jpeg.index(TABLES, header_of(jpeg).index_at)] + other[other.index(TABLES) :]
+
+
+DAMAGES = {
+    "a bit of the index": lambda jpeg: flipped(jpeg, header_of(jpeg).index_at + 700),
+    "its checksum": lambda jpeg: flipped(jpeg, header_of(jpeg).index_at + 20),
+    "its last byte": lambda jpeg: flipped(jpeg, jpeg.index(TABLES, header_of(jpeg).index_at) - 1),
+    "its length": stretched,
+    "its version": lambda jpeg: changed(jpeg, header_of(jpeg).index_at + 4 + 14, b"\x02"),
+    "another width": lambda jpeg: changed(jpeg, header_of(jpeg).frame_at + 7, b"\x01\xff"),
+    "another picture": recoded,
+    "a byte less": lambda jpeg: jpeg[:-500] + jpeg[-499:],
+    "the scan's begin": lambda jpeg: flipped(jpeg, header_of(jpeg).first_scan + 30),
+    "the scan's end": lambda jpeg: flipped(jpeg, len(jpeg) - 20),
+    "cut off": lambda jpeg: jpeg[:-900],
+    "cut off, with an end": lambda jpeg: jpeg[:-900] + b"\xff\xd9",
+    "nothing behind the header": lambda jpeg: jpeg[: header_of(jpeg).first_scan + 14],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_index_that_does_not_fit_is_not_used(large, damage):
+    damaged, region = DAMAGES[damage](large), (150, 200, 80, 90)
+    header = header_of(damaged)
+    assert cut(large, header_of(large), region) is not None
+    assert cut(damaged, header, region) is None
+    assert not is_cuttable(damaged, header)
+    decoder = Decoder(Decode())
+    expected, found = without_cutting(decoder, damaged, region), with_cutting(decoder, damaged, region)
+    assert (found is None) == (expected is None)
+    if expected is not None:
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_any_changed_byte_of_an_index_is_noticed(large):
+    header = header_of(large)
+    end = large.index(TABLES, header.index_at)
+    for at in range(header.index_at + 4, end, 41):
+        damaged = flipped(large, at)
+        assert cut(damaged, header_of(damaged), (150, 200, 80, 90)) is None
+
+
+def test_wrong_data_above_and_beside_a_crop_leave_it_right(large):
+    """Where the whole file gives wrong pixels, or none: all that is behind such bits is read in another way."""
+    rng, decoder, region = np.random.default_rng(3), Decoder(Decode()), (250, 300, 80, 90)
+    right, better, refused = with_cutting(decoder, large, region), 0, 0
+    scan = header_of(large).first_scan + 14 + 256
+    for _ in range(20):
+        at = int(rng.integers(scan, scan + (len(large) - scan) // 3))
+        damaged = flipped(large, at)
+        found = with_cutting(decoder, damaged, region)
+        if found is None or cut(damaged, header_of(damaged), region) is None:
+            refused += 1
+            continue
+        np.testing.assert_array_equal(found, right)
+        whole = without_cutting(decoder, damaged, region)
+        better += whole is None or not np.array_equal(whole, right)
+    assert better > 10
+    assert not refused
+
+
+def test_a_complaint_about_a_cut_is_none_about_the_file(large, monkeypatch):
+    decoder, region, seen = Decoder(Decode()), (150, 200, 80, 90), []
+    expected = without_cutting(decoder, large, region)
+    decode = SimpleJpeg.decode
+
+    def refuse_parts(self, data, header, *rest):
+        seen.append(len(data))
+        return (None, "no") if len(data) < len(large) / 2 else decode(self, data, header, *rest)
+
+    monkeypatch.setattr(SimpleJpeg, "decode", refuse_parts)
+    np.testing.assert_array_equal(with_cutting(decoder, large, region), expected)
+    assert seen[0] < len(large) / 2
+    assert decoder.counts["cut"] == 0
+
+
+def forged(jpeg: bytes, at: int, value: bytes) -> bytes:
+    """With other bytes in the index, behind its checksum, and a checksum that is right again."""
+    begin = header_of(jpeg).index_at + 4 + len(INDEX)
+    end = jpeg.index(TABLES, begin)
+    body = changed(jpeg[begin + 4 : end], at, value)
+    return jpeg[:begin] + struct.pack("<I", crc32(body)) + body + jpeg[end:]
+
+
+def test_a_forged_index_does_no_harm(large):
+    """Pixels may be wrong, as in any forged file; but nothing breaks, nor grows."""
+    rng, decoder, region = np.random.default_rng(5), Decoder(Decode()), (150, 200, 80, 90)
+    header = header_of(large)
+    size = large.index(TABLES, header.index_at) - header.index_at - 4 - len(INDEX) - 4
+    were_cut = 0
+    for number in range(400):
+        at = number % 28 if number < 200 else int(rng.integers(28, size - 8))
+        jpeg = forged(large, at, rng.bytes(4))
+        header = header_of(jpeg)
+        made = cut(jpeg, header, region)
+        if made is not None:
+            assert len(made.data) < 2 * len(jpeg)
+            were_cut += 1
+        with_cutting(decoder, jpeg, region)
+    assert 0 < were_cut < 400
+
+
+def test_a_forged_index_of_rows_that_all_hold_the_whole_scan_is_not_used(large):
+    header = header_of(large)
+    index = read_index(large, header)
+    point = point_type(3, *index.fields[4:7])
+    count = index.grid.rows * index.grid.columns + 1
+    body = large.index(TABLES, header.index_at) - count * point.itemsize
+    rows_at = body - 4 * (index.grid.rows + 1) - (index.joints_at - FIXED.size + 4)
+    rows = np.tile(np.array([0, 4 * len(large)], "<u4"), index.grid.rows)[: index.grid.rows + 1]
+    jpeg = forged(large, rows_at, rows.tobytes())
+    with always:
+        assert cut(large, header, (0, 100, 384, 412)) is not None
+        assert cut(jpeg, header_of(jpeg), (0, 100, 384, 412)) is None
