@@ -5,8 +5,8 @@
 `gl.TarShards` and torchvision's ImageFolder give the bytes of the same photographs; each sample is dropped before the
 next one is read, or all 32 of a chunk are kept until it ends. Beside them, what any reader of an archive has to do: a
 `pread` of each photograph, to memory of its own, or to one buffer that is there already and has room for one or for a
-chunk. All read in a random order; once after all photographs came from the disk in order, once after they came in a
-random one: the kernel keeps what is read in order in large pieces, and copies from those in half the time.
+chunk. All read in a random order; once after archives and files came from the disk from beginning to end, which the
+kernel may keep in larger pieces of memory, once after the samples came in a random order.
 """
 
 from __future__ import annotations
@@ -115,11 +115,17 @@ def readers(base: Path) -> dict[str, Callable[[], object]]:
 
 
 def fill(base: Path, random: bool) -> None:
-    """Have the page cache read all photographs, from archives and files, in this order."""
+    """Have the page cache read all archives and files: from beginning to end, or sample by sample in a random order."""
     drop(base, "files")
-    for dataset in (STORES["TarShards"].open(str(base)), gl.ImageFolder(base / "train")):
-        for number in order(len(dataset), random):
-            dataset[number]
+    if random:
+        for dataset in (STORES["TarShards"].open(str(base)), gl.ImageFolder(base / "train")):
+            for number in order(len(dataset), random):
+                dataset[number]
+        return
+    for path in (*sorted((base / "stores").glob("*.tar")), *sorted((base / "train").rglob("*.jpg"))):
+        with open(path, "rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
 
 
 def measure(base: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
