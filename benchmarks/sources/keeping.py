@@ -1,12 +1,12 @@
-"""What it costs to keep the samples of a chunk: CPU time and page faults of an image, read from the page cache.
+"""What a read from the page cache depends on: CPU time of an image, by how the cache was filled, and what is kept.
 
     python -m benchmarks.sources.keeping --photos DIR [--json FILE]
 
 `gl.TarShards` and torchvision's ImageFolder give the bytes of the same photographs; each sample is dropped before the
 next one is read, or all 32 of a chunk are kept until it ends. Beside them, what any reader of an archive has to do: a
 `pread` of each photograph, to memory of its own, or to one buffer that is there already and has room for one or for a
-chunk. All of it once with malloc as it is, and once told to keep the memory that it was given back, as gpuload's
-workers are.
+chunk. All read in a random order; once after archives and files came from the disk from beginning to end, which the
+kernel may keep in larger pieces of memory, once after the samples came in a random order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,16 +26,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import gpuload as gl
 from benchmarks.machine import cpu_model, versions
 from benchmarks.photos import copy_photos, find_photos
+from benchmarks.sources.__main__ import MALLOC
+from benchmarks.sources.pages import drop
 from benchmarks.sources.reading import CHUNK
 from benchmarks.sources.stores import STORES, order, write
 
-__all__ = ["MALLOCS", "WAYS", "main"]
+__all__ = ["FILLED", "WAYS", "main"]
 
 REPOSITORY: Final = Path(__file__).parents[2]
-KEEPS: Final = "glibc.malloc.trim_threshold=134217728:glibc.malloc.mmap_threshold=33554432"
-MALLOCS: Final = {"malloc as it is": "", "malloc keeps memory": KEEPS}
+FILLED: Final = {"filled in order": False, "filled at random": True}
 WAYS: Final = (
     "gl.TarShards",
     "torchvision ImageFolder",
@@ -54,14 +55,14 @@ def _file(path: str) -> bytes:
         return file.read()
 
 
-def readers(base: Path, random: bool) -> dict[str, Callable[[], object]]:
+def readers(base: Path) -> dict[str, Callable[[], object]]:
     """Each reads all photographs once."""
     from benchmarks.peers.torchvision_import import torchvision
     from gpuload.datasets.kinds import each_of
 
     archives = STORES["TarShards"].open(str(base))
     files = torchvision.datasets.ImageFolder(str(base / "train"), loader=_file)
-    numbers = order(len(files), random)
+    numbers = order(len(files), True)
     chunks = [numbers[at : at + CHUNK] for at in range(0, len(numbers), CHUNK)]
     descriptors = [os.open(path, os.O_RDONLY) for path in archives.shards]
     plans = [archives._plan(number) for number in range(len(archives))]
@@ -113,52 +114,56 @@ def readers(base: Path, random: bool) -> dict[str, Callable[[], object]]:
     return dict(zip(WAYS, runs, strict=True))
 
 
-def measure(base: Path, rounds: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """For in order and random, by way: of each round CPU µs and page faults of an image."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for random in (False, True):
-        ways = readers(base, random)
-        images = sum(1 for _ in (base / "train").rglob("*.jpg"))
-        for run in ways.values():
-            run()
-        of = found.setdefault("random" if random else "in order", {})
+def fill(base: Path, random: bool) -> None:
+    """Have the page cache read all archives and files: from beginning to end, or sample by sample in a random order."""
+    drop(base, "files")
+    if random:
+        for dataset in (STORES["TarShards"].open(str(base)), gl.ImageFolder(base / "train")):
+            for number in order(len(dataset), random):
+                dataset[number]
+        return
+    for path in (*sorted((base / "stores").glob("*.tar")), *sorted((base / "train").rglob("*.jpg"))):
+        with open(path, "rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+
+
+def measure(base: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """By how the page cache was filled, and way: CPU µs of an image, in each round."""
+    found: dict[str, dict[str, list[float]]] = {}
+    ways = readers(base)
+    images = sum(1 for _ in (base / "train").rglob("*.jpg"))
+    for filled, random in FILLED.items():
+        fill(base, random)
         for _ in range(rounds):
             for name, run in ways.items():
-                faults, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.process_time()
+                cpu = time.process_time()
                 run()
                 cpu_us = 1e6 * (time.process_time() - cpu) / images
-                faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-                of.setdefault(name, []).append((cpu_us, faults / images))
+                found.setdefault(filled, {}).setdefault(name, []).append(cpu_us)
     return found
 
 
-def table(found: dict[str, dict[str, dict[str, list[tuple[float, float]]]]]) -> Table:
+def table(found: dict[str, dict[str, list[float]]]) -> Table:
     """A row for each way: medians."""
-    made = Table(title="CPU µs of an image (page faults of an image)", title_justify="left", box=box.SIMPLE)
+    made = Table(title="CPU µs of an image", title_justify="left", box=box.SIMPLE)
     made.add_column("")
-    for malloc, orders in found.items():
-        for name in orders:
-            made.add_column(f"{malloc},\n{name}", justify="right")
+    for filled in found:
+        made.add_column(filled, justify="right")
     for way in WAYS:
-        cells = []
-        for orders in found.values():
-            for ways in orders.values():
-                cpu_us, faults = map(statistics.median, zip(*ways[way], strict=True))
-                cells.append(f"{cpu_us:.0f} ({faults:.1f})")
-        made.add_row(way, *cells)
+        made.add_row(way, *(f"{statistics.median(ways[way]):.0f}" for ways in found.values()))
     return made
 
 
-def ratio(rounds: dict[str, list[tuple[float, float]]], way: str, other: str) -> float:
+def ratio(rounds: dict[str, list[float]], way: str, other: str) -> float:
     """How many times as fast one is as another by CPU time: the median of the rounds' ratios."""
-    return statistics.median(theirs[0] / own[0] for own, theirs in zip(rounds[way], rounds[other], strict=True))
+    return statistics.median(theirs / own for own, theirs in zip(rounds[way], rounds[other], strict=True))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and report."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sources.keeping", description=(__doc__ or "").splitlines()[0]
-    )
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sources.keeping", description=about)
     parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
     parser.add_argument("--files", type=int, default=1000, help="how many files they are copied to (default 1000)")
     parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where the stores are kept")
@@ -172,32 +177,27 @@ def main(arguments: list[str] | None = None) -> int:
     source = options.photos or find_photos(options.cache)[0]
     base = copy_photos(source, options.cache, options.files).parent
     write(base, ["TarShards"])
-    found = {}
-    for name, tunables in MALLOCS.items():
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
-        asked = [sys.executable, "-m", "benchmarks.sources.keeping", "--measure", base, "--rounds", str(options.rounds)]
-        done = subprocess.run(
-            asked, cwd=REPOSITORY, env={**environment, "GLIBC_TUNABLES": tunables}, check=True, stdout=subprocess.PIPE
-        )
-        found[name] = json.loads(done.stdout)
+    asked = [sys.executable, "-m", "benchmarks.sources.keeping", "--measure", base, "--rounds", str(options.rounds)]
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **MALLOC, "PYTHONPATH": path}
+    done = subprocess.run(asked, cwd=REPOSITORY, env=environment, check=True, stdout=subprocess.PIPE)
+    found: dict[str, dict[str, list[float]]] = json.loads(done.stdout)
+    load = os.getloadavg()[0]
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 150
-    console.print(
-        f"{options.files:,} photographs from {source}; {cpu_model()}; medians of {options.rounds}", soft_wrap=True
-    )
+    about = f"{options.files:,} photographs from {source}; {cpu_model()}, load {load:.1f}; medians of {options.rounds}"
+    console.print(about, soft_wrap=True)
     console.print(table(found))
-    for malloc, orders in found.items():
-        for name, rounds in orders.items():
-            alike = [ratio(rounds, f"gl.TarShards{end}", f"torchvision ImageFolder{end}") for end in ("", ", 32 kept")]
-            mixed = ratio(rounds, "gl.TarShards, 32 kept", "torchvision ImageFolder")
-            console.print(
-                f"{malloc}, {name}: gl.TarShards over torchvision ImageFolder: {alike[0]:.2f}; both keep 32: "
-                f"{alike[1]:.2f}; gl.TarShards keeps 32, the other one: {mixed:.2f}",
-                soft_wrap=True,
-            )
+    for filled, rounds in found.items():
+        alike = [ratio(rounds, f"gl.TarShards{end}", f"torchvision ImageFolder{end}") for end in ("", ", 32 kept")]
+        mixed = ratio(rounds, "gl.TarShards, 32 kept", "torchvision ImageFolder")
+        console.print(
+            f"{filled}: gl.TarShards over torchvision ImageFolder: {alike[0]:.2f}; both keep 32: {alike[1]:.2f}; "
+            f"gl.TarShards keeps 32, the other one: {mixed:.2f}",
+            soft_wrap=True,
+        )
     if options.json:
-        everything = {"machine": cpu_model(), "versions": versions(), "files": options.files, "found": found}
+        machine = {"cpu": cpu_model(), "load": load}
+        everything = {"machine": machine, "versions": versions(), "files": options.files, "cpu_us": found}
         options.json.write_text(json.dumps(everything, indent=1) + "\n")
     return 0
 

@@ -3,8 +3,7 @@
 Two epochs, the first with an empty page cache ("cold"), the second after it ("warm"):
 
 - "raw": the bytes of the files, in this one process, as a worker asks for them: by chunks of 32, of which `TarShards`
-  reads each when its turn comes; after a slow chunk the dataset is told which samples come next, as workers tell it.
-  None is kept. Decoded squares are copied once, as to a slot.
+  reads each when its turn comes. None is kept. Decoded squares are copied once, as to a slot.
 - "decoded": batches of the training recipe from a loader with workers. The cold epoch is the first of a new loader, so
   the start of its workers is in it; the warm one is the next.
 
@@ -33,7 +32,6 @@ from benchmarks.sources.pages import Drop, bytes_from_disk, drop
 from benchmarks.sources.stores import ARRAYS, STORES, order
 from gpuload.cli.processes import cpu_seconds
 from gpuload.datasets.kinds import each_of
-from gpuload.workers.source import CHUNKS_AHEAD, SLOW_S
 
 __all__ = ["LEVELS", "MEMCPY", "NATIVE", "ORDERS", "STATES", "Task", "main"]
 
@@ -96,19 +94,9 @@ class Own:
 
         if self.task.reader in ARRAYS:
             return lambda: _copied(many, numbers)
-        tell: Callable[[list[int]], None] | None = getattr(dataset, "will_need", None)
-
-        def epoch() -> Iterator[int]:
-            left = 0  # chunks before which the dataset is told
-            for at in range(0, len(numbers), CHUNK):
-                if tell is not None and left > 0:
-                    tell(numbers[at + CHUNK : at + 2 * CHUNK])
-                started = time.perf_counter()
-                for sample in samples(numbers[at : at + CHUNK]):
-                    yield len(sample[0].data)
-                left = CHUNKS_AHEAD if time.perf_counter() - started > SLOW_S * CHUNK else left - 1
-
-        return epoch
+        return lambda: (
+            len(sample[0].data) for at in range(0, len(numbers), CHUNK) for sample in samples(numbers[at : at + CHUNK])
+        )
 
     def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any] | None:
         import gpuload as gl

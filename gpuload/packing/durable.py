@@ -22,7 +22,8 @@ HashName = Literal["sha256", "blake2b"]
 def draft(path: str, work: str, *, lasting: bool = True) -> Iterator[str]:
     """A name in the folder of unfinished work; what is written there takes its place at `path` when the block ends.
 
-    With ``lasting=False`` it is not made to outlive a loss of power, which costs as much as writing to the disk.
+    What is in it outlives a loss of power, unless ``lasting=False``; that it has its name lasts from the next
+    `write_whole` to its folder on.
     """
     name = os.path.join(work, f"{os.path.basename(path)}.{os.urandom(6).hex()}.part")
     try:
@@ -34,19 +35,20 @@ def draft(path: str, work: str, *, lasting: bool = True) -> Iterator[str]:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def write_whole(path: str, data: bytes, work: str, *, lasting: bool = True) -> None:
+    """A file with these bytes. It outlives a loss of power, as do all names that its folder has, unless
+    ``lasting=False``."""
+    with draft(path, work, lasting=lasting) as name, open(name, "xb") as file:
+        file.write(data)
     if lasting:
         _sync(os.path.dirname(path))
 
 
-def write_whole(path: str, data: bytes, work: str) -> None:
-    """A file with these bytes."""
-    with draft(path, work) as name, open(name, "xb") as file:
-        file.write(data)
-
-
-def write_json(path: str, value: Any, work: str) -> None:
+def write_json(path: str, value: Any, work: str, *, lasting: bool = True) -> None:
     """A file with this value as JSON, the same bytes for the same value."""
-    write_whole(path, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n", work)
+    write_whole(path, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n", work, lasting=lasting)
 
 
 def read_json(path: str) -> Any:

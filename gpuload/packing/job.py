@@ -135,7 +135,8 @@ def make_part(job: Job, number: int, report: Report = lambda samples, nbytes: No
         **told,
     }
     # One with damaged samples is made again, when they are mended or left out: it has no record.
-    write_json(record_path(job, number), record, job.work)
+    # Nor does a record have to outlive a loss of power: without it the part is made again.
+    write_json(record_path(job, number), record, job.work, lasting=False)
     return record
 
 
