@@ -81,7 +81,7 @@ def copy_photos(source: Path, cache: Path, count: int) -> Path:
 
 def cuttable_copy(root: Path) -> Path:
     """Copy the tree `root` to a folder beside it, its JPEGs made cuttable; a finished folder is used again."""
-    return _changed_copy(root, "cuttable", make_cuttable)
+    return _changed_copy(root, "indexed", make_cuttable)
 
 
 def light_copy(root: Path) -> Path:

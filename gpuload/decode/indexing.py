@@ -54,10 +54,10 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
         known = scan_markers(data)
         return None if known is None else add_index(data, known)
     start, stop = scan_start(data, header), end_of_scan(data, header)
-    scan = np.frombuffer(data, np.uint8, max(stop - start, 0), start)
-    mcu = mcu_size(data, header)
-    if data[stop : stop + 2] != EOI or not SMALLEST <= len(scan) < 1 << 29 or not mcu[0] or not mcu[1]:
+    coded, mcu = data[start:stop], mcu_size(data, header)
+    if data[stop : stop + 2] != EOI or not SMALLEST <= len(coded) < 1 << 29 or not mcu[0] or not mcu[1]:
         return None
+    scan = np.frombuffer(coded, np.uint8)
     stuffed = np.flatnonzero(scan == 0xFF) + 1
     if scan[-1] == 0xFF or scan[stuffed].any():
         return None
@@ -92,19 +92,19 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
         kept = [at, *(end for segment in segments for end in segment), start]
         parts = [data[one:other] for one, other in zip(kept[::2], kept[1::2], strict=True)]
         rest = b"".join((write_tables(completed), *parts))
-    known = digest(rest, scan.tobytes())
+    known = digest(rest, coded)
     for spacing in range(1, -(-in_row // 2) + 1):
         points = _points(bits, predictors, in_row, rows, spacing)
         if points is None:
             continue
         sizes, packed = points
         more = [0] * (3 - header.components)
-        fixed = FIXED.pack(0, known, len(scan), spacing, *sizes, len(paddings), *kind_of, *more, lowest)
+        fixed = FIXED.pack(0, known, len(coded), spacing, *sizes, len(paddings), *kind_of, *more, lowest)
         body = fixed[4:] + packed_joints + packed
         length = 2 + len(INDEX) + 4 + len(body)
         if length <= MOST_BYTES + 2 and length <= max(LARGER * len(data), AT_LEAST):
             segment = struct.pack(">HH", 0xFFEA, length) + INDEX + struct.pack("<I", crc32(body)) + body
-            return b"".join((data[:at], segment, rest, data[start:stop], EOI))
+            return b"".join((data[:at], segment, rest, coded, EOI))
     return None
 
 

@@ -122,8 +122,8 @@ def optional(name: str, *, version: str | None, tried: dict[str, Any] | None, us
 
 
 def jpegtran(*, path: str | None) -> Finding:
-    """The program that makes cuttable JPEGs."""
-    use = "for gpuload pack --cuttable"
+    """The program that writes progressive JPEGs as sequential ones."""
+    use = "for gpuload pack --cuttable, of progressive JPEGs"
     if path is None:
         return Finding("jpegtran", "not needed", f"not installed; {use}: apt-get install libjpeg-turbo-progs")
     return Finding("jpegtran", "works", f"{path}, {use}")
