@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -43,29 +44,43 @@ def run_pytest(tmp_path: Path, *arguments: str, absent: tuple[str, ...] = ABSENT
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("import kornia", "1 skipped"),
-        ("from kornia.enhance import normalize", "1 skipped"),
-        ("import no_such_package", "1 error"),
-        ("def test_it():\n    import simplejpeg", "1 skipped"),
-        ("def test_it():\n    import no_such_package", "1 failed"),
-        ("def test_it():\n    import sys\n    raise ModuleNotFoundError(name='sys')", "1 failed"),
-        (
-            "def test_it():\n"
-            "    from gpuload.stage import compile_stage\n"
-            "    from gpuload.transforms import CenterCrop, Chain\n"
-            "    compile_stage(Chain([CenterCrop(8)]), device='cpu', backend='kornia')",
-            "1 skipped",
-        ),
-    ],
-)
-def test_what_is_skipped(tmp_path: Path, text: str, told: str) -> None:
-    shutil.copy(HERE / "conftest.py", tmp_path)
-    (tmp_path / "test_it.py").write_text(text + "\n")
-    _, printed = run_pytest(tmp_path, "--rootdir", str(tmp_path), str(tmp_path / "test_it.py"))
-    assert told in printed, printed
+# What becomes of a test, or of a whole file, that says this.
+OUTCOMES = {
+    "import kornia": "skipped",
+    "from kornia.enhance import normalize": "skipped",
+    "import no_such_package": "error",
+    "def test_it():\n    import simplejpeg": "skipped",
+    "def test_it():\n    import no_such_package": "failure",
+    "def test_it():\n    import sys\n    raise ModuleNotFoundError(name='sys')": "failure",
+    "def test_it():\n"
+    "    from gpuload.stage import compile_stage\n"
+    "    from gpuload.transforms import CenterCrop, Chain\n"
+    "    compile_stage(Chain([CenterCrop(8)]), device='cpu', backend='kornia')": "skipped",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What one run of pytest says of each."""
+    folder = tmp_path_factory.mktemp("absent")
+    shutil.copy(HERE / "conftest.py", folder)
+    files = {f"test_{number}": text for number, text in enumerate(OUTCOMES)}
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text + "\n")
+    results = folder / "results.xml"
+    options = ["--continue-on-collection-errors", "--junitxml", str(results), "--rootdir", str(folder), str(folder)]
+    _, printed = run_pytest(folder, *options)
+    assert results.exists(), printed
+    found: dict[str, list[str]] = {text: [] for text in OUTCOMES}
+    for case in ElementTree.parse(results).getroot().iter("testcase"):
+        [name] = {*case.attrib["classname"].split("."), case.attrib["name"]} & files.keys()
+        found[files[name]] += [child.tag for child in case] or ["passed"]
+    return found
+
+
+@pytest.mark.parametrize("text", OUTCOMES)
+def test_what_is_skipped(outcomes: dict[str, list[str]], text: str) -> None:
+    assert outcomes[text] == [OUTCOMES[text]]
 
 
 def test_nothing_is_skipped_where_the_package_is_there(tmp_path: Path) -> None:

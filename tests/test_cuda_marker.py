@@ -15,6 +15,7 @@ pytestmark = pytest.mark.processes
 HERE = Path(__file__).parent
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("require", "exit_status", "told"),
     [("0", 0, "1 skipped"), ("1", 1, "GPULOAD_REQUIRE_CUDA=1, but torch finds no CUDA device")],

@@ -16,6 +16,7 @@ import originals
 import pytest
 import torch.nn.functional as F
 from examples.conftest import FOLDER, Steps
+from warm import TOO
 
 pytestmark = [
     pytest.mark.processes,
@@ -139,6 +140,7 @@ def losses(text: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", text)}
 
 
+@pytest.mark.usefixtures("warm")
 def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch, capsys):
     """What two processes lose and take up again is what one process does that nothing happens to."""
     monkeypatch.syspath_prepend(FOLDER)
@@ -161,7 +163,12 @@ def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch,
     command += ["watched.py", *options, "two.pt", "--batch-size", "16"]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     # With torchrun's own store gloo finds the addresses of processes that were killed.
-    environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment |= {
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(tmp_path),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        TOO: "1",
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
     try:
