@@ -23,7 +23,9 @@ def test_it_runs(tmp_path, capsys):
     assert "host ms per batch" in capsys.readouterr().out
     for result in found.values():
         assert result["host_ms"] > 0
-        assert all(result["parts_ms"][part] > 0 for part in host.NAMES if part != "draws")  # which workers make
+        # Workers draw, and what they tell may have been read in the `next()` before the one that is measured.
+        usual = set(host.NAMES) - {"draws", "descriptions"}
+        assert [part for part in usual if result["parts_ms"][part] <= 0] == []
         assert result["worker_us_per_image"] > 0
 
 
