@@ -35,7 +35,7 @@ from gpuload.stage.ranges import COPY, named
 from gpuload.stage.upload import views_of
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch
-from gpuload.workers.plans import told
+from gpuload.workers.plans import to_plan
 
 __all__ = ["Assembly", "BatchInfo", "Made"]
 
@@ -157,14 +157,14 @@ class Assembly:
         chunks = [part.told for part in batch.parts]
         if all(chunks):
             batch.starts = self._transfer.starts(batch)
-            return told(batch.starts, chunks)
+            return to_plan(batch.starts, chunks)
         batch.columns = columns = Columns(batch)
         if columns.has_targets or len(columns.images) != 1 or columns.images[0].kinds:
             return None
         if len(columns.images[0].rows) != len(columns):
             return None
         batch.starts = self._transfer.starts(batch)
-        return told(batch.starts, (), columns.table(columns.images[0], batch.starts))
+        return to_plan(batch.starts, (), columns.table(columns.images[0], batch.starts))
 
     def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
         """The batch that the user gets, of its finished columns; `outline` None: row by row."""

@@ -170,10 +170,8 @@ def pack(
     os.makedirs(work, exist_ok=True)
     with _locked(work, full):
         begun = read_json(os.path.join(work, PLAN))
-        if (
-            begun is not None and begun.get("format") in set_manifest.HASHES
-        ):  # by an older gpuload: ended as it was begun
-            asked["format"] = begun["format"]
+        if begun is not None and begun.get("format") in set_manifest.HASHES:
+            asked["format"] = begun["format"]  # by an older gpuload: ended as it was begun
         if os.path.exists(os.path.join(full, set_manifest.MANIFEST)):
             finished = set_manifest.read_manifest(full)
             _refuse_other_plan(finished["plan"], {**asked, "format": finished["format"]}, full, "holds a finished set")

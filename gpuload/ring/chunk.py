@@ -157,7 +157,7 @@ class ChunkContent:
     def is_plain(self, rows: int) -> bool:
         """Whether each of so many rows is one image of uint8 and small values of builtin types, all in the same places:
         as nearly always, and then nobody needs to know more of a chunk before its batch is put together."""
-        odd = self.errors or self.blocks or self.masks or self.points or self.fields or self.strays or self.encoded
+        odd = self.blocks or self.masks or self.points or self.fields or self.strays or self.encoded
         if odd or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
             return False
         if len(self.images) != 1 or len(self.structures) != 1 or (images := self.images[0]).kinds:
@@ -196,9 +196,8 @@ def _is_builtin(structure: Structure) -> bool:
     """Whether a structure is of Python's own containers alone."""
     if structure == LEAF:
         return True
-    kind, cls, keys, children = structure
-    plain = kind != "dataclass" and cls is None and {str, int}.issuperset(map(type, keys or ()))
-    return plain and all(map(_is_builtin, children))
+    _, cls, keys, children = structure
+    return cls is None and {str, int}.issuperset(map(type, keys or ())) and all(map(_is_builtin, children))
 
 
 @dataclass(slots=True)

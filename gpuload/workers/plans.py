@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpuload.workers.engine import Engine, Event
     from gpuload.workers.job import Job
 
-__all__ = ["Planner", "make_plan", "told"]
+__all__ = ["Planner", "make_plan", "to_plan"]
 
 COLUMNS = 10  # of a table of images, see `gpuload.ring.chunk.ImageColumn`
 INTEGERS = {int}, {np.int64}
@@ -45,7 +45,7 @@ class Planner:
 
     Args:
         engine, ring: the feed's.
-        told_of: of a complete batch, what `told` gives; None: it is planned where it is made.
+        told_of: of a complete batch, what `to_plan` gives; None: it is planned where it is made.
     """
 
     def __init__(self, engine: Engine, ring: Ring, told_of: Callable[[Batch], bytes | None]) -> None:
@@ -110,7 +110,7 @@ class Planner:
         return True
 
 
-def told(starts: Sequence[int], chunks: Sequence[bytes], table: np.ndarray | None = None) -> bytes:
+def to_plan(starts: Sequence[int], chunks: Sequence[bytes], table: np.ndarray | None = None) -> bytes:
     """What is told of a batch to whoever plans it: where its parts begin on the device, and their descriptions; or, in
     place of these, the table of its images, with offsets there."""
     return pickle.dumps((starts, chunks, None if table is None else table.tobytes()), 5)

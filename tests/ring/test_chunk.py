@@ -10,7 +10,8 @@ import pytest
 
 from gpuload.datasets.tree import Structure, flatten
 from gpuload.errors import ErrorRecord
-from gpuload.ring.chunk import SEPARATOR, ChunkContent, ImageColumn, ValueColumn, together
+from gpuload.order.place import IterablePlace
+from gpuload.ring.chunk import SEPARATOR, Block, ChunkContent, Collated, ImageColumn, ValueColumn, together
 
 ROWS = 3
 
@@ -82,6 +83,10 @@ def test_values_that_can_be_read_anywhere_are_plain(values):
         {"values": [ValueColumn(1, [7, 8], [0, 1])]},
         {"strays": "a leaf looks like boxes"},
         {"encoded": [(0,)]},
+        {"points": [ValueColumn(1, [7, 8, 9])]},
+        {"blocks": [Block(1, 0, (ROWS, 2), "<f4", tensor=False)]},
+        {"collated": Collated(7)},
+        {"iterable": IterablePlace(ROWS, ended=False)},
         {"fields": [{1: "labels"}]},
     ],
 )

@@ -22,7 +22,7 @@ from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.job import Job
-from gpuload.workers.plans import make_plan, told
+from gpuload.workers.plans import make_plan, to_plan
 from gpuload.workers.protocol import Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
@@ -62,7 +62,7 @@ def told_of(batch: Batch) -> bytes:
     """As `Assembly.told_of`: of plain chunks their descriptions, of others the table."""
     batch.starts = [100 * number for number in range(len(batch.parts))]
     chunks = [part.told for part in batch.parts]
-    return told(batch.starts, chunks) if all(chunks) else told(batch.starts, (), table_of(batch))
+    return to_plan(batch.starts, chunks) if all(chunks) else to_plan(batch.starts, (), table_of(batch))
 
 
 def table_of(batch: Batch) -> np.ndarray:
@@ -303,7 +303,7 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     shapes[1::2, :2] = 8  # the size of the crop's result
     table = np.hstack([1000 * np.arange(SIZE)[:, None], shapes, sizes, regions])
     job = Job(Pictures(), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
-    slot, given = np.zeros(1 << 16, np.uint8), told((), (), table)
+    slot, given = np.zeros(1 << 16, np.uint8), to_plan((), (), table)
     slot[: len(given)] = np.frombuffer(given, np.uint8)
     reply = make_plan(job, Request(0, 0, 0, 0, len(slot), positions, positions, plans=True), slot)
     assert reply.status is Status.DONE
