@@ -31,10 +31,10 @@ DEFAULT_PREFETCH = 2
 # Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); a first batch comes sooner
 # if each worker has a part of it. Each chunk costs the main process some 50 µs: where a batch has two of
 # `LARGE_CHUNK` for each worker, it has no smaller ones.
-LEAST_CHUNK, MOST_CHUNK, LARGE_CHUNK = 8, 32, 128
+LEAST_CHUNK, MOST_CHUNK, LARGE_CHUNK = 8, 32, 64
 # Copying a decoded image takes 20 µs: with chunks of 64 in place of 32 `next()` took a quarter less time. But a batch
 # is in four parts, for as many workers; and samples may be volumes.
-ROW_CHUNK_BYTES, ROW_PARTS, LARGE_ROWS = 16 << 20, 4, 64
+ROW_CHUNK_BYTES, ROW_PARTS = 16 << 20, 4
 MAX_CHUNK = 4096  # a request has to fit the socket
 MANY_WORKERS = 8  # so many may always be asked for
 # "auto" begins with few, as each takes 0.3 s of a CPU to start; and it never has more than these for each CPU, or in
@@ -264,11 +264,11 @@ class Options:
         if workers.workers is not None:  # each costs this process a message, however small it is
             return min(MOST_CHUNK, size)
         row = row_bytes(self.order.dataset)
-        least = max(LEAST_CHUNK, min(LARGE_ROWS, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
+        least = max(LEAST_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
         if workers.num_workers == "auto":  # whatever their number becomes
             return min(max(min(-(-size // workers.cpus), AUTO_CHUNK), least), size)
         share = -(-size // max(1, workers.count))
-        most = max(MOST_CHUNK, min(share, LARGE_CHUNK))
+        most = max(MOST_CHUNK, min(share // 2, LARGE_CHUNK))
         return min(max(min(share, most), least), size)
 
     @property
