@@ -156,12 +156,12 @@ class Made:
     @classmethod
     def of(cls, told: tuple[Any, ...]) -> Made:
         """What was told."""
-        (plain, *plan), *others = told
-        launches = tuple(
-            Launch(*own, statistics and Counts(*statistics), tables and Tables(*tables))
-            for *own, statistics, tables in plain
-        )
-        return cls(Plan(launches, *plan), *others)
+        (launches, *plan), *others = told
+        made = [
+            Launch._make((*own[:6], own[6] and Counts._make(own[6]), own[7] and Tables._make(own[7])))
+            for own in launches
+        ]
+        return cls(Plan(tuple(made), *plan), *others)
 
     def __len__(self) -> int:
         return self.images
