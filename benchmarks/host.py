@@ -64,7 +64,8 @@ GOALS_MS: Final = {"classic + ColorJitter": 1.5, "RandAugment": 3.0}  # for 256 
 BATCH: Final = 256
 FIRST: Final = 6  # batches of an epoch, until as many are in work as will be
 LAST: Final = 3 + session.LAUNCHED_AHEAD  # batches that are launched or planned when all is handed out
-LEAST: Final = FIRST + LAST + 1  # batches of an epoch, of which one is measured
+PAIR: Final = session.LAUNCHED_AHEAD  # batches that one `next()` launches, and the one after it none
+LEAST: Final = FIRST + LAST + PAIR  # batches of an epoch, of which a pair is measured
 SMALL_BYTES: Final = 1 << 20  # of labels; what is larger is on the device already
 # What is timed: where it is looked up, and the part that it belongs to. What one calls of another counts there.
 PARTS: Final = (
@@ -228,6 +229,7 @@ def _batch_times(
     """The main thread's seconds in a `next()` by parts, in each of as many epochs as have so many batches; without the
     first `FIRST` of an epoch, until as many are in work as will be, and the last, which were made ahead."""
     clocks, means, measured = clocks or _Clocks(), [], 0
+    end = FIRST + (len(loader) - LAST - FIRST) // PAIR * PAIR
     while measured < count:
         batches, found = iter(loader), []
         own: Any = loader._session
@@ -237,7 +239,7 @@ def _batch_times(
             clocks.take()
             value = next(batches)
             seconds = clocks.take()
-            if FIRST <= number < len(loader) - LAST:
+            if FIRST <= number < end:
                 found.append(seconds)
             del value
         next(batches, None)

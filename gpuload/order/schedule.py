@@ -64,7 +64,7 @@ class SharesSchedule:
                 place.epoch,
                 rows.positions,
                 rows.indices,
-                None if rows.valid.all() else rows.valid,
+                None if number < last or rows.valid.all() else rows.valid,
                 after=after if number < last else Place(place.epoch + 1, 0),
             )
 

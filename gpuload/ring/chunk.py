@@ -127,8 +127,8 @@ class ChunkContent:
     the leaves that are left out together with boxes, if a transform does that; those that go with keypoints as ~leaf.
     `strays` is what to tell the user of leaves that look as if they belonged to an image. `windows` is where images lie
     that are not in the slot, see `gpuload.workers.kept`. `encoded` are the images that were not decoded, each as the
-    numbers of `Encoded`; their files fill the slot's first `encoded_bytes`. `made` is the plan of the batch that these
-    are all chunks of, see `gpuload.workers.plans`.
+    numbers of `Encoded`; their files fill the slot's first `encoded_bytes`. `made` tells of the plan of the batch that
+    these are all chunks of, see `gpuload.workers.plans`.
     """
 
     rows: Sequence[int] = field(default_factory=list)

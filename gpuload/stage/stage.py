@@ -248,10 +248,9 @@ class Stage:
         if self._finishes[view].channels not in (None, channels):
             where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
             self._finishes[view].check(channels, where)
-        sizes = program.results_hw
         needs_one = self._chain.module is not None or self._chain.mixing is not None
         dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
-        if dense and not planned and (sizes != sizes[0]).any():
+        if dense and not planned and ((sizes := program.results_hw) != sizes[0]).any():
             other = int((sizes != sizes[0]).any(axis=1).argmax())
             first, second = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
             raise ValueError(
@@ -263,12 +262,12 @@ class Stage:
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         n, channels, height, width = shape
-        inner = (n, height, width, channels) if self._channels_last else tuple(shape)
-        if self._pool is not None:
-            batch = self._pool.empty(inner, dtype)
-        else:
-            batch = torch.empty(inner, dtype=dtype, device=self.device)
-        return batch.permute(0, 3, 1, 2) if self._channels_last else batch
+        if self._pool is None:
+            order = torch.channels_last if self._channels_last else torch.contiguous_format
+            return torch.empty(tuple(shape), dtype=dtype, device=self.device, memory_format=order)
+        if self._channels_last:
+            return self._pool.empty((n, height, width, channels), dtype).permute(0, 3, 1, 2)
+        return self._pool.empty(tuple(shape), dtype)
 
     def _empty_list(self, channels: int, sizes_hw: np.ndarray, dtype: torch.dtype) -> list[torch.Tensor]:
         return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]

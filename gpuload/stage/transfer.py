@@ -73,9 +73,7 @@ class CpuTransfer:
 
     def starts(self, batch: Batch) -> list[int]:
         """Where each part will be in the tensor that `load` gives."""
-        if _in_slots(batch):
-            return [part.slot.offset if part.slot else 0 for part in batch.parts]
-        return _starts(batch)[:-1]
+        return _offsets(batch) if _in_slots(batch) else _starts(batch)[:-1]
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         """The pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on the transfer
@@ -83,7 +81,7 @@ class CpuTransfer:
         self._release, batch.loaded = release, True
         parts = batch.parts
         if _in_slots(batch):
-            return torch.from_numpy(self._ring.bytes), self.starts(batch)
+            return torch.from_numpy(self._ring.bytes), _offsets(batch)
         starts = _starts(batch)
         whole = torch.empty(starts.pop(), dtype=torch.uint8)
         for part, start in zip(parts, starts, strict=True):
@@ -282,6 +280,11 @@ class CudaTransfer(CpuTransfer):
 def _in_slots(batch: Batch) -> bool:
     """Whether no part was moved out of a full ring, and none has images that the device decoded."""
     return all((part.slot is not None or part.used_bytes == 0) and part.decoded is None for part in batch.parts)
+
+
+def _offsets(batch: Batch) -> list[int]:
+    """Where each part begins in the ring."""
+    return [part.slot.offset if part.slot else 0 for part in batch.parts]
 
 
 def _starts(batch: Batch) -> list[int]:

@@ -44,11 +44,11 @@ def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device:
 def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], at: int = 0) -> dict[Name, torch.Tensor]:
     """The arrays that lie in a memory, uint8, from byte `at` on: flat tensors."""
     found, typed = {}, {}  # each view of a type takes some microseconds
-    end = at + align(max([start + nbytes for start, nbytes, _ in spans.values()]), ALIGNMENT)
+    memory = memory[at : at + align(max([start + nbytes for start, nbytes, _ in spans.values()]), ALIGNMENT)]
     for name, (start, nbytes, kind) in spans.items():
         if kind not in typed:
             dtype: torch.dtype = getattr(torch, kind)
-            typed[kind] = memory[at:end].view(dtype), dtype.itemsize
+            typed[kind] = memory.view(dtype), dtype.itemsize
         tensor, size = typed[kind]
         found[name] = tensor[start // size : (start + nbytes) // size]
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from gpuload.order.spec import BatchSpec
 from gpuload.ring.chunk import ChunkContent
 from gpuload.ring.packing import ALIGN, read_content
 from gpuload.ring.ring import Slot, align
+from gpuload.transforms.program.fusing.plan import Made
 from gpuload.workers.protocol import Request
-
-if TYPE_CHECKING:
-    from gpuload.transforms.program.fusing.plan import Made
 
 __all__ = ["Batch", "Part"]
 
@@ -166,7 +164,7 @@ class Batch:
 
     def plan_with(self, content: ChunkContent, slot: Slot, data: np.ndarray) -> None:
         """Take in its plan, whose arrays are all of `data`, in that slot."""
-        self.made = content.made
+        self.made = Made.of(content.made)
         self.together = content if content.rows else None
         nothing = self.spec.positions[:0]
         self.parts.append(Part(self, nothing, nothing, slot=slot, data=data, used_bytes=len(data)))

@@ -236,7 +236,7 @@ class Feed:
     @property
     def _room(self) -> bool:
         """Whether another batch may begin: beside one that is being planned, or waits with its plan, one more."""
-        planned = any(batch.planning or batch.made for batch in self._batches)
+        planned = any(batch.planning is not None or batch.made is not None for batch in self._batches)
         return len(self._batches) < self._ahead_now + planned
 
     def _hand_out(self, *, waited_for: bool) -> None:

@@ -145,7 +145,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
             entries[column.leaf] = [leaf]
     spans, end = spans_of(list(entries.values()))
     height, width = program.results_hw[0].tolist()
-    content.made = Made(plan, dict(zip(entries, spans, strict=True)), (height, width), len(table))
+    content.made = Made(plan, dict(zip(entries, spans, strict=True)), (height, width), len(table)).told()
     packed = write_content(content, slot, end, inline_bytes=MAX_INLINE_BYTES)
     if not packed.fits:
         return reply(Status.TOO_LARGE, packed.nbytes)

@@ -57,7 +57,6 @@ from gpuload.workers.protocol import (
     Queue,
     Reply,
     Request,
-    read_message,
 )
 from gpuload.workers.watch import Watch, at_sample
 
@@ -323,7 +322,7 @@ class WorkerPool:
     def _drain(self, worker: WorkerProcess, events: list[Event]) -> None:
         while True:
             try:
-                message = read_message(worker.replies, self._memory)
+                message = self._memory[: worker.replies.recv_into(self._memory)]
             except (BlockingIOError, ConnectionResetError):
                 return
             if not message:  # its end is closed; the pidfd tells of the death
@@ -332,7 +331,8 @@ class WorkerPool:
                 return
             if not worker.ready:
                 if message != HELLO:
-                    kinds, _, text = message.removeprefix(HELLO_FAILED).decode(errors="replace").partition("\n")
+                    text = str(message[len(HELLO_FAILED) :], errors="replace")
+                    kinds, _, text = text.partition("\n")
                     if worker.number in self._added:
                         self._added[worker.number] = f"it {text.rstrip()}\n"
                         continue

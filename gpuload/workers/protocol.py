@@ -202,9 +202,9 @@ class Reply:
         return _REPLY.pack(self.chunk, ended, self.nbytes, offset, length) + self.meta
 
     @classmethod
-    def unpack(cls, message: bytes) -> Reply:
+    def unpack(cls, message: bytes | memoryview) -> Reply:
         chunk, ended, nbytes, offset, length = _REPLY.unpack_from(message)
-        meta, meta_at = message[_REPLY.size :], None if offset < 0 else (offset, length)
+        meta, meta_at = bytes(message[_REPLY.size :]), None if offset < 0 else (offset, length)
         return cls(chunk, ended >> 8, _STATUSES[ended & 127], nbytes, meta, meta_at, plain=bool(ended & 128))
 
 

@@ -16,7 +16,7 @@ from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.fusing.grid import Tile
-from gpuload.transforms.program.fusing.plan import Fusing, Images
+from gpuload.transforms.program.fusing.plan import Fusing, Images, Made
 from gpuload.workers.batch import Batch
 from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.feed import Feed
@@ -308,7 +308,7 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     reply = make_plan(job, Request(0, 0, 0, 0, len(slot), positions, positions, plans=True), slot)
     assert reply.status is Status.DONE
     content = read_content(slot, reply.meta, reply.meta_at)
-    found = content.made
+    found = Made.of(content.made)
     assert content.rows == []
 
     rest, whole = drawn.of_decoded(shapes, regions)

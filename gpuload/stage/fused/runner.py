@@ -12,9 +12,8 @@ current stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +38,7 @@ from gpuload.transforms.program.ops import Erase
 __all__ = ["FusedRunner", "Prepared", "options_of"]
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A batch's passes on the device."""
 
     plan: Plan
