@@ -109,11 +109,12 @@ class FusedRunner:
         pieces = [
             torch.empty(size, dtype=torch.uint8, device=self._device) if size else pixels for size in plan.scratch_bytes
         ]
+        results = outputs if isinstance(outputs, torch.Tensor) else outputs[0]  # where they begin
         quantiles = quantile_table(pixels.device) if plan.erases else self._constants
         with device_of(pixels):
             for run in plan.launches:
                 source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
-                target = outputs[0] if run.finished else pieces[run.number % 2]
+                target = results if run.finished else pieces[run.number % 2]
                 statistics = pixels
                 if run.statistics is not None:
                     first, count, most = run.statistics
