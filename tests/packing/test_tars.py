@@ -81,7 +81,7 @@ def test_parts_are_written_whole_and_in_order(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("nbytes", [3, 300_000])
 def test_parts_that_are_held_are_written_in_time(tmp_path: Path, nbytes: int) -> None:
-    """Whether few are enough for a call, or there are more of them than one call takes; and at the latest at the end."""
+    """Where few are enough for a call, or there are more of them than one call takes; at the latest at the end."""
     path = tmp_path / "file"
     with Hashed(str(path), "sha256") as file:
         file.write_parts([b"0" * nbytes] * 4)
