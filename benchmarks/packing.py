@@ -3,14 +3,15 @@
     python -m benchmarks.packing --photos DIR [--json FILE]
 
 What it is held against does the same work and nothing else: photographs as they are, a loop that reads each file, and
-writes it to one; with ``--short-side``, one decoder, resizer and encoder; with ``--cuttable``, the function that makes
-a JPEG cuttable; the latter two in as many processes, and without writing. Each way has a process of its own; all of
-them run in every round, in an order that changes from round to round, and ratios are taken within rounds.
+writes it to one; the same from the disk, in as many processes, with the next files named to the kernel; with
+``--short-side``, one decoder, resizer and encoder; with ``--cuttable``, the function that makes a JPEG cuttable; the
+latter two in as many processes, and without writing. Each way has a process of its own; all of them run in every round,
+in an order that changes from round to round, and ratios are taken within rounds.
 
-Times begin when modules are imported and the page cache has the photographs and nothing to write, and end when all that
-was written is on the disk (after `cp -r` all of the machine's: other work counts there). `pack` starts its worker
-processes within them: what that takes is in a row of its own, and matters less the larger the set is. CPU time is that
-of the process and of all that it started.
+Times begin when modules are imported and the page cache has the photographs, or in the group "from the disk" none of
+them, and nothing to write; they end when all that was written is on the disk (after `cp -r` all of the machine's: other
+work counts there). `pack` starts its worker processes within them: what that takes is in a row of its own, and matters
+less the larger the set is. CPU time is that of the process and of all that it started.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,8 +39,9 @@ from rich.table import Table
 import gpuload as gl
 from benchmarks.machine import cpu_model, versions
 from benchmarks.photos import copy_photos, find_photos, warm
+from benchmarks.sources.pages import drop
 
-__all__ = ["GOAL", "GROUPS", "judge", "main", "ratios"]
+__all__ = ["COLD", "GOAL", "GROUPS", "judge", "main", "ratios"]
 
 REPOSITORY: Final = Path(__file__).parent.parent
 SHORT_SIDE: Final = 256
@@ -49,18 +52,23 @@ BARE: Final = "bare loop"
 PACK: Final = "pack"
 ONE: Final = "pack, 1 worker"
 START: Final = "pack, the start alone"
+COLD: Final = "from the disk"
+AHEAD: Final = 16  # files that are named to the kernel before they are read
 GROUPS: Final[dict[str, tuple[str, ...]]] = {  # of each the first is the measure
     "as they are": (BARE, "cp -r", "tar cf", ONE, PACK, START),
+    COLD: (BARE, "its reading alone", "its writing alone", "one process, nothing named", "cp -r", "tar cf", ONE, PACK),
     "--short-side": (BARE, PACK),
     "--cuttable": (BARE, PACK),
 }
 SHARD_BYTES: Final = {
     "as they are": 32_000_000,
+    COLD: 32_000_000,
     "--short-side": 2_000_000,
     "--cuttable": 8_000_000,
 }  # some parts for each worker
 TITLES: Final = {
     "as they are": "as they are, to tar; the bare loop is one process",
+    COLD: "as they are, not in the page cache, to tar; the bare loop: as many processes, the next files named ahead",
     "--short-side": f"--short-side {SHORT_SIDE}, to tar; the bare loop does the same by Pillow, in as many processes",
     "--cuttable": "--cuttable, to tar; the bare loop calls make_cuttable, in as many processes",
 }
@@ -98,15 +106,20 @@ def cut(path: str) -> None:
     make_cuttable(read(path))
 
 
-def in_processes(function: Callable[[str], None], paths: list[str], count: int) -> None:
-    """Call it with each path, in so many processes."""
+def each(function: Callable[[str], None]) -> Callable[[list[str], int], None]:
+    """What calls it with each path of some, for `in_processes`."""
 
-    def some(number: int) -> None:
-        for path in paths[number::count]:
+    def some(paths: list[str], number: int) -> None:
+        for path in paths:
             function(path)
 
+    return some
+
+
+def in_processes(some: Callable[[list[str], int], object], paths: list[str], count: int) -> None:
+    """Call it in so many processes, with their paths and the process's number."""
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=some, args=(number,)) for number in range(count)]
+    processes = [fork.Process(target=some, args=(paths[number::count], number)) for number in range(count)]
     for process in processes:
         process.start()
     for process in processes:
@@ -115,13 +128,26 @@ def in_processes(function: Callable[[str], None], paths: list[str], count: int) 
             raise RuntimeError(f"a process ended with status {process.exitcode}")
 
 
-def copy(root: str, target: str) -> None:
-    """Read the files, and write all bytes to one."""
+def write(target: str, parts: Iterator[bytes]) -> None:
+    """Write all of it to one file, so that it lasts."""
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    for path in paths_in(root):
-        os.write(descriptor, read(path))
+    for part in parts:
+        os.write(descriptor, part)
     os.close(descriptor)
     sync(target)
+
+
+def ahead(paths: list[str]) -> Iterator[bytes]:
+    """What is in the files, each of them named to the kernel while those before it are read."""
+    opened: deque[int] = deque()
+    for at in range(len(paths) + AHEAD):
+        if at < len(paths):
+            opened.append(os.open(paths[at], os.O_RDONLY))
+            os.posix_fadvise(opened[-1], 0, 0, os.POSIX_FADV_WILLNEED)
+        if at >= AHEAD:
+            descriptor = opened.popleft()
+            yield os.read(descriptor, os.fstat(descriptor).st_size)
+            os.close(descriptor)
 
 
 def sync(path: str) -> None:
@@ -138,10 +164,23 @@ def action(group: str, way: str, root: str, target: str, workers: int) -> Callab
     """What is measured."""
     match group, way:
         case "as they are", "bare loop":
-            return lambda: copy(root, target)
-        case "as they are", "cp -r":
+            return lambda: write(target, map(read, paths_in(root)))
+        case "from the disk", "bare loop":
+            return lambda: in_processes(
+                lambda some, number: write(f"{target}-{number}", ahead(some)), paths_in(root), workers
+            )
+        case "from the disk", "its reading alone":
+            return lambda: in_processes(lambda some, number: deque(ahead(some), 0), paths_in(root), workers)
+        case "from the disk", "its writing alone":
+            content = {path: read(path) for path in paths_in(root)}
+            return lambda: in_processes(
+                lambda some, number: write(f"{target}-{number}", map(content.__getitem__, some)), list(content), workers
+            )
+        case "from the disk", "one process, nothing named":
+            return lambda: write(target, map(read, paths_in(root)))
+        case _, "cp -r":
             return lambda: (subprocess.run(["cp", "-r", root, target], check=True), os.sync())
-        case "as they are", "tar cf":
+        case _, "tar cf":
             return lambda: (subprocess.run(["tar", "cf", target, "-C", root, "."], check=True), sync(target))
         case "as they are", "pack, the start alone":
             few = next(entry.path for entry in os.scandir(root))  # a class
@@ -151,14 +190,14 @@ def action(group: str, way: str, root: str, target: str, workers: int) -> Callab
                 shutil.copy(path, f"{two}/{number}")
             # A shard for each, so that all processes start.
             return lambda: gl.pack(gl.ImageFolder(two), target, to="tar", workers=workers, shard_bytes=1)
-        case "as they are", _:
+        case "as they are" | "from the disk", _:
             return lambda: pack(group, root, target, 1 if way == ONE else workers)
         case "--short-side", "bare loop":
-            return lambda: in_processes(resize, paths_in(root), workers)
+            return lambda: in_processes(each(resize), paths_in(root), workers)
         case "--short-side", _:
             return lambda: pack(group, root, target, workers, short_side=SHORT_SIDE, quality=QUALITY)
         case _, "bare loop":
-            return lambda: in_processes(cut, paths_in(root), workers)
+            return lambda: in_processes(each(cut), paths_in(root), workers)
         case _:
             return lambda: pack(group, root, target, workers, cuttable=True)
 
@@ -177,7 +216,7 @@ def measure(group: str, way: str, root: str, target: str, workers: int) -> dict[
     import gpuload.packing.stores  # noqa: F401 (imports are not what is measured)
 
     run = action(group, way, root, target, workers)
-    warm(Path(root))
+    warm(Path(root)) if group != COLD else drop(Path(root), "files")
     os.sync()
     cpu, started = cpu_s(), time.perf_counter()
     run()
@@ -280,7 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.width = 150
     source = options.photos or find_photos(options.cache)[0]
     roots = {
-        group: copy_photos(source, options.cache, options.files if group == "as they are" else options.changed)
+        group: copy_photos(source, options.cache, options.files if group in ("as they are", COLD) else options.changed)
         for group in GROUPS
         if options.only in (None, group)
     }

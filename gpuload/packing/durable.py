@@ -15,6 +15,9 @@ WORK: Final = ".gpuload-pack"  # the folder of what is not finished, within the 
 PIECE: Final = 4 << 20
 AHEAD: Final = 8 << 20  # after so many bytes the disk is let begin, so that little is left for the sync at the end
 
+TOGETHER: Final = 1 << 20
+MOST_PARTS: Final = 1024  # what one call takes
+
 HashName = Literal["sha256", "blake2b"]
 
 
@@ -93,30 +96,44 @@ class Hashed:
     def __init__(self, path: str, name: HashName) -> None:
         self._file = open(path, "xb", buffering=1 << 20)  # noqa: SIM115
         self._digest = new_hash(name)
+        self._waiting: list[bytes] = []  # what is written together
+        self._held = 0  # bytes of these
         self._begun = 0  # so many bytes are on their way to the disk
         self.nbytes = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
+        self._write_waiting()
         self._digest.update(data)
         written = self._file.write(data)
-        self._count(written)
+        self.nbytes += written
+        self._begin()
         return written
 
     def write_parts(self, parts: Sequence[bytes]) -> None:
-        """Write these one after the other: by one call of the system, and without copying them to a buffer."""
+        """Write these one after the other, without copying them to a buffer. They may be held until more has come: by
+        1 MB at a time the kernel keeps a file in larger pieces of memory, and writes and reads it in less time."""
         for part in parts:
             self._digest.update(part)
+            self._held += len(part)
+            self.nbytes += len(part)
+        self._waiting += parts
+        if self._held >= TOGETHER or len(self._waiting) >= MOST_PARTS:
+            self._write_waiting()
+            self._begin()
+
+    def _write_waiting(self) -> None:
+        if not self._waiting:
+            return
+        parts, total = self._waiting, self._held
+        self._waiting, self._held = [], 0
         self._file.flush()
-        total = sum(map(len, parts))
-        written = os.writev(self._file.fileno(), parts)
-        while written < total:  # at most 2 GiB, and on a full disk what fits
+        written = os.writev(self._file.fileno(), parts[:MOST_PARTS])
+        while written < total:  # there were more parts, or more than 2 GiB; on a full disk what fits
             rest = memoryview(b"".join(parts))[written:]
             written += os.write(self._file.fileno(), rest)
-        self._count(total)
 
-    def _count(self, nbytes: int) -> None:
-        self.nbytes += nbytes
+    def _begin(self) -> None:
         if self.nbytes - self._begun >= AHEAD:
             # Starts writing; what the disk does not have yet stays in the page cache.
             os.posix_fadvise(self._file.fileno(), self._begun, self.nbytes - self._begun, os.POSIX_FADV_DONTNEED)
@@ -126,11 +143,15 @@ class Hashed:
         return self.nbytes
 
     def flush(self) -> None:
+        self._write_waiting()
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
-        self.closed = True
+        try:
+            self._write_waiting()
+        finally:
+            self._file.close()
+            self.closed = True
 
     def writable(self) -> bool:
         return True
@@ -148,5 +169,7 @@ class Hashed:
     def __enter__(self) -> Hashed:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is not None:
+            self._waiting.clear()  # it goes anyway
         self.close()

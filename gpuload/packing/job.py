@@ -19,15 +19,15 @@ import numpy as np
 from gpuload.errors import DecodeError, GpuloadError, one_line
 from gpuload.packing.durable import WORK, HashName, write_json
 from gpuload.packing.images import ImageOptions, Images
+from gpuload.packing.reading import each_sample
 from gpuload.packing.samples import Unfit
 
-__all__ = ["AT_ONCE", "Job", "Report", "Store", "make_part", "record_path"]
+__all__ = ["Job", "Report", "Store", "make_part", "record_path"]
 
 Store = Literal["tar", "lmdb", "parquet", "array"]
 Report = Callable[[int, int], None]
 """Called with how many more samples are done, and how many more bytes were written."""
 
-AT_ONCE: Final = 16  # samples that are asked for together
 MACHINES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # no sample's fault
 
 
@@ -158,28 +158,6 @@ def stamp_of(dataset: Any, span: range) -> str | None:
             text = b"missing"
         total = zlib.crc32(text, total)
     return f"{total:08x}"
-
-
-def each_sample(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
-    """The samples in order, neighbours asked for together where the dataset can; an exception in the place of one."""
-    many = getattr(dataset, "__getitems__", None)
-    for start in range(span.start, span.stop, AT_ONCE):
-        indices = list(range(start, min(start + AT_ONCE, span.stop)))
-        samples: list[Any] | None = None
-        if many is not None:
-            try:
-                samples = list(many(indices))
-            except (DecodeError, OSError, ValueError, LookupError):
-                samples = None  # one of them: each for itself
-        for place, index in enumerate(indices):
-            if samples is not None:
-                yield index, samples[place]
-                continue
-            try:
-                sample = dataset[index]
-            except (DecodeError, OSError, ValueError, LookupError) as error:
-                sample = error
-            yield index, sample
 
 
 def _source(dataset: Any, sample: Any, index: int) -> str | None:

@@ -18,7 +18,8 @@ import numpy as np
 from gpuload.errors import DecodeError, GpuloadError, one_line
 from gpuload.packing.durable import new_hash
 from gpuload.packing.images import ImageOptions, Images
-from gpuload.packing.job import Job, Store, each_sample
+from gpuload.packing.job import Job, Store
+from gpuload.packing.reading import each_sample
 from gpuload.packing.samples import Unfit, array_of, fields_of, row_of, values_of
 from gpuload.packing.stores import schema_like
 

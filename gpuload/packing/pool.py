@@ -1,8 +1,8 @@
 """Worker processes that make parts. The main process hands out numbers, one at a time, and hears records.
 
-A worker is a fresh interpreter. Job and import path reach it in a memfd, numbers and records as lines of JSON through a
-pair of sockets. It holds the read end of a pipe that nobody writes to, so the kernel kills it with the main process: no
-worker of a job that was killed writes on while the job is taken up again.
+A worker is a fresh interpreter, which runs `serve`. Job and import path reach it in a memfd, numbers and records as
+lines of JSON through a pair of sockets. It holds the read end of a pipe that nobody writes to, so the kernel kills it
+with the main process: no worker of a job that was killed writes on while the job is taken up again.
 """
 
 from __future__ import annotations
@@ -14,28 +14,25 @@ import select
 import socket
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from gpuload.errors import GpuloadError, WorkerError
 from gpuload.packing.job import Job, Report, make_part
-from gpuload.workers.job import receive, ship
+from gpuload.workers.job import ship
+from gpuload.workers.lifeline import arm_lifeline
 from gpuload.workers.process import THREAD_VARIABLES, check_platform
-from gpuload.workers.protocol import arm_lifeline
 
-__all__ = ["make_parts", "serve"]
+__all__ = ["make_parts"]
 
 PROGRAM: Final = """
 import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 given = json.loads(sys.argv[1])
 sys.path[:] = given["path"]
-from gpuload.packing.pool import serve
+from gpuload.packing.serve import serve
 serve(*given["descriptors"])
 """
-TELL_S: Final = 0.2  # how often a worker says how far it is
 
 
 def make_parts(job: Job, numbers: Sequence[int], workers: int, report: Report) -> Generator[dict[str, Any], None, None]:
@@ -135,29 +132,3 @@ class _Worker:
         os.close(self._lifeline)
         self._process.kill()
         self._process.wait()
-
-
-def serve(job_descriptor: int, end_descriptor: int, lifeline: int) -> None:
-    """In a worker: make the parts that are asked for, until nobody asks."""
-    arm_lifeline(lifeline, os.getpid())
-    job: Job = receive(job_descriptor)
-    with socket.socket(fileno=end_descriptor) as end, end.makefile("rb") as asked:
-        for line in asked:
-            state = [0, 0, time.monotonic()]
-
-            def tell(record: dict[str, Any], state: list[Any] = state) -> None:
-                told = {"done": state[0], "bytes_done": state[1], **record}
-                state[:] = 0, 0, time.monotonic()
-                end.sendall(json.dumps(told).encode() + b"\n")
-
-            def report(samples: int, nbytes: int, state: list[Any] = state, tell: Any = tell) -> None:
-                state[0] += samples
-                state[1] += nbytes
-                if time.monotonic() - state[2] > TELL_S:
-                    tell({})
-
-            try:
-                tell(make_part(job, int(line), report))
-            except Exception as error:
-                tell({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
-                return

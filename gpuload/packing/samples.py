@@ -6,6 +6,7 @@ name of one that has.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -142,6 +143,7 @@ def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
         ) from None
 
 
+@functools.cache
 def _alike(ending: str) -> tuple[str, ...]:
     return tuple(other for other, convert in CONVERSIONS.items() if convert is CONVERSIONS[ending])
 

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuload.decode import Decode
 from gpuload.ring.ring import align
-from gpuload.transforms import Chain
 
-if TYPE_CHECKING:  # few workers need it
+if TYPE_CHECKING:  # not imported: few workers plan batches, and those that pack have no transforms
+    from gpuload.decode import Decode
+    from gpuload.transforms import Chain
     from gpuload.transforms.program.fusing.plan import Fusing
 
 __all__ = ["Job", "Parcel", "pack", "receive", "ship"]

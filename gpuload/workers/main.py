@@ -25,6 +25,7 @@ from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job, receive
+from gpuload.workers.lifeline import arm_lifeline
 from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
@@ -36,7 +37,6 @@ from gpuload.workers.protocol import (
     Board,
     Reply,
     Request,
-    arm_lifeline,
     next_request,
     read_message,
 )

@@ -24,7 +24,8 @@ from typing import Any
 
 from gpuload.errors import WorkerError
 from gpuload.ring.descriptors import is_inherited
-from gpuload.workers.protocol import STACK_SIGNAL, arm_lifeline
+from gpuload.workers.lifeline import arm_lifeline
+from gpuload.workers.protocol import STACK_SIGNAL
 
 __all__ = ["WorkerProcess", "check_platform", "settings_for"]
 

@@ -50,7 +50,6 @@ __all__ = [
     "Reply",
     "Request",
     "Status",
-    "arm_lifeline",
     "next_request",
     "read_message",
 ]
@@ -83,15 +82,6 @@ def next_request(end: socket.socket, memory: memoryview) -> Request | None:
     except BlockingIOError:
         return None
     return Request.unpack(memory[:nbytes].tobytes()) if nbytes else None
-
-
-def arm_lifeline(fd: int, pid: int) -> None:
-    """Make the kernel kill a process when the other end of a pipe closes, also one that is stopped or hangs."""
-    import fcntl  # Windows has none
-
-    fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
-    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 @dataclass(slots=True)

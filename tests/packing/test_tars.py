@@ -77,3 +77,27 @@ def test_parts_are_written_whole_and_in_order(tmp_path: Path, monkeypatch: pytes
     data = b"zero" + b"".join(parts) + b"four"
     assert (tmp_path / "file").read_bytes() == data
     assert (file.nbytes, file.digest) == (len(data), hashlib.blake2b(data, digest_size=32).hexdigest())
+
+
+@pytest.mark.parametrize("nbytes", [3, 300_000])
+def test_parts_that_are_held_are_written_in_time(tmp_path: Path, nbytes: int) -> None:
+    """Where few are enough for a call, or there are more of them than one call takes; at the latest at the end."""
+    path = tmp_path / "file"
+    with Hashed(str(path), "sha256") as file:
+        file.write_parts([b"0" * nbytes] * 4)
+        assert path.stat().st_size == (4 * nbytes if nbytes > 3 else 0)
+        assert file.nbytes == 4 * nbytes
+        file.write_parts([b"1"] * 3000)
+        file.write_parts([b"2"])
+        file.flush()
+        assert path.stat().st_size == file.nbytes
+        file.write_parts([b"3"])
+    assert path.read_bytes() == b"0" * 4 * nbytes + b"1" * 3000 + b"23"
+
+
+def test_what_is_held_is_not_written_after_an_error(tmp_path: Path) -> None:
+    file = Hashed(str(tmp_path / "file"), "sha256")
+    file.write_parts([b"held"])
+    file.__exit__(KeyError, KeyError(), None)
+    assert file.closed
+    assert not (tmp_path / "file").read_bytes()

@@ -18,7 +18,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +28,8 @@ from gpuload.datasets.stores.tar.headers import Damage
 from gpuload.datasets.stores.tar.index import Shard, Unusable
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from gpuload.datasets.stores.remote.options import Remote
 
 __all__ = ["SUFFIX", "keep", "make_here", "open_shards"]
@@ -77,7 +78,7 @@ def open_shards(
     unique = list(dict.fromkeys(paths))
     shards: dict[str, Shard] = {}
     pieces = [unique[start : start + PIECE] for start in range(0, len(unique), PIECE)]
-    with ThreadPoolExecutor(THREADS) as pool:
+    with _threads() as pool:
         for piece, kept in zip(
             pieces, pool.map(lambda piece: [_kept(path, remote) for path in piece], pieces), strict=True
         ):
@@ -105,7 +106,7 @@ def _made(
 ) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
     """Make the indexes of these; each with what went wrong, and remarks."""
     if remote is not None:
-        with ThreadPoolExecutor(THREADS) as pool:
+        with _threads() as pool:
             yield from pool.map(partial(_make, remote=remote), paths)
         return
     count = min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
@@ -140,6 +141,12 @@ def _made(
     yield from map(_make, left)  # with its error
 
 
+def _threads() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and those who write shards need none
+
+    return ThreadPoolExecutor(THREADS)
+
+
 def _hear(process: subprocess.Popen[bytes], lines: queue.SimpleQueue[bytes]) -> None:
     assert process.stdout is not None
     with process.stdout:
@@ -150,7 +157,7 @@ def _hear(process: subprocess.Popen[bytes], lines: queue.SimpleQueue[bytes]) -> 
 
 def make_here(paths: Sequence[str]) -> None:
     """Make the indexes of these in this process, and write a line for each. What fails is left for who asked."""
-    with ThreadPoolExecutor(THREADS) as pool:
+    with _threads() as pool:
         for path, _, remarks in pool.map(_make, paths):
             print(json.dumps([path, remarks]), flush=True)
 
