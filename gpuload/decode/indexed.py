@@ -139,6 +139,14 @@ def point_bytes(components: int, place: int, first: int, others: int) -> int:
     return (place + first + (components - 1) * others + 7) // 8
 
 
+@lru_cache(maxsize=64)
+def _shifts(components: int, place: int, first: int, others: int) -> tuple[int, ...]:
+    """What is left of a point to its place; and by how much it is shifted up, and then down, to the number of each
+    component."""
+    widths = [first] + [others] * (components - 1)
+    return (1 << place) - 1, *(POINT - place - end for end in accumulate(widths)), *(POINT - width for width in widths)
+
+
 def is_intact(data: bytes, header: JpegHeader, index: Index) -> bool:
     """Whether an index is as it was made, and made for this file, as far as can be seen without reading all of it."""
     grid, (start, stop), view = index.grid, index.scan, memoryview(data)
@@ -207,13 +215,11 @@ def _cut(wanted: list[Wanted]) -> list[Cut | None]:
     ends = list(accumulate(counts))
     files = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
-    widths = np.array([one.index.fields[4:7] for one in wanted]).T
-    masks = (np.int64(1) << widths[0]) - 1
-    bits = points & masks.repeat(counts)
-    widths = np.concatenate((widths[:2], *[widths[2:]] * (wanted[0].header.components - 1)))
-    upwards = POINT - np.cumsum(widths, 0)[1:]
-    predicted = points << upwards.repeat(counts, 1)
-    predicted >>= (POINT - widths[1:]).repeat(counts, 1)
+    components = wanted[0].header.components
+    shifts = np.array([_shifts(components, *one.index.fields[4:7]) for one in wanted]).T.repeat(counts, 1)
+    bits = points & shifts[0]
+    predicted = points << shifts[1 : 1 + components]
+    predicted >>= shifts[1 + components :]
 
     bytes_at = bits >> 3
     bits &= 7
@@ -310,7 +316,7 @@ def _joints(
         for parts, dtype in zip(zip(*tables, strict=True), (SIZES, CODES, PADDINGS), strict=True)
     )
     joint, padding, lowest = _places(wanted)
-    behind = np.cumsum(counts) - 1  # the last joint of each file: nothing is behind it
+    behind = np.add.accumulate(counts) - 1  # the last joint of each file: nothing is behind it
     differences = predicted[:, 1::2] - predicted[:, ::2]
     differences[:, behind] = 0
     blocks = wanted[0].index.blocks
@@ -354,16 +360,18 @@ def _tables(wanted: Wanted) -> tuple[bytes, bytes, bytes]:
 def _places(wanted: list[Wanted]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Where among all files' sizes and codes, and among the paddings, those of each block are, (blocks, files); and for
     how few bits each file has a padding."""
-    blocks = wanted[0].index.blocks
-    fields = np.array([one.index.fields[7:] for one in wanted]).T
-    kinds, lowest = fields[0], fields[4]
-    kind = fields[1 : 1 + len(blocks)].repeat(blocks, 0)
-    several = kinds * (WORD - lowest)
-    return (
-        (kind + np.cumsum(kinds) - kinds) * CATEGORIES,
-        kind * (WORD - lowest) - lowest + np.cumsum(several) - several,
-        lowest,
-    )
+    joint: list[list[int]] = []
+    padding: list[list[int]] = []
+    lowests: list[int] = []
+    kinds_before = paddings_before = 0
+    for one in wanted:
+        kinds, *kind_of, lowest = one.index.fields[7:]
+        of_blocks = [kind for kind, count in zip(kind_of, one.index.blocks, strict=False) for _ in range(count)]
+        joint.append([(kinds_before + kind) * CATEGORIES for kind in of_blocks])
+        padding.append([paddings_before + kind * (WORD - lowest) - lowest for kind in of_blocks])
+        lowests.append(lowest)
+        kinds_before, paddings_before = kinds_before + kinds, paddings_before + kinds * (WORD - lowest)
+    return np.array(joint).T, np.array(padding).T, np.array(lowests)
 
 
 def _plain(wanted: Wanted) -> bytes:
