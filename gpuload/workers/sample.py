@@ -6,10 +6,11 @@ Each leaf of a sample gets its number here, depth first, and keeps it up to the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from gpuload.workers.job import Job
 
 __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
 
-CUT_BYTES = 8 << 20  # of files that are cut before the first of their images is decoded
+CUT_BYTES = 8 << 20  # of files, to be cut before the first of their images is decoded
 LOOKS = 16  # samples of a worker that are searched for strays
 
 Region = list[int]  # top, left, height, width
@@ -61,7 +62,7 @@ class Picture:
     resized: Resized | None = None
     placed: list[int] = field(default_factory=list)  # once decoded: its row of `ImageColumn.table`
     sent: tuple[Any, ...] = ()  # if the device decodes it: `Encoded`, from the offset on
-    part: Cut | None = None  # of a file, what is cut out for the region; until it is decoded
+    part: Cut | Literal["cut now"] | None = "cut now"  # of a file: for `Decoder.decode`
 
     @property
     def for_device(self) -> bool:
@@ -272,8 +273,8 @@ class SampleReader:
         return at
 
     def cut(self, samples: Sequence[Sample], regions: Sequence[Sequence[Region]]) -> int:
-        """Cut what the regions of images need out of their files, where that pays, before they are decoded; of so many
-        samples that their files fit the CPU's caches, whose number is returned."""
+        """Cut what the regions of images need out of their files, where that pays, before they are decoded; of some
+        samples at once, whose number is returned: their cuts are held until then."""
         pictures: list[Picture] = []
         wanted: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
         nbytes = number = 0
@@ -285,8 +286,9 @@ class SampleReader:
                     wanted.append((leaf, picture.header, (top, left, height, width)))
                     nbytes += len(leaf.data)
             number += 1
-        for picture, part in zip(pictures, self._decoder.cuts(wanted), strict=True):
-            picture.part = part
+        with contextlib.suppress(Exception):  # it comes again, and alone, when that file is decoded
+            for picture, part in zip(pictures, self._decoder.cuts(wanted), strict=True):
+                picture.part = part
         return number
 
     def decode(self, sample: Sample, regions: Iterable[Region], slot: np.ndarray, at: int) -> int:

@@ -10,6 +10,7 @@ from pictures import jpeg_bytes
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.decode import decoder
 from gpuload.decode.cuttable import make_cuttable
 from gpuload.workers.sample import SampleReader
 
@@ -80,6 +81,25 @@ def test_a_broken_file_fails_alone():
     found, _, failed = epoch(CUTTABLE, broken=True)
     assert failed == [4, 9]
     assert sorted(found) == [number for number in range(COUNT) if number not in failed]
+    for number, images in found.items():
+        for one, other in zip(images, expected[number], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:sample 3:RuntimeWarning")
+def test_what_cutting_raises_is_an_error_of_one_sample(monkeypatch):
+    cuts = decoder.cuts
+
+    def refuse_one(wanted: Any) -> Any:
+        if any(data is CUTTABLE[0] and region == (194, 167, 144, 162) for data, _, region in wanted):
+            raise MemoryError("too large")
+        return cuts(wanted)
+
+    expected, *_ = epoch(CUTTABLE)
+    monkeypatch.setattr(decoder, "cuts", refuse_one)
+    found, _, failed = epoch(CUTTABLE)
+    assert failed == [3]
+    assert sorted(found) == [number for number in range(COUNT) if number != 3]
     for number, images in found.items():
         for one, other in zip(images, expected[number], strict=True):
             np.testing.assert_array_equal(one, other)
