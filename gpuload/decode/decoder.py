@@ -156,7 +156,7 @@ class Decoder:
                 continue
             if header.orientation != 1:
                 region = stored_region(region, header.orientation, self.size_hw(header))
-            if region[2:] != (jpeg.height, jpeg.width):
+            if region[2:] != (jpeg.height, jpeg.width) and (jpeg.index_at or jpeg.restart_interval):
                 parts[number] = encoded.data, jpeg, region
         for number, part in zip(parts, cuts([*parts.values()]), strict=True):
             found[number] = part
