@@ -3,8 +3,9 @@
     python -m benchmarks.cuttable --photos DIR
 
 Each region is decoded in three ways, one after the other, in every round: from the original; from the cuttable file, as
-if it had no index; cut. What counts is the least CPU time of a region in all rounds, so that other work on the machine
-matters little. Pixels are compared. Needs jpegtran for progressive JPEGs, and those with restart markers.
+if it had no index; cut. The regions of a file are cut out together, as workers cut those of a chunk. What counts is the
+least CPU time of a region in all rounds, so that other work on the machine matters little. Pixels are compared. Needs
+jpegtran for progressive JPEGs, and those with restart markers.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from benchmarks.peers.decoder_alone import draw_region
 from benchmarks.photos import SUFFIXES, find_photos
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder, Header
-from gpuload.decode.cut import cut, is_cuttable
+from gpuload.decode.cut import is_cuttable
 from gpuload.decode.cuttable import make_cuttable
 from gpuload.decode.indexed import read_index
 
 __all__ = ["main"]
 
 WAYS = ("original", "cuttable, not cut", "cuttable, cut")
-CUTTING = "of which: the cut itself"
+CUTTING = "of which: cutting"
 
 
 def whole(header: Header) -> Header:
@@ -68,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     decoder, rng = Decoder(Decode()), np.random.default_rng(0)
     times: dict[str, list[float]] = {way: [] for way in (*WAYS, CUTTING)}
-    sizes, spacings, differ, regions = [], Counter(), 0, 0
+    sizes, spacings, differ, regions, were_cut = [], Counter(), 0, 0, 0
     packing_s = 0.0
     for path in paths:
         original = Encoded(path.read_bytes())
@@ -83,16 +84,18 @@ def main(arguments: list[str] | None = None) -> int:
         spacings[index.spacing if index is not None else -jpeg.restart_interval] += 1
         sizes.append((len(original.data), len(made.data)))
         files = (original, header), (made, whole(made_header)), (made, made_header)
-        for _ in range(options.regions):
-            top, left, bottom, right = draw_region(rng, header.height, header.width)
-            region = (top, left, bottom - top, right - left)
+        drawn = [draw_region(rng, header.height, header.width) for _ in range(options.regions)]
+        wanted = [(made, made_header, (top, left, bottom - top, right - left)) for top, left, bottom, right in drawn]
+        cutting = least_us(options.rounds, decoder.cuts, wanted) / len(wanted)
+        for (_, _, region), part in zip(wanted, decoder.cuts(wanted), strict=True):
             out = [np.empty((*region[2:], 3), np.uint8) for _ in WAYS]
-            for way, file, pixels in zip(WAYS, files, out, strict=True):
-                times[way].append(least_us(options.rounds, decoder.decode, *file, region, pixels))
+            for way, file, pixels, found in zip(WAYS, files, out, (None, None, part), strict=True):
+                times[way].append(least_us(options.rounds, decoder.decode, *file, region, pixels, found))
+            times[WAYS[-1]][-1] += cutting
+            times[CUTTING].append(cutting)
             differ += not all(np.array_equal(out[0], other) for other in out[1:])
             regions += 1
-            if cut(made.data, jpeg, region) is not None:
-                times[CUTTING].append(least_us(options.rounds, cut, made.data, jpeg, region))
+            were_cut += part is not None
     if not regions:
         raise SystemExit(f"none of the {len(paths)} files in {source} can be made cuttable")
 
@@ -104,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"MCUs from a point of the index to the next, and files: "
         f"{', '.join(f'{n}: {found}' for n, found in sorted(spacings.items()))} (below 0: of an interval)\n"
         f"making one cuttable: {1000 * packing_s / len(paths):.0f} ms of CPU\n"
-        f"{regions} regions of RandomResizedCrop, {len(times[CUTTING])} of them cut; "
+        f"{regions} regions of RandomResizedCrop, {were_cut} of them cut; "
         f"{'pixels are equal' if not differ else f'PIXELS DIFFER in {differ}'}; {cpu_model()}",
         soft_wrap=True,
     )

@@ -17,6 +17,7 @@ from PIL import Image
 
 from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.decode.cuttable import make_cuttable
+from gpuload.decode.jpeg_header import INDEX
 
 __all__ = ["copy_photos", "cuttable_copy", "find_photos", "light_copy", "make_up", "warm"]
 
@@ -81,7 +82,7 @@ def copy_photos(source: Path, cache: Path, count: int) -> Path:
 
 def cuttable_copy(root: Path) -> Path:
     """Copy the tree `root` to a folder beside it, its JPEGs made cuttable; a finished folder is used again."""
-    return _changed_copy(root, "indexed", make_cuttable)
+    return _changed_copy(root, f"indexed-{INDEX[-1]}", make_cuttable)  # another version's index would not be used
 
 
 def light_copy(root: Path) -> Path:

@@ -14,22 +14,23 @@ Pixels are equal to the last bit. The chroma of a pixel is interpolated from its
 samples, one pixel more on each side is covered; at the picture's own edges decoders make up what is missing, and there
 the cut has the same edge.
 
-Pure functions of the bytes, some 0.05 ms for a photograph, 0.1 to 0.2 by an index. What is out of the ordinary gives
-None, and is decoded as if there were no markers and no index: all markers have to be there, in order, with the
-end-of-image marker behind them.
+Pure functions of the bytes, some 0.05 ms for a photograph; by an index 0.2, and 0.1 for several at once. What is out
+of the ordinary gives None, and is decoded as if there were no markers and no index: all markers have to be there, in
+order, with the end-of-image marker behind them.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
 from gpuload.decode.grid import Cut, Grid, Region, mcu_size, scan_start, touched
-from gpuload.decode.indexed import cut_by_index, is_intact, read_index
+from gpuload.decode.indexed import Wanted, cut_by_index, is_intact, read_index
 from gpuload.decode.jpeg_header import JpegHeader
 
-__all__ = ["cut", "find_intervals", "grid_of", "is_cuttable"]
+__all__ = ["cut", "cuts", "find_intervals", "grid_of", "is_cuttable"]
 
 RESTARTS, END = bytes(range(0xD0, 0xD8)), b"\xd9"
 
@@ -96,16 +97,28 @@ def cut(data: bytes, header: JpegHeader, region_tlhw: Region) -> Cut | None:
         header: what `scan_markers` says of it.
         region_tlhw: top, left, height, width, within the picture as stored.
     """
-    index = read_index(data, header)
-    grid = index.grid if index is not None else grid_of(data, header)
-    if grid is None:
-        return None
-    part = touched(grid, header, region_tlhw, mcu_size(data, header) if index is None else index.mcu)
-    if not _pays(grid, region_tlhw, part, len(data) - header.first_scan, index is not None):
-        return None
-    if index is not None:
-        return cut_by_index(data, header, region_tlhw, index, part)
-    return _cut_by_markers(data, header, region_tlhw, grid, part)
+    return cuts([(data, header, region_tlhw)])[0]
+
+
+def cuts(wanted: Sequence[tuple[bytes, JpegHeader, Region]]) -> list[Cut | None]:
+    """`cut` of several files, in half the time."""
+    found: list[Cut | None] = [None] * len(wanted)
+    by_index: dict[int, Wanted] = {}
+    for number, (data, header, region_tlhw) in enumerate(wanted):
+        index = read_index(data, header)
+        grid = index.grid if index is not None else grid_of(data, header)
+        if grid is None:
+            continue
+        part = touched(grid, header, region_tlhw, mcu_size(data, header) if index is None else index.mcu)
+        if not _pays(grid, region_tlhw, part, len(data) - header.first_scan, index is not None):
+            continue
+        if index is not None:
+            by_index[number] = Wanted(data, header, region_tlhw, index, part)
+        else:
+            found[number] = _cut_by_markers(data, header, region_tlhw, grid, part)
+    for number, made in zip(by_index, cut_by_index([*by_index.values()]), strict=True):
+        found[number] = made
+    return found
 
 
 def _cut_by_markers(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gpuload.decode.jpeg_header import JpegHeader
 
-__all__ = ["BLOCK", "Cut", "Grid", "Region", "is_interpolated", "mcu_size", "mcus", "scan_start", "touched"]
+__all__ = ["BLOCK", "Cut", "Grid", "Region", "is_interpolated", "mcu_size", "mcus", "sampling", "scan_start", "touched"]
 
 Region = tuple[int, int, int, int]
 BLOCK: Final = 8  # pixels of a side
@@ -35,7 +36,16 @@ def mcu_size(data: bytes, header: JpegHeader) -> tuple[int, int]:
     """Width and height of an MCU in pixels."""
     if header.components == 1:  # whatever its sampling says: a scan of one component is not interleaved
         return BLOCK, BLOCK
-    factors = data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3]
+    return _largest(sampling(data, header))
+
+
+def sampling(data: bytes, header: JpegHeader) -> bytes:
+    """Of each component its sampling factors: horizontal · 16 + vertical."""
+    return data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3]
+
+
+@lru_cache(maxsize=64)
+def _largest(factors: bytes) -> tuple[int, int]:
     return BLOCK * max(factor >> 4 for factor in factors), BLOCK * max(factor & 15 for factor in factors)
 
 

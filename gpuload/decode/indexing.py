@@ -15,12 +15,13 @@ from gpuload.decode.indexed import (
     CODES,
     FIXED,
     PADDINGS,
-    ROWS,
+    POINT,
+    POINTS,
     SIZES,
     WORD,
     blocks_of,
     digest,
-    point_type,
+    point_bytes,
 )
 from gpuload.decode.jpeg_header import EOI, INDEX, JpegHeader, end_of_scan, scan_markers
 
@@ -203,19 +204,22 @@ def _behind_metadata(data: bytes) -> int:
 def _points(
     bits: np.ndarray, predictors: np.ndarray, in_row: int, rows: int, spacing: int
 ) -> tuple[tuple[int, int, int], bytes] | None:
-    """The points every few MCUs: how many bytes their numbers have, the bits at which rows begin, and the points; None
-    if a stretch would begin and end within a byte."""
-    starts = np.arange(rows + 1) * in_row
-    at = np.append((starts[:-1, None] + np.arange(0, in_row, spacing)).ravel(), starts[-1])
+    """The points every few MCUs: how many bits their numbers have, and they themselves; None if a stretch would begin
+    and end within a byte, or a point has too many bits (some 33 MB of coded data)."""
+    starts = np.arange(rows) * in_row
+    at = np.append((starts[:, None] + np.arange(0, in_row, spacing)).ravel(), rows * in_row)
     if np.diff(bits[at]).min() < LEAST_BITS:
         return None
-    offsets = bits[at] - bits[at // in_row * in_row]
-    first, others = predictors[at, 0], predictors[at, 1:]
-    sizes = 4 if offsets.max() >= 1 << 16 else 2, _bytes_of(first), _bytes_of(others)
-    points = np.empty(len(at), point_type(predictors.shape[1], *sizes))
-    points["offset"], points["first"], points["others"] = offsets, first, others
-    return sizes, bits[starts].astype(ROWS).tobytes() + points.tobytes()
+    widths = int(bits[-1]).bit_length(), _bits_of(predictors[at, :1]), _bits_of(predictors[at, 1:])
+    if (nbytes := point_bytes(predictors.shape[1], *widths)) > POINT // 8:
+        return None
+    points, shift = bits[at], widths[0]
+    for component, numbers in enumerate(predictors[at].T):
+        width = widths[1 + (component > 0)]
+        points |= (numbers & (1 << width) - 1) << shift
+        shift += width
+    return widths, points.astype(POINTS).view(np.uint8).reshape(len(at), -1)[:, :nbytes].tobytes()
 
 
-def _bytes_of(numbers: np.ndarray) -> int:
-    return 1 if not numbers.size or (numbers.min() >= -128 and numbers.max() < 128) else 2
+def _bits_of(numbers: np.ndarray) -> int:
+    return int(np.append(numbers ^ numbers >> 63, 0).max()).bit_length() + 1  # ^: as many bits as -1 - n has

@@ -181,10 +181,13 @@ class ChunkRunner:
         before, start = start, clock()
         counters.header_ns += start - before
         counters.bytes_decoded += nbytes - sent_bytes
-        for sample, own in zip(loaded, regions, strict=True):
+        were_cut = 0
+        for number, (sample, own) in enumerate(zip(loaded, regions, strict=True)):
             if not wanted():
                 return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
             note(sample.row)
+            if number == were_cut:
+                were_cut += self._reader.cut(loaded[number:], regions[number:])
             try:
                 at = self._reader.decode(sample, own, slot, at)
             except Exception as error:

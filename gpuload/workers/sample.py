@@ -6,10 +6,11 @@ Each leaf of a sample gets its number here, depth first, and keeps it up to the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from gpuload.datasets.recognise import fewer_frames, find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
 from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor
 from gpuload.decode import Decoder
+from gpuload.decode.grid import Cut
 from gpuload.decode.jpeg_header import has_end
 from gpuload.errors import one_line
 from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
@@ -31,6 +33,7 @@ from gpuload.workers.job import Job
 
 __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
 
+CUT_BYTES = 8 << 20  # of files, to be cut before the first of their images is decoded
 LOOKS = 16  # samples of a worker that are searched for strays
 
 Region = list[int]  # top, left, height, width
@@ -59,6 +62,7 @@ class Picture:
     resized: Resized | None = None
     placed: list[int] = field(default_factory=list)  # once decoded: its row of `ImageColumn.table`
     sent: tuple[Any, ...] = ()  # if the device decodes it: `Encoded`, from the offset on
+    part: Cut | Literal["cut now"] | None = "cut now"  # of a file: for `Decoder.decode`
 
     @property
     def for_device(self) -> bool:
@@ -268,6 +272,25 @@ class SampleReader:
                 at = align(at + len(leaf.data), ALIGN)
         return at
 
+    def cut(self, samples: Sequence[Sample], regions: Sequence[Sequence[Region]]) -> int:
+        """Cut what the regions of images need out of their files, where that pays, before they are decoded; of some
+        samples at once, whose number is returned: their cuts are held until then."""
+        pictures: list[Picture] = []
+        wanted: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
+        nbytes = number = 0
+        while number < len(samples) and nbytes < CUT_BYTES:
+            for picture, region in zip(samples[number].images.values(), regions[number], strict=False):
+                leaf, (top, left, height, width) = picture.leaf, region
+                if isinstance(leaf, Encoded) and picture.resized is None and not picture.sent:
+                    pictures.append(picture)
+                    wanted.append((leaf, picture.header, (top, left, height, width)))
+                    nbytes += len(leaf.data)
+            number += 1
+        with contextlib.suppress(Exception):  # it comes again, and alone, when that file is decoded
+            for picture, part in zip(pictures, self._decoder.cuts(wanted), strict=True):
+                picture.part = part
+        return number
+
     def decode(self, sample: Sample, regions: Iterable[Region], slot: np.ndarray, at: int) -> int:
         """Decode a region of each image and mask into the slot from `at` on; returns where they end. Files of images
         that are sent are written as they are.
@@ -299,7 +322,9 @@ class SampleReader:
                         leaf, header, whole, resized.eighths, resized.interpolation, out.reshape(shape)
                     )
                 elif isinstance(leaf, Encoded):
-                    self._decoder.decode(leaf, header, (top, left, height, width), out.reshape(height, width, -1))
+                    part, picture.part = picture.part, None
+                    out = out.reshape(height, width, -1)
+                    self._decoder.decode(leaf, header, (top, left, height, width), out, part)
                 else:
                     out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
             except Exception as error:

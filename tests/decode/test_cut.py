@@ -12,7 +12,7 @@ from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cut import cut, find_intervals, grid_of
+from gpuload.decode.cut import cut, cuts, find_intervals, grid_of
 from gpuload.decode.grid import Grid
 from gpuload.decode.jpeg import NvImageCodec, SimpleJpeg
 
@@ -174,7 +174,7 @@ def test_a_cut_is_turned_upright_as_the_whole_is(orientation, encode):
     header = decoder.header(Encoded(jpeg))
     assert header.orientation == orientation
     whole = decoder.decode(Encoded(jpeg), header)
-    with mock.patch("gpuload.decode.decoder.cut", wraps=cut) as spied:
+    with mock.patch("gpuload.decode.decoder.cuts", wraps=cuts) as spied:
         pixels = with_cutting(decoder, jpeg, region)
     assert spied.call_count == 1
     np.testing.assert_array_equal(pixels, whole[60:150, 70:180])

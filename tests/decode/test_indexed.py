@@ -15,8 +15,8 @@ from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cut import cut, is_cuttable
-from gpuload.decode.indexed import FIXED, point_type, read_index
+from gpuload.decode.cut import cut, cuts, is_cuttable
+from gpuload.decode.indexed import FIXED, point_bytes, read_index
 from gpuload.decode.indexing import add_index
 from gpuload.decode.jpeg import SimpleJpeg
 from gpuload.decode.jpeg_header import INDEX
@@ -158,6 +158,36 @@ def test_a_cut_is_turned_upright_as_the_whole_is(orientation, encode):
     assert decoder.counts["cut"] == 1
 
 
+FORGED = {
+    "none": lambda large: b"",
+    "longer codes": lambda large: forged(large, FIXED.size - 4, b"\x28" * 24),
+    "fewer than no paddings": lambda large: without_tables(large),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_several_are_cut_as_each_by_itself(large, forgery):
+    """Also beside files that have other tables and layouts, restart markers, no index, or one that does not fit."""
+    rng = np.random.default_rng(7)
+    files = [
+        indexed(restarted(sampling, (24, 20), 0, content=content), most)
+        for sampling in SAMPLINGS
+        for content, most in (("smooth", 65_000), ("noise", 3_000))
+    ]
+    files += [large, recoded(large), flipped(large, header_of(large).index_at + 700), restarted("4:4:4", (24, 20), 4)]
+    files += [restarted("4:2:0", (24, 20), 0), *filter(None, [FORGED[forgery](large)])]
+    wanted = []
+    for number, jpeg in enumerate([*files, large, *files, large]):
+        header = header_of(jpeg)
+        height, width = int(rng.integers(30, header.height - 30)), int(rng.integers(30, header.width - 30))
+        top, left = int(rng.integers(header.height - height + 1)), int(rng.integers(header.width - width + 1))
+        wanted.append((jpeg, header, (top, left * (number < len(files)), height, width)))
+    with always:
+        found, alone = cuts(wanted), [cut(*one) for one in wanted]
+    assert found == alone
+    assert 20 < sum(made is not None for made in found) < len(found)
+
+
 def changed(jpeg: bytes, at: int, value: bytes) -> bytes:
     return jpeg[:at] + value + jpeg[at + len(value) :]
 
@@ -188,7 +218,7 @@ DAMAGES = {
     "its checksum": lambda jpeg: flipped(jpeg, header_of(jpeg).index_at + 20),
     "its last byte": lambda jpeg: flipped(jpeg, jpeg.index(TABLES, header_of(jpeg).index_at) - 1),
     "its length": stretched,
-    "its version": lambda jpeg: changed(jpeg, header_of(jpeg).index_at + 4 + 14, b"\x02"),
+    "its version": lambda jpeg: changed(jpeg, header_of(jpeg).index_at + 4 + 14, b"\x01"),
     "another width": lambda jpeg: changed(jpeg, header_of(jpeg).frame_at + 7, b"\x01\xff"),
     "another picture": recoded,
     "a byte less": lambda jpeg: jpeg[:-500] + jpeg[-499:],
@@ -264,6 +294,17 @@ def forged(jpeg: bytes, at: int, value: bytes) -> bytes:
     return jpeg[:begin] + struct.pack("<I", crc32(body)) + body + jpeg[end:]
 
 
+def without_tables(jpeg: bytes) -> bytes:
+    """With an index of fewer than no paddings, its length and its checksum being right."""
+    header = header_of(jpeg)
+    at, index = header.index_at, read_index(jpeg, header)
+    *fixed, kinds, lowest = (*index.fields[1:7], *index.fields[8:11], index.fields[7], index.fields[11])
+    gone = kinds * 8 * (90 - lowest)
+    body = FIXED.pack(0, *fixed[:6], kinds, *fixed[6:], 90)[4:] + jpeg[index.joints_at + gone : index.end]
+    segment = INDEX + struct.pack("<I", crc32(body)) + body
+    return jpeg[: at + 2] + struct.pack(">H", 2 + len(segment)) + segment + jpeg[index.end :]
+
+
 def test_a_forged_index_does_no_harm(large):
     """Pixels may be wrong, as in any forged file; but nothing breaks, nor grows."""
     rng, decoder, region = np.random.default_rng(5), Decoder(Decode()), (150, 200, 80, 90)
@@ -282,15 +323,21 @@ def test_a_forged_index_does_no_harm(large):
     assert 0 < were_cut < 400
 
 
-def test_a_forged_index_of_rows_that_all_hold_the_whole_scan_is_not_used(large):
+def test_a_forged_index_gets_no_tables_of_other_files(large):
+    jpeg, header, region = forged(large, FIXED.size - 8, b"\x02"), header_of(large), (150, 200, 80, 90)
+    wanted = [(jpeg, header_of(jpeg), region), (large, header, region)]  # the third kind of components, of two
+    assert cuts(wanted) == [None, cut(large, header, region)]
+
+
+def test_a_forged_index_of_stretches_that_all_hold_the_whole_scan_is_not_used(large):
     header = header_of(large)
     index = read_index(large, header)
-    point = point_type(3, *index.fields[4:7])
-    count = index.grid.rows * index.grid.columns + 1
-    body = large.index(TABLES, header.index_at) - count * point.itemsize
-    rows_at = body - 4 * (index.grid.rows + 1) - (index.joints_at - FIXED.size + 4)
-    rows = np.tile(np.array([0, 4 * len(large)], "<u4"), index.grid.rows)[: index.grid.rows + 1]
-    jpeg = forged(large, rows_at, rows.tobytes())
+    columns, nbytes = index.grid.columns, point_bytes(3, *index.fields[4:7])
+    count = index.grid.rows * columns + 1
+    at = large.index(TABLES, header.index_at) - count * nbytes - (index.joints_at - FIXED.size + 4)
+    places = np.zeros(count, "<u8")
+    places[::columns] = 8 * (len(large) - header.first_scan - 100)  # where a row begins, and the one above ends
+    jpeg = forged(large, at, places.view(np.uint8).reshape(count, 8)[:, :nbytes].tobytes())
     with always:
         assert cut(large, header, (0, 100, 384, 412)) is not None
         assert cut(jpeg, header_of(jpeg), (0, 100, 384, 412)) is None

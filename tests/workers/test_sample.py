@@ -1,0 +1,105 @@
+"""Chunks of cuttable files: what is cut out of them together has the pixels of the originals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import jpeg_bytes
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.decode import decoder
+from gpuload.decode.cuttable import make_cuttable
+from gpuload.workers.sample import SampleReader
+
+COUNT = 12
+_noise = np.random.default_rng(0).integers(0, 256, (3, 384, 512, 3), np.uint8)
+ORIGINALS = [jpeg_bytes(noise, quality=90, subsampling=number) for number, noise in enumerate(_noise)]
+CUTTABLE = [make_cuttable(data) for data in ORIGINALS]
+
+
+class Pairs:
+    """Two images in each sample, the second as grey. If they are `broken`, the first of every fifth is cut off."""
+
+    def __init__(self, files: list[bytes], *, broken: bool = False) -> None:
+        self.files, self.broken = files, broken
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        first, second = self.files[index % 3], self.files[(index + 1) % 3]
+        if self.broken and index % 5 == 4:
+            first = first[: len(first) // 2]
+        return gl.Encoded(first), gl.Encoded(second, "L"), index
+
+
+def epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[np.ndarray]], Any, list[int]]:
+    """The images by number, what was counted, and which samples failed."""
+    transforms = [T.RandomResizedCrop(48, scale=(0.05, 0.4))]
+    dataset = Pairs(files, broken=broken)
+    with gl.Loader(
+        dataset,
+        batch_size=6,
+        transforms=transforms,
+        num_workers=0,
+        device="cpu",
+        faults=gl.Faults(on_error="skip", max_error_rate=1.0),
+    ) as loader:
+        found = {
+            int(number): [one.numpy().copy(), other.numpy().copy()]
+            for images, greys, numbers in loader
+            for one, other, number in zip(images, greys, numbers, strict=True)
+        }
+        return found, loader.stats().decoders, sorted(error.index for error in loader.errors)
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 8 << 20])
+def test_pixels_are_those_of_the_originals_however_many_are_cut_at_once(cut_bytes, monkeypatch):
+    monkeypatch.setattr("gpuload.workers.sample.CUT_BYTES", cut_bytes)
+    calls: list[int] = []
+    cut = SampleReader.cut
+    monkeypatch.setattr(SampleReader, "cut", lambda *given: calls.append(cut(*given)) or calls[-1])
+    expected, counted, _ = epoch(ORIGINALS)
+    assert "cut" not in counted
+    calls.clear()
+    found, counted, _ = epoch(CUTTABLE)
+    assert counted["cut"] > COUNT
+    assert sum(calls) == COUNT
+    assert (set(calls) == {1}) == (cut_bytes == 1)
+    assert list(found) == list(expected)
+    for number, images in expected.items():
+        for one, other in zip(images, found[number], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:sample 4:RuntimeWarning")
+def test_a_broken_file_fails_alone():
+    expected, *_ = epoch(CUTTABLE)
+    found, _, failed = epoch(CUTTABLE, broken=True)
+    assert failed == [4, 9]
+    assert sorted(found) == [number for number in range(COUNT) if number not in failed]
+    for number, images in found.items():
+        for one, other in zip(images, expected[number], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:sample 3:RuntimeWarning")
+def test_what_cutting_raises_is_an_error_of_one_sample(monkeypatch):
+    cuts = decoder.cuts
+
+    def refuse_one(wanted: Any) -> Any:
+        if any(data is CUTTABLE[0] and region == (194, 167, 144, 162) for data, _, region in wanted):
+            raise MemoryError("too large")
+        return cuts(wanted)
+
+    expected, *_ = epoch(CUTTABLE)
+    monkeypatch.setattr(decoder, "cuts", refuse_one)
+    found, _, failed = epoch(CUTTABLE)
+    assert failed == [3]
+    assert sorted(found) == [number for number in range(COUNT) if number != 3]
+    for number, images in found.items():
+        for one, other in zip(images, expected[number], strict=True):
+            np.testing.assert_array_equal(one, other)
