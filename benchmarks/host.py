@@ -49,7 +49,7 @@ from gpuload.batches import assemble
 from gpuload.loader import session
 from gpuload.stage import segments
 from gpuload.stage.fused import runner, weights
-from gpuload.stage.transfer import CpuTransfer
+from gpuload.stage.transfer import CpuTransfer, rounded
 from gpuload.workers import feed, plans
 
 __all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
@@ -67,10 +67,12 @@ LAST: Final = 3 + session.LAUNCHED_AHEAD  # batches that are launched or planned
 PAIR: Final = session.LAUNCHED_AHEAD  # batches that one `next()` launches, and the one after it none
 LEAST: Final = FIRST + LAST + PAIR  # batches of an epoch, of which a pair is measured
 SMALL_BYTES: Final = 1 << 20  # of labels; what is larger is on the device already
+MAPPED_BYTES: Final = 1 << 17  # from here on the CPU's allocator maps memory anew
 # What is timed: where it is looked up, and the part that it belongs to. What one calls of another counts there.
 PARTS: Final = (
     (feed.Feed, "take", "feed"),
     (feed.Feed, "take_if_ready", "feed"),
+    (feed.Feed, "pump", "feed"),
     (feed, "read_content", "descriptions"),
     (plans, "read_content", "descriptions"),
     (assemble, "Columns", "columns"),
@@ -104,21 +106,23 @@ class _NoCopies(CpuTransfer):
 
 
 class _KeptMemory:
-    """In place of `torch.empty`, for what would be on a device: large memory is kept and given again, where the CPU's
-    allocator would have the system map it anew for each batch."""
+    """In place of `torch.empty`, for what would be on a device: large memory is kept and given again, also to a little
+    less, where the CPU's allocator would have the system map it anew for each batch."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, torch.Tensor] = {}
         self._empty = torch.empty
 
     def __call__(self, *size: Any, **options: Any) -> torch.Tensor:
-        wanted = (size, options.get("dtype"))
-        if (kept := self._kept.get(wanted)) is not None:
-            return kept.detach()
-        made = self._empty(*size, **options)
-        if made.nbytes >= SMALL_BYTES:
-            self._kept[wanted] = made
-        return made
+        flat = len(size) == 1 and isinstance(size[0], int)
+        given = (rounded(size[0]),) if flat else size
+        wanted = (given, options.get("dtype"))
+        if (kept := self._kept.get(wanted)) is None:
+            kept = self._empty(*given, **options)
+            if kept.nbytes < MAPPED_BYTES:
+                return self._empty(*size, **options)
+            self._kept[wanted] = kept
+        return kept[: size[0]] if flat else kept.detach()
 
 
 @contextmanager
