@@ -160,12 +160,11 @@ class Assembly:
             batch.starts = self._transfer.starts(batch)
             return to_plan(batch.starts, chunks)
         batch.columns = columns = Columns(batch)
-        if columns.has_targets or len(columns.images) != 1 or columns.images[0].kinds:
-            return None
-        if len(columns.images[0].rows) != len(columns):
+        images = columns.images
+        if columns.has_targets or len(images) != 1 or images[0].kinds or len(images[0].rows) != len(columns):
             return None
         batch.starts = self._transfer.starts(batch)
-        return to_plan(batch.starts, (), columns.table(columns.images[0], batch.starts))
+        return to_plan(batch.starts, (), columns.table(images[0], batch.starts))
 
     def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
         """The batch that the user gets, of its finished columns; `outline` None: row by row."""
@@ -376,8 +375,7 @@ class Assembly:
 
 
 def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
-    """New tensors are the CPU's within this, whatever torch's default device is; if it is the CPU, for nothing."""
-    # To make a tensor takes a tenth of what `torch.get_default_device` does.
+    """New tensors are the CPU's within this, whatever torch's default device is: a new tensor says it soonest."""
     return NOTHING if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 

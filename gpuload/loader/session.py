@@ -216,10 +216,9 @@ class Session:
                 return None
             self.launched.append(self._launch(batch, info))
         # Their copies and stages run while the consumer works on the current batch. Two at once take the host less time
-        # than one after each of two batches: the second finds all code and tables in the processor's cache.
-        if len(self.launched) > 1:
-            self.feed.pump(0.0)
-        elif self.transfer.asynchronous and not self.options.chain.holds_state:
+        # than one after each of two batches: the second finds all code and tables in the processor's cache. In the
+        # `next()` between, nothing is done at all.
+        if len(self.launched) <= 1 and self.transfer.asynchronous and not self.options.chain.holds_state:
             while len(self.launched) <= LAUNCHED_AHEAD and (coming := self._take(self.feed.take_if_ready)) is not None:
                 self.launched.append(self._launch(coming, info))
         current = self.launched[0]

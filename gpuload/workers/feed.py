@@ -36,6 +36,7 @@ from gpuload.workers.spill import spill
 __all__ = ["Feed"]
 
 Failed = list[tuple[Part, list[ErrorRecord]]]
+PLANNED = 2  # batches that are launched at once: their plans are made meanwhile
 READY_S = 0.01  # between two looks at whether workers have started
 
 
@@ -235,9 +236,9 @@ class Feed:
 
     @property
     def _room(self) -> bool:
-        """Whether another batch may begin: beside one that is being planned, or waits with its plan, one more."""
-        planned = any(batch.planning is not None or batch.made is not None for batch in self._batches)
-        return len(self._batches) < self._ahead_now + planned
+        """Whether another batch may begin: beside two that are being planned, or wait with their plans, as many."""
+        planned = sum(batch.planning is not None or batch.made is not None for batch in self._batches)
+        return len(self._batches) < self._ahead_now + min(planned, PLANNED)
 
     def _hand_out(self, *, waited_for: bool) -> None:
         self._plan()

@@ -288,11 +288,11 @@ def test_a_small_ring_is_for_pixels():
     feed.release(batch)
 
 
-def test_with_a_plan_in_work_one_more_batch_is():
+def test_with_plans_in_work_as_many_more_batches_are_up_to_two():
     feed, engine = made(20)
     engine.fate = "later"
     pump(feed)
-    assert len(feed._batches) == 3
+    assert len(feed._batches) == 4  # two are ahead
 
 
 def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of_the_resize():
