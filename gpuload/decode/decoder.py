@@ -149,6 +149,8 @@ class Decoder:
             wanted: of each `encoded`, `header` and `region_tlhw`, as for `decode`.
         """
         found: list[Cut | None] = [None] * len(wanted)
+        if not any(header.jpeg for _, header, _ in wanted):
+            return found  # decoders are loaded by whoever needs one
         usable, _ = self._jpeg_decoders or self._find_jpeg_decoders()
         parts: dict[int, tuple[bytes, JpegHeader, Region]] = {}
         for number, (encoded, header, region) in enumerate(wanted if usable else ()):
