@@ -6,9 +6,7 @@ session may be closed without it.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 
 from gpuload.errors import GpuloadError
 
@@ -86,8 +84,7 @@ class Life:
         """It was ended by the finalizer, after the session became garbage."""
         self._reached.add("buried")
 
-    @contextlib.contextmanager
-    def work(self, *, broken: bool) -> Iterator[None]:
+    def work(self, *, broken: bool) -> Life:
         """Notice work that is interrupted: a ctrl-C may come between any two lines, with an event or a batch in hand.
         `broken`: the engine itself says why it cannot go on."""
         if self._reached:
@@ -99,16 +96,17 @@ class Life:
                 )
             )
         self._torn = "an interrupt"
-        try:
-            yield
-            if self._reached:  # by a signal handler: the feed is empty, as at the end of an epoch
-                raise RuntimeError("closed")
-        except (GpuloadError, Warning):  # raised on purpose, with nothing in hand
+        return self
+
+    def __enter__(self) -> None:
+        """Work begins."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None and self._reached:  # by a signal handler: the feed is empty, as at the end of an epoch
+            error = RuntimeError("closed")
+        if error is None or isinstance(error, GpuloadError | Warning):  # raised on purpose, with nothing in hand
             self._torn = ""
-            raise
-        except BaseException as error:
-            self.tear(type(error).__name__)
-            if self._reached and isinstance(error, Exception):
-                raise RuntimeError(OVER.format("its Loader was closed meanwhile")) from error
-            raise
-        self._torn = ""
+            return
+        self.tear(type(error).__name__)
+        if self._reached and isinstance(error, Exception):
+            raise RuntimeError(OVER.format("its Loader was closed meanwhile")) from error
