@@ -149,19 +149,17 @@ class Decoder:
             wanted: of each `encoded`, `header` and `region_tlhw`, as for `decode`.
         """
         found: list[Cut | None] = [None] * len(wanted)
-        if not any(header.jpeg for _, header, _ in wanted):
-            return found  # decoders are loaded by whoever needs one
-        usable, _ = self._jpeg_decoders or self._find_jpeg_decoders()
         parts: dict[int, tuple[bytes, JpegHeader, Region]] = {}
-        for number, (encoded, header, region) in enumerate(wanted if usable else ()):
+        for number, (encoded, header, region) in enumerate(wanted):
             if (jpeg := header.jpeg) is None:
                 continue
             if header.orientation != 1:
                 region = stored_region(region, header.orientation, self.size_hw(header))
             if region[2:] != (jpeg.height, jpeg.width) and (jpeg.index_at or jpeg.restart_interval):
                 parts[number] = encoded.data, jpeg, region
-        for number, part in zip(parts, cuts([*parts.values()]), strict=True):
-            found[number] = part
+        if parts and (self._jpeg_decoders or self._find_jpeg_decoders())[0]:
+            for number, part in zip(parts, cuts([*parts.values()]), strict=True):
+                found[number] = part
         return found
 
     def decode(

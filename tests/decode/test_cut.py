@@ -164,6 +164,20 @@ def test_pillow_alone_cuts_nothing(large):
     )
 
 
+def test_decoders_are_loaded_only_where_something_may_be_cut(large, encode):
+    """What has no images may be read in the main process, which is to stay small."""
+    noise = np.random.default_rng(0).integers(0, 256, (384, 512, 3), np.uint8)
+    decoder, found = Decoder(Decode()), mock.Mock(wraps=Decoder._find_jpeg_decoders)
+    region = (100, 130, 90, 110)
+    with mock.patch.object(Decoder, "_find_jpeg_decoders", lambda self: found(self)):
+        for data in (encode(noise, "PNG"), encode(noise, "JPEG")):
+            assert decoder.cuts([(Encoded(data), decoder.header(Encoded(data)), region)]) == [None]
+        assert decoder.cuts([]) == []
+        found.assert_not_called()
+        assert decoder.cuts([(Encoded(large), decoder.header(Encoded(large)), region)]) != [None]
+    found.assert_called_once()
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_cut_is_turned_upright_as_the_whole_is(orientation, encode):
     rng = np.random.default_rng(orientation)
