@@ -196,7 +196,7 @@ class Decoder:
         elif out.shape != shape or out.dtype != dtype:
             raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
         if part == "cut now":
-            part = self._cut(encoded, header, region_tlhw)
+            (part,) = self.cuts([(encoded, header, region_tlhw)])
         orientation = header.orientation
         if orientation == 1:
             pixels = self._stored(encoded, header, region_tlhw, part, out)
@@ -241,14 +241,12 @@ class Decoder:
         if usable and isinstance(simple := usable[-1], SimpleJpeg):
             scaled, _ = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
         if scaled is None:
-            pixels = self._stored(encoded, header, region, self._cut(encoded, header, region_tlhw))
+            (part,) = self.cuts([(encoded, header, region_tlhw)])
+            pixels = self._stored(encoded, header, region, part)
             scaled = Scaled(pixels, (0.0, 0.0, *pixels.shape[:2]))
         else:
             self.counts["scaled"] += 1
         np.copyto(out, upright(resample(scaled, size, interpolation), header.orientation))
-
-    def _cut(self, encoded: Encoded, header: Header, region_tlhw: Region) -> Cut | None:
-        return None if header.jpeg is None else self.cuts([(encoded, header, region_tlhw)])[0]
 
     def _as_stored(
         self, header: Header, region_tlhw: Region, size_hw: tuple[int, ...]
