@@ -22,11 +22,12 @@ def _start() -> None:
     import gpuload.workers  # noqa: F401  the parent's, whatever else is called so; it needs the standard library alone
 
     sys.path[:] = [*standard, *others, *here]
-    from gpuload.workers.main import run
+    from gpuload.workers.main import end, run
 
     sys.path[:] = [*standard, *here, *others] if here else path
     sys.argv[:] = settings["argv"]
     run(worker, settings, descriptors)
+    end()
 
 
 _start()

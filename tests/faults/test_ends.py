@@ -56,17 +56,24 @@ def test_a_worker_that_was_stopped_while_it_started_is_gone_when_the_program_is_
 
 def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path):
     program = start("""
-        def at_exit(index):
-            import atexit
-            open(f"{tmp}/{os.getpid()}.began", "w").close()
-            atexit.register(lambda: open(f"{tmp}/{os.getpid()}.ended", "w").close())
-        iterator = iter(numbers(at_exit))
+        class Held(list):
+            def __getitem__(self, index):
+                import atexit
+                self.log = open(f"{tmp}/{os.getpid()}.log", "w")
+                self.log.write("not flushed")
+                atexit.register(lambda: open(f"{tmp}/{os.getpid()}.ended", "w").close())
+                thread = threading.Thread(target=lambda: (time.sleep(0.2), open(f"{tmp}/{os.getpid()}.thread", "w")))
+                thread.start()
+                return index
+        iterator = iter(gl.Loader(Held(range(8)), batch_size=4, num_workers=2, device="cpu"))
         next(iterator)
     """)
     assert program.end() == (0, "")
-    began = {path.stem for path in tmp_path.glob("*.began")}
+    began = {path.stem: path.read_text() for path in tmp_path.glob("*.log")}
     assert began
-    assert {path.stem for path in tmp_path.glob("*.ended")} == began
+    assert set(began.values()) == {"not flushed"}
+    assert {path.stem for path in tmp_path.glob("*.ended")} == began.keys()
+    assert {path.stem for path in tmp_path.glob("*.thread")} == began.keys()
 
 
 # How a program ends while an iterator is open, its exit code, and the last line that it shows.
