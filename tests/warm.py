@@ -36,7 +36,8 @@ MOST_DESCRIPTORS = 250
 FLAGS = {"-B", "-P", "-u"}
 TOO = "GPULOAD_TEST_WARM_TOO"  # a program's variable: what it starts is to have torch imported too
 CHILD_SUBREAPER = 36  # prctl's
-SETTINGS = ("PYTHON", "LD_", "MALLOC")  # variables that an interpreter reads when it begins
+# Variables that an interpreter reads when it begins. Not LD_LIBRARY_PATH, which importing OpenCV sets.
+SETTINGS = ("PYTHON", "LD_PRELOAD", "MALLOC")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gpuload.datasets.cache.dataset import Cached
 from gpuload.datasets.kinds import draws_nothing, fetches_many
 
 LIMIT = 4 << 20
+SETTLED_S = module.SETTLED_NS / 1e9
 
 
 class Counted(Held):
@@ -77,6 +79,7 @@ def epochs(dataset: Any, workers: int, count: int = 2) -> list[Any]:
 def test_all_workers_and_loaders_share_it_and_batches_are_the_same(where: str, folder: Path) -> None:
     plain = gl.ImageFolder(folder)
     expected = epochs(plain, 0)
+    time.sleep(SETTLED_S)  # workers know nothing of what the fixture changed
     dataset = Cached(plain, LIMIT, where=where, **({"path": folder.parent / "cache"} if where == "disk" else {}))
     assert equal(epochs(dataset, 2), expected)
     found = dataset.statistics()
