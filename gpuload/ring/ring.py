@@ -157,16 +157,13 @@ class Ring:
                 self._busy += 1
                 return self._free.pop(i)
         least = nbytes if least_bytes is None else min(least_bytes, nbytes)
+        while self._free:  # all too small, as the next ones that are needed will find
+            self._retire(self._free.pop())
         size = align(max(nbytes, 1), GRANULE_BYTES)
-        while (offset := self._take_gap(size)) is None:
-            if not self._free:
-                return self._refuse()
-            self._retire(self._free.pop(0))
+        if (offset := self._take_gap(size)) is None:
+            return self._refuse()
         slot = Slot(offset, size)
-        while (lacking := self._lacking()) is not None:
-            if self._free:
-                self._retire(self._free.pop(0))
-                continue
+        if (lacking := self._lacking()) is not None:
             self._add_gap(slot)
             if self._busy > len(self._lent) + self._kept_slots:
                 return self._refuse()

@@ -11,7 +11,8 @@ from typing import Final
 __all__ = ["SlotSize"]
 
 FIRST_GUESS_BYTES: Final = 320 * 1024  # for one sample, until one has come
-HEADROOM: Final = 1.25
+HEADROOM: Final = 1.4
+LEAST_HEADROOM: Final = 1.2  # with less, slots grow: by so much at once that few have to be made anew
 FIRST_CHUNKS: Final = 64  # they say how large a slot has to be: later growth costs a new slot for each chunk in work
 
 
@@ -32,7 +33,8 @@ class SlotSize:
         """A chunk took so much: one of the first counts."""
         if self._learning:
             self._learning -= 1
-            self.expect(nbytes, rows)
+            if nbytes * LEAST_HEADROOM > self.of(rows):
+                self.expect(nbytes, rows)
 
     def expect(self, nbytes: int, rows: int) -> None:
         """From now on, slots are large enough for chunks that take more than this one does."""

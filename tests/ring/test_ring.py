@@ -107,6 +107,21 @@ def test_new_and_retired_slots_are_announced():
     assert events == [("new", 0), ("retired", 0), ("new", 0), ("retired", 0)]
 
 
+def test_slots_that_are_too_small_take_no_memory_beside_larger_ones():
+    ring = Ring(1 << 30)
+    small = [ring.acquire(10), ring.acquire(10)]
+    for slot in small:
+        ring.view(slot)[:] = 1
+        ring.release(slot)
+    large = ring.acquire(2 * GRANULE_BYTES)
+    assert (ring.slots, ring.slot_bytes) == (1, 2 * GRANULE_BYTES)
+    ring.view(large)[:] = 1
+    assert ring._allocated_bytes() == 2 * GRANULE_BYTES
+    ring.release(large)
+    assert ring.acquire(10) is large
+    ring.close()
+
+
 def test_close_frees_descriptor_and_mapping():
     def mapped():
         return Path("/proc/self/maps").read_text().count("gpuload-ring")

@@ -299,4 +299,6 @@ def test_after_the_first_batches_no_slot_is_made(seed):
         step += 1
     assert step == count
     assert max(made) < 12
+    assert len(made) <= 1.6 * ring.slots
+    assert ring.slot_bytes < 2 * 5 * size * 500 * 375 * 3  # twice five batches of whole photographs
     ring.close()
