@@ -48,7 +48,7 @@ ABSENT = ("No module named", "not installed", "cannot be imported here")
 ENDING = threading.Event()  # no row is begun any more
 # The line of a traceback that names the error; others may follow it, such as those of threads.
 ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exit|Exception)\b")
-OWN = ("'gpuload", "'benchmarks")  # these are there
+OWN = ("No module named 'gpuload", "No module named 'benchmarks")  # these are there
 RUNNING: set[int] = set()  # the process groups of rows
 
 
