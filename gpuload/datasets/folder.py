@@ -93,6 +93,8 @@ class _Images:
         return [self._with(number, image) for number, image in zip(numbers, images, strict=True)]
 
     def _from_start(self, index: SupportsIndex) -> int:
+        if type(index) is int and 0 <= index < len(self.paths):
+            return index
         return _from_start(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
 
     def __add__(self, other: Any) -> Joined:

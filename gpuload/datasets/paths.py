@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Final, overload
 
@@ -16,6 +17,7 @@ import numpy as np
 
 __all__ = ["Paths"]
 
+ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # what os.fsdecode takes
 WIDE_BYTES: Final = 1 << 32  # from here offsets no longer fit uint32
 
 
@@ -65,12 +67,12 @@ class Paths(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        i, n = operator.index(index), len(self)
+        i, n = operator.index(index), len(self.offsets) - 1
         if not -n <= i < n:
             raise IndexError(f"index {i} is out of range: there are {n} paths")
         i %= n
         start, end = self.offsets[i : i + 2].tolist()
-        return self._prefix + os.fsdecode(self.data[start:end].tobytes())
+        return self._prefix + str(self.data[start:end], *ENCODING)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Paths):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
+import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 __all__ = ["WORK", "HashName", "Hashed", "draft", "hash_of", "new_hash", "read_json", "write_json", "write_whole"]
 
 WORK: Final = ".gpuload-pack"  # the folder of what is not finished, within the packed set
-PIECE: Final = 4 << 20
-AHEAD: Final = 8 << 20  # after so many bytes the disk is let begin, so that little is left for the sync at the end
-
-TOGETHER: Final = 1 << 20
-MOST_PARTS: Final = 1024  # what one call takes
+PIECE: Final = 4 << 20  # that is read or written at once
 
 HashName = Literal["sha256", "blake2b"]
 
@@ -78,6 +78,17 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
+_pieces: list[memoryview] = []  # kept for the next file: memory that is new costs as much as writing it
+
+
+def _piece() -> memoryview:
+    """Aligned to pages."""
+    try:
+        return _pieces.pop()
+    except IndexError:
+        return memoryview(mmap.mmap(-1, PIECE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 def hash_of(path: str, name: HashName, start: int = 0, nbytes: int | None = None) -> str:
     """The hash of a file, or of a span of it, in hexadecimal digits."""
     digest, left = new_hash(name), os.path.getsize(path) - start if nbytes is None else nbytes
@@ -91,67 +102,81 @@ def hash_of(path: str, name: HashName, start: int = 0, nbytes: int | None = None
 
 
 class Hashed:
-    """A file that is written from beginning to end, with the hash of its bytes."""
+    """A file that is written from beginning to end, with the hash of its bytes. A thread writes each piece when it is
+    full, past the page cache where the filesystem allows it: so the disk has nearly all of it when the end is synced,
+    and the kernel copies nothing.
 
-    def __init__(self, path: str, name: HashName) -> None:
-        self._file = open(path, "xb", buffering=1 << 20)  # noqa: SIM115
+    Args:
+        name: which hash.
+        read_soon: it goes through the page cache, since it is read again.
+    """
+
+    def __init__(self, path: str, name: HashName, *, read_soon: bool = False) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if not read_soon:
+            self._set_flags(os.O_DIRECT)
         self._digest = new_hash(name)
-        self._waiting: list[bytes] = []  # what is written together
-        self._held = 0  # bytes of these
-        self._begun = 0  # so many bytes are on their way to the disk
+        self._piece, self._other = _piece(), _piece()  # one is filled, the other one written
+        self._held = 0  # bytes that the first one has
+        self._thread = ThreadPoolExecutor(1, "gpuload-pack")
+        self._writing: Future[None] | None = None
         self.nbytes = 0
         self.closed = False
 
-    def write(self, data: Any) -> int:
-        self._write_waiting()
-        self._digest.update(data)
-        written = self._file.write(data)
-        self.nbytes += written
-        self._begin()
-        return written
+    def write(self, data: bytes | memoryview) -> int:
+        nbytes = len(data)
+        self.nbytes += nbytes
+        while (end := self._held + len(data)) >= PIECE:
+            fits = PIECE - self._held
+            self._piece[self._held :] = data[:fits]
+            data = memoryview(data)[fits:]
+            self._digest.update(self._piece)
+            self._wait()
+            self._writing = self._thread.submit(self._put, self._piece)
+            self._piece, self._other, self._held = self._other, self._piece, 0
+        self._piece[self._held : end] = data
+        self._held = end
+        return nbytes
 
-    def write_parts(self, parts: Sequence[bytes]) -> None:
-        """Write these one after the other, without copying them to a buffer. They may be held until more has come: by
-        1 MB at a time the kernel keeps a file in larger pieces of memory, and writes and reads it in less time."""
-        for part in parts:
-            self._digest.update(part)
-            self._held += len(part)
-            self.nbytes += len(part)
-        self._waiting += parts
-        if self._held >= TOGETHER or len(self._waiting) >= MOST_PARTS:
-            self._write_waiting()
-            self._begin()
+    def _put(self, piece: memoryview) -> None:
+        while piece:
+            try:
+                piece = piece[os.write(self._descriptor, piece) :]
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._set_flags(0):
+                    raise
+                # Past the page cache it takes only whole blocks, or nothing.
 
-    def _write_waiting(self) -> None:
-        if not self._waiting:
-            return
-        parts, total = self._waiting, self._held
-        self._waiting, self._held = [], 0
-        self._file.flush()
-        written = os.writev(self._file.fileno(), parts[:MOST_PARTS])
-        while written < total:  # there were more parts, or more than 2 GiB; on a full disk what fits
-            rest = memoryview(b"".join(parts))[written:]
-            written += os.write(self._file.fileno(), rest)
+    def _set_flags(self, flags: int) -> bool:
+        """Whether that changed them."""
+        before = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        with contextlib.suppress(OSError):  # some filesystems know no other way than through the page cache
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
+        return fcntl.fcntl(self._descriptor, fcntl.F_GETFL) != before
 
-    def _begin(self) -> None:
-        if self.nbytes - self._begun >= AHEAD:
-            # Starts writing; what the disk does not have yet stays in the page cache.
-            os.posix_fadvise(self._file.fileno(), self._begun, self.nbytes - self._begun, os.POSIX_FADV_DONTNEED)
-            self._begun = self.nbytes
+    def _wait(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def tell(self) -> int:
         return self.nbytes
 
     def flush(self) -> None:
-        self._write_waiting()
-        self._file.flush()
+        """Nothing: `close` writes the rest."""
 
     def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
         try:
-            self._write_waiting()
+            self._wait()
+            self._digest.update(self._piece[: self._held])
+            self._put(self._piece[: self._held])
         finally:
-            self._file.close()
-            self.closed = True
+            self._thread.shutdown()
+            os.close(self._descriptor)
+            _pieces.extend((self._piece, self._other))
 
     def writable(self) -> bool:
         return True
@@ -164,6 +189,7 @@ class Hashed:
 
     @property
     def digest(self) -> str:
+        """Of all of it, once it is closed."""
         return self._digest.hexdigest()
 
     def __enter__(self) -> Hashed:
@@ -171,5 +197,5 @@ class Hashed:
 
     def __exit__(self, kind: object, *rest: object) -> None:
         if kind is not None:
-            self._waiting.clear()  # it goes anyway
+            self._held = 0  # it goes anyway
         self.close()

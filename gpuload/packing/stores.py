@@ -83,15 +83,17 @@ def _write_parquet(part: Part) -> dict[str, Any]:
             rows.clear()
 
     options = {"compression": "none", "write_page_checksum": True, "use_dictionary": False, "write_statistics": False}
-    with draft(path, part.job.work) as name, Hashed(name, part.job.hash) as file:
-        with parquet.ParquetWriter(file, schema, **options) as writer:
-            for _, row in part.prepared(prepare):
-                rows.append(row)
-                part.written(*(value["bytes"] for value in row.values() if isinstance(value, dict)))
-                if len(rows) == GROUP_ROWS:
-                    write(writer)
-            write(writer)
-        file.flush()
+    with (
+        draft(path, part.job.work) as name,
+        Hashed(name, part.job.hash) as file,
+        parquet.ParquetWriter(file, schema, **options) as writer,
+    ):
+        for _, row in part.prepared(prepare):
+            rows.append(row)
+            part.written(*(value["bytes"] for value in row.values() if isinstance(value, dict)))
+            if len(rows) == GROUP_ROWS:
+                write(writer)
+        write(writer)
     return _told(part.job, path, file)
 
 
@@ -106,12 +108,13 @@ def schema_like(row: dict[str, Any]) -> Any:
 def _write_pairs(part: Part) -> dict[str, Any]:
     path = part_file(part.job, part.number)
     kind: str | None = None
-    with draft(path, part.job.work, lasting=False) as name, Hashed(name, part.job.hash) as file:
+    with draft(path, part.job.work, lasting=False) as name, Hashed(name, part.job.hash, read_soon=True) as file:
         for index, (image, label, told) in part.prepared(lambda sample: values_of(sample, part.images)):
             kind = told
             key = part.job.key(index).encode()
             head = PAIR.pack(len(key), len(image), NO_LABEL if label is None else len(label))
-            file.write_parts((head + key, image, label or b""))
+            for piece in (head + key, image, label or b""):
+                file.write(piece)
             part.written(image, label)
     return {**_told(part.job, path, file), "file": "data.mdb", "label": kind}
 

@@ -48,24 +48,23 @@ class TarWriter:
 
     def add(self, key: str, fields: Sequence[tuple[str, bytes]]) -> None:
         """A sample: the ends of its files' names, which differ, and their bytes."""
-        parts: list[bytes] = []
         at = self._file.nbytes // BLOCK
         self._first.append(len(self._blocks))
         self._keys += key.encode()
         self._ends.append(len(self._keys))
         for field, data in fields:
             nbytes = len(data)
-            parts += (header(f"{key}.{field}", nbytes), data, EMPTY[: -nbytes % BLOCK])
+            for part in (header(f"{key}.{field}", nbytes), data, EMPTY[: -nbytes % BLOCK]):
+                self._file.write(part)
             self._blocks.append(at + 1)
             self._sizes.append(nbytes)
             self._fields.append(self._names.setdefault(field, len(self._names)))
             at += 1 + -(-nbytes // BLOCK)
-        self._file.write_parts(parts)
 
     def end(self) -> None:
         """What an archive ends with: two empty blocks, and more, until it is a number of whole records."""
         left = -(self._file.nbytes + 2 * BLOCK) % tarfile.RECORDSIZE
-        self._file.write_parts((bytes(2 * BLOCK + left),))
+        self._file.write(bytes(2 * BLOCK + left))
 
     def keep_index(self, path: str) -> None:
         """Write the index of the shard, which lies there now, beside it."""

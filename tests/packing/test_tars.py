@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import io
+import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,40 +67,73 @@ def test_a_shard_is_that_of_tarfile_and_its_index_that_of_the_shard(
     assert Path(f"{path}.gpuload-index").read_bytes() == build(str(path)).table.tobytes()
 
 
-def test_parts_are_written_whole_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the system writes less than was asked for."""
-    parts = (b"one", b"", b"two" * 100, b"three")
-    real = durable.os.writev
-    monkeypatch.setattr(durable.os, "writev", lambda descriptor, given: real(descriptor, [b"".join(given)[:5]]))
-    monkeypatch.setattr(durable, "AHEAD", 100)
-    with Hashed(str(tmp_path / "file"), "blake2b") as file:
-        file.write(b"zero")
-        file.write_parts(parts)
-        file.write(b"four")
-    data = b"zero" + b"".join(parts) + b"four"
-    assert (tmp_path / "file").read_bytes() == data
-    assert (file.nbytes, file.digest) == (len(data), hashlib.blake2b(data, digest_size=32).hexdigest())
+@pytest.mark.parametrize("read_soon", [False, True])
+@pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, durable.PIECE - 1, durable.PIECE, 3 * durable.PIECE + 5])
+def test_a_file_has_what_was_written_in_order(tmp_path: Path, nbytes: int, read_soon: bool) -> None:
+    """Also a second one, which gets the first one's memory."""
+    for first in (b"zero", b""):
+        path = tmp_path / f"file{len(first)}"
+        large = os.urandom(nbytes)
+        with Hashed(str(path), "blake2b", read_soon=read_soon) as file:
+            for part in (first, large, memoryview(b"one"), large[: nbytes // 2]):
+                assert file.write(part) == len(part)
+        data = first + large + b"one" + large[: nbytes // 2]
+        assert path.read_bytes() == data
+        assert (file.nbytes, file.tell(), file.digest) == (len(data), len(data), b2(data))
 
 
-@pytest.mark.parametrize("nbytes", [3, 300_000])
-def test_parts_that_are_held_are_written_in_time(tmp_path: Path, nbytes: int) -> None:
-    """Where few are enough for a call, or there are more of them than one call takes; at the latest at the end."""
+def b2(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+def test_whole_pieces_go_past_the_page_cache_and_the_rest_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the filesystem takes that; one that refuses, or writes less than was asked for, gets all of it as well."""
+    told: list[tuple[int, bool]] = []
+    real = os.write
+
+    def write(descriptor: int, data: memoryview) -> int:
+        direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+        told.append((len(data), direct))
+        if direct and len(told) == 2:
+            return real(descriptor, data[:4096])
+        if direct and len(data) % durable.PIECE:
+            raise OSError(errno.EINVAL, "not whole blocks")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(durable.os, "write", write)
+    data = os.urandom(3 * durable.PIECE + 5)
     path = tmp_path / "file"
-    with Hashed(str(path), "sha256") as file:
-        file.write_parts([b"0" * nbytes] * 4)
-        assert path.stat().st_size == (4 * nbytes if nbytes > 3 else 0)
-        assert file.nbytes == 4 * nbytes
-        file.write_parts([b"1"] * 3000)
-        file.write_parts([b"2"])
-        file.flush()
-        assert path.stat().st_size == file.nbytes
-        file.write_parts([b"3"])
-    assert path.read_bytes() == b"0" * 4 * nbytes + b"1" * 3000 + b"23"
+    with Hashed(str(path), "blake2b") as file:
+        file.write(data)
+    assert path.read_bytes() == data
+    assert file.digest == b2(data)
+    sizes = [durable.PIECE, durable.PIECE, durable.PIECE - 4096, durable.PIECE - 4096, durable.PIECE, 5]
+    if told[0][1]:  # not on every filesystem
+        assert told == list(zip(sizes, [True, True, True, False, False, False], strict=True))
+    told.clear()
+    with Hashed(str(tmp_path / "soon"), "blake2b", read_soon=True) as file:
+        file.write(data)
+    assert not any(direct for _, direct in told)
+
+
+def test_what_the_disk_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the next piece, or at the end."""
+
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable.os, "write", full)
+    for pieces in (0, 1, 2):
+        with pytest.raises(OSError, match="No space left"), Hashed(str(tmp_path / f"{pieces}"), "sha256") as file:
+            file.write(bytes(pieces * durable.PIECE + 1))
+        assert file.closed
 
 
 def test_what_is_held_is_not_written_after_an_error(tmp_path: Path) -> None:
     file = Hashed(str(tmp_path / "file"), "sha256")
-    file.write_parts([b"held"])
+    file.write(b"held")
     file.__exit__(KeyError, KeyError(), None)
     assert file.closed
     assert not (tmp_path / "file").read_bytes()
