@@ -72,7 +72,7 @@ class Paths(Sequence[str]):
             raise IndexError(f"index {i} is out of range: there are {n} paths")
         i %= n
         start, end = self.offsets[i : i + 2].tolist()
-        return self._prefix + str(self.data[start:end], *ENCODING)
+        return self._prefix + str(self.data[start:end].data, *ENCODING)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Paths):
