@@ -2,8 +2,9 @@
 
 Two epochs, the first with an empty page cache ("cold"), the second after it ("warm"):
 
-- "raw": the bytes of the files, in this one process, as a worker asks for them: by chunks of 32, of which `TarShards`
-  reads each when its turn comes. None is kept. Decoded squares are copied once, as to a slot.
+- "raw": the bytes of the files, in this one process, read by what a worker reads them with: in chunks of 32, of which
+  the next one is named to the kernel while reading takes long. None is kept. Decoded squares are copied once, as to a
+  slot.
 - "decoded": batches of the training recipe from a loader with workers. The cold epoch is the first of a new loader, so
   the start of its workers is in it; the warm one is the next.
 
@@ -31,7 +32,9 @@ from benchmarks.peers.recipe import MEAN, STD
 from benchmarks.sources.pages import Drop, bytes_from_disk, drop
 from benchmarks.sources.stores import ARRAYS, STORES, order
 from gpuload.cli.processes import cpu_seconds
-from gpuload.datasets.kinds import each_of
+from gpuload.datasets.worker import be_replaceable
+from gpuload.workers.protocol import Request
+from gpuload.workers.source import Source
 
 __all__ = ["LEVELS", "MEMCPY", "NATIVE", "ORDERS", "STATES", "Task", "main"]
 
@@ -86,17 +89,9 @@ class Own:
         if not hasattr(dataset, "__getitem__"):
             return None if random else lambda: (len(image.data) for image, _ in dataset)
         numbers = order(len(dataset), random)
-        many = getattr(dataset, "__getitems__", lambda chunk: [dataset[number] for number in chunk])
-
-        def samples(chunk: list[int]) -> Iterable[Any]:
-            each = each_of(dataset, chunk)
-            return many(chunk) if each is None else map(each, range(len(chunk)))
-
         if self.task.reader in ARRAYS:
-            return lambda: _copied(many, numbers)
-        return lambda: (
-            len(sample[0].data) for at in range(0, len(numbers), CHUNK) for sample in samples(numbers[at : at + CHUNK])
-        )
+            return lambda: _copied(dataset.__getitems__, numbers)
+        return lambda: (len(sample[0].data) for sample in _as_worker(dataset, numbers))
 
     def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any] | None:
         import gpuload as gl
@@ -109,6 +104,16 @@ class Own:
             random = False
         steps = [T.RandomResizedCrop(224), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
         return gl.Loader(dataset, batch_size, shuffle=random, transforms=steps, num_workers=workers, device="cpu")
+
+
+def _as_worker(dataset: Any, numbers: list[int]) -> Iterator[Any]:
+    chunks = [np.array(numbers[at : at + CHUNK]) for at in range(0, len(numbers), CHUNK)]
+    requests = [Request(0, 0, 0, 0, 0, chunk, chunk) for chunk in chunks]
+    source = Source(dataset, 0)
+    for request, following in zip(requests, [*requests[1:], None], strict=True):
+        if source.reads_ahead:
+            source.will_need(following)
+        yield from map(source.open(request), range(len(request.indices)))
 
 
 class Memcpy:
@@ -182,6 +187,7 @@ def run(task: Task) -> dict[str, Any]:
         reader = NATIVES[task.reader](Path(task.base))
         reader.write()
     if task.level == "raw":
+        be_replaceable()  # as a worker is
         epoch, count_of, cpu_s = reader.raw(task.random), lambda nbytes: 1, time.process_time
     else:
         loader = reader.loader(task.random, task.workers, task.batch_size)

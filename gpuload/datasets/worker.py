@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["WorkerInfo", "get_worker_info", "note_that_it_was_asked", "swap", "worker_info_was_asked"]
+__all__ = [
+    "WorkerInfo",
+    "be_replaceable",
+    "get_worker_info",
+    "is_replaceable",
+    "note_that_it_was_asked",
+    "swap",
+    "worker_info_was_asked",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,7 @@ class WorkerInfo:
 
 _current: WorkerInfo | None = None
 _asked = False
+_replaceable = False
 
 
 def get_worker_info() -> WorkerInfo | None:
@@ -69,3 +78,14 @@ def swap(info: WorkerInfo | None) -> WorkerInfo | None:
     global _current
     before, _current = _current, info
     return before
+
+
+def is_replaceable() -> bool:
+    """Whether this is a worker process: one that may die, since another then does its work."""
+    return _replaceable
+
+
+def be_replaceable() -> None:
+    """Say so from now on."""
+    global _replaceable
+    _replaceable = True

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gpuload.datasets.kinds import draws_nothing, is_iterable
+from gpuload.datasets.worker import be_replaceable
 from gpuload.errors import kinds_of
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
@@ -62,6 +63,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     _die_with_parent(lifeline_fd)
+    be_replaceable()
     for fd in descriptors:
         os.set_inheritable(fd, False)
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:

@@ -1,12 +1,16 @@
 """Opening files for reads at offsets: the one place that knows where a path's bytes are.
 
 Runs where datasets do. `OpenFiles` keeps the last few files open, each process its own: descriptors are never pickled.
+Workers map them where they are asked to: 130 KB are copied out of a mapping in 8 µs, by `pread` in 12 to 25. No other
+process does, since a disk that fails then ends it by SIGBUS.
 A path may be a URL; a `Remote` says how it is read, and `gpuload.datasets.stores.remote` does it, imported when the
 first URL is opened.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import re
 import stat
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.datasets.files import FLAGS, KINDS, read_file
+from gpuload.datasets.worker import is_replaceable
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.client import Client
@@ -108,6 +113,7 @@ class OpenFile:
 
     Args:
         path: where it is.
+        mapped: map it, in a worker.
 
     Attributes:
         size, mtime_ns: bytes, and when it was last changed, as it was opened.
@@ -116,10 +122,11 @@ class OpenFile:
         OSError: it is missing, or no regular file.
     """
 
-    __slots__ = ("_descriptor", "mtime_ns", "path", "size")
+    __slots__ = ("_descriptor", "_map", "mtime_ns", "path", "size")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, mapped: bool = False) -> None:
         self._descriptor = -1
+        self._map: mmap.mmap | None = None
         self.path = path
         self._descriptor = os.open(path, FLAGS)
         status = os.fstat(self._descriptor)
@@ -127,9 +134,14 @@ class OpenFile:
             what = "a folder" if stat.S_ISDIR(status.st_mode) else KINDS.get(stat.S_IFMT(status.st_mode), "special")
             raise OSError(f"{path!r} is no regular file, but {what}")
         self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
+        if mapped and is_replaceable() and self.size:
+            with contextlib.suppress(OSError):  # some filesystems map nothing
+                self._map = mmap.mmap(self._descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """These bytes; fewer only where the file ends."""
+        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # else SIGBUS
+            return self._map[offset : offset + nbytes]
         data = os.pread(self._descriptor, min(nbytes, AT_ONCE), offset)
         if len(data) == nbytes or not data:
             return data
@@ -159,13 +171,13 @@ class OpenFile:
             close(self._descriptor)
 
 
-def open_file(path: str, remote: Remote | None = None) -> OpenFile:
+def open_file(path: str, remote: Remote | None = None, *, mapped: bool = False) -> OpenFile:
     """The file at this path or URL, for reads at offsets. All stores open their files here."""
     if is_url(path):
         from gpuload.datasets.stores.remote.file import RemoteFile
 
         return RemoteFile(client(remote), path)  # pyright: ignore[reportReturnType]
-    return OpenFile(path)
+    return OpenFile(path, mapped)
 
 
 def read_whole(paths: Sequence[str], remote: Remote | None = None) -> list[bytes]:
@@ -205,10 +217,11 @@ class OpenFiles:
     Args:
         limit: how many are kept.
         remote: how URLs are read, if they are URLs.
+        mapped: map them, in a worker.
     """
 
-    def __init__(self, limit: int = KEPT_OPEN, remote: Remote | None = None) -> None:
-        self.limit, self.remote = limit, remote
+    def __init__(self, limit: int = KEPT_OPEN, remote: Remote | None = None, mapped: bool = False) -> None:
+        self.limit, self.remote, self.mapped = limit, remote, mapped
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -217,7 +230,7 @@ class OpenFiles:
         with self._lock:
             file = self._files.get(path)
             if file is None:
-                file = self._files[path] = open_file(path, self.remote)
+                file = self._files[path] = open_file(path, self.remote, mapped=self.mapped)
                 while len(self._files) > self.limit:
                     self._files.popitem(last=False)
             else:
@@ -248,8 +261,8 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._files)
 
-    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int, Remote | None]]:
-        return OpenFiles, (self.limit, self.remote)
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int, Remote | None, bool]]:
+        return OpenFiles, (self.limit, self.remote, self.mapped)
 
 
 def open_stream(path: str, remote: Remote | None = None) -> Any:

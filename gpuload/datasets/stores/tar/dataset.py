@@ -5,6 +5,7 @@ The indexes are made or read in the main process, and mapped by all workers, whi
 
 from __future__ import annotations
 
+import os
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from gpuload.datasets.files import allows, check_size
 from gpuload.datasets.folder import _from_start
 from gpuload.datasets.sample import Mode
-from gpuload.datasets.stores.opening import OpenFile, OpenFiles, remote_for
+from gpuload.datasets.stores.opening import KEPT_OPEN, OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import KEY, Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
@@ -33,6 +34,7 @@ __all__ = ["TarShards"]
 GAP_BYTES: Final = 64 << 10  # what lies between two reads is read too, up to here: it costs less than a call
 LARGE_BYTES: Final = 32 << 10  # a field of a file from here on is read by itself: another call costs less than a copy
 READ_BYTES: Final = 32 << 20  # the most that several samples are read together
+MOST_MAPPED: Final = 16 << 30  # whose page tables take 32 MB in each worker
 MOST_CHOICES: Final = 1024  # sets of fields that are remembered, of a shard
 
 
@@ -138,7 +140,11 @@ class TarShards(Store):
         return self._ends[-1]
 
     def _open(self) -> OpenFiles:
-        return OpenFiles(remote=self._remote)
+        """Mapped in workers where memory has room for all: the kernel reads more around a place than is asked for."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = sum(shard.size for shard in self._shards)
+        mapped = len(self._shards) <= KEPT_OPEN and total <= min(MOST_MAPPED, memory // 2)
+        return OpenFiles(remote=self._remote, mapped=mapped)
 
     def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
         """Several samples at once, read in the order in which they lie; neighbours by one call."""

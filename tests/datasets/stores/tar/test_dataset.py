@@ -165,6 +165,55 @@ def test_batches_are_those_of_the_files_with_and_without_workers_and_after_a_res
     assert same(begun + rest, expected)
 
 
+class InMemory:
+    """Of each sample of archives whether its archive is mapped once it was read."""
+
+    def __init__(self, dataset: gl.TarShards) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> bool:
+        self.dataset[index]
+        shard = self.dataset.shards[self.dataset._place(index)[0]]
+        return shard in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.processes
+def test_workers_map_the_archives(tmp_path: Path) -> None:
+    dataset = InMemory(gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS))
+    for workers in (0, 1):
+        with gl.Loader(dataset, 18, num_workers=workers, device="cpu") as loader:
+            (batch,) = loader
+        assert batch.tolist() == [bool(workers)] * 18
+
+
+def test_archives_are_mapped_where_memory_has_room_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
+    nbytes = sum(os.path.getsize(shard) for shard in dataset.shards)
+    found = []
+    for most, count in ((nbytes, 3), (nbytes - 1, 3), (nbytes, 2)):
+        monkeypatch.setattr(dataset_module, "MOST_MAPPED", most)
+        monkeypatch.setattr(dataset_module, "KEPT_OPEN", count)
+        found.append(dataset._open().mapped)
+    assert found == [True, False, False]
+
+
+@pytest.mark.processes
+def test_an_archive_that_is_cut_off_while_a_worker_has_it_mapped_is_told(tmp_path: Path) -> None:
+    path = shards_of_pictures(tmp_path, 1, 40)
+    dataset = gl.TarShards(path, fields=FIELDS)
+    with gl.Loader(dataset, 2, num_workers=1, device="cpu", prefetch_factor=1, ragged="list") as loader:
+        steps = iter(loader)
+        next(steps)
+        os.truncate(dataset.shards[0], 9000)
+        with pytest.raises(
+            gl.SampleError, match=r"train-000.tar' gave \d+ bytes from offset .*, where its index expects"
+        ):
+            list(steps)
+
+
 def test_a_copy_holds_no_descriptor_and_its_indexes_travel_out_of_band(tmp_path: Path) -> None:
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 4), fields=FIELDS)
     dataset[5]
