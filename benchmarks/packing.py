@@ -298,7 +298,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.packing", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
     parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where files and sets are written")
-    parser.add_argument("--files", type=int, default=4000, help="packed as they are (default 4000)")
+    parser.add_argument("--files", type=int, default=24000, help="packed as they are (default 24000)")
     parser.add_argument("--changed", type=int, default=1600, help="resized, or made cuttable (default 1600)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each way is run (default 5)")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each CPU")

@@ -1,8 +1,8 @@
 """Opening files for reads at offsets: the one place that knows where a path's bytes are.
 
 Runs where datasets do. `OpenFiles` keeps the last few files open, each process its own: descriptors are never pickled.
-Workers map them where they are asked to: 130 KB are copied out of a mapping in 8 µs, by `pread` in 12 to 25. No other
-process does, since a disk that fails then ends it by SIGBUS.
+It can map them, where a disk that fails may end the process by SIGBUS: 130 KB that are in memory are copied out of a
+mapping in 8 µs, by `pread` in 12 to 25.
 A path may be a URL; a `Remote` says how it is read, and `gpuload.datasets.stores.remote` does it, imported when the
 first URL is opened.
 """
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.datasets.files import FLAGS, KINDS, read_file
-from gpuload.datasets.worker import is_replaceable
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.client import Client
@@ -113,7 +112,7 @@ class OpenFile:
 
     Args:
         path: where it is.
-        mapped: map it, in a worker.
+        mapped: read it out of a mapping, where its filesystem allows that.
 
     Attributes:
         size, mtime_ns: bytes, and when it was last changed, as it was opened.
@@ -134,7 +133,7 @@ class OpenFile:
             what = "a folder" if stat.S_ISDIR(status.st_mode) else KINDS.get(stat.S_IFMT(status.st_mode), "special")
             raise OSError(f"{path!r} is no regular file, but {what}")
         self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
-        if mapped and is_replaceable() and self.size:
+        if mapped and self.size:
             with contextlib.suppress(OSError):  # some filesystems map nothing
                 self._map = mmap.mmap(self._descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
 
@@ -217,7 +216,7 @@ class OpenFiles:
     Args:
         limit: how many are kept.
         remote: how URLs are read, if they are URLs.
-        mapped: map them, in a worker.
+        mapped: read them out of mappings.
     """
 
     def __init__(self, limit: int = KEPT_OPEN, remote: Remote | None = None, mapped: bool = False) -> None:

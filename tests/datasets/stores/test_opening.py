@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuload.datasets import worker
 from gpuload.datasets.stores.opening import OpenFiles, open_file, open_stream
 
 
@@ -54,26 +53,21 @@ def mapped(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
 
-def test_a_worker_maps_files_and_what_was_cut_off_since_is_no_sigbus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_cut_off_of_a_mapped_file_is_no_sigbus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(data := bytes(range(256)) * 64)
-    files, plain = OpenFiles(mapped=True), os.pread
-    assert files.get(str(path)).read_at(300, 9000) == data[300:9300]
-    assert not mapped(path), "only a worker may die of it"
-    monkeypatch.setattr(worker, "_replaceable", True)
-    unasked = open_file(str(path))
-    assert not mapped(path), "nor where nobody asked for it"
+    plain, unmapped = os.pread, OpenFiles()
+    assert unmapped.get(str(path)).read_at(300, 9000) == data[300:9300]
+    assert not mapped(path)
     monkeypatch.setattr(os, "pread", None)
-    files = pickle.loads(pickle.dumps(files))
+    files = pickle.loads(pickle.dumps(OpenFiles(mapped=True)))
     file = files.get(str(path))
     assert mapped(path)
     assert [file.read_at(*at) for at in ((300, 9000), (16380, 50), (16384, 9))] == [data[300:9300], data[16380:], b""]
     monkeypatch.setattr(os, "pread", plain)
     os.truncate(path, 4000)
     assert [file.read_at(*at) for at in ((3990, 50), (8192, 50))] == [data[3990:4000], b""]
-    del files, file, unasked
+    del files, file
     assert not mapped(path)
 
 
@@ -81,7 +75,6 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     def refused(*how: object) -> None:
         raise OSError(19, "No such device")
 
-    monkeypatch.setattr(worker, "_replaceable", True)
     (tmp_path / "empty").write_bytes(b"")
     assert open_file(str(tmp_path / "empty"), mapped=True).read_at(0, 5) == b""
     monkeypatch.setattr(mmap, "mmap", refused)

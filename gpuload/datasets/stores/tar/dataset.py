@@ -9,6 +9,7 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
 
@@ -25,6 +26,7 @@ from gpuload.datasets.stores.tar.index import Shard
 from gpuload.datasets.stores.tar.patterns import Patterns, as_list, find_shards
 from gpuload.datasets.stores.tar.shards import open_shards
 from gpuload.datasets.stores.tar.stream import TarStream
+from gpuload.datasets.worker import is_replaceable
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import StorageOptions
@@ -140,11 +142,13 @@ class TarShards(Store):
         return self._ends[-1]
 
     def _open(self) -> OpenFiles:
-        """Mapped in workers where memory has room for all: the kernel reads more around a place than is asked for."""
+        return OpenFiles(remote=self._remote, mapped=is_replaceable() and self._fit_memory())
+
+    def _fit_memory(self) -> bool:
+        """Whether memory has room for all: the kernel reads more around a place than a mapping is asked for."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         total = sum(shard.size for shard in self._shards)
-        mapped = len(self._shards) <= KEPT_OPEN and total <= min(MOST_MAPPED, memory // 2)
-        return OpenFiles(remote=self._remote, mapped=mapped)
+        return len(self._shards) <= KEPT_OPEN and total <= min(MOST_MAPPED, memory // 2)
 
     def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
         """Several samples at once, read in the order in which they lie; neighbours by one call."""
@@ -160,6 +164,9 @@ class TarShards(Store):
         """Let the kernel read these samples, which are asked for soon."""
         if self._remote is not None:
             return
+        indices = list(indices)
+        if self._handle.mapped and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
+            return  # in order: what the kernel reads ahead of a mapping by itself is cheaper, and copied in less time
         for number in indices:
             plan = self._plan(_from_start(number, len(self), repr(self)))
             self._check(plan)

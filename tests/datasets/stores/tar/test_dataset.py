@@ -196,7 +196,7 @@ def test_archives_are_mapped_where_memory_has_room_for_all(tmp_path: Path, monke
     for most, count in ((nbytes, 3), (nbytes - 1, 3), (nbytes, 2)):
         monkeypatch.setattr(dataset_module, "MOST_MAPPED", most)
         monkeypatch.setattr(dataset_module, "KEPT_OPEN", count)
-        found.append(dataset._open().mapped)
+        found.append(dataset._fit_memory())
     assert found == [True, False, False]
 
 
@@ -342,3 +342,8 @@ def test_samples_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, mo
     assert data[places[1][0] : sum(places[1])].startswith(b"x" * 600)
     assert data[: sum(places[1])].endswith(b"1")
     assert {how for *_, how in told} == {os.POSIX_FADV_WILLNEED}
+    told.clear()
+    for mapped, indices in ((False, [0, 1]), (True, [0, 1]), (True, [1]), (True, [1, 0])):
+        dataset._handle.mapped = mapped
+        dataset.will_need(indices)
+    assert len(told) == 5, "what comes in order out of a mapping the kernel finds by itself"
