@@ -3,8 +3,8 @@
 Two epochs, the first with an empty page cache ("cold"), the second after it ("warm"):
 
 - "raw": the bytes of the files, in this one process, read by what a worker reads them with: in chunks of 32, of which
-  the next one is named to the kernel while reading takes long. None is kept. Decoded squares are copied once, as to a
-  slot.
+  the next one is named to the kernel while they come from the disk. None is kept. Decoded squares are copied once, as
+  to a slot.
 - "decoded": batches of the training recipe from a loader with workers. The cold epoch is the first of a new loader, so
   the start of its workers is in it; the warm one is the next.
 
@@ -32,6 +32,7 @@ from benchmarks.peers.recipe import MEAN, STD
 from benchmarks.sources.pages import Drop, bytes_from_disk, drop
 from benchmarks.sources.stores import ARRAYS, STORES, order
 from gpuload.cli.processes import cpu_seconds
+from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.worker import be_replaceable
 from gpuload.workers.protocol import Request
 from gpuload.workers.source import Source
@@ -90,7 +91,7 @@ class Own:
             return None if random else lambda: (len(image.data) for image, _ in dataset)
         numbers = order(len(dataset), random)
         if self.task.reader in ARRAYS:
-            return lambda: _copied(dataset.__getitems__, numbers)
+            return lambda: _copied(dataset, numbers)
         return lambda: (len(sample[0].data) for sample in _as_worker(dataset, numbers))
 
     def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any] | None:
@@ -150,14 +151,20 @@ def _ring(shape: tuple[int, ...]) -> np.ndarray:
     return _rings[shape]
 
 
-def _copied(many: Callable[[list[int]], list[Any]], numbers: list[int]) -> Iterator[int]:
+def _copied(dataset: Any, numbers: list[int]) -> Iterator[int]:
+    """Squares, copied as workers copy them to slots: rows of the file where they may be."""
     at, ring = 0, None
     for start in range(0, len(numbers), CHUNK):
-        for image, _ in many(numbers[start : start + CHUNK]):
-            ring = _ring(image.hwc.shape) if ring is None else ring
-            ring[at % RING] = image.hwc
+        chunk = numbers[start : start + CHUNK]
+        if row_bytes(dataset):
+            arrays = map(dataset._image_rows(chunk).__getitem__, chunk)
+        else:
+            arrays = (image.hwc for image, _ in dataset.__getitems__(chunk))
+        for array in arrays:
+            ring = _ring(array.shape) if ring is None else ring
+            ring[at % RING] = array
             at += 1
-            yield image.hwc.nbytes
+            yield array.nbytes
 
 
 def measure(epoch: Callable[[], Iterable[Any]], count_of: Callable[[Any], int], cpu_s: Callable[[], float]) -> Any:

@@ -28,13 +28,14 @@ from gpuload.packing.durable import WORK, draft, hash_of, new_hash, read_json, w
 from gpuload.packing.images import ImageOptions
 from gpuload.packing.job import Job, Report, Store, record_path, stamp_of
 from gpuload.packing.plan import identity_of, planned
-from gpuload.packing.pool import make_parts
+from gpuload.packing.pool import make_parts, started
 from gpuload.packing.ray_tasks import make_parts_on_ray
 from gpuload.packing.stores import append_to_lmdb, array_file, lmdb_file, npy_header, part_file
 
 __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 
 MOST_WORKERS: Final = 16
+EARLY: Final = 500  # so many samples for each worker that starts before the parts are cut
 PLAN: Final = "plan.json"
 SHOWN: Final = 20
 STORES: Final = ("tar", "lmdb", "parquet", "array")
@@ -177,15 +178,17 @@ def pack(
             _refuse_other_plan(finished["plan"], {**asked, "format": finished["format"]}, full, "holds a finished set")
             shutil.rmtree(work)
             return _summary(full, finished, finished["samples"])
-        job = planned(dataset, full, to, options, shard_bytes)
-        job = _taken_up(replace(job, hash=set_manifest.HASHES[asked["format"]]), asked)
+        here = min(MOST_WORKERS, usable_cpus()) if workers is None else workers
+        with started(0 if ray is not None else min(here, len(dataset) // EARLY)) as early:
+            job = planned(dataset, full, to, options, shard_bytes)
+            job = _taken_up(replace(job, hash=set_manifest.HASHES[asked["format"]]), asked)
 
-        def making(numbers: Sequence[int], report: Report) -> Generator[dict[str, Any], None, None]:
-            if ray is not None:
-                return make_parts_on_ray(job, numbers, ray, workers, report)
-            return make_parts(job, numbers, min(MOST_WORKERS, usable_cpus()) if workers is None else workers, report)
+            def making(numbers: Sequence[int], report: Report) -> Generator[dict[str, Any], None, None]:
+                if ray is not None:
+                    return make_parts_on_ray(job, numbers, ray, workers, report)
+                return make_parts(job, numbers, here, report, early)
 
-        return _run(job, asked, making, skip_bad, progress)
+            return _run(job, asked, making, skip_bad, progress)
 
 
 def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, workers: int | None) -> None:

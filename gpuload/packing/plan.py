@@ -95,7 +95,7 @@ def _nbytes(to: Store, made: Any) -> int:
             return sum(len(value) + FIELD_BYTES for value in made[:2] if value is not None)
 
 
-def _padded(nbytes: int) -> int:
+def _padded(nbytes: Any) -> Any:
     return -(-nbytes // TAR_BLOCK) * TAR_BLOCK
 
 
@@ -104,13 +104,15 @@ def _file_sizes(dataset: Any) -> np.ndarray | None:
     paths = getattr(dataset, "paths", None)
     if paths is None:
         return None
-    sizes = np.zeros(len(dataset), np.int64)
-    for index in range(len(dataset)):
-        try:
-            sizes[index] = _padded(os.stat(paths[index]).st_size) + 3 * TAR_BLOCK
-        except OSError:
-            sizes[index] = TAR_BLOCK  # told when it is read
-    return sizes
+    sizes = np.fromiter((_file_size(paths[index]) for index in range(len(dataset))), np.int64, len(dataset))
+    return np.where(sizes < 0, 0, _padded(sizes) + 2 * TAR_BLOCK) + TAR_BLOCK
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1  # told when it is read
 
 
 def _cut(sizes: np.ndarray, limit: int) -> list[int]:

@@ -1,8 +1,9 @@
 """Worker processes that make parts. The main process hands out numbers, one at a time, and hears records.
 
-A worker is a fresh interpreter, which runs `serve`. Job and import path reach it in a memfd, numbers and records as
-lines of JSON through a pair of sockets. It holds the read end of a pipe that nobody writes to, so the kernel kills it
-with the main process: no worker of a job that was killed writes on while the job is taken up again.
+A worker is a fresh interpreter, which runs `serve`. It may start before the job is known, which reaches it in a memfd,
+through a pair of sockets; numbers and records follow as lines of JSON. It holds the read end of a pipe that nobody
+writes to, so the kernel kills it with the main process: no worker of a job that was killed writes on while the job is
+taken up again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final
 
 from gpuload.errors import GpuloadError, WorkerError
@@ -23,7 +24,7 @@ from gpuload.workers.job import ship
 from gpuload.workers.lifeline import arm_lifeline
 from gpuload.workers.process import THREAD_VARIABLES, check_platform
 
-__all__ = ["make_parts"]
+__all__ = ["Worker", "make_parts", "started"]
 
 PROGRAM: Final = """
 import json, signal, sys
@@ -35,8 +36,24 @@ serve(*given["descriptors"])
 """
 
 
-def make_parts(job: Job, numbers: Sequence[int], workers: int, report: Report) -> Generator[dict[str, Any], None, None]:
+@contextlib.contextmanager
+def started(count: int) -> Iterator[list[Worker]]:
+    """So many processes, for a job that is not known yet: to start takes them 0.2 s. They end with the context."""
+    if count:
+        check_platform()
+    with contextlib.ExitStack() as undo:
+        yield [undo.enter_context(Worker()) for _ in range(count)]
+
+
+def make_parts(
+    job: Job, numbers: Sequence[int], workers: int, report: Report, early: Sequence[Worker] = ()
+) -> Generator[dict[str, Any], None, None]:
     """Make these parts, by so many processes, or by this one with 0. Yields their records as they are done.
+
+    Args:
+        job: the job; numbers: of its parts.
+        workers: how many processes; early: those of them that were started already.
+        report: called with how far they are.
 
     Raises:
         GpuloadError, OSError: as `make_part`, by a process's words.
@@ -52,9 +69,11 @@ def make_parts(job: Job, numbers: Sequence[int], workers: int, report: Report) -
         shared = ship(job, {})
         for descriptor in shared:
             undo.callback(os.close, descriptor)
-        working: dict[int, _Worker] = {}
-        for _ in range(min(workers, len(numbers))):
-            worker = undo.enter_context(_Worker(shared))
+        crew = [] if shared[1:] else list(early)  # shared memory is inherited
+        working: dict[int, Worker] = {}
+        for place in range(min(workers, len(numbers))):
+            worker = crew[place] if place < len(crew) else undo.enter_context(Worker(shared[1:]))
+            worker.begin(shared[0])
             worker.give(waiting.pop())
             working[worker.end.fileno()] = worker
         poll = select.poll()
@@ -74,25 +93,28 @@ def make_parts(job: Job, numbers: Sequence[int], workers: int, report: Report) -
                             worker.give(waiting.pop())
 
 
-class _Worker:
+class Worker:
     """A process at work on one part at a time.
+
+    Args:
+        shared: descriptors of shared memory that its job refers to.
 
     Attributes:
         number: of the part, or None.
     """
 
-    def __init__(self, shared: Sequence[int]) -> None:
+    def __init__(self, shared: Sequence[int] = ()) -> None:
         self.number: int | None = None
         self.end, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        descriptors = [shared[0], theirs.fileno(), lifeline]
+        descriptors = [theirs.fileno(), lifeline]
         given = json.dumps({"path": sys.path, "descriptors": descriptors})
         environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(THREAD_VARIABLES, "1"))
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM, given],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(*shared, theirs.fileno(), lifeline),
+                pass_fds=(*shared, *descriptors),
                 env=environment,
             )
             arm_lifeline(lifeline, self._process.pid)
@@ -100,6 +122,11 @@ class _Worker:
             theirs.close()
             os.close(lifeline)
         self._heard = b""
+
+    def begin(self, job_descriptor: int) -> None:
+        """Tell it the job; once."""
+        with contextlib.suppress(OSError):  # it has ended, which is noticed as it is heard
+            socket.send_fds(self.end, [b"j"], [job_descriptor])
 
     def give(self, number: int) -> None:
         self.number = number
@@ -124,7 +151,7 @@ class _Worker:
         *lines, self._heard = (self._heard + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def __enter__(self) -> _Worker:
+    def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -1,7 +1,8 @@
 """The samples of a part, in order, as the dataset gives them; what comes next is read ahead where reading takes long.
 
 On a disk a single reader waits for each file: of a virtual one it got 350 MB/s, and 600 with 16 files named ahead.
-What lies in the page cache is read in less time than naming it is worth, so it is done only after a slow sample.
+What lies in the page cache is read in less time than naming it is worth, so it is done only while samples come from a
+disk, and after a slow one; a few at a time, so that the disk has always some to read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, Final
 
+from gpuload.datasets.disk import Disk
 from gpuload.errors import DecodeError
 
 __all__ = ["AT_ONCE", "each_sample"]
@@ -18,6 +20,8 @@ __all__ = ["AT_ONCE", "each_sample"]
 AT_ONCE: Final = 16  # samples that are asked for together
 SLOW_S: Final = 200e-6  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
 SLOW_FOR: Final = 1024  # so many samples after a slow one: read-ahead makes them quick
+AHEAD: Final = 48  # how many samples are named
+FEW: Final = 4  # at a time
 FAILURES: Final = (DecodeError, OSError, ValueError, LookupError)  # of one sample
 
 
@@ -47,17 +51,22 @@ def each_sample(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
 
 
 class _Ahead:
-    """Names the samples that come next, 16 to 32 of them, as long as reading takes long."""
+    """Names the samples that come next, as long as they come from a disk or take long."""
 
     def __init__(self, will_need: Callable[[range], object] | None, stop: int) -> None:
         self._will_need, self._stop = will_need, stop
+        self._disk = Disk()
         self._slow, self._named = 0, 0  # for how many samples more; up to which one they are named
 
     def look(self, took_s: float, read: list[int]) -> None:
         """Those were read, in so many seconds."""
-        self._slow = SLOW_FOR if took_s > SLOW_S * len(read) else self._slow - len(read)
+        if self._will_need is None:
+            return
+        slow = took_s > SLOW_S * len(read) or self._disk.was_read()
+        self._slow = SLOW_FOR if slow else self._slow - len(read)
         at = read[-1] + 1
-        if self._slow > 0 and self._will_need is not None and self._named < min(at + AT_ONCE, self._stop):
-            begin, self._named = max(at, self._named), min(at + 2 * AT_ONCE, self._stop)
+        end = min(at + AHEAD, self._stop)
+        if self._slow > 0 and (self._named <= end - FEW or self._named < end == self._stop):
+            begin, self._named = max(at, self._named), end
             with contextlib.suppress(*FAILURES):  # told when it is read
-                self._will_need(range(begin, self._named))
+                self._will_need(range(begin, end))

@@ -21,11 +21,14 @@ __all__ = ["serve"]
 TELL_S: Final = 0.2  # how often a worker says how far it is
 
 
-def serve(job_descriptor: int, end_descriptor: int, lifeline: int) -> None:
-    """In a worker: make the parts that are asked for, until nobody asks."""
+def serve(end_descriptor: int, lifeline: int) -> None:
+    """In a worker: wait for the job, and make the parts that are asked for, until nobody asks."""
     arm_lifeline(lifeline, os.getpid())
-    job: Job = receive(job_descriptor)
     with socket.socket(fileno=end_descriptor) as end, end.makefile("rb") as asked:
+        _, descriptors, *_ = socket.recv_fds(end, 1, 1)
+        if not descriptors:
+            return
+        job: Job = receive(descriptors[0])
         for line in asked:
             state = [0, 0, time.monotonic()]
 

@@ -4,7 +4,8 @@ Runs in a worker, or with num_workers=0 in the main process. Seeds the global ge
 own dataset, so that its draws are a function of (seed, epoch, position).
 
 Read-ahead: a dataset with ``will_need(indices)`` is told which samples come after those of this chunk, for the kernel
-to read them meanwhile. Only while reading takes long: what is in memory already is read in less time than that.
+to read them meanwhile; a few at a time, as those of this chunk are read, so that the disk has always some to read. Only
+while samples come from a disk, or take long: what is in memory already is read in less time than that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.datasets.disk import Disk
 from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
 from gpuload.order.place import IterablePlace
 from gpuload.rng.generators import seed_generators, seeds_of
@@ -28,6 +30,8 @@ __all__ = ["Ended", "Source"]
 
 SLOW_S: Final = 200e-6  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
 CHUNKS_AHEAD: Final = 64  # for so many chunks after a slow one: read-ahead makes them quick
+DISK_CHUNKS: Final = 4  # and after one with blocks from a disk, which are counted where they are named ahead, too
+AT_ONCE: Final = 4  # samples that are named together
 
 
 class Source:
@@ -55,6 +59,8 @@ class Source:
         self._will_need: Callable[[list[int]], None] | None = getattr(dataset, "will_need", None)
         self._read_s, self._read, self._slow_left = 0.0, 0, 0  # by the last chunk; and for how many more it is slow
         self._counted_s = 0.0  # of `_read_s`
+        self._disk = Disk()
+        self._soon: list[int] = []  # what is still to be named
         self._told_epoch = -1
         self._epoch = -1
         self.introduce: Callable[..., None] = lambda epoch, position=None: None
@@ -87,6 +93,8 @@ class Source:
         seeds = seeds_of(self._seed, request.epoch, request.positions) if self.seeds else []
 
         def one(row: int) -> Any:
+            if self._soon and row % AT_ONCE == 0:
+                self._name(AT_ONCE)
             if seeds:
                 seed_generators(self._seed, request.epoch, positions[row], seeds[row])
             start = perf_counter()
@@ -109,12 +117,16 @@ class Source:
         if self._without_torch and seeds:  # does it import torch?
             one(0)
             self._without_torch = False
-        if self.seeds:  # once for all of them, so their draws depend on the chunk
-            seed_generators(self._seed, request.epoch, positions[0])
         start, each = perf_counter(), None
         try:
             each = each_of(self._dataset, keys)
-            return fetched(self._dataset, keys).__getitem__ if each is None else partial(self._timed, each, one)
+            if each is not None:
+                return partial(self._timed, each, one)
+            self._name(len(self._soon))
+            start = perf_counter()
+            if self.seeds:  # once for all of them, so their draws depend on the chunk
+                seed_generators(self._seed, request.epoch, positions[0])
+            return fetched(self._dataset, keys).__getitem__
         except Exception:  # one by one, to find which
             return one
         finally:
@@ -124,6 +136,8 @@ class Source:
 
     def _timed(self, each: Callable[[int], Any], one: Callable[[int], Any], row: int) -> Any:
         """A sample that is read now; by itself where it cannot be read with others."""
+        if self._soon and row % AT_ONCE == 0:
+            self._name(AT_ONCE)
         start = perf_counter()
         try:
             sample = each(row)
@@ -143,11 +157,16 @@ class Source:
             self.counters.flush()
 
     def _note_speed(self) -> None:
-        """Note whether the samples of the chunk before took long to read."""
-        if self._read_s > SLOW_S * self._read:
-            self._slow_left = CHUNKS_AHEAD
+        """Note whether the samples of the chunk before came from a disk, or took long.
+
+        From a network no blocks are counted. And from a quick disk a photograph takes 0.1 ms, as long as from the page
+        cache of a busy machine.
+        """
+        left = max(self._slow_left - 1, 0)
+        if self._disk.was_read():
+            self._slow_left = max(left, DISK_CHUNKS)
         else:
-            self._slow_left = max(0, self._slow_left - 1)
+            self._slow_left = CHUNKS_AHEAD if self._read_s > SLOW_S * self._read else left
         self._read_s, self._read, self._counted_s = 0.0, 0, 0.0
 
     @property
@@ -157,10 +176,16 @@ class Source:
 
     def will_need(self, request: Request | None) -> None:
         """The chunk that comes next, whoever does it. A dataset that cannot use it is not told again."""
-        if request is None or request.plans or request.iterable is not None or self._will_need is None:
+        self._soon = []  # what is left of the chunk before is being read
+        if request is not None and not request.plans and request.iterable is None:
+            self._soon = np.asarray(request.indices).tolist()
+
+    def _name(self, count: int) -> None:
+        named, self._soon = self._soon[:count], self._soon[count:]
+        if not named or self._will_need is None:
             return
         try:
-            self._will_need(np.asarray(request.indices).tolist())
+            self._will_need(named)
         except Exception:  # an error of the sample, when it is read
             self._will_need = None
 

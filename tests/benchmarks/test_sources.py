@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from stored import jpegs
 
 import gpuload as gl
 from benchmarks.sources import __main__ as rates
-from benchmarks.sources import equal, keeping, ten_million
+from benchmarks.sources import equal, ten_million
 from benchmarks.sources.stores import STORES, write
 from benchmarks.sources.tables import judge
 
@@ -114,37 +113,6 @@ def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["Mosaic Streaming"].count("not installed") == 4
     assert all(rows[name].count("(") == 4 for name in ("TarShards", "ArrayFile", "memcpy"))
     assert "of memcpy" in told
-
-
-@pytest.mark.processes
-def test_what_keeping_costs_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (photos := tmp_path / "photos").mkdir()
-    for number, data in enumerate(jpegs()[:4]):
-        (photos / f"{number}.jpg").write_bytes(data)
-    asked = [
-        "--photos",
-        photos,
-        "--cache",
-        tmp_path / "cache",
-        "--files",
-        70,
-        "--rounds",
-        2,
-        "--json",
-        tmp_path / "found",
-    ]
-    assert keeping.main([*map(str, asked)]) == 0
-    found = json.loads((tmp_path / "found").read_text())["cpu_us"]
-    assert found.keys() == set(keeping.FILLED)
-    for ways in found.values():
-        assert {way: len(rounds) for way, rounds in ways.items()} == dict.fromkeys(keeping.WAYS, 2)
-        assert all(cpu_us > 0 for rounds in ways.values() for cpu_us in rounds)
-    assert capsys.readouterr().out.count("both keep 32") == 2
-
-
-def test_what_keeping_costs_is_compared_within_rounds() -> None:
-    """A machine half as fast in the second round changes nothing."""
-    assert keeping.ratio({"own": [10, 20, 10], "other": [12, 24, 12]}, "own", "other") == pytest.approx(1.2)
 
 
 @pytest.mark.processes

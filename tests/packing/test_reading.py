@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from gpuload.packing import reading
-from gpuload.packing.reading import AT_ONCE, each_sample
+from gpuload.packing.reading import AHEAD, AT_ONCE, each_sample
 
 COUNT = 5 * AT_ONCE + 3
 
@@ -64,8 +64,25 @@ def test_what_is_read_quickly_is_not_named(clock: list[float], kind: type[Number
 
 
 def test_one_slow_sample_is_forgotten_after_a_while(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "SLOW_FOR", AT_ONCE)
+    monkeypatch.setattr(reading, "SLOW_FOR", 16)
     dataset = Numbers(clock, 1.0)
-    for index, _ in each_sample(dataset, range(COUNT)):
+    for index, _ in each_sample(dataset, range(2 * AHEAD)):
         dataset.seconds = 30e-6 if index else 1.0
-    assert dataset.named == list(range(1, 1 + 2 * AT_ONCE))
+    assert AHEAD < len(dataset.named) <= AHEAD + 16
+    assert dataset.named == list(range(1, 1 + len(dataset.named)))
+
+
+def test_samples_are_named_while_a_disk_is_read_however_quick_that_is(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Read:
+        def was_read(self) -> bool:
+            return len(dataset.read) == 3
+
+    monkeypatch.setattr(reading, "Disk", Read)
+    monkeypatch.setattr(reading, "SLOW_FOR", 16)
+    dataset = Numbers(clock, 30e-6)
+    for _ in each_sample(dataset, range(2 * AHEAD)):
+        pass
+    assert dataset.named[0] == 3
+    assert AHEAD < len(dataset.named) <= AHEAD + 16

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
+import resource
 import tarfile
 import time
 from dataclasses import replace
@@ -15,7 +17,7 @@ import pytest
 
 import gpuload as gl
 from gpuload.workers.protocol import MESSAGE_BYTES, Queue, Request, next_request, read_message
-from gpuload.workers.source import CHUNKS_AHEAD, SLOW_S, Source
+from gpuload.workers.source import CHUNKS_AHEAD, DISK_CHUNKS, SLOW_S, Source
 
 
 class Slow:
@@ -61,9 +63,13 @@ def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
     do(source, 3, 4)
     assert source.reads_ahead
     source.will_need(request(5, 6))
+    do(source, 3, 4)
     source.will_need(None)
+    do(source, 5, 6)
     source.will_need(replace(request(7, 8), plans=True))  # its positions are no indices
+    do(source, 5, 6)
     assert dataset.told == [[5, 6]]
+    source._slow_left = CHUNKS_AHEAD
     source._read_s = 0.0  # quick, whatever this machine is busy with
     for _ in range(CHUNKS_AHEAD):
         assert source.reads_ahead
@@ -79,12 +85,78 @@ def test_a_quick_dataset_is_told_nothing() -> None:
     assert not source.reads_ahead
 
 
+@pytest.mark.parametrize("kind", [Slow, SlowTogether])
+def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: type[Slow]) -> None:
+    source = Source(dataset := kind(0.0), 0)
+    source.will_need(request(*range(20, 31)))
+    get, told = source.open(request(*range(9))), []
+    for row in range(9):
+        get(row)
+        told.append(sum(map(len, dataset.told)))
+    assert told == ([4, 4, 4, 4, 8, 8, 8, 8, 11] if kind is Slow else [11] * 9)
+    assert [index for indices in dataset.told for index in indices] == list(range(20, 31))
+    source.will_need(request(*range(40, 50)))
+    source.open(request(20))(0)
+    source.will_need(request(50))
+    source.open(request(40))(0)
+    assert dataset.told[-2:] == [[40, 41, 42, 43], [50]], "what is read by now is not named"
+
+
+class Drawing(Slow):
+    def __getitem__(self, index: int) -> int:
+        return random.getrandbits(30)
+
+    def will_need(self, indices: list[int]) -> None:
+        random.random()
+
+
+def test_what_a_dataset_draws_does_not_depend_on_naming() -> None:
+    found = []
+    for following in (None, request(7, 8)):
+        source = Source(Drawing(0.0), 0)
+        source.will_need(following)
+        get = source.open(request(1, 2, 3))
+        found.append([get(row) for row in range(3)])
+    assert found[0] == found[1]
+
+
+def test_it_helps_while_a_disk_is_read_however_quick_that_is(tmp_path: Path) -> None:
+    path = tmp_path / "blocks"
+    path.write_bytes(bytes(1 << 20))
+
+    class Read(Slow):
+        cold = True
+
+        def __getitem__(self, index: int) -> int:
+            with open(path, "rb") as file:
+                if self.cold:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                file.read()
+            return index
+
+    source = Source(dataset := Read(0.0), 0)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+    do(source, 1, 2)
+    if resource.getrusage(resource.RUSAGE_THREAD).ru_inblock == before:
+        pytest.skip("this folder is in memory")
+    source._read_s = 0.0  # quick
+    dataset.cold = False
+    do(source, 3, 4)
+    for _ in range(DISK_CHUNKS):
+        assert source.reads_ahead
+        source._read_s = 0.0
+        source._note_speed()
+    assert not source.reads_ahead
+
+
 def test_an_error_ends_it_and_not_the_worker() -> None:
     dataset = Slow(0.0)
     source = Source(dataset, 0)
     source._slow_left = 1
     dataset.told = None  # pyright: ignore[reportAttributeAccessIssue]
     source.will_need(request(1))
+    do(source, 2)
     assert not source.reads_ahead
 
 
