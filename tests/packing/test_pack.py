@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -111,8 +112,12 @@ def test_no_shard_is_larger_than_was_asked_for_and_none_is_cut_short(folder: Pat
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("early", [1, 500])  # of so many samples one worker starts before the parts are cut
 @pytest.mark.parametrize("to", ["tar", "lmdb"])
-def test_the_bytes_do_not_depend_on_the_workers(packed: Packing, to: str) -> None:
+def test_the_bytes_do_not_depend_on_the_workers(
+    packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str, early: int
+) -> None:
+    monkeypatch.setattr(pack_module, "EARLY", early)
     needs(to)
     assert content(packed(to, "alone")) == content(packed(to, "two", workers=2))
 
@@ -503,6 +508,46 @@ def test_pages_of_a_transaction_that_was_cut_short_leave_no_trace(folder: Path, 
     with open(database, "ab" if whole else "wb") as file:
         file.write(bytes(range(256)) * 16)
     assert content(packed("lmdb")) == expected
+
+
+class InShared:
+    """Images that lie in memory which `multiprocessing` shares."""
+
+    def __init__(self) -> None:
+        self.data = jpeg_bytes(smooth_image(16, 24, 1))
+        self.shared = multiprocessing.get_context("spawn").RawArray("B", self.data)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> gl.Encoded:
+        return gl.Encoded(bytes(self.shared))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("early", [1, 500])
+def test_workers_inherit_shared_memory_also_if_some_were_started_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: int
+) -> None:
+    monkeypatch.setattr(pack_module, "EARLY", early)
+    gl.pack(dataset := InShared(), tmp_path / "set", to="tar", workers=2, shard_bytes=1)
+    assert [image.data for image in open_packed(str(tmp_path / "set"))] == [dataset.data] * 4
+
+
+@pytest.mark.processes
+def test_workers_that_were_started_for_nothing_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen):  # pyright: ignore[reportMissingTypeArgument]
+        def __init__(self, *how: Any, **options: Any) -> None:
+            super().__init__(*how, **options)
+            begun.append(self)
+
+    monkeypatch.setattr(pack_module, "EARLY", 1)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with pytest.raises(gl.GpuloadError, match="cannot be packed"):
+        gl.pack([3, 4, 5], tmp_path / "set", to="tar", workers=2)
+    assert [process.poll() for process in begun] == [-9, -9]
 
 
 @pytest.mark.processes
