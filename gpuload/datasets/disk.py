@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-from typing import Final
+try:
+    import resource
+except ModuleNotFoundError:  # Windows has none
+    resource = None
 
 __all__ = ["Disk"]
-
-THREAD: Final = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
 class Disk:
@@ -17,9 +17,15 @@ class Disk:
     """
 
     def __init__(self) -> None:
-        self._blocks = resource.getrusage(THREAD).ru_inblock
+        self._blocks = _blocks()
 
     def was_read(self) -> bool:
         """Whether there was anything since it was asked last."""
-        before, self._blocks = self._blocks, resource.getrusage(THREAD).ru_inblock
+        before, self._blocks = self._blocks, _blocks()
         return self._blocks != before
+
+
+def _blocks() -> int:
+    if resource is None:
+        return 0
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_inblock

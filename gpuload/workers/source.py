@@ -56,11 +56,11 @@ class Source:
         self.counters = Counters()
         self._without_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
-        self._will_need: Callable[[list[int]], None] | None = getattr(dataset, "will_need", None)
+        self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
         self._read_s, self._read, self._slow_left = 0.0, 0, 0  # by the last chunk; and for how many more it is slow
         self._counted_s = 0.0  # of `_read_s`
         self._disk = Disk()
-        self._soon: list[int] = []  # what is still to be named
+        self._soon: list[Any] = []  # what is still to be named
         self._told_epoch = -1
         self._epoch = -1
         self.introduce: Callable[..., None] = lambda epoch, position=None: None
@@ -178,7 +178,7 @@ class Source:
         """The chunk that comes next, whoever does it. A dataset that cannot use it is not told again."""
         self._soon = []  # what is left of the chunk before is being read
         if request is not None and not request.plans and request.iterable is None:
-            self._soon = np.asarray(request.indices).tolist()
+            self._soon = request.indices.tolist() if isinstance(request.indices, np.ndarray) else [*request.indices]
 
     def _name(self, count: int) -> None:
         named, self._soon = self._soon[:count], self._soon[count:]

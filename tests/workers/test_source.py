@@ -102,6 +102,13 @@ def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: t
     assert dataset.told[-2:] == [[40, 41, 42, 43], [50]], "what is read by now is not named"
 
 
+def test_keys_of_any_kind_are_named() -> None:
+    source = Source(dataset := Slow(0.0), 0)
+    source.will_need(replace(request(1), indices=[(1, 2), "three", (4,)]))
+    source.open(request(7))(0)
+    assert dataset.told == [[(1, 2), "three", (4,)]]
+
+
 class Drawing(Slow):
     def __getitem__(self, index: int) -> int:
         return random.getrandbits(30)
