@@ -100,6 +100,11 @@ def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: t
     source.will_need(request(50))
     source.open(request(40))(0)
     assert dataset.told[-2:] == [[40, 41, 42, 43], [50]], "what is read by now is not named"
+    source.will_need(request(*range(60, 70)))
+    source.open(request(20))(0)
+    source.will_need(None)
+    source.open(request(60))(0)
+    assert dataset.told[-1] == [60, 61, 62, 63], "nor where nothing follows"
 
 
 def test_keys_of_any_kind_are_named() -> None:
