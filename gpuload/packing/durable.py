@@ -9,6 +9,7 @@ import hashlib
 import json
 import mmap
 import os
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Literal
@@ -17,6 +18,7 @@ __all__ = ["WORK", "HashName", "Hashed", "draft", "hash_of", "new_hash", "read_j
 
 WORK: Final = ".gpuload-pack"  # the folder of what is not finished, within the packed set
 PIECE: Final = 4 << 20  # that is read or written at once
+WRITTEN: Final = 3  # pieces at most, while one more is filled: a disk takes them at an uneven pace
 
 HashName = Literal["sha256", "blake2b"]
 
@@ -116,10 +118,10 @@ class Hashed:
         if not read_soon:
             self._set_flags(os.O_DIRECT)
         self._digest = new_hash(name)
-        self._piece, self._other = _piece(), _piece()  # one is filled, the other one written
+        self._piece = _piece()  # that is filled; others are written
         self._held = 0  # bytes that the first one has
         self._thread = ThreadPoolExecutor(1, "gpuload-pack")
-        self._writing: Future[None] | None = None
+        self._writing: deque[tuple[memoryview, Future[None]]] = deque()
         self.nbytes = 0
         self.closed = False
 
@@ -130,13 +132,16 @@ class Hashed:
             fits = PIECE - self._held
             self._piece[self._held :] = data[:fits]
             data = memoryview(data)[fits:]
-            self._digest.update(self._piece)
-            self._wait()
-            self._writing = self._thread.submit(self._put, self._piece)
-            self._piece, self._other, self._held = self._other, self._piece, 0
+            self._wait(WRITTEN - 1)
+            self._writing.append((self._piece, self._thread.submit(self._hash_and_put, self._piece)))
+            self._piece, self._held = _piece(), 0
         self._piece[self._held : end] = data
         self._held = end
         return nbytes
+
+    def _hash_and_put(self, piece: memoryview) -> None:
+        self._digest.update(piece)
+        self._put(piece)
 
     def _put(self, piece: memoryview) -> None:
         while piece:
@@ -154,10 +159,12 @@ class Hashed:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
         return fcntl.fcntl(self._descriptor, fcntl.F_GETFL) != before
 
-    def _wait(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
+    def _wait(self, most: int = 0) -> None:
+        """Until at most so many pieces are still to be written."""
+        while len(self._writing) > most or (self._writing and self._writing[0][1].done()):
+            piece, writing = self._writing.popleft()
             writing.result()
+            _pieces.append(piece)
 
     def tell(self) -> int:
         return self.nbytes
@@ -176,7 +183,7 @@ class Hashed:
         finally:
             self._thread.shutdown()
             os.close(self._descriptor)
-            _pieces.extend((self._piece, self._other))
+            _pieces.extend((self._piece, *(piece for piece, _ in self._writing)))
 
     def writable(self) -> bool:
         return True

@@ -3,6 +3,8 @@
 `make_part` depends on the job and the part's number alone, so it can run anywhere that the dataset and the folder can
 be reached from: in this process, in worker processes (`pool`), as a task of a cluster. A part that is made twice at
 once does no harm: each writes under a name of its own, and the bytes are equal.
+
+`begin_part` makes all of it but for what the disk takes its time for, so that the next one can begin meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from gpuload.packing.images import ImageOptions, Images
 from gpuload.packing.reading import each_sample
 from gpuload.packing.samples import Unfit
 
-__all__ = ["Job", "Report", "Store", "make_part", "record_path"]
+__all__ = ["Job", "Report", "Store", "begin_part", "make_part", "record_path"]
 
 Store = Literal["tar", "lmdb", "parquet", "array"]
 Report = Callable[[int, int], None]
@@ -113,31 +115,50 @@ class Part:
         self.report(1, nbytes)
 
 
-def make_part(job: Job, number: int, report: Report = lambda samples, nbytes: None) -> dict[str, Any]:
+def _ignore(samples: int, nbytes: int) -> None:
+    pass
+
+
+def make_part(job: Job, number: int, report: Report = _ignore) -> dict[str, Any]:
     """Make one part, and write its record when it lies on the disk. Returns the record: plain values.
 
     Raises:
         GpuloadError: the dataset yields what the store has no form for.
         OSError: something cannot be written.
     """
+    return begin_part(job, number, report)()
+
+
+def begin_part(job: Job, number: int, report: Report = _ignore) -> Callable[[], dict[str, Any]]:
+    """The same, but for its end: that is the function returned, which any thread may call."""
     from gpuload.packing import stores
 
     part = Part(job, number, report, Images(job.options))
-    told = stores.WRITERS[job.to](part)
-    record = {
-        "part": number,
-        "first": job.bounds[number],
-        "samples": len(part.sums),
-        "crc32": np.array(part.sums, "<u4").tobytes().hex(),
-        "bad": part.bad,
-        "kept": part.images.kept,
-        "made_of": stamp_of(job.dataset, part.span),
-        **told,
-    }
-    # One with damaged samples is made again, when they are mended or left out: it has no record.
-    # Nor does a record have to outlive a loss of power: without it the part is made again.
-    write_json(record_path(job, number), record, job.work, lasting=False)
-    return record
+    writing = stores.WRITERS[job.to](part)
+    next(writing)
+
+    def end() -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        try:
+            next(writing)
+        except StopIteration as ended:
+            told = ended.value
+        record = {
+            "part": number,
+            "first": job.bounds[number],
+            "samples": len(part.sums),
+            "crc32": np.array(part.sums, "<u4").tobytes().hex(),
+            "bad": part.bad,
+            "kept": part.images.kept,
+            "made_of": stamp_of(job.dataset, part.span),
+            **told,
+        }
+        # One with damaged samples is made again, when they are mended or left out: it has no record.
+        # Nor does a record have to outlive a loss of power: without it the part is made again.
+        write_json(record_path(job, number), record, job.work, lasting=False)
+        return record
+
+    return end
 
 
 def record_path(job: Job, number: int) -> str:

@@ -1,4 +1,5 @@
-"""Worker processes that make parts. The main process hands out numbers, one at a time, and hears records.
+"""Worker processes that make parts. The main process hands out numbers, the next one when the samples of the one before
+are read, and hears records.
 
 A worker is a fresh interpreter, which runs `serve`. It may start before the job is known, which reaches it in a memfd,
 through a pair of sockets; numbers and records follow as lines of JSON. It holds the read end of a pipe that nobody
@@ -79,32 +80,32 @@ def make_parts(
         poll = select.poll()
         for descriptor in working:
             poll.register(descriptor, select.POLLIN)
-        while any(worker.number is not None for worker in working.values()):
+        while any(worker.numbers for worker in working.values()):
             for descriptor, _ in poll.poll():
                 worker = working[descriptor]
                 for told in worker.hear(job):
                     if "error" in told:
                         raise GpuloadError(f"{told['error']}\n\nWhere it happened:\n{told['traceback']}")
                     report(told.pop("done"), told.pop("bytes_done"))
-                    if told:
-                        worker.number = None
+                    if "read" in told and waiting:
+                        worker.give(waiting.pop())
+                    elif "part" in told:
+                        worker.numbers.remove(told["part"])
                         yield told
-                        if waiting:
-                            worker.give(waiting.pop())
 
 
 class Worker:
-    """A process at work on one part at a time.
+    """A process at work on a part, and on the end of the one before.
 
     Args:
         shared: descriptors of shared memory that its job refers to.
 
     Attributes:
-        number: of the part, or None.
+        numbers: of the parts that it has not told the records of, the last one given last.
     """
 
     def __init__(self, shared: Sequence[int] = ()) -> None:
-        self.number: int | None = None
+        self.numbers: list[int] = []
         self.end, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         descriptors = [theirs.fileno(), lifeline]
@@ -129,7 +130,7 @@ class Worker:
             socket.send_fds(self.end, [b"j"], [job_descriptor])
 
     def give(self, number: int) -> None:
-        self.number = number
+        self.numbers.append(number)
         with contextlib.suppress(OSError):  # it has ended, which is noticed as it is heard
             self.end.sendall(b"%d\n" % number)
 
@@ -140,12 +141,13 @@ class Worker:
         except ConnectionResetError:
             data = b""
         if not data:
-            assert self.number is not None
             status = self._process.wait()
             why = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            *before, number = self.numbers
+            ends = f", and wrote the end of part {before[0]}" if before else ""
             raise WorkerError(
-                f"a worker process {why} while it made part {self.number}, samples {job.bounds[self.number]} to "
-                f"{job.bounds[self.number + 1] - 1}. What is done is kept: run the same again, with fewer workers if "
+                f"a worker process {why} while it made part {number}, samples {job.bounds[number]} to "
+                f"{job.bounds[number + 1] - 1}{ends}. What is done is kept: run the same again, with fewer workers if "
                 "memory was short"
             )
         *lines, self._heard = (self._heard + data).split(b"\n")

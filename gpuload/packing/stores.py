@@ -1,4 +1,5 @@
-"""Writers of stores: each takes a part, writes it, and says what it has written. Libraries do the writing.
+"""Writers of stores: each takes a part and writes it, by libraries. It yields once, when it needs the samples no more;
+run on, by any thread, it waits until all lies on the disk, and says what it has written.
 
 - ``tar``: a shard with its index, by `tars`.
 - ``parquet``: a file, by pyarrow: small row groups, uncompressed, pages with checksums.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import io
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,7 +28,9 @@ from gpuload.packing.tars import TarWriter
 if TYPE_CHECKING:
     from gpuload.packing.job import Job, Part
 
-__all__ = ["WRITERS", "append_to_lmdb", "array_file", "lmdb_file", "part_file", "schema_like"]
+__all__ = ["WRITERS", "Writing", "append_to_lmdb", "array_file", "lmdb_file", "part_file", "schema_like"]
+
+Writing = Generator[None, None, dict[str, Any]]
 
 COPY_BYTES: Final = 1 << 20
 GROUP_ROWS: Final = 16  # in a shuffled order nearly each sample is of another group, which is read as a whole
@@ -46,7 +49,7 @@ def part_file(job: Job, number: int) -> str:
     return os.path.join(job.folder, f"shard-{number:0{digits}d}.{job.to}")
 
 
-def _write_tar(part: Part) -> dict[str, Any]:
+def _write_tar(part: Part) -> Writing:
     path = part_file(part.job, part.number)
     names: list[list[str]] = []
     with draft(path, part.job.work) as name, Hashed(name, part.job.hash) as file:
@@ -60,12 +63,13 @@ def _write_tar(part: Part) -> dict[str, Any]:
                 if ending not in names[place]:
                     names[place].append(ending)
         tar.end()
+        yield
     if part.sums:
         tar.keep_index(path)
     return {**_told(part.job, path, file), "fields": names}
 
 
-def _write_parquet(part: Part) -> dict[str, Any]:
+def _write_parquet(part: Part) -> Writing:
     arrow, parquet = needed("pyarrow", "pack(to='parquet')", "parquet"), needed("pyarrow.parquet", "Parquet", "parquet")
     path, schema, root = part_file(part.job, part.number), part.job.like, part.job.root
     rows: list[dict[str, Any]] = []
@@ -94,6 +98,7 @@ def _write_parquet(part: Part) -> dict[str, Any]:
             if len(rows) == GROUP_ROWS:
                 write(writer)
         write(writer)
+        yield
     return _told(part.job, path, file)
 
 
@@ -105,7 +110,7 @@ def schema_like(row: dict[str, Any]) -> Any:
     return arrow.schema(list(kinds.items()))
 
 
-def _write_pairs(part: Part) -> dict[str, Any]:
+def _write_pairs(part: Part) -> Writing:
     path = part_file(part.job, part.number)
     kind: str | None = None
     with draft(path, part.job.work, lasting=False) as name, Hashed(name, part.job.hash, read_soon=True) as file:
@@ -116,6 +121,7 @@ def _write_pairs(part: Part) -> dict[str, Any]:
             for piece in (head + key, image, label or b""):
                 file.write(piece)
             part.written(image, label)
+        yield
     return {**_told(part.job, path, file), "file": "data.mdb", "label": kind}
 
 
@@ -172,7 +178,7 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
-def _write_span(part: Part) -> dict[str, Any]:
+def _write_span(part: Part) -> Writing:
     """Good samples close together, from where the part's first one would be."""
     job = part.job
     dtype, shape, _ = job.like
@@ -202,6 +208,7 @@ def _write_span(part: Part) -> dict[str, Any]:
             digest.update(data)
             labels.append(label)
             part.written(data)
+        yield
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -212,7 +219,7 @@ def _told(job: Job, path: str, file: Hashed) -> dict[str, Any]:
     return {"file": os.path.basename(path), "bytes": file.nbytes, job.hash: file.digest}
 
 
-WRITERS: Final[dict[str, Callable[[Part], dict[str, Any]]]] = {
+WRITERS: Final[dict[str, Callable[[Part], Writing]]] = {
     "tar": _write_tar,
     "parquet": _write_parquet,
     "lmdb": _write_pairs,

@@ -40,4 +40,8 @@ def packed(folder: Path, tmp_path: Path) -> Callable[..., Path]:
 
 def content(path: Path) -> dict[str, bytes]:
     """All files of a set but the indexes, which hold times."""
-    return {file.name: file.read_bytes() for file in path.iterdir() if not file.name.endswith(".gpuload-index")}
+    return {
+        file.name: file.read_bytes()
+        for file in path.iterdir()
+        if file.is_file() and not file.name.endswith(".gpuload-index")
+    }

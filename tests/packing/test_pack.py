@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ from pictures import jpeg_bytes, smooth_image
 import gpuload as gl
 from gpuload.packing import manifest
 from gpuload.packing import pack as pack_module
+from gpuload.packing.durable import WORK
+from gpuload.packing.images import ImageOptions
+from gpuload.packing.job import begin_part
 from gpuload.packing.manifest import open_packed
 from gpuload.packing.pack import BadSamples
+from gpuload.packing.plan import planned
 
 from .conftest import COUNT, content
 
@@ -562,8 +567,47 @@ def test_a_worker_that_is_killed_or_fails_is_told(tmp_path: Path) -> None:
                 raise RuntimeError("the user's own mistake")
             return image(index), index
 
-    message = r"a worker process was killed by signal 9 while it made part \d, samples 5 to 5\. What is done is kept"
+    message = (
+        "a worker process was killed by signal 9 while it made part 5, samples 5 to 5"
+        r"(, and wrote the end of part 4)?\. What is done is kept"
+    )
     with pytest.raises(gl.WorkerError, match=message):
         gl.pack(Kills("kill", *range(7)), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
     with pytest.raises(gl.GpuloadError, match=r"(?s)RuntimeError: the user's own mistake.*Where it happened"):
         gl.pack(Kills("fail", *range(7)), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_an_error_at_the_end_of_a_part_is_told(tmp_path: Path, wrong: int) -> None:
+    """Also where it is the last one, and nothing is asked for behind it."""
+
+    class Paths:
+        def __getitem__(self, index: int) -> str:
+            if index == wrong:  # as it looks whether the file has changed
+                raise RuntimeError("no such path")
+            return "none"
+
+    class WithPaths(Samples):
+        @property
+        def paths(self) -> Paths | None:
+            return None if os.getpid() == here else Paths()
+
+    here = os.getpid()
+    with pytest.raises(gl.GpuloadError, match=r"(?s)RuntimeError: no such path.*Where it happened"):
+        gl.pack(WithPaths(*map(image, range(4))), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
+
+
+def test_parts_end_in_any_order_while_others_are_begun(folder: Path, packed: Packing, tmp_path: Path) -> None:
+    """Nothing is in its place before its part's end, which another thread makes."""
+    whole, begun = content(packed("tar")), tmp_path / "begun"
+    job = planned(gl.ImageFolder(folder), str(begun), "tar", ImageOptions(), 12_500)
+    os.makedirs(job.work)
+    ends = [begin_part(job, number) for number in range(len(job.bounds) - 1)]
+    assert len(ends) > 2
+    assert [path.name for path in begun.iterdir()] == [WORK]
+    with ThreadPoolExecutor(1) as thread:
+        records = list(thread.map(lambda end: end(), reversed(ends)))
+    assert [record["part"] for record in records] == list(range(len(ends)))[::-1]
+    made = {name: data for name, data in content(begun).items() if name.startswith("shard")}
+    assert made == {name: data for name, data in whole.items() if name.startswith("shard")}
