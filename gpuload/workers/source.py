@@ -5,7 +5,8 @@ own dataset, so that its draws are a function of (seed, epoch, position).
 
 Read-ahead: a dataset with ``will_need(indices)`` is told which samples come after those of this chunk, for the kernel
 to read them meanwhile; a few at a time, as those of this chunk are read, so that the disk has always some to read. Only
-while samples come from a disk, or take long: what is in memory already is read in less time than that.
+while samples come from a disk, or take long: what is in memory already is read in less time than that. At first a disk
+is assumed, and the first chunk's own samples are named too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ __all__ = ["Ended", "Source"]
 SLOW_S: Final = 200e-6  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
 CHUNKS_AHEAD: Final = 64  # for so many chunks after a slow one: read-ahead makes them quick
 DISK_CHUNKS: Final = 4  # and after one with blocks from a disk, which are counted where they are named ahead, too
+UNKNOWN_CHUNKS: Final = 2  # the first ones: the disk is seen when the second begins, and the third is named by then
 AT_ONCE: Final = 4  # samples that are named together
 
 
@@ -57,10 +59,12 @@ class Source:
         self._without_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
-        self._read_s, self._read, self._slow_left = 0.0, 0, 0  # by the last chunk; and for how many more it is slow
+        self._read_s, self._read = 0.0, 0  # by the last chunk
+        self._slow_left = UNKNOWN_CHUNKS  # for how many more it is slow
         self._counted_s = 0.0  # of `_read_s`
         self._disk = Disk()
         self._soon: list[Any] = []  # what is still to be named
+        self._is_first = True  # nobody has named the samples of this chunk
         self._told_epoch = -1
         self._epoch = -1
         self.introduce: Callable[..., None] = lambda epoch, position=None: None
@@ -89,6 +93,9 @@ class Source:
             keys = [int(key) if isinstance(key, np.integer) else key for key in request.indices]
         if self._will_need is not None:
             self._note_speed()
+            if self._is_first:
+                self._is_first = False
+                self._tell(keys)
         positions = request.positions.tolist()
         seeds = seeds_of(self._seed, request.epoch, request.positions) if self.seeds else []
 
@@ -182,6 +189,9 @@ class Source:
 
     def _name(self, count: int) -> None:
         named, self._soon = self._soon[:count], self._soon[count:]
+        self._tell(named)
+
+    def _tell(self, named: list[Any]) -> None:
         if not named or self._will_need is None:
             return
         try:

@@ -58,8 +58,8 @@ def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
     dataset = kind(2 * SLOW_S)
     source = Source(dataset, 0)
     do(source, 1, 2)
-    assert not source.reads_ahead  # nothing is known before the second chunk
     dataset.seconds = 0.0
+    dataset.told.clear()
     do(source, 3, 4)
     assert source.reads_ahead
     source.will_need(request(5, 6))
@@ -77,17 +77,38 @@ def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
     assert not source.reads_ahead
 
 
-def test_a_quick_dataset_is_told_nothing() -> None:
-    source = Source(Slow(0.0), 0)
+def test_a_quick_dataset_is_told_no_more_than_the_first_ones() -> None:
+    source = Source(dataset := Slow(0.0), 0)
     for _ in range(3):
         source.open(request(1, 2))
         source._read_s, source._read = SLOW_S, 2
     assert not source.reads_ahead
+    assert dataset.told == [[1, 2]]
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowTogether])
+def test_nobody_knows_of_the_first_chunks_whether_they_come_from_a_disk(kind: type[Slow]) -> None:
+    """So they are named: the first one as it begins, and the two that follow."""
+    source, chunks = Source(dataset := kind(0.0), 0), [request(*range(at, at + 3)) for at in range(0, 18, 3)]
+    told: list[list[int]] = []
+    for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
+        if source.reads_ahead:
+            source.will_need(following)
+        dataset.told.clear()
+        get = source.open(chunk)
+        source._read_s = 0.0  # quick, whatever this machine is busy with
+        for row in range(3):
+            get(row)
+            source._read_s = 0.0
+        told.append([index for indices in dataset.told for index in indices])
+    assert told == [[0, 1, 2, 3, 4, 5], [6, 7, 8], [], [], [], []]
 
 
 @pytest.mark.parametrize("kind", [Slow, SlowTogether])
 def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: type[Slow]) -> None:
     source = Source(dataset := kind(0.0), 0)
+    do(source, 0)
+    dataset.told.clear()
     source.will_need(request(*range(20, 31)))
     get, told = source.open(request(*range(9))), []
     for row in range(9):
@@ -110,8 +131,8 @@ def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: t
 def test_keys_of_any_kind_are_named() -> None:
     source = Source(dataset := Slow(0.0), 0)
     source.will_need(replace(request(1), indices=[(1, 2), "three", (4,)]))
-    source.open(request(7))(0)
-    assert dataset.told == [[(1, 2), "three", (4,)]]
+    source.open(replace(request(7), indices=[("seven",)]))(0)
+    assert dataset.told == [[("seven",)], [(1, 2), "three", (4,)]]
 
 
 class Drawing(Slow):

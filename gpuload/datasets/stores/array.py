@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from gpuload.datasets.disk import Disk
 from gpuload.datasets.sample import PIXELS, Image
 from gpuload.datasets.stores.opening import OpenFiles, open_seekable, remote_for
 from gpuload.datasets.stores.store import (
@@ -32,6 +33,7 @@ __all__ = ["ArrayFile", "Layout", "Pixels"]
 Layout = Literal["HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data"]
 LAYOUTS: Final = ("HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data")
 MAGIC: Final = b"\x93NUMPY"
+COLD_CHUNKS: Final = 4  # for so many chunks after one that came from a disk
 # What other files begin with, and what to do about them.
 OTHERS: Final = (
     (b"PK\x03\x04", "an .npz or another zip; write the array itself, with numpy.save(path, array)"),
@@ -199,19 +201,17 @@ class ArrayFile(Store):
             return OpenFiles(1, self._remote)
         extent = self._offset + self.shape[0] * self._sample_bytes
         if not self.shape[0]:
-            return np.empty(self.shape, self.dtype), None
+            return _Mapped(np.empty(self.shape, self.dtype), None)
         with open(self.path, "rb") as file:
             mapping = mmap.mmap(file.fileno(), extent, mmap.MAP_SHARED, mmap.PROT_READ)
-        return np.ndarray(self.shape, self.dtype, mapping, self._offset), mapping
+        return _Mapped(np.ndarray(self.shape, self.dtype, mapping, self._offset), mapping)
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
         if isinstance(handle, OpenFiles):
             arrays = self._fetched(handle, numbers)
         else:
-            array, mapping = handle
-            if mapping is not None:
-                self._announce(mapping, numbers)
-            arrays = [array[number] for number in numbers]
+            self._announce(handle, numbers)
+            arrays = [handle.array[number] for number in numbers]
         images = [self._pixels.sample(array) for array in arrays]
         if self.labels is None:
             return images
@@ -228,8 +228,8 @@ class ArrayFile(Store):
         without `_row_bytes`."""
         if not self._row_bytes:
             return None
-        array, mapping = self._handle
-        self._announce(mapping, numbers)
+        self._announce(self._handle, numbers)
+        array = self._handle.array
         return array[..., None] if self._pixels.layout == "HW" else array
 
     def _all(self) -> np.ndarray:
@@ -238,7 +238,7 @@ class ArrayFile(Store):
             file = self._handle.get(self.path)
             (data,) = self._handle.read([(file, self._offset, self.shape[0] * self._sample_bytes)])
             return np.frombuffer(data, self.dtype).reshape(self.shape)
-        return np.array(self._handle[0])
+        return np.array(self._handle.array)
 
     def _fetched(self, files: OpenFiles, numbers: list[int]) -> list[np.ndarray]:
         """Entries of an array at a URL."""
@@ -246,21 +246,41 @@ class ArrayFile(Store):
         data = files.read([(file, self._offset + number * each, each) for number in numbers])
         return [np.frombuffer(own, self.dtype).reshape(self.shape[1:]) for own in data]
 
-    def _announce(self, mapping: mmap.mmap, numbers: list[int]) -> None:
-        """Let the kernel read all samples of a chunk at once, instead of one page fault after the other."""
+    def _announce(self, mapped: _Mapped, numbers: list[int]) -> None:
+        """Let the kernel read all samples of a chunk at once, instead of one page fault after the other; where they lie
+        one behind the other, as many behind them too, which are asked for next. While they come from a disk: what is in
+        memory is found there in less time."""
+        if mapped.mapping is None or not mapped.is_cold():
+            return
         ordered, first = sorted(numbers), 0
         for at, number in enumerate(ordered):
             if at + 1 < len(ordered) and ordered[at + 1] <= number + 1:
                 continue  # the next one lies behind it
             begin = self._offset + ordered[first] * self._sample_bytes
             start = begin - begin % mmap.PAGESIZE
-            end = self._offset + (number + 1) * self._sample_bytes
-            mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
+            last = number + len(ordered) * (first == 0 and at > 0 and at + 1 == len(ordered))
+            end = self._offset + (min(last, len(self) - 1) + 1) * self._sample_bytes
+            mapped.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
             first = at + 1
 
     def __repr__(self) -> str:
         each = "×".join(map(str, self.shape[1:])) or "one number"
         return f"ArrayFile({self.path!r}: {len(self)} samples of {each}, {self.dtype})"
+
+
+class _Mapped:
+    """The samples in the memory of the file; the mapping, None where there are none."""
+
+    __slots__ = ("_disk", "_left", "array", "mapping")
+
+    def __init__(self, array: np.ndarray, mapping: mmap.mmap | None) -> None:
+        self.array, self.mapping = array, mapping
+        self._disk, self._left = Disk(), COLD_CHUNKS
+
+    def is_cold(self) -> bool:
+        """Whether the chunk before, or one of the few before that, came from a disk; at first that is assumed."""
+        self._left = COLD_CHUNKS if self._disk.was_read() else self._left - 1
+        return self._left >= 0
 
 
 def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from stored import check_loader
 
 import gpuload as gl
-from gpuload.datasets.stores.array import ArrayFile
+from gpuload.datasets.stores.array import COLD_CHUNKS, ArrayFile
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 24, 32, 3), np.uint8)
 
@@ -213,3 +214,30 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
         ArrayFile(tmp_path / "none.npy")
     with pytest.raises(IsADirectoryError, match=r"is a folder; expected a .npy file"):
         ArrayFile(tmp_path)
+
+
+def test_what_comes_from_a_disk_is_named_to_the_kernel(tmp_path: Path) -> None:
+    """A chunk as it begins, and what follows on one in order; at first, and for a few chunks after one from a disk."""
+    pages = np.zeros((20, 64, 64, 1), np.uint8)
+    dataset = ArrayFile(saved(tmp_path, pages))
+    before, page = os.path.getsize(dataset.path) - pages.nbytes, pages[0].nbytes
+    handle, told = dataset._handle, []
+    handle.mapping = SimpleNamespace(madvise=lambda how, start, nbytes: told.append((start, start + nbytes)))
+    handle._disk = SimpleNamespace(was_read=lambda: from_disk)
+
+    def named(*chunk: int) -> list[tuple[int, int]]:
+        """The first sample, and the one behind the last."""
+        told.clear()
+        dataset._image_rows(list(chunk))
+        return [(start // page, (end - before) // page) for start, end in told]
+
+    from_disk = True
+    assert named(2, 3, 4) == [(2, 8)]
+    assert named(16, 17, 18) == [(16, 20)]
+    assert named(9, 1, 2) == [(1, 3), (9, 10)]
+    assert named(5) == [(5, 6)]
+    from_disk = False
+    assert [len(named(5)) for _ in range(COLD_CHUNKS + 2)] == [1] * COLD_CHUNKS + [0, 0]
+    from_disk = True
+    dataset.__getitems__([7, 8])
+    assert len(told) == 1
