@@ -83,7 +83,9 @@ def make_parts(
         while any(worker.numbers for worker in working.values()):
             for descriptor, _ in poll.poll():
                 worker = working[descriptor]
-                for told in worker.hear(job):
+                if (heard := worker.hear(job)) is None:
+                    poll.unregister(descriptor)
+                for told in heard or ():
                     if "error" in told:
                         raise GpuloadError(f"{told['error']}\n\nWhere it happened:\n{told['traceback']}")
                     report(told.pop("done"), told.pop("bytes_done"))
@@ -134,20 +136,21 @@ class Worker:
         with contextlib.suppress(OSError):  # it has ended, which is noticed as it is heard
             self.end.sendall(b"%d\n" % number)
 
-    def hear(self, job: Job) -> list[dict[str, Any]]:
-        """What it has said since; WorkerError if it has ended."""
+    def hear(self, job: Job) -> list[dict[str, Any]] | None:
+        """What it has said since. If it has ended, WorkerError; or None, if it had nothing to do."""
         try:
             data = self.end.recv(1 << 20)
         except ConnectionResetError:
             data = b""
+        if not data and not self.numbers:
+            return None
         if not data:
             status = self._process.wait()
             why = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            *before, number = self.numbers
-            ends = f", and wrote the end of part {before[0]}" if before else ""
+            number = self.numbers[-1]
             raise WorkerError(
                 f"a worker process {why} while it made part {number}, samples {job.bounds[number]} to "
-                f"{job.bounds[number + 1] - 1}{ends}. What is done is kept: run the same again, with fewer workers if "
+                f"{job.bounds[number + 1] - 1}. What is done is kept: run the same again, with fewer workers if "
                 "memory was short"
             )
         *lines, self._heard = (self._heard + data).split(b"\n")
