@@ -258,8 +258,9 @@ class ArrayFile(Store):
                 continue  # the next one lies behind it
             begin = self._offset + ordered[first] * self._sample_bytes
             start = begin - begin % mmap.PAGESIZE
-            last = number + len(ordered) * (first == 0 and at > 0 and at + 1 == len(ordered))
-            end = self._offset + (min(last, len(self) - 1) + 1) * self._sample_bytes
+            in_order = first == 0 and at + 1 == len(ordered) > 1
+            behind = min(number + 1 + (len(ordered) if in_order else 0), len(self))
+            end = self._offset + behind * self._sample_bytes
             mapped.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
             first = at + 1
 
