@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import tarfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -129,6 +130,32 @@ def test_what_the_disk_refuses_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(OSError, match="No space left"), Hashed(str(tmp_path / f"{pieces}"), "sha256") as file:
             file.write(bytes(pieces * durable.PIECE + 1))
         assert file.closed
+
+
+def test_no_more_pieces_wait_for_a_slow_disk_than_memory_is_meant_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, seen, disk = [], [], threading.Event()
+    real, piece = os.write, durable._piece
+
+    def write(descriptor: int, data: memoryview) -> int:
+        disk.wait()
+        return real(descriptor, data)
+
+    def goes_on() -> None:
+        seen.append(len(made))
+        disk.set()
+
+    monkeypatch.setattr(durable.os, "write", write)
+    monkeypatch.setattr(durable, "_piece", lambda: made.append(None) or piece())
+    data = os.urandom((durable.WRITTEN + 3) * durable.PIECE + 5)
+    later = threading.Timer(0.5, goes_on)
+    later.start()
+    with Hashed(str(tmp_path / "file"), "blake2b") as file:
+        file.write(data)
+    later.join()
+    assert seen == [durable.WRITTEN + 1], "one more is filled"
+    assert (tmp_path / "file").read_bytes() == data
 
 
 def test_what_is_held_is_not_written_after_an_error(tmp_path: Path) -> None:
