@@ -56,6 +56,8 @@ def test_a_worker_that_was_stopped_while_it_started_is_gone_when_the_program_is_
 
 def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path):
     program = start("""
+        from gpuload.workers import pool
+        pool.CLOSE_GRACE_S = 60  # a loaded machine may take longer than the second that close() grants
         class Held(list):
             def __getitem__(self, index):
                 import atexit
