@@ -11,6 +11,7 @@ is assumed, and the first chunk's own samples are named too.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -182,7 +183,7 @@ class Source:
         return self._slow_left > 0 and self._will_need is not None
 
     def will_need(self, request: Request | None) -> None:
-        """The chunk that comes next, whoever does it. A dataset that cannot use it is not told again."""
+        """The chunk that comes next, whoever does it."""
         self._soon = []  # what is left of the chunk before is being read
         if request is not None and not request.plans and request.iterable is None:
             self._soon = request.indices.tolist() if isinstance(request.indices, np.ndarray) else [*request.indices]
@@ -192,12 +193,9 @@ class Source:
         self._tell(named)
 
     def _tell(self, named: list[Any]) -> None:
-        if not named or self._will_need is None:
-            return
-        try:
-            self._will_need(named)
-        except Exception:  # an error of the sample, when it is read
-            self._will_need = None
+        if named and self._will_need is not None:
+            with contextlib.suppress(Exception):  # an error of the sample, when it is read
+                self._will_need(named)
 
     def _from_pass(self, request: Request, touch: Callable[[], None]) -> Callable[[int], Any]:
         start = request.iterable

@@ -128,6 +128,21 @@ def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: t
     assert dataset.told[-1] == [60, 61, 62, 63], "nor where nothing follows"
 
 
+def test_samples_that_cannot_be_named_keep_no_others_from_it() -> None:
+    class Picky(Slow):
+        def will_need(self, indices: list[int]) -> None:
+            if 5 in indices:
+                raise IndexError(5)
+            super().will_need(indices)
+
+    source = Source(dataset := Picky(0.0), 0)
+    source.will_need(request(*range(4, 12)))
+    get = source.open(request(*range(5)))
+    for row in range(5):
+        get(row)
+    assert dataset.told == [[0, 1, 2, 3, 4], [8, 9, 10, 11]]
+
+
 def test_keys_of_any_kind_are_named() -> None:
     source = Source(dataset := Slow(0.0), 0)
     source.will_need(replace(request(1), indices=[(1, 2), "three", (4,)]))
