@@ -84,11 +84,14 @@ _pieces: list[memoryview] = []  # kept for the next file: memory that is new cos
 
 
 def _piece() -> memoryview:
-    """Aligned to pages."""
+    """Aligned to pages, large ones where the system has them: a disk that reads memory itself gets it in fewer spans."""
     try:
         return _pieces.pop()
     except IndexError:
-        return memoryview(mmap.mmap(-1, PIECE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        piece = mmap.mmap(-1, PIECE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without them
+            piece.madvise(mmap.MADV_HUGEPAGE)
+        return memoryview(piece)
 
 
 def hash_of(path: str, name: HashName, start: int = 0, nbytes: int | None = None) -> str:
