@@ -45,7 +45,7 @@ from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, substitutes
-from gpuload.workers.feed import LAUNCHED_AT_ONCE, Feed
+from gpuload.workers.feed import LAUNCHED_AHEAD, Feed
 from gpuload.workers.interrupts import held
 from gpuload.workers.kept import KeptSamples
 from gpuload.workers.resident import ResidentEngine
@@ -218,7 +218,7 @@ class Session:
         # than one after each of two batches: the second finds all code and tables in the processor's cache. In the
         # `next()` between, nothing is done at all.
         if len(self.launched) <= 1 and self.transfer.asynchronous and not self.options.chain.holds_state:
-            while len(self.launched) <= LAUNCHED_AT_ONCE and (coming := self._take(self.feed.take_if_ready)) is not None:
+            while len(self.launched) <= LAUNCHED_AHEAD and (coming := self._take(self.feed.take_if_ready)) is not None:
                 self.launched.append(self._launch(coming, info))
         current = self.launched[0]
         failed, current.failed = current.failed, []

@@ -84,7 +84,7 @@ _pieces: list[memoryview] = []  # kept for the next file: memory that is new cos
 
 
 def _piece() -> memoryview:
-    """Aligned to pages, large ones where the system has them: a disk that reads memory itself gets it in fewer spans."""
+    """Aligned to pages, large ones where the system has them: the disk gets it in fewer spans then."""
     try:
         return _pieces.pop()
     except IndexError:

@@ -23,13 +23,10 @@ from gpuload.errors import GpuloadError, WorkerError
 from gpuload.packing.job import Job, Report, make_part
 from gpuload.workers.job import ship
 from gpuload.workers.lifeline import arm_lifeline
-from gpuload.workers.process import THREAD_VARIABLES, check_platform
+from gpuload.workers.process import KEEP_MEMORY, check_platform, environment_of
 
 __all__ = ["Worker", "make_parts", "started"]
 
-# Memory that is freed stays with a worker: else some of it goes back to the system, and the next photographs ask for it
-# anew (2 to 6 page faults for each, 5% of the CPU time). 64 MB are what glibc comes to by itself, where so much is freed.
-MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 PROGRAM: Final = """
 import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -115,13 +112,12 @@ class Worker:
         lifeline, self._lifeline = os.pipe()
         descriptors = [theirs.fileno(), lifeline]
         given = json.dumps({"path": sys.path, "descriptors": descriptors})
-        environment = {**MALLOC, **os.environ, "CUDA_VISIBLE_DEVICES": "", **dict.fromkeys(THREAD_VARIABLES, "1")}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM, given],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(*shared, *descriptors),
-                env=environment,
+                env=environment_of(KEEP_MEMORY),
             )
             arm_lifeline(lifeline, self._process.pid)
         finally:

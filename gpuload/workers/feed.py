@@ -33,10 +33,10 @@ from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.slot_size import SlotSize
 from gpuload.workers.spill import spill
 
-__all__ = ["LAUNCHED_AT_ONCE", "Feed"]
+__all__ = ["LAUNCHED_AHEAD", "Feed"]
 
 Failed = list[tuple[Part, list[ErrorRecord]]]
-LAUNCHED_AT_ONCE = 2  # batches, beside the one that is due; their plans are made meanwhile
+LAUNCHED_AHEAD = 2  # batches, beside the one that is due; their plans are made meanwhile
 READY_S = 0.01  # between two looks at whether workers have started
 
 
@@ -238,7 +238,7 @@ class Feed:
     def _room(self) -> bool:
         """Whether another batch may begin: beside two that are being planned, or wait with their plans, as many."""
         planned = sum(batch.planning is not None or batch.made is not None for batch in self._batches)
-        return len(self._batches) < self._ahead_now + min(planned, LAUNCHED_AT_ONCE)
+        return len(self._batches) < self._ahead_now + min(planned, LAUNCHED_AHEAD)
 
     def _hand_out(self, *, waited_for: bool) -> None:
         self._plan()

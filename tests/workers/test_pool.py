@@ -132,15 +132,16 @@ def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
     )
 
 
-def test_pixels_are_streamed_past_the_caches_unless_the_user_set_that_himself(team, monkeypatch):
-    ours = "glibc.cpu.x86_non_temporal_threshold"
+def test_pixels_are_streamed_past_the_caches_and_memory_is_kept_unless_the_user_set_that_himself(team, monkeypatch):
+    kept = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
+    stream = "glibc.cpu.x86_non_temporal_threshold"
     look = Calls(lambda index: __import__("os").environ["GLIBC_TUNABLES"])
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert team(look).values([0]) == [f"{ours}=98304"]
+    assert team(look).values([0]) == [f"{kept}:{stream}=98304"]
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
-    assert team(look).values([0]) == [f"glibc.malloc.check=0:{ours}=98304"]
-    monkeypatch.setenv("GLIBC_TUNABLES", f"{ours}=1234567")
-    assert team(look).values([0]) == [f"{ours}=1234567"]
+    assert team(look).values([0]) == [f"glibc.malloc.check=0:{kept}:{stream}=98304"]
+    monkeypatch.setenv("GLIBC_TUNABLES", f"{stream}=1234567")
+    assert team(look).values([0]) == [f"{stream}=1234567:{kept}"]
 
 
 def test_a_worker_never_loads_torch_even_to_decode(team, jpeg_folder):

@@ -247,9 +247,9 @@ class ArrayFile(Store):
         return [np.frombuffer(own, self.dtype).reshape(self.shape[1:]) for own in data]
 
     def _announce(self, mapped: _Mapped, numbers: list[int]) -> None:
-        """Let the kernel read all samples of a chunk at once, instead of one page fault after the other, while they come
-        from a disk: what is in memory is found there in less time. Not where they lie one behind the other: the kernel
-        reads ahead by itself then, and keeps larger pieces than of what is named to it, which cost a third less CPU
+        """Let the kernel read all samples of a chunk at once, instead of one page fault after the other, while they
+        come from a disk: what is in memory is found there in less time. Not where they lie one behind the other: the
+        kernel reads ahead by itself then, and keeps larger pieces than of what is named to it, which cost less CPU
         time, now and whenever they are read again."""
         if mapped.mapping is None or not mapped.is_cold():
             return
