@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
+import io
 import os
 import select
 import signal
@@ -48,6 +50,8 @@ from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.workerinfo import init_position, introduce
 
 __all__ = ["end", "run"]
+
+FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # those of text first: they write to the others
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
@@ -103,12 +107,16 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def end() -> NoReturn:
-    """End as an interpreter does, without taking its modules down: with torch that is half a second of a processor."""
+    """End as an interpreter does, without taking its modules down: with torch that is half a second of a processor.
+
+    Files that a dataset left open are written to their ends: to look for them takes 3 ms, with torch 40.
+    """
     threading._shutdown()  # type: ignore[attr-defined]  waits for threads
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
-            stream.flush()
+    files = [one for one in gc.get_objects() if type(one) in FILES]
+    for file in (sys.stdout, sys.stderr, *sorted(files, key=lambda file: FILES.index(type(file)))):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, no room, or closed
+            file.flush()
     os._exit(0)
 
 

@@ -61,8 +61,11 @@ def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path)
         class Held(list):
             def __getitem__(self, index):
                 import atexit
-                self.log = open(f"{tmp}/{os.getpid()}.log", "w")
-                self.log.write("not flushed")
+                if not hasattr(self, "text"):
+                    self.text = open(f"{tmp}/{os.getpid()}.log", "w")
+                    self.text.write("not flushed")
+                    self.bytes = open(f"{tmp}/{os.getpid()}.raw", "wb")
+                    self.bytes.write(b"not flushed")
                 atexit.register(lambda: open(f"{tmp}/{os.getpid()}.ended", "w").close())
                 thread = threading.Thread(target=lambda: (time.sleep(0.2), open(f"{tmp}/{os.getpid()}.thread", "w")))
                 thread.start()
@@ -74,6 +77,7 @@ def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path)
     began = {path.stem: path.read_text() for path in tmp_path.glob("*.log")}
     assert began
     assert set(began.values()) == {"not flushed"}
+    assert {path.stem: path.read_text() for path in tmp_path.glob("*.raw")} == began
     assert {path.stem for path in tmp_path.glob("*.ended")} == began.keys()
     assert {path.stem for path in tmp_path.glob("*.thread")} == began.keys()
 
