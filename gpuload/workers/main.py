@@ -51,7 +51,7 @@ from gpuload.workers.workerinfo import init_position, introduce
 
 __all__ = ["end", "run"]
 
-FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # those of text first: they write to the others
+FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # what holds data that are not written
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
@@ -113,8 +113,8 @@ def end() -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]  waits for threads
     atexit._run_exitfuncs()
-    files = [one for one in gc.get_objects() if type(one) in FILES]
-    for file in (sys.stdout, sys.stderr, *sorted(files, key=lambda file: FILES.index(type(file)))):
+    files = (one for one in gc.get_objects() if type(one) in FILES)
+    for file in (sys.stdout, sys.stderr, *files):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # none, no room, or closed
             file.flush()
     os._exit(0)
