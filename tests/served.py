@@ -21,7 +21,7 @@ class Server(ThreadingHTTPServer):
         always: how all further ones end.
         asked: path, range and method of each request.
         most: how many were under way at one time.
-        together: so many have to come before the first is answered.
+        together: so many have to come before the first is answered, which then waits a moment for one more.
     """
 
     daemon_threads = True
@@ -58,17 +58,16 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(with_body=False)
 
     def do_GET(self) -> None:
-        with self.server.lock:
-            self.server.now += 1
-            self.server.most = max(self.server.most, self.server.now)
-        try:
-            with self.server.lock:
-                self.server.lock.notify_all()
-                self.server.lock.wait_for(lambda: self.server.most >= self.server.together, 10)
-            self.answer(with_body=True)
-        finally:
-            with self.server.lock:
-                self.server.now -= 1
+        server = self.server
+        with server.lock:
+            server.now += 1
+            server.most = max(server.most, server.now)
+            if server.together:
+                server.lock.notify_all()
+                server.lock.wait_for(lambda: server.most >= server.together, 10)
+                server.lock.wait_for(lambda: server.most > server.together, 0.05)
+            server.now -= 1  # before the client can have its answer, and ask again
+        self.answer(with_body=True)
 
     def answer(self, *, with_body: bool) -> None:
         name, span = unquote(self.path.partition("?")[0]).lstrip("/"), self.headers.get("Range", "")
