@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -176,8 +177,11 @@ def serve(channel: socket.socket) -> None:
         told, tells = os.pipe()
         between = os.fork()
         if between == 0:
+            between = os.getpid()
             child = os.fork()
             if child == 0:
+                while os.getppid() == between:  # whose end must be seen by nobody, nor kill what depends on it
+                    time.sleep(0.0002)
                 become(marshal.loads(message), descriptors, path)
             os.write(tells, str(child).encode())
             os._exit(0)
