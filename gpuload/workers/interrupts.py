@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -103,18 +105,33 @@ def finalizing(work: Callable[[], object]) -> None:
     """Do the work of a finalizer, such as `__del__`; signals that come meanwhile are raised after it.
 
     Python prints what a handler raises in a finalizer and forgets it, and the ctrl-C is lost; the same happens in the
-    finalizers of all objects that are freed along with this one. So the signal is sent again a moment later, by a
-    thread that does nothing else: the only one that this package starts, and only if a signal came.
+    finalizers of all objects that are freed along with this one. So the signal is sent again when no finalizer runs,
+    by a thread that does nothing else: the only one that this package starts, and only if a signal came.
     """
     hold = held().__enter__()
     try:
         work()
     finally:
-        for number in hold.leave():
-            timer = threading.Timer(LATER_S, signal.pthread_kill, (threading.get_ident(), number))
-            timer.daemon = True
+        if came := hold.leave():
+            thread = threading.Thread(target=_send_later, args=(threading.get_ident(), came), daemon=True)
             with contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no more threads
-                timer.start()
+                thread.start()
+
+
+def _send_later(thread: int, numbers: list[int]) -> None:
+    """Send these signals to a thread, when it is in no finalizer."""
+    time.sleep(LATER_S)
+    while _is_finalizing(thread):
+        time.sleep(LATER_S)
+    for number in numbers:
+        signal.pthread_kill(thread, number)
+
+
+def _is_finalizing(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not finalizing.__code__ and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _raise_each(numbers: list[int]) -> None:

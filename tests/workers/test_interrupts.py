@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gpuload.workers.interrupts import finalizing, held, let_through
+from gpuload.workers.interrupts import LATER_S, finalizing, held, let_through
 
 LIMIT_S = 30.0
 
@@ -159,6 +159,8 @@ def test_what_comes_in_a_finalizer_is_raised_in_the_program_behind_it(times):
 
         def __del__(self):
             finalizing(self.work)
+            time.sleep(10 * LATER_S)
+            done.append("finalizer")
 
         @staticmethod
         def drop(thing):
@@ -166,4 +168,4 @@ def test_what_comes_in_a_finalizer_is_raised_in_the_program_behind_it(times):
             time.sleep(LIMIT_S)
 
     interrupted(lambda: Thing.drop(Thing()))
-    assert done == ["work"]
+    assert done == ["work", "finalizer"]
