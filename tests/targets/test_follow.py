@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -229,3 +233,35 @@ def test_crops_by_boxes_may_stand_anywhere_and_within_others():
                     assert box[1] - slack <= rows.min()
                     assert rows.max() <= box[3] + slack
     assert 0 < whole < sum(index % 4 for index in range(32))
+
+
+WARPED = """
+import hashlib
+import numpy as np
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.transforms.program.targets import Trail, follow
+
+rows = np.arange(64)
+chain = T.Chain([T.RandomAffine(40, (0.2, 0.2), (0.5, 2), 20), T.RandomPerspective(0.4, p=1)])
+program = chain.draw(epoch_key(1, 0), rows, np.full((64, 2), 90))
+points = np.random.default_rng(0).uniform(0, 90, (64, 5, 2))
+trails = [Trail([np.concatenate([some, some + 9], axis=1)], [some]) for some in points]
+follow(program, trails)
+print(hashlib.sha256(b"".join(trail.boxes[0].tobytes() + trail.points[0].tobytes() for trail in trails)).hexdigest())
+"""
+
+
+@pytest.mark.processes
+def test_targets_have_the_same_bits_whichever_kernels_numpys_blas_has_for_the_processor():
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", WARPED],
+            env={**os.environ, "OPENBLAS_CORETYPE": kernels},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for kernels in ("Haswell", "Sandybridge")
+    ]
+    assert found[0] == found[1]

@@ -198,10 +198,18 @@ def _scaled(points: np.ndarray, record: Box, at: int) -> np.ndarray:
 
 
 def _projected(record: Warp, at: int, points: np.ndarray) -> np.ndarray:
-    """Points (…, 2) moved by a warp, whose coefficients lead the other way."""
-    by = np.linalg.inv(np.append(record.coefficients[at], 1.0).reshape(3, 3))
-    homogeneous = points @ by[:, :2].T + by[:, 2]
-    return homogeneous[..., :2] / homogeneous[..., 2:]
+    """Move points (…, 2) by a warp, whose coefficients lead the other way.
+
+    The adjugate of its matrix is the inverse, up to a factor that the division takes out. Every step rounds as IEEE 754
+    says: `np.linalg.inv` and `@` round as the processor's BLAS kernel does, and boxes differed from one CPU to the next.
+    """
+    a, b, c, d, e, f, g, h = record.coefficients[at].tolist()
+    x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)
+    moved = np.stack(
+        [(e - f * h) * x + (c * h - b) * y + (b * f - c * e), (f * g - d) * x + (a - c * g) * y + (c * d - a * f)],
+        axis=-1,
+    )
+    return moved / ((d * h - e * g) * x + (b * g - a * h) * y + (a * e - b * d))[..., None]
 
 
 def _clipped(boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
