@@ -201,7 +201,7 @@ def _projected(record: Warp, at: int, points: np.ndarray) -> np.ndarray:
     """Move points (…, 2) by a warp, whose coefficients lead the other way.
 
     The adjugate of its matrix is the inverse, up to a factor that the division takes out. Every step rounds as IEEE 754
-    says: `np.linalg.inv` and `@` round as the processor's BLAS kernel does, and boxes differed from one CPU to the next.
+    says. `np.linalg.inv` and `@` round as the processor's BLAS kernel does: boxes differed from one CPU to the next.
     """
     a, b, c, d, e, f, g, h = record.coefficients[at].tolist()
     x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)
