@@ -1,0 +1,116 @@
+"""Break gpuload in one place after the other, and say which test notices: ``python tests/mutants/run.py [NAME …]``.
+
+Each ``*.patch`` in this folder is a mutant: a sentence that says what is broken, and a patch of a few lines. The script
+applies it to a copy of the working tree and runs the tests of the package that it touches, those of its module first,
+until one fails; the whole suite only for a mutant that these miss. Its exit status is 1 if `make test` would miss one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+__all__ = ["PATCHES", "ROOT", "touched"]
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
+PATCHES = {path.stem: path for path in sorted(FOLDER.glob("*.patch"))}
+NOT_PRODUCT = ("--ignore=tests/project", "--ignore=tests/mutants")
+LIMIT_S = 120  # for one test: a mutant may hang
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of patches in this folder; default: all")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at once (default: one per CPU)")
+    options = parser.parse_args()
+    if unknown := set(options.names) - PATCHES.keys():
+        parser.error(f"no such patches in {FOLDER}: {', '.join(sorted(unknown))}")
+    names = options.names or list(PATCHES)
+    missed = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for name, (test, seconds) in zip(names, pool.map(noticed_by_its_package, names), strict=True):
+            print(f"{name}: {test or 'its package misses it'} ({seconds:.0f} s)", flush=True)
+            if test is None:
+                missed.append(name)
+    for name in list(missed):  # each with all processors
+        test, seconds = noticed_by_all(name)
+        print(f"{name}: {test or 'NOT NOTICED'} (whole suite, {seconds:.0f} s)", flush=True)
+        if test is not None:
+            missed.remove(name)
+    print(f"{len(names) - len(missed)} of {len(names)} mutants noticed")
+    sys.exit(bool(missed))
+
+
+def touched(name: str) -> Path:
+    """Return the module that a patch changes, relative to the root."""
+    [module] = re.findall(r"^\+\+\+ b/(\S+)", PATCHES[name].read_text(), re.MULTILINE)
+    return Path(module)
+
+
+def noticed_by_its_package(name: str) -> tuple[str | None, float]:
+    return first_failure(name, list(tests_of(touched(name))))
+
+
+def noticed_by_all(name: str) -> tuple[str | None, float]:
+    return first_failure(name, ["--numprocesses", "logical", "--maxprocesses", "8", *NOT_PRODUCT, "tests"])
+
+
+def tests_of(module: Path) -> Iterator[str]:
+    """The tests of a module, then those of the folders that it is in: pytest runs none twice."""
+    folder = Path("tests", *module.parts[1:-1])
+    while not (ROOT / folder).is_dir():
+        folder = folder.parent
+    if (ROOT / folder / f"test_{module.name}").is_file():
+        yield str(folder / f"test_{module.name}")
+    while folder.name != "tests":
+        yield str(folder)
+        folder = folder.parent
+
+
+def first_failure(name: str, arguments: list[str]) -> tuple[str | None, float]:
+    """Run tests on a mutant. Returns the first one that fails, or None, and how long that took in seconds."""
+    shared = os.environ.get("GPULOAD_SHARED", str(ROOT.parent / "shared"))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={LIMIT_S}"]
+    with tempfile.TemporaryDirectory(prefix="mutant-") as copy:
+        for path in tracked():
+            target = Path(copy, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, target)
+        subprocess.run(["git", "apply", PATCHES[name]], cwd=copy, check=True)
+        start = time.monotonic()
+        done = subprocess.run(
+            [*command, "--no-header", "--tb=no", "-rfE", *arguments],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": copy, "OMP_NUM_THREADS": "1", "GPULOAD_SHARED": shared},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        seconds = time.monotonic() - start
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode in (1, 2) and failed:
+        return failed[0], seconds
+    if done.returncode in (0, 5):  # all passed, or there were none
+        return None, seconds
+    raise RuntimeError(f"pytest ended with {done.returncode} on {name}:\n{done.stdout}{done.stderr}")
+
+
+def tracked() -> list[str]:
+    """The files of the working tree that git has, or would take."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    return [path for path in listed if path and (ROOT / path).is_file()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The messages of gpuload's own errors, read from its source: each with `…` for what depends on the case."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).parents[3] / "gpuload"
+ERRORS = {
+    "BackendError",
+    "CollateError",
+    "CompilerError",
+    "DecodeError",
+    "GpuloadError",
+    "LimitError",
+    "SampleError",
+    "TooManyErrors",
+    "WorkerError",
+}
+OWN = ERRORS | {"_Kind"}  # the bases of others
+# Where a message is made that is raised elsewhere: functions that return it, constants that hold it.
+MAKERS = {
+    "datasets/bit_depth.py": {"too_deep"},
+    "datasets/files.py": {"too_large", "no_image"},
+    "ring/ring.py": {"_lacking"},
+    "stage/dali/backend.py": {"missing"},
+    "stage/fused/backend.py": {"missing", "_cannot_compile"},
+    "stage/kornia/backend.py": {"MISSING"},
+}
+
+
+class Message(NamedTuple):
+    text: str
+    place: str  # the module, below the package
+    line: int
+
+
+def template(node: ast.expr) -> str:
+    """The text that an expression gives, `…` where it depends on the case; what is added under a condition is left
+    out."""
+    match node:
+        case ast.Constant(str(text)):
+            return text
+        case ast.JoinedStr(parts):
+            return "".join(map(template, parts))
+        case ast.BinOp(left, ast.Add(), ast.IfExp()):
+            return template(left)
+        case ast.BinOp(left, ast.Add(), right):
+            return template(left) + template(right)
+        case ast.IfExp(_, text, ast.Constant(None)) | ast.IfExp(_, ast.Constant(None), text):
+            return template(text)
+    return "…"
+
+
+def raised() -> Iterator[Message]:
+    """What the package's errors are made with."""
+    for path, tree in _modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS and node.args:
+                yield Message(template(node.args[0]), path, node.lineno)
+
+
+def made() -> Iterator[Message]:
+    """What `MAKERS` return."""
+    for path, tree in _modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name in MAKERS.get(path, ()):
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Return) and inner.value is not None:
+                        yield Message(template(inner.value), path, inner.lineno)
+            elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) in MAKERS.get(path, ()):
+                assert node.value is not None
+                yield Message(template(node.value), path, node.lineno)
+            elif isinstance(node, ast.ClassDef) and any(getattr(base, "id", None) in OWN for base in node.bases):
+                yield from _of_class(node, path)
+
+
+def _of_class(node: ast.ClassDef, path: str) -> Iterator[Message]:
+    """The messages that a class of errors makes itself: what it begins `text` with, or gives to its base."""
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Assign([ast.Name("text")], text):
+                yield Message(template(text), path, inner.lineno)
+            case ast.Call(ast.Attribute(attr="__init__"), [ast.JoinedStr() as text, *_]):
+                yield Message(template(text), path, inner.lineno)
+
+
+@cache
+def _modules() -> list[tuple[str, ast.Module]]:
+    """Those that name an error, or make a message."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix()
+        if name in MAKERS or any(error in text for error in OWN):
+            found.append((name, ast.parse(text)))
+    return found
+
+
+def says_something(text: str) -> bool:
+    """Whether a message has words of its own, and is not what a maker gave."""
+    return any(part.strip(" :()\n'") for part in text.split("…"))

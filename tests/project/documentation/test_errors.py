@@ -1,0 +1,60 @@
+"""docs/errors.md has every message of gpuload's own errors once, under a heading, with what to do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from project.documentation.messages import MAKERS, made, raised, says_something
+
+PAGE = (Path(__file__).parents[3] / "docs" / "errors.md").read_text(encoding="utf-8")
+SECTIONS = {part.split("\n", 1)[0]: part for part in PAGE.split("\n### ")[1:]}
+# Where messages come from `MAKERS`, from another process or from another error: how many such places there are.
+PASSED_ON = {
+    "datasets/files.py": 1,
+    "datasets/recognise.py": 1,
+    "datasets/stores/remote/client.py": 1,
+    "datasets/stores/store.py": 1,
+    "decode/decoder.py": 1,
+    "decode/header.py": 2,
+    "loader/replay.py": 1,
+    "loader/session.py": 2,
+    "ring/ring.py": 2,
+    "stage/compile.py": 2,
+    "stage/dali/backend.py": 1,
+    "stage/fused/backend.py": 1,
+    "stage/kornia/backend.py": 1,
+    "workers/ray/host.py": 1,
+}
+
+
+def joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def shown() -> list[str]:
+    blocks = re.findall(r"```text\n(.*?)\n```", PAGE, re.DOTALL)
+    return [joined(message) for block in blocks for message in block.split("\n\n")]
+
+
+def test_each_message_is_on_the_page_and_no_other_is():
+    known = {joined(message.text): message for message in (*raised(), *made()) if says_something(message.text)}
+    missing = [f"{place}:{line}: {text}" for text, (_, place, line) in known.items() if text not in shown()]
+    assert missing == [], "docs/errors.md lacks messages: give each a place under a heading there"
+    assert sorted(set(shown()) - set(known)) == [], "docs/errors.md has messages that are nowhere in gpuload"
+    assert [text for text, times in Counter(shown()).items() if times > 1] == []
+
+
+def test_messages_that_are_passed_on_are_made_where_this_looks():
+    silent = Counter(message.place for message in raised() if not says_something(message.text))
+    assert silent == Counter(PASSED_ON), "a message is made elsewhere: add that function to MAKERS in messages.py"
+    places = Counter(message.place for message in made())
+    assert set(MAKERS) | {"errors.py", "packing/pack.py"} == set(places)
+
+
+def test_each_heading_says_why_and_what_to_do():
+    assert len(SECTIONS) > 30
+    assert [name for name, text in SECTIONS.items() if "\n- **Why**: " not in text] == []
+    assert [name for name, text in SECTIONS.items() if "\n- **What to do**: " not in text] == []
+    assert [name for name, text in SECTIONS.items() if "```text\n" not in text] == []

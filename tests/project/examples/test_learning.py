@@ -1,0 +1,179 @@
+"""Each example learns from the small pictures that it makes, and its loader gives what the example says."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import originals
+import pytest
+import torch
+from project.examples.conftest import FOLDER
+
+import gpuload as gl
+
+IMAGES = 128  # of which a small set has so many for training
+MEAN, STD = (torch.tensor(three)[:, None, None] for three in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+# What learns in the same way: a classifier, by F.cross_entropy, a step for each batch of 32.
+CLASSIFIERS = ("plain", "with_albumentations", "with_kornia")
+
+
+def printed(text: str, pattern: str) -> list[float]:
+    return [float(number) for number in re.findall(pattern, text)]
+
+
+def seen(sizes: list[int], epochs: int) -> list[int]:
+    """The images of each epoch."""
+    steps = len(sizes) // epochs
+    return [sum(sizes[epoch * steps : (epoch + 1) * steps]) for epoch in range(epochs)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers(name, run, steps):
+    text = run(name, "--epochs", 2, "--size", 48)
+    losses = printed(text, r"epoch \d: loss ([\d.]+)")
+    assert len(losses) == 2
+    assert losses[1] < 0.9 * losses[0]
+    assert seen(steps.sizes, 2) == [IMAGES] * 2
+
+
+@pytest.mark.processes
+def test_on_folders_of_ones_own_with_workers(run, tmp_path):
+    importlib.import_module("small").folder(tmp_path, 48, 16)
+    text = run("plain", tmp_path, "--epochs", 1, "--size", 32, "--workers", 2)
+    assert re.fullmatch(r"epoch 1: loss \d\.\d+, [\d,]+ images/s, \d+\.\d% of the validation set right\n", text)
+
+
+@pytest.mark.slow
+def test_timm(run):
+    originals.timm()
+    text = run("with_timm", "--model", "test_resnet", "--epochs", 3, "--size", 32, "--lr", 0.01)
+    losses, right = printed(text, r"loss ([\d.]+)"), printed(text, r"([\d.]+)% of the validation set right")
+    assert losses[2] < losses[0]
+    assert right[2] > 40  # by chance 25
+
+
+@pytest.mark.slow
+def test_imagenet(run, steps):
+    originals.torchvision()
+    options = ["-a", "mobilenet_v3_small", "--size", 32, "--lr", 0.5, "--print-every", 2]
+    text = run("imagenet", *options, "--epochs", 1)
+    assert seen(steps.sizes, 1) == [IMAGES]
+    assert "step 4 of 4: loss" in text
+    assert re.search(r"epoch 1: \d+\.\d+% right", text)
+    [right] = printed(run("imagenet", *options, "--evaluate"), r"([\d.]+)% right")
+    assert right == printed(text, r"([\d.]+)% right")[0]  # from the checkpoint
+
+
+@pytest.mark.slow
+def test_detection(run):
+    text = run("detection", "--epochs", 4)
+    losses = printed(text, r"loss ([\d.]+)")
+    assert losses[3] < 0.8 * losses[0]
+    found, there = (int(number) for number in re.findall(r"(\d+) of (\d+) boxes found", text)[-1])
+    assert found > there / 3
+
+
+def levels(images: torch.Tensor) -> torch.Tensor:
+    return (images * STD + MEAN) * 255
+
+
+def coloured(image: torch.Tensor) -> torch.Tensor:
+    """Which pixels belong to shapes: the clouds are grey."""
+    return image.amax(0) - image.amin(0) > 60
+
+
+def test_boxes_move_with_their_images(run, tmp_path):
+    """Each box holds coloured pixels up to its edges, and there are none outside all boxes."""
+    importlib.import_module("small").coco(tmp_path, 24, 1)
+    args = Namespace(batch_size=12, size=96, workers=0, device="cpu")
+    with importlib.import_module("detection").loader(tmp_path, "train", args) as loader:
+        for images, targets in loader:
+            for image, target in zip(levels(images), targets, strict=True):
+                outside = coloured(image)
+                for left, top, right, bottom in target["boxes"].round().int().tolist():
+                    inside = coloured(image)[top:bottom, left:right]
+                    assert inside.any(0).float().mean() > 0.9
+                    assert inside.any(1).float().mean() > 0.9
+                    outside[max(top - 2, 0) : bottom + 2, max(left - 2, 0) : right + 2] = False
+                assert outside.float().mean() < 0.1  # what is left of those that were cut through, and left out
+
+
+@pytest.mark.slow
+def test_segmentation(run, steps):
+    text = run("segmentation", "--epochs", 2, "--size", 48)
+    losses, ious = printed(text, r"loss ([\d.]+)"), printed(text, r"mean IoU ([\d.]+)%")
+    assert losses[1] < 0.8 * losses[0]
+    assert ious[1] > 30
+    assert seen(steps.sizes, 2) == [IMAGES] * 2
+
+
+def test_masks_move_with_their_images(run, tmp_path):
+    importlib.import_module("small").voc(tmp_path, 24, 1)
+    args = Namespace(batch_size=12, size=96, workers=0, device="cpu")
+    with importlib.import_module("segmentation").loader(tmp_path, "train", args) as loader:
+        for images, masks in loader:
+            for image, mask in zip(levels(images), masks, strict=True):
+                known = mask != 255
+                assert (coloured(image) == (mask > 0))[known].float().mean() > 0.95
+
+
+@pytest.mark.slow
+def test_self_supervision(run):
+    text = run("self_supervised", "--epochs", 3, "--size", 40)
+    losses = printed(text, r"epoch \d: loss ([\d.]+)")
+    assert losses[2] < 0.95 * losses[0]
+    assert printed(text, r"([\d.]+)% of the images lie next to one of their class")[0] > 50  # by chance 25
+
+
+@pytest.mark.slow
+def test_images_and_texts(run):
+    text = run("image_text", "--epochs", 3, "--size", 48)
+    losses, right = printed(text, r"loss ([\d.]+)"), printed(text, r"([\d.]+)% of the images find their caption")
+    assert losses[2] < 0.9 * losses[0]
+    assert right[2] > 1.3 * right[0]
+
+
+def test_albumentations_draws_the_same_with_any_workers(run, tmp_path):
+    pytest.importorskip("albumentations", reason="albumentations is not installed")
+    importlib.import_module("small").folder(tmp_path, 24, 1)
+    data = importlib.import_module("with_albumentations").Augmented(tmp_path / "train")
+    batches = []
+    for chunk in (2, 8):  # another order of the work
+        with gl.Loader(data, 8, True, chunk_size=chunk, num_workers=0, device="cpu") as loader:
+            batches.append(torch.cat([images for images, _ in loader]))
+    assert torch.equal(*batches)
+
+
+def test_kornia_may_be_the_backend(run):
+    text = run("with_kornia", "--epochs", 0, "--backend", "kornia")
+    assert text.startswith("backend kornia on cpu")
+    assert re.search(r"ColorJitter\(.*\s+kornia\n", text)
+
+
+FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "small")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_docstring_says_how_to_run_it_and_help_shows_that(path: Path):
+    doc = path.read_text().split('"""')[1]
+    assert f"examples/{path.name}" in doc
+    assert "small.parser(__doc__)" in path.read_text()
+    assert len(path.read_text().splitlines()) <= 140
+
+
+def test_help(run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run("plain", "--help")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "python examples/plain.py PATH --epochs 10" in said
+    assert "--batch-size" in said
+
+
+def test_the_list_of_examples_names_each():
+    listed = (FOLDER / "README.md").read_text()
+    assert [path.name for path in FILES if f"]({path.name})" not in listed] == []

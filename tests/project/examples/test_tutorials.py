@@ -1,0 +1,41 @@
+"""The tutorials' blocks of Python run from top to bottom, each page in a folder of its own, and say what they print."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "docs" / "tutorials"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("page", PAGES)
+def test_its_blocks_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 1)  # of torch's threads; see conftest.py
+    text = (FOLDER / f"{page}.md").read_text()
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        line = text[: block.start(1)].count("\n")
+        with warnings.catch_warnings():
+            if "warning" in block[1]:  # the page says that there is one
+                warnings.simplefilter("ignore")
+            exec(compile("\n" * line + block[1], f"{page}.md", "exec"), names)
+        told = re.findall(r"^print\(.*\)  # (\d[\w\[\], ']*|torch\.Size\(\[[\d, ]*\]\))", block[1], re.MULTILINE)
+        printed = capsys.readouterr().out
+        assert [words for words in told if words.rstrip() not in printed] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_it_is_listed_links_lead_somewhere_and_it_says_what_next(page):
+    text = (FOLDER / f"{page}.md").read_text()
+    assert f"]({page}.md)" in (FOLDER / "index.md").read_text()
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if link and not (FOLDER / link).exists()] == []
+    assert "\n## What next\n" in text
+    assert "examples/" in text

@@ -1,0 +1,33 @@
+"""The examples in docstrings do what they show."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WITH_EXAMPLES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "gpuload").rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
+
+# By the examples of a module, beside what all of gpuload needs.
+NEEDED = {"gpuload.exporters.prometheus": ["prometheus_client"], "gpuload.loader.loader": ["kornia"]}
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in NEEDED.get(name, ()):
+        pytest.importorskip(package)
+    module = importlib.import_module(name)
+    failed, attempted = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert attempted, f"{name} has examples that doctest does not find: are they in a docstring?"
+    assert not failed, capsys.readouterr().out
+
+
+def test_there_are_examples() -> None:
+    assert "gpuload.datasets.sample" in WITH_EXAMPLES

@@ -1,0 +1,83 @@
+"""What docs/observing.md logs elsewhere: run, with something in the place of TensorBoard, wandb and Lightning."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.loader.stats import Part
+
+PAGE = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def block(word: str) -> str:
+    """The block with this word, logging each second step in place of each 50th."""
+    [found] = [text for text in BLOCKS if word in text]
+    return found.replace("% 50 == 49", "% 2 == 1").replace("every=50", "every=2")
+
+
+@pytest.fixture
+def names() -> Any:
+    samples = [(np.full((20, 24, 3), number, np.uint8), number) for number in range(12)]
+    with gl.Loader(samples, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu") as loader:
+        found: dict[str, Any] = {"loader": loader, "train": lambda images, labels: None}
+        exec(block("def figures"), found)
+        yield found
+
+
+def check(logged: list[tuple[dict[str, float], int]], steps: list[int]) -> None:
+    assert [step for _, step in logged] == steps
+    for figures, _ in logged:
+        assert {"loader/images_per_s", "loader/waiting", "loader/main/stage", "loader/main/decode"} <= figures.keys()
+        assert all(isinstance(value, int | float) for value in figures.values())
+        assert figures["loader/images_per_s"] > 0
+        assert 0 < figures["loader/waiting"] <= 1
+
+
+def test_names_hold_no_spaces_and_parts_are_shares(names):
+    waiting = Part("slot wait", "main", 1.0, 3)
+    assert names["figures"](gl.Stats(seconds=2.0, images_per_s=5.0, waiting=0.25, parts=(waiting,))) == {
+        "loader/images_per_s": 5.0,
+        "loader/waiting": 0.25,
+        "loader/workers_busy": 0,
+        "loader/main/slot_wait": 0.5,
+    }
+
+
+def test_tensorboard(names, monkeypatch):
+    logged: dict[int, dict[str, float]] = {}
+    writer = SimpleNamespace(add_scalar=lambda name, value, step: logged.setdefault(step, {}).update({name: value}))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda: writer))
+    exec(block("SummaryWriter"), names)
+    check([(figures, step) for step, figures in logged.items()], [1, 3, 5])
+
+
+def test_wandb(names, monkeypatch):
+    logged: list[tuple[dict[str, float], int]] = []
+    run = SimpleNamespace(log=lambda figures, step: logged.append((figures, step)), summary={})
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda project: run))
+    exec(block("wandb"), names)
+    check(logged, [1, 3, 5])
+    assert run.summary["loader/advice"] == names["loader"].stats().advice
+
+
+def test_lightning(names, monkeypatch):
+    made: list[Any] = []
+    stand_in = SimpleNamespace(Callback=object, Trainer=lambda max_epochs, callbacks: made.extend(callbacks))
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", stand_in)
+    exec(block("pl.Callback"), names)
+    [callback] = made
+    logged: list[tuple[dict[str, float], int]] = []
+    for step, batch in enumerate(names["loader"]):
+        module = SimpleNamespace(log_dict=lambda figures, step=step: logged.append((figures, step)))
+        callback.on_train_batch_end(None, module, None, batch, step)
+    check(logged, [1, 3, 5])

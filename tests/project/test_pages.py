@@ -1,0 +1,64 @@
+"""What pages name is there: files, links, commands; docs/architecture.md describes each module in its room."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_rooms import FLOORS, PACKAGE
+
+ROOT = Path(__file__).parents[2]
+MADE = ("docs/project/", "docs/reference/")  # by building the site
+DOCS = sorted(
+    page for path in ROOT.glob("docs/**/*.md") if not (page := path.relative_to(ROOT).as_posix()).startswith(MADE)
+)
+PAGES = ["README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md", *DOCS]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+CODE = re.compile(r"`([^`\n]+)`")
+PATH = re.compile(r"(?:[\w.-]+/)+(?:[\w.-]+\.\w+)?|[\w-]+\.(?:md|py|toml|txt|yaml|yml)")
+PLACES = (ROOT, PACKAGE, PACKAGE / "stage", PACKAGE / "transforms", ROOT / "examples")  # that paths on pages begin at
+ELSEWHERE = {"corpus/", "photos/", "test/test_dataloader.py", "test_state_dict.py"}  # the user's, and PyTorch's
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page):
+    named = {path for path in CODE.findall((ROOT / page).read_text()) if PATH.fullmatch(path)}
+    assert {path for path in named - ELSEWHERE if not any((place / path).exists() for place in PLACES)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if link and not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_make_exist(page):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"(?:`|^    |^)make ([\w-]+)", (ROOT / page).read_text(), re.MULTILINE)
+    assert set(named) <= set(targets)
+
+
+def test_the_floors_are_those_that_are_tested():
+    table = ARCHITECTURE.split("| room |")[1].split("\n\n")[0]
+    rows = [CODE.findall(row.split("|")[1]) for row in table.splitlines()[2:]]
+    assert [tuple(name.removesuffix("/").removesuffix(".py") for name in row) for row in rows] == list(FLOORS)
+
+
+@pytest.mark.parametrize("room", [room for floor in FLOORS for room in floor if (PACKAGE / room).is_dir()])
+def test_each_module_of_a_room_is_described_and_no_other(room):
+    section = ARCHITECTURE.split(f"\n### `{room}/`\n")[1].split("\n#")[0]
+    named = {name for name in CODE.findall(section) if re.fullmatch(r"[a-z]\w*", name)}
+    modules = [path for path in (PACKAGE / room).rglob("*.py") if path.stem != "__init__"]
+    single = {path.stem for path in modules if path.parent.name not in ("kornia", "dali")}  # those are tables
+    assert named - {path.stem for path in modules} == set(), "no such modules"
+    assert single - named == set(), "not described"
+
+
+def test_hooks_use_the_ruff_that_is_tested():
+    pinned = re.search(r"^ruff==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    hooks = re.findall(r"ruff==[\d.]+", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert pinned is not None
+    assert set(hooks) == {pinned[0]}
