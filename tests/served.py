@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             server.most = max(server.most, server.now)
             if server.together:
                 server.lock.notify_all()
-                server.lock.wait_for(lambda: server.most >= server.together, 10)
+                server.lock.wait_for(lambda: server.most >= server.together, 60)
                 server.lock.wait_for(lambda: server.most > server.together, 0.05)
             server.now -= 1  # before the client can have its answer, and ask again
         self.answer(with_body=True)

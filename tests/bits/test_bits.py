@@ -15,11 +15,16 @@ from gpuload import transforms as T
 ANEW = "to record anew: python tests/bits/record.py"
 PAIRS = [(name, run) for name, case in CASES.items() for run in case.runs]
 WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
+# What runs on every backend each time. `parity` and `chains` hold batches, Kornia and DALI to Pillow and the reference:
+# the rest of their bits is left to `make test-all`.
+EVERYWHERE = {"colours", "detection_masks", "mixup_or_cutmix", "nested", "ragged_pad", "several_images"}
 SLOW = {"colours_of_floats", "dino", "masks_of_all_dtypes", "several_images", "targets_in_branches"}
 
 
 def param(name: str, run: str) -> Any:
     marks = [pytest.mark.processes] if name in WITH_WORKERS else [pytest.mark.slow] if name in SLOW else []
+    if run in ("batched", "kornia", "dali") and {"kornia", "dali"} & {*CASES[name].runs} and name not in EVERYWHERE:
+        marks.append(pytest.mark.exhaustive)
     return pytest.param(name, run, marks=marks, id=f"{name}/{run}")
 
 

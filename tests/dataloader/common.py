@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -57,12 +56,6 @@ def whoami(key: Any) -> Any:
 
     info = get_worker_info()
     return None if info is None else (os.getpid(), info.id, info.num_workers, info.seed, type(info.dataset).__name__)
-
-
-def slow_whoami(key: Any) -> Any:
-    """So slow that each worker has its turn."""
-    time.sleep(0.02)
-    return whoami(key)
 
 
 def drawn(key: Any) -> tuple[float, float, float]:

@@ -191,7 +191,7 @@ def test_without_workers_the_stream_runs_in_this_process_as_it_is():
 
             thread = threading.Thread(target=fill)
             thread.start()
-            assert told.wait(10)
+            assert told.wait(60)
             thread.join()
             for number in queue:
                 found.append((os.getpid(), threading.get_ident(), torch.get_num_threads(), dict(os.environ)))
@@ -199,10 +199,11 @@ def test_without_workers_the_stream_runs_in_this_process_as_it_is():
 
     found = []
     here = (os.getpid(), threading.get_ident(), torch.get_num_threads(), dict(os.environ))
-    before = threading.active_count()
+    before = set(threading.enumerate())
     assert keys(gpuload_batches(Threaded(), 2)) == [[0, 1], [2, 3], [4, 5]]
     assert found == [here] * 6
-    assert (torch.get_num_threads(), dict(os.environ), threading.active_count()) == (*here[2:], before)
+    assert (torch.get_num_threads(), dict(os.environ)) == here[2:]
+    assert set(threading.enumerate()) <= before  # one that an earlier test left may have ended
 
 
 def test_no_workers_is_the_default_and_there_is_no_worker_info():

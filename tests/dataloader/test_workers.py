@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from dataloader.common import Made, drawn, gpuload_batches, slow_whoami, torch_batches, whoami
+from dataloader.common import Made, drawn, gpuload_batches, torch_batches, whoami
 
 import gpuload as gl
 
@@ -25,9 +25,16 @@ def torch_first(worker):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("first", [torch_first, None])
-def test_get_worker_info_says_in_each_worker_which_it_is(first):
+def test_get_worker_info_says_in_each_worker_which_it_is(first, tmp_path):
+    def whoami_once_both_are_here(key):
+        (tmp_path / str(os.getpid())).touch()
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return whoami(key)
+
     options = {"batch_size": 1, "collate_fn": list, "num_workers": 2, "seed": 5, "worker_init_fn": first}
-    found = {batch[0] for batch in gpuload_batches(Made(slow_whoami, 20), **options)}
+    found = {batch[0] for batch in gpuload_batches(Made(whoami_once_both_are_here, 20), **options)}
     assert {(worker, workers, kind) for _, worker, workers, _, kind in found} == {(0, 2, "Made"), (1, 2, "Made")}
     assert len({seed for _, _, _, seed, _ in found}) == 2
     assert len({entry[0] for entry in found}) == 2

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from matrix import matrix
 
 
-@pytest.mark.parametrize("closed", ["0", "1", "2", "0, 1, 2"])
-@pytest.mark.parametrize("workers", [0, 1])
+@matrix(strength=1, closed=["0", "1", "2", "0, 1, 2"], workers=[0, 1])
 def test_what_is_printed_gets_into_no_sample_and_into_no_decoders_messages(start, tmp_path, closed, workers):
     program = start(f"""
         for number in ({closed},):

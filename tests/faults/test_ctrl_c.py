@@ -6,8 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
 from faults.programs import ONE_CTRL_C
+from matrix import matrix
 
 import gpuload
 
@@ -71,8 +71,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("times", [1, 2])
+@matrix(strength=1, place=PLACES, times=[1, 2])
 def test_the_program_ends_with_its_traceback_and_its_workers_with_it(start, place, times):
     program = start(PLACES[place])
     program.hear("here")

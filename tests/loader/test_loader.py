@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matrix import matrix
 from pictures import jpeg_bytes, smooth_image
 from PIL import Image as PILImage
 
@@ -69,8 +70,7 @@ def test_a_folder_of_jpegs_becomes_batches_of_floats_and_labels(jpeg_folder):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
-@pytest.mark.parametrize("chunk", [1, 5, 16])
+@matrix(strength=1, workers=[0, 1, 2, 4], chunk=[1, 5, 16])
 def test_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_folder, workers, chunk):
     options = {"batch_size": 20, "shuffle": True, "transforms": RECIPE, "seed": 3, "info": True}
     dataset = gl.ImageFolder(jpeg_folder)

@@ -97,7 +97,7 @@ def first_failure(name: str, arguments: list[str]) -> tuple[str | None, float]:
             text=True,
         )
         seconds = time.monotonic() - start
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", done.stdout, re.MULTILINE)
     if done.returncode in (1, 2) and failed:
         return failed[0], seconds
     if done.returncode in (0, 5):  # all passed, or there were none

@@ -28,6 +28,7 @@ from gpuload.packing.job import begin_part
 from gpuload.packing.manifest import open_packed
 from gpuload.packing.pack import BadSamples
 from gpuload.packing.plan import planned
+from gpuload.packing.pool import Worker
 
 from .conftest import COUNT, content
 
@@ -576,22 +577,37 @@ def test_a_worker_that_is_killed_or_fails_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_worker_that_ends_when_it_has_nothing_to_do_is_no_error(tmp_path: Path) -> None:
-    made, number = tmp_path / "set" / WORK / "00000.json", tmp_path / "pid"
-    here = os.getpid()
+def test_a_worker_that_ends_when_it_has_nothing_to_do_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, told, noticed = tmp_path / "pid", tmp_path / "told", tmp_path / "noticed"
+    here, hear = os.getpid(), Worker.hear
+
+    def hear_and_say(worker: Worker, job: Any) -> Any:
+        heard = hear(worker, job)
+        if heard is None:
+            noticed.touch()
+        elif any(one.get("part") == 0 for one in heard):
+            told.touch()
+        return heard
+
+    def wait_for(path: Path) -> None:
+        deadline = time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < deadline, path
+            time.sleep(0.01)
 
     class KillsTheOther(Samples):
         def __getitem__(self, index: int) -> Any:
             if os.getpid() != here and index == 0:
                 number.write_text(str(os.getpid()))
             elif os.getpid() != here:
-                while not made.exists():
-                    time.sleep(0.01)
-                time.sleep(0.1)  # its record is told
+                wait_for(told)  # the other one has nothing to do
                 os.kill(int(number.read_text()), 9)
-                time.sleep(0.1)
+                wait_for(noticed)
             return image(index)
 
+    monkeypatch.setattr(Worker, "hear", hear_and_say)
     packed = gl.pack(KillsTheOther(0, 1), tmp_path / "set", to="tar", workers=2, shard_bytes=1)
     assert (packed.samples, number.exists()) == (2, True)
 

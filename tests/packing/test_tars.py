@@ -9,6 +9,7 @@ import io
 import os
 import tarfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -143,13 +144,17 @@ def test_no_more_pieces_wait_for_a_slow_disk_than_memory_is_meant_for(
         return real(descriptor, data)
 
     def goes_on() -> None:
+        deadline = time.monotonic() + 60
+        while len(made) <= durable.WRITTEN and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)  # if more were made, they would be by now
         seen.append(len(made))
         disk.set()
 
     monkeypatch.setattr(durable.os, "write", write)
     monkeypatch.setattr(durable, "_piece", lambda: made.append(None) or piece())
     data = os.urandom((durable.WRITTEN + 3) * durable.PIECE + 5)
-    later = threading.Timer(0.5, goes_on)
+    later = threading.Thread(target=goes_on)
     later.start()
     with Hashed(str(tmp_path / "file"), "blake2b") as file:
         file.write(data)

@@ -13,20 +13,33 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from parity.case import BATCHES, Case
+from parity.case import BATCHES, RUNS, Case
 from parity.images import SETS, image_set
+from parity.usable import why_not
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.transforms.base import Transform
 
-__all__ = ["Measured", "all_cases", "here", "measure", "named", "sets_of", "topics"]
+__all__ = [
+    "Measured",
+    "all_cases",
+    "here",
+    "measure",
+    "named",
+    "operations",
+    "pairs_of",
+    "runs_of",
+    "sets_of",
+    "topics",
+]
 
 CPU = torch.device("cpu")
 
@@ -62,9 +75,31 @@ def all_cases() -> tuple[Case, ...]:
     return tuple(case for cases in topics().values() for case in cases)
 
 
+@cache
+def operations() -> tuple[Case, ...]:
+    """The first case of each set of transforms that cases name."""
+    found: dict[frozenset[str], Case] = {}
+    for case in all_cases():
+        found.setdefault(frozenset(type(inner).__name__ for inner in case.transforms if named(case, inner)), case)
+    return tuple(found.values())
+
+
 def sets_of(run: str) -> tuple[str, ...]:
-    """The images that a run is tried on: where kernels are interpreted, small ones."""
-    return ("small",) if run == "fused" else ("photographs", "random", "one")
+    """The images that a run is tried on, of those that there are: where kernels are interpreted, small ones."""
+    names = ("small",) if run == "fused" else ("photographs", "random", "one")
+    return tuple(name for name in names if image_set(name, 3))
+
+
+def runs_of(case: Case) -> list[str]:
+    """The runs that can be used here, and have any of the transforms that a case names."""
+    return [run for run in RUNS if why_not(run) is None and here(case, run)]
+
+
+def pairs_of(case: Case) -> Iterator[tuple[str, str, str]]:
+    """The pairs of a case's runs, each with the images to compare them on: what both are tried on, and small ones."""
+    for other, run in combinations(runs_of(case), 2):
+        for images in sorted({*sets_of(run), "small"} & {*sets_of(other), "small"}):
+            yield run, other, images
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ if __name__ == "__main__":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is declared
 
 from parity.case import RUNS, Case
-from parity.compare import Measured, here, measure, sets_of, topics
+from parity.compare import Measured, measure, operations, pairs_of, runs_of, sets_of, topics
 from parity.images import SETS, image_set
 from parity.usable import why_not
 
@@ -31,8 +31,9 @@ more.
 Figures are in levels, of 255: *mean* is the greatest mean difference of any one image, *max* the greatest difference of
 any one number. *torch* is the reference, which takes images one by one on the CPU; *batches* is its other runner,
 which CUDA devices use; a dash (–): the backend leaves the transform to torch. *Apart* is the greatest difference
-between any two of them. The bounds (mean / max / apart) hold for each backend that has none of its own in its column;
-the difference between two is bounded by the sum of theirs. The tests hold all of them; letters lead to the reasons.
+between any two of them, measured with the first case of each transform. The bounds (mean / max / apart) hold for each
+backend that has none of its own in its column; the difference between two is bounded by the sum of theirs. The tests
+hold all of them; letters lead to the reasons.
 Where single numbers may be far off, a percentage says how many: the greatest share of an image's numbers that are more
 than a level from the oracle's, followed by its bound.
 
@@ -61,9 +62,9 @@ def row(case: Case, found: dict[str, Measured], notes: dict[str, str]) -> str:
                 bounds += f", {shown(own.share * 100)}%"
             cell += f" (≤ {bounds}; {letter(own.reason, notes)})"
         cells.append(cell)
-    apart = max(measured.apart for measured in found.values())
+    apart = shown(max(measured.apart for measured in found.values())) if case in operations() else "–"
     bound = " / ".join(map(shown, (case.mean, case.max, case.between)))
-    return f"{row_start(case)}{' | '.join(cells)} | {shown(apart)} | {bound} | {letter(case.reason, notes)} |"
+    return f"{row_start(case)}{' | '.join(cells)} | {apart} | {bound} | {letter(case.reason, notes)} |"
 
 
 def shown(number: float) -> str:
@@ -78,14 +79,12 @@ def letter(reason: str, notes: dict[str, str]) -> str:
 
 def measured(case: Case) -> dict[str, Measured]:
     """What was found for each run that has any of the transforms."""
-    runs = tuple(run for run in RUNS if here(case, run))
-    found = {}
-    for number, run in enumerate(runs):
-        worst = Measured()
+    found = {run: Measured() for run in runs_of(case)}
+    for run in found:
         for images in sorted({*sets_of(run), "small"}):
-            beside = tuple(other for other in runs[:number] if images in {*sets_of(other), "small"})
-            worst |= measure(case, run, images, beside=beside)
-        found[run] = worst
+            found[run] |= measure(case, run, images, beside=())
+    for run, other, images in pairs_of(case) if case in operations() else ():
+        found[run] |= measure(case, run, images, beside=(other,))
     return found
 
 

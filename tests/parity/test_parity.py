@@ -3,38 +3,69 @@ other backends do, within the table's tolerance."""
 
 from __future__ import annotations
 
+import lacking
 import pytest
 from parity.case import RUNS, Case
-from parity.compare import all_cases, here, measure, named, sets_of
+from parity.compare import all_cases, here, measure, named, operations, pairs_of, runs_of, sets_of
 from parity.images import image_set
-from parity.usable import needs, why_not
+from parity.usable import needs
 
 from gpuload import transforms as T
 from gpuload.transforms.base import Transform
 
 CASES = all_cases()
+OPERATIONS = operations()
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_backend_can_be_used_here(run):
+    """The tests below measure those that can."""
+    needs(run)
+
+
+def test_there_are_photographs():
+    """The tests below measure images that they make up too."""
+    if not image_set("photographs", 3):
+        lacking.photographs()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.interpreter
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_parity(case: Case, run: str):
-    needs(run)
-    if not here(case, run):
-        return  # torch in its place, which has a test of its own
-    tolerance, before = case.tolerance(run), RUNS[: RUNS.index(run)]
-    before = [other for other in before if why_not(other) is None and here(case, other)]
-    for images in sets_of(run):
-        if not image_set(images, case.channels):
-            pytest.skip("no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/")
-        found = measure(case, run, images, beside=())
-        assert found.max <= tolerance.max, f"{case.name} on {run}, {images}: {found}"
-        assert found.mean <= tolerance.mean, f"{case.name} on {run}, {images}: {found}"
-        assert found.share <= tolerance.share, f"{case.name} on {run}, {images}: {found}"
-        for other in before:
-            apart = measure(case, run, images, beside=(other,)).apart
-            allowed = tolerance.apart + (case.tolerance(other).apart if other != "torch" else 0.0)
-            assert apart <= allowed, f"{case.name} on {run}, {images}: {apart} from {other}"
+def test_parity(case: Case):
+    too_far = from_the_oracle(case) + (from_each_other(case) if case in OPERATIONS else [])
+    assert not too_far, case.name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case", [case for case in CASES if case not in OPERATIONS], ids=lambda case: case.name)
+def test_backends_do_alike(case: Case):
+    assert not from_each_other(case), case.name
+
+
+def from_the_oracle(case: Case) -> list[str]:
+    """What lies farther from the oracle than the table allows."""
+    too_far = []
+    for run in runs_of(case):
+        tolerance = case.tolerance(run)
+        for images in sets_of(run):
+            found = measure(case, run, images, beside=())
+            if found.max > tolerance.max or found.mean > tolerance.mean or found.share > tolerance.share:
+                too_far.append(f"{run}, {images}: {found}, where {tolerance} is allowed")
+    return too_far
+
+
+def from_each_other(case: Case) -> list[str]:
+    """Which backends lie farther apart than the table allows."""
+    too_far = []
+    for run, other, images in pairs_of(case):
+        found = measure(case, run, images, beside=(other,)).apart
+        allowed = case.tolerance(run).apart + (case.tolerance(other).apart if other != "torch" else 0.0)
+        if found > allowed:
+            too_far.append(f"{run} from {other}, {images}: {found}, where {allowed} is allowed")
+    return too_far
 
 
 # What is not in the table: they hold other transforms, or move no pixels of their own choosing; and the crop that hangs

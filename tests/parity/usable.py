@@ -3,10 +3,9 @@ be."""
 
 from __future__ import annotations
 
-import os
 from functools import cache
 
-import pytest
+import lacking
 import torch
 from parity.case import BATCHES
 
@@ -31,8 +30,5 @@ def why_not(run: str) -> str | None:
 
 def needs(run: str) -> None:
     """Skip a test where a backend cannot be used; fail it where ``CI`` is set, as it is on GitHub's machines."""
-    reason = why_not(run)
-    if reason is not None and os.environ.get("CI"):
-        pytest.fail(f"the backend {run!r} cannot be used here, where it must be: {reason}", pytrace=False)
-    if reason is not None:
-        pytest.skip(reason)
+    if (reason := why_not(run)) is not None:
+        lacking.backend(run, reason)

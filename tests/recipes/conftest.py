@@ -1,10 +1,11 @@
-"""The photographs that recipes are tried on: real ones of the folder of photographs, and scikit-image's."""
+"""The photographs that recipes are tried on."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
 
+import lacking
 import pytest
 from parity.case import BATCHES, RUNS
 from parity.usable import needs
@@ -15,17 +16,16 @@ SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # in sci
 
 @pytest.fixture(scope="session")
 def images() -> list[Image.Image]:
-    """A dozen photographs, RGB, as Pillow decodes them."""
+    """Four photographs, RGB, as Pillow decodes them: scikit-image's, or others where it is not installed."""
     from conftest import SHARED
 
-    paths = sorted((SHARED / "photos").glob("*.jpg"))[::12][:8]
+    paths = sorted((SHARED / "photos").glob("*.jpg"))[::24][:4]
     spec = importlib.util.find_spec("skimage")
     if spec is not None and spec.origin is not None:
-        paths += [Path(spec.origin).parent / "data" / name for name in SHIPPED]
+        paths = [Path(spec.origin).parent / "data" / name for name in SHIPPED]
     if not paths:
-        pytest.skip("no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/")
-    found = [Image.open(path).convert("RGB") for path in paths if path.exists()]
-    return found[: len(found) // 2 * 2]
+        lacking.photographs()
+    return [Image.open(path).convert("RGB") for path in paths]
 
 
 @pytest.fixture(params=[run for run in RUNS if run != BATCHES])

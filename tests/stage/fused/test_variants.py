@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 
 from bits.cases import CASES
 from bits.samples import Samples
+from matrix import matrix
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -135,9 +136,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
-@pytest.mark.parametrize("end", list(ENDS))
-@pytest.mark.parametrize("chain", list(CHAINS))
+@matrix(chain=CHAINS, end=ENDS, layout=["contiguous_format", "channels_last"])
 def test_no_batch_launches_another_kernel(launched, compiled, make_images, make_batch, chain, end, layout):
     """Whatever is drawn, for batches of one image and of four, of images of many sizes."""
     made = T.Chain([*CHAINS[chain], *ENDS[end]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,10 +82,13 @@ def test_a_server_that_stalls_is_asked_again(server: Server) -> None:
 )  # fmt: skip
 def test_what_lasts_is_an_error_that_says_so(server: Server, fault: Any, kind: type[Exception], told: str) -> None:
     server.always = fault
+    reader = client(retries=2, timeout_s=0.1 if fault == "stall" else 60)  # what answers may be slow
     with pytest.raises(kind, match=told) as caught:
-        client(retries=2, timeout_s=0.1).read([part(server, 10, 100)])
+        reader.read([part(server, 10, 100)])
     assert caught.value.filename == f"{server.url}/a.bin"
-    assert len(server.ranges()) in (3, 6)  # aiohttp tries a lost connection once more itself
+    assert reader.requests == 3
+    if fault != "stall":  # on a busy machine its time may be up before the server has heard of it
+        assert len(server.ranges()) in (3, 6)  # aiohttp tries a lost connection once more itself
 
 
 @pytest.mark.parametrize(
@@ -119,10 +123,10 @@ def test_a_server_without_ranges_is_told_of(server: Server) -> None:
 
 
 def test_nobody_listens() -> None:
-    with served({}) as server:
-        url = server.url
-    with pytest.raises(ConnectionError, match=r"the connection failed.*, in each of 2 attempts"):
-        Client(Remote(retries=1)).whole([f"{url}/x"])
+    with socket.socket() as held:  # no other program can begin to listen at its port
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionError, match=r"the connection failed.*, in each of 2 attempts"):
+            Client(Remote(retries=1)).whole([f"http://127.0.0.1:{held.getsockname()[1]}/x"])
 
 
 def test_messages_show_no_secret(server: Server) -> None:
