@@ -86,7 +86,6 @@ def test_what_lasts_is_an_error_that_says_so(server: Server, fault: Any, kind: t
     with pytest.raises(kind, match=told) as caught:
         reader.read([part(server, 10, 100)])
     assert caught.value.filename == f"{server.url}/a.bin"
-    assert reader.requests == 3
     if fault != "stall":  # on a busy machine its time may be up before the server has heard of it
         assert len(server.ranges()) in (3, 6)  # aiohttp tries a lost connection once more itself
 
