@@ -2,8 +2,10 @@
 #
 #   make install   gpuload, with NVIDIA's image codec (CUDA 13's wheel; it works without a GPU too) and Kornia
 #   make demo      see it run
-#   make test      all tests and the notebooks; ARGS="-k ring" passes arguments on to pytest
-#   make test-fast the tests that take no time: no processes, no interpreted kernels; under a minute
+#   make test      the tests of the package; ARGS="-k ring" passes arguments on to pytest
+#   make test-fast those of them that take no time: no processes, no interpreted kernels; under a minute
+#   make test-docs the tests of pages, examples, notebooks, benchmarks and packaging
+#   make test-all  all of these, and the full products of matrices; the nightly workflow runs it
 #   make lint      ruff and pyright
 #   make format    ruff mends what it can, and formats
 #   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
@@ -34,8 +36,9 @@ EVERYTHING := --editable '.[cu$(CUDA_MAJOR),$(DALI),fused,cli,demo,kornia]'
 # for each other take ten times as long.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
+OF_THE_PACKAGE := tests --ignore=tests/project
 
-.PHONY: install demo test test-fast lint format bench bench-gpu notebooks docs pictures soak dist api clean
+.PHONY: install demo test test-fast test-docs test-all lint format bench bench-gpu notebooks docs pictures soak dist api clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -44,10 +47,17 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/gpuload demo $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(TEST) --nbmake tests notebooks $(ARGS)
+	$(TEST) $(OF_THE_PACKAGE) $(ARGS)
 
 test-fast: $(VENV)/.installed-test
-	$(TEST) --durations 20 --durations-min 0.5 -m "not slow and not interpreter and not processes" tests $(ARGS)
+	$(TEST) --durations 20 --durations-min 0.5 -m "not slow and not interpreter and not processes and not exhaustive" \
+		$(OF_THE_PACKAGE) $(ARGS)
+
+test-docs: $(VENV)/.installed-test
+	$(TEST) --nbmake tests/project notebooks $(ARGS)
+
+test-all: $(VENV)/.installed-test
+	$(TEST) --nbmake -m "" tests notebooks $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check

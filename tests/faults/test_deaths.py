@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults.programs import wait_until
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.workers import watch
 
 pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further ones are only recorded:RuntimeWarning")
 
@@ -142,16 +144,29 @@ def test_where_every_sample_hangs_each_worker_is_killed_three_times_at_most_befo
         assert len(loader_._session.engine.deaths.causes) <= 3 * workers
 
 
-def test_a_slow_consumer_is_no_slow_worker(tmp_path):
+def test_a_slow_consumer_is_no_slow_worker(tmp_path, monkeypatch):
     """Time counts while a worker has claimed a chunk, not while it waits for one."""
+
+    class Later:
+        """The clock of those who look after workers, an hour later."""
+
+        monotonic = staticmethod(lambda: time.monotonic() + 3600)
+        monotonic_ns = staticmethod(lambda: time.monotonic_ns() + 3600 * 10**9)
+
     dataset = Deadly(64, tmp_path, -1, leave)
-    with loader(dataset, timeout=0.2, batch_size=4) as loader_:
+    with loader(dataset, timeout=60, batch_size=4) as loader_:
         seen = []
         for _, labels in loader_:
             seen += labels.tolist()
-            ended = time.monotonic() + 0.1
-            while time.monotonic() < ended:
-                pass
+            feed, pool = loader_._session.feed, loader_._session.engine
+            feed.await_engine()  # a worker that is slow to start is another matter
+            wait_until(lambda feed=feed, pool=pool: feed.pump(0.01) or not pool._flying, "workers wait for chunks")
+            with monkeypatch.context() as patch:
+                patch.setattr(watch, "time", Later)
+                looks = pool._watch._looked_at
+                pool.gather(0.0)
+                assert pool._watch._looked_at > looks + 3500
+                pool._watch._looked_at = looks
         assert seen == list(range(64))
         assert not loader_._session.engine.deaths.causes
 

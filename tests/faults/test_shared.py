@@ -14,7 +14,7 @@ def test_a_loader_works_in_a_thread_wherever_it_was_made(succeed):
         def in_thread(work):
             thread = threading.Thread(target=work)
             thread.start()
-            thread.join(30)
+            thread.join(LIMIT_S)
             assert not thread.is_alive()
         def whole(loader):
             results.append(torch.cat(list(loader)).tolist() == list(range(40)))
@@ -56,7 +56,7 @@ def test_threads_that_share_an_iterator_get_each_batch_once(succeed):
                     mine.extend(batch.tolist())
             threads = [threading.Thread(target=consume, args=(mine,)) for mine in seen]
             for thread in threads: thread.start()
-            for thread in threads: thread.join(30)
+            for thread in threads: thread.join(LIMIT_S)
             assert sorted(sum(seen, [])) == list(range(400))
     """)
 
@@ -80,16 +80,23 @@ def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
             except RuntimeError as error:
                 errors.append(str(error))
         thread = threading.Thread(target=consume)
+        inside = threading.Event()
+        when_gathering(lambda: len(seen) == 2, inside.set)
         thread.start()
         wait_for_the_hang()
         wait_until(lambda: len(seen) == 2, "the thread has all batches that there are")
-        time.sleep(0.2)  # until it is in next()
-        if {workers} == 0:
-            threading.Timer(0.1, lambda: open(f"{{tmp}}/go", "w").close()).start()
+        if {workers} == 0:  # it is in next(), for the sample that hangs, and goes on once it is to end
+            life = loader._session.life
+            def go():
+                wait_until(lambda: life.is_closed, "close() has begun")
+                open(f"{{tmp}}/go", "w").close()
+            threading.Thread(target=go).start()
+        else:
+            assert inside.wait(LIMIT_S)
         began = time.monotonic()
         loader.close()
         assert time.monotonic() - began < 4
-        thread.join(30)
+        thread.join(LIMIT_S)
         del thread
         assert errors == ["this iterator is over: its Loader was closed meanwhile"], errors
         wait_until(lambda: left() == before, left())
@@ -130,7 +137,7 @@ def test_a_ctrl_c_while_a_thread_starts_workers_is_no_affair_of_theirs(succeed):
         results = []
         thread = threading.Thread(target=lambda: results.append(torch.cat(list(numbers())).tolist()))
         thread.start()
-        thread.join(30)
+        thread.join(LIMIT_S)
         assert results == [list(range(40))], results
     """)
 

@@ -84,6 +84,19 @@ def hang_from_8(index):
         ctypes.PyDLL(None).sleep(1000)
 
 
+def when_gathering(condition, act):
+    """Call `act` once, when the main process waits for its workers, in next(), and this is true."""
+    gather = pool.WorkerPool.gather
+
+    def gathering(self, timeout_s):
+        if condition():
+            pool.WorkerPool.gather = gather
+            act()
+        return gather(self, timeout_s)
+
+    pool.WorkerPool.gather = gathering
+
+
 def wait_for_the_hang():
     wait_until(Path(f"{tmp}/hangs").exists, "a worker hangs")
 

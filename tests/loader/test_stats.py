@@ -186,14 +186,14 @@ def test_it_may_be_asked_while_another_thread_is_in_next():
         def __getitem__(self, index: int) -> tuple[Any, int]:
             if index == 8:
                 inside.set()
-                assert go_on.wait(20)
+                assert go_on.wait(60)
             return super().__getitem__(index)
 
     made = loader(Waits())
     thread = threading.Thread(target=drain, args=(made,))
     thread.start()
     try:
-        assert inside.wait(20)
+        assert inside.wait(60)
         assert made.stats().batches == 2
     finally:
         go_on.set()

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["PATCHES", "ROOT", "touched"]
+__all__ = ["PATCHES", "ROOT", "apply", "touched"]
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -49,6 +49,13 @@ def main() -> None:
             missed.remove(name)
     print(f"{len(names) - len(missed)} of {len(names)} mutants noticed")
     sys.exit(bool(missed))
+
+
+def apply(name: str, folder: Path, *options: str) -> None:
+    """Apply a patch to the files of a folder, which need be no repository. A CalledProcessError: it does not apply."""
+    outside = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    command = ["git", "apply", *options, str(PATCHES[name])]
+    subprocess.run(command, cwd=folder, env={**os.environ, **outside}, check=True, capture_output=True, text=True)
 
 
 def touched(name: str) -> Path:
@@ -86,7 +93,7 @@ def first_failure(name: str, arguments: list[str]) -> tuple[str | None, float]:
             target = Path(copy, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / path, target)
-        subprocess.run(["git", "apply", PATCHES[name]], cwd=copy, check=True)
+        apply(name, Path(copy))
         start = time.monotonic()
         done = subprocess.run(
             [*command, "--no-header", "--tb=no", "-rfE", *arguments],

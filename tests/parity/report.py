@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -31,9 +31,9 @@ more.
 Figures are in levels, of 255: *mean* is the greatest mean difference of any one image, *max* the greatest difference of
 any one number. *torch* is the reference, which takes images one by one on the CPU; *batches* is its other runner,
 which CUDA devices use; a dash (–): the backend leaves the transform to torch. *Apart* is the greatest difference
-between any two of them, measured with the first case of each transform. The bounds (mean / max / apart) hold for each
-backend that has none of its own in its column; the difference between two is bounded by the sum of theirs. The tests
-hold all of them; letters lead to the reasons.
+between any two of them, measured in the first case of each transform (a dash in the others). The bounds (mean / max /
+apart) hold for each backend that has none of its own in its column; the difference between two is bounded by the sum of
+theirs. The tests hold all of them; letters lead to the reasons.
 Where single numbers may be far off, a percentage says how many: the greatest share of an image's numbers that are more
 than a level from the oracle's, followed by its bound.
 
@@ -41,7 +41,6 @@ This page is written by `python tests/parity/report.py`; it was run with {versio
 """
 HEAD = f"| transform | oracle | {' | '.join(RUNS)} | apart | bound | why |"
 LINE = f"| :-- | :-- |{' --: |' * (len(RUNS) + 2)} :-- |"
-NAMES = {"nvidia-dali-cuda120": "DALI"}
 
 
 def row_start(case: Case) -> str:
@@ -103,11 +102,10 @@ def document() -> str:
     """The whole page."""
     missing = {run: reason for run in RUNS if (reason := why_not(run))}
     assert not missing, f"backends that cannot be run here: {missing}"
-    packages = ("torch", "pillow", "kornia", "nvidia-dali-cuda120", "triton", "numpy")
-    versions = [
-        f"Python {platform.python_version()}",
-        *(f"{NAMES.get(name, name)} {version(name)}" for name in packages),
-    ]
+    [dali] = {each.name for each in distributions()} & {"nvidia-dali-cuda120", "nvidia-dali-cuda130"}
+    versions = [f"Python {platform.python_version()}"]
+    versions += [f"{name} {version(name)}" for name in ("torch", "pillow", "kornia", "triton", "numpy")]
+    versions.append(f"DALI {version(dali)}")
     head = HEADER.format(
         photographs=len(image_set("photographs", 3)),
         random=len(image_set("random", 3)),

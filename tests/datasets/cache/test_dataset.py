@@ -90,7 +90,7 @@ def test_all_workers_and_loaders_share_it_and_batches_are_the_same(where: str, f
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_worker_that_is_killed_does_no_harm() -> None:
+def test_a_worker_that_is_killed_does_no_harm(tmp_path: Path) -> None:
     class Deadly(Held):
         def __getitem__(self, index: int) -> Any:
             if index == 5 and not os.path.exists(mark):
@@ -98,15 +98,12 @@ def test_a_worker_that_is_killed_does_no_harm() -> None:
                 os.kill(os.getpid(), 9)
             return super().__getitem__(index)
 
-    mark = f"/tmp/gpuload-test-{os.getpid()}"
-    try:
-        dataset = Cached(Deadly(jpegs(), LABELS), LIMIT)
-        found = epochs(dataset, 1)
-        assert os.path.exists(mark)
-        assert equal(found, epochs(Held(jpegs(), LABELS), 0))
-        assert dataset.statistics().entries == COUNT
-    finally:
-        os.unlink(mark)
+    mark = str(tmp_path / "killed")
+    dataset = Cached(Deadly(jpegs(), LABELS), LIMIT)
+    found = epochs(dataset, 1)
+    assert os.path.exists(mark)
+    assert equal(found, epochs(Held(jpegs(), LABELS), 0))
+    assert dataset.statistics().entries == COUNT
 
 
 def test_a_copy_elsewhere_begins_empty_and_holds_no_descriptor() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 import xml.etree.ElementTree as ElementTree
 from itertools import count
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_options(capsys):
 
 @pytest.mark.processes
 def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
-    alone = json.dumps({"alone": fed(5)["alone"]})
+    alone, begun = json.dumps({"alone": fed(5)["alone"]}), tmp_path / "begun"
     programs = {
         "decoder": "import os; os.write(1, b'{\\xff\\n7\\n'); print('{\"images_per_s\": [7]}')",
         "fused": f"print({alone!r}); raise MemoryError('no memory')",
@@ -192,10 +193,23 @@ def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
         "torch_device": "import gpuload.no_such_module",
         "dali": "raise ImportError(\"DALI is not installed: pip install 'gpuload[dali]'\")",
         "kornia": "import sys; sys.exit('[c] ValueError: not installed\\nValueError: no\\nleft by a thread')",
-        "torch": f"import time; print({alone!r}, flush=True); time.sleep(99)",
+        "torch": f"import time; print({alone!r}, flush=True); open({str(begun)!r}, 'w').close(); time.sleep(99)",
         "dali_cpu": "import os; os.abort()",
     }
-    monkeypatch.setattr(command, "ROW_LIMIT_S", 1.0)
+    row, communicate = command._row, subprocess.Popen.communicate
+
+    def hasty(name, *given):  # only what does not end by itself has little time, which begins when it has printed
+        monkeypatch.setattr(command, "ROW_LIMIT_S", 1.0 if name == "torch" else 60.0)
+        return row(name, *given)
+
+    def once_begun(process, *given, timeout=None):
+        deadline = time.monotonic() + 60
+        while timeout == 1.0 and not begun.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return communicate(process, *given, timeout=timeout)
+
+    monkeypatch.setattr(command, "_row", hasty)
+    monkeypatch.setattr(subprocess.Popen, "communicate", once_begun)
     monkeypatch.setattr(command, "LEAST_S", 0.0)
     monkeypatch.setattr(command, "_device", lambda device: "none")
     monkeypatch.setattr(command.Work, "command", lambda self, name: [sys.executable, "-c", programs[name]])

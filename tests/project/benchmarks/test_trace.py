@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 import gpuload as gl
 from benchmarks import trace
 from gpuload import transforms as T
+from gpuload.workers.feed import Feed
 
 WORKERS, FILES, BATCH = 2, 24, 8
 
@@ -28,10 +29,28 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Patient(gl.ImageFiles):
+    """Its samples come once all workers have begun to write spans, and the loop waits for a batch."""
+
+    waits: Path
+
+    def __getitem__(self, index: int) -> Any:
+        deadline = time.monotonic() + 60
+        while not (self.waits.exists() and len(os.listdir(os.environ["GPULOAD_SPANS"])) == WORKERS):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        return super().__getitem__(index)
+
+
 @pytest.fixture(scope="module")
 def found(photos: Path) -> dict[str, Any]:
     """The trace of one epoch, as the command writes it."""
-    out = photos.parent / "trace.json"
+    out, Patient.waits, take = photos.parent / "trace.json", photos.parent / "waits", Feed.take
+
+    def noted(feed: Feed) -> Any:
+        Patient.waits.touch()
+        return take(feed)
+
     arguments = [
         "--photos",
         photos,
@@ -44,7 +63,10 @@ def found(photos: Path) -> dict[str, Any]:
         "--workers",
         WORKERS,
     ]
-    assert trace.main([str(argument) for argument in arguments]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gl, "ImageFiles", Patient)
+        patch.setattr(Feed, "take", noted)
+        assert trace.main([str(argument) for argument in arguments]) == 0
     return json.loads(out.read_text())
 
 
@@ -116,7 +138,7 @@ def test_workers_are_at_work_while_the_main_process_is(found):
     first = min(event["ts"] for event in ranges)
     last = max(event["ts"] + event["dur"] for event in ranges)
     chunks = [event for event in spans(found) if event["name"] == "chunk"]
-    assert min(event["ts"] for event in chunks) > first  # the loop waited for them
+    assert min(event["ts"] + event["dur"] for event in chunks) > first  # the loop waited for them
     assert max(event["ts"] + event["dur"] for event in chunks) < last
 
 

@@ -56,13 +56,14 @@ def test_how_a_trial_ends(program, expected):
 
 
 @pytest.mark.processes
-def test_a_trial_that_hangs_is_ended(tmp_path):
-    path = tmp_path / "pid"
-    program = f"import os, signal; open({str(path)!r}, 'w').write(str(os.getpid())); signal.pause()"
-    found = try_regions(python(program), limit_s=1.0)
+def test_a_trial_that_hangs_is_ended(monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **given: started.append(popen(*args, **given)) or started[0])
+    found = try_regions(python("import signal; signal.pause()"), limit_s=1.0)
     assert found == ("a trial of regions had not ended after 1 s", True)
+    [process] = started
     with pytest.raises(ProcessLookupError):
-        os.kill(int(path.read_text()), 0)
+        os.kill(process.pid, 0)
 
 
 def test_a_trial_that_cannot_be_started():

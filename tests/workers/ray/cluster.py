@@ -31,7 +31,7 @@ class Actor:
     def __init__(self, cluster: Cluster, node: str, arguments: tuple[Any, ...]) -> None:
         self.cluster, self.node = cluster, node
         self.alive, self.hangs = True, False
-        self.host = cluster.do(_make(node, arguments)).result(30)
+        self.host = cluster.do(_make(node, arguments)).result(60)
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=lambda *arguments: self.call(name, *arguments))
@@ -89,9 +89,9 @@ class Cluster:
     def close(self) -> None:
         for actor in self.actors:
             actor.die()
-        self.do(_end_all()).result(10)
+        self.do(_end_all()).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     # -- what Ray has ---------------------------------------------------------------------------------------------

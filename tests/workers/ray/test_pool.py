@@ -45,7 +45,7 @@ def hang():
 
 
 def nap():
-    time.sleep(2)
+    time.sleep(60)  # until it is warned of
 
 
 @pytest.fixture

@@ -80,12 +80,17 @@ def test_a_server_that_stalls_is_asked_again(server: Server) -> None:
         ("stall", TimeoutError, r"no whole answer within 0.1.* s, in each of 3 attempts"),
     ],
 )  # fmt: skip
-def test_what_lasts_is_an_error_that_says_so(server: Server, fault: Any, kind: type[Exception], told: str) -> None:
+def test_what_lasts_is_an_error_that_says_so(
+    server: Server, fault: Any, kind: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.always = fault
     reader = client(retries=2, timeout_s=0.1 if fault == "stall" else 60)  # what answers may be slow
+    waits, wait = [], reader._wait
+    monkeypatch.setattr(reader, "_wait", lambda *given: waits.append(wait(*given)) or waits[-1])
     with pytest.raises(kind, match=told) as caught:
         reader.read([part(server, 10, 100)])
     assert caught.value.filename == f"{server.url}/a.bin"
+    assert len(waits) == 2
     if fault != "stall":  # on a busy machine its time may be up before the server has heard of it
         assert len(server.ranges()) in (3, 6)  # aiohttp tries a lost connection once more itself
 
