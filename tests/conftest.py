@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from pathlib import Path
 from types import ModuleType
 
 import cloudpickle
+import lacking
 import pytest
+from lacking import PACKAGES
 from pictures import jpeg_bytes, smooth_image
 from warm import warm_interpreters
 
@@ -54,46 +57,9 @@ FORKED = tuple(
     f"tests/{room}/"
     for room in ("batches", "bits", "datasets", "loader", "recipes", "simulated", "stage", "targets", "transforms")
 )
+IS_OF_XDIST = "PYTEST_XDIST_WORKER" in os.environ
+OF_THIS_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN", "PYTEST_PLUGINS", "PYTEST_TIMEOUT", "PYTEST_XDIST_")
 BOOTSTRAP = str(TESTS.parent / "gpuload" / "workers" / "bootstrap.py")
-# What a machine with a GPU may lack, by what errors call it. CI has all of it.
-OPTIONAL = {
-    "accelerate": "accelerate",
-    "aiohttp": "aiohttp",
-    "albumentations": "albumentations",
-    "build": "build",
-    "datasets": "datasets",
-    "DALI": "nvidia.dali",
-    "fsspec": "fsspec",
-    "h5py": "h5py",
-    "hatchling": "hatchling",
-    "hypothesis": "hypothesis",
-    "Kornia": "kornia",
-    "kornia": "kornia",
-    "kornia_rs": "kornia_rs",
-    "lmdb": "lmdb",
-    "nbformat": "nbformat",
-    "nvidia": "nvidia.dali",
-    "prometheus_client": "prometheus_client",
-    "pyarrow": "pyarrow",
-    "pycocotools": "pycocotools",
-    "pytorch_lightning": "pytorch_lightning",
-    "ray": "ray",
-    "lightning_utilities": "lightning_utilities",
-    "rich": "rich",
-    "s3fs": "s3fs",
-    "scipy": "scipy",
-    "simplejpeg": "simplejpeg",
-    "skimage": "skimage",
-    "timm": "timm",
-    "torchdata": "torchdata",
-    "torchvision": "torchvision",
-    "transformers": "transformers",
-    "triton": "triton",
-    "twine": "twine",
-    "Triton": "triton",
-    "typer": "typer",
-    "zstandard": "zstandard",
-}
 # Folders whose tests need one, whatever error they would fail with.
 NEEDED = {"tests/stage/dali/": "DALI", "tests/stage/kornia/": "kornia"}
 
@@ -111,16 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(marker)
         for folder, name in NEEDED.items():
             if item.nodeid.startswith(folder) and is_absent(name):
-                item.add_marker(pytest.mark.skip(f"{OPTIONAL[name]} is not installed"))
+                item.add_marker(pytest.mark.skip(f"{PACKAGES[name]} is not installed"))
 
 
-@cache
 def is_absent(name: str) -> bool:
-    """Whether this is an optional package, and not installed."""
-    try:
-        return name in OPTIONAL and importlib.util.find_spec(OPTIONAL[name]) is None
-    except ModuleNotFoundError:  # its namespace is absent
-        return True
+    """Whether this is what errors call an optional package that is not installed."""
+    return name in PACKAGES and lacking.is_absent(PACKAGES[name])
 
 
 def absence(error: BaseException | None) -> str | None:
@@ -128,11 +90,13 @@ def absence(error: BaseException | None) -> str | None:
     while error is not None:
         names: list[str] = []
         if isinstance(error, ModuleNotFoundError):
-            names = [(error.name or "").partition(".")[0]]
+            parts = (error.name or "").split(".")
+            names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
         elif type(error).__name__ == "BackendError":
-            names = [word for word in OPTIONAL if word in str(error)]
+            words = re.findall(r"[\w.]+\b", str(error))  # "ray" is not in "array"
+            names = [name for name in PACKAGES if name in words]
         for name in filter(is_absent, names):
-            return OPTIONAL[name]
+            return PACKAGES[name]
         error = error.__cause__
     return None
 
@@ -171,8 +135,13 @@ def pytest_collection_finish() -> None:
     tests would import torch and pytest with it, which took 1.95 CPU seconds in place of 0.2. Not what refers to
     torchvision, which can only be imported in the tests' own way.
 
-    What is there by now stays: a collection of garbage need not look through it, which took half a second.
+    What is there by now stays: a collection of garbage need not look through it, which took half a second. And what
+    the environment tells this pytest is taken out of it: it is not for those that tests start. Not before: xdist's
+    processes inherit the variables, and this is not called in the one that starts them.
     """
+    for name in list(os.environ):
+        if name.startswith(OF_THIS_PYTEST):
+            del os.environ[name]
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if path and Path(path).is_relative_to(TESTS) and not any(map(_is_torchvisions, vars(module).values())):
@@ -219,7 +188,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_runtest_logfinish(nodeid: str) -> None:
     """End a process of xdist whose CUDA context a test has broken: later ones would fail too. xdist starts another."""
     torch = sys.modules.get("torch")
-    if nodeid in FAILED and "PYTEST_XDIST_WORKER" in os.environ and torch is not None and torch.cuda.is_initialized():
+    if nodeid in FAILED and IS_OF_XDIST and torch is not None and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
         except RuntimeError:
@@ -269,7 +238,7 @@ def photos() -> list[Path]:
     """The paths of real photographs, sorted; the test is skipped where there are none."""
     found = sorted((SHARED / "photos").glob("*.jpg"))
     if not found:
-        pytest.skip(f"no photographs in {SHARED / 'photos'}; set GPULOAD_SHARED to the folder that holds photos/")
+        lacking.skip("photographs", f"none in {SHARED / 'photos'}")
     return found
 
 
@@ -278,7 +247,7 @@ def corpus() -> Path:
     """The folder of odd and damaged files; the test is skipped where it is absent."""
     folder = SHARED / "corpus"
     if not (folder / "SOURCES.tsv").exists():
-        pytest.skip(f"no corpus in {folder}; set GPULOAD_SHARED to the folder that holds corpus/")
+        lacking.skip("corpus", f"none in {folder}")
     return folder
 
 

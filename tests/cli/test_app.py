@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
-pytest.importorskip("typer", reason="the extra `cli` is not installed")
 import typer
 from typer.testing import CliRunner
 

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("typer", reason="the extra `cli` is not installed")
 from typer.testing import CliRunner
 
 from gpuload.cli import torch_way

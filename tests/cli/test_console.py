@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 
 import pytest
-
-pytest.importorskip("rich", reason="the extra `cli` is not installed")
 from rich.console import Console
 
 from gpuload.cli.console import FAILED, bars, count_of, fail, make_console, progress, say

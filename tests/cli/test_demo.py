@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lacking
 import pytest
 import torch
 from PIL import Image
-
-pytest.importorskip("typer", reason="the extra `cli` is not installed")
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -29,7 +28,7 @@ def demo(console: Console | None = None, **changes: object) -> int:
 @pytest.mark.processes
 def test_demo_from_nothing(tmp_path: Path) -> None:
     """As `make demo` runs it, on fewer images: workers of both kinds, made photographs, table, training, sheet."""
-    pytest.importorskip("skimage", reason="the extra `demo` is not installed")
+    lacking.require("skimage")
     command = [sys.executable, "-m", "gpuload", "demo", "--images", "24", "--batch-size", "8", "--epochs", "2"]
     done = subprocess.run(
         [*command, "--workers", "1", "--device", "cpu", "--out", "results"],

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 from tars import archive, shards_of_pictures
-
-pytest.importorskip("typer", reason="the extra `cli` is not installed")
 from typer.testing import CliRunner
 
 from gpuload.cli.app import app

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 from inspected import folder
-from tars import shards_of_pictures
-
-pytest.importorskip("typer", reason="the extra `cli` is not installed")
-pytest.importorskip("jinja2", reason="the extra `cli` is not installed")
 from rich.console import Console
+from tars import shards_of_pictures
 from typer.testing import CliRunner
 
 from gpuload.cli.app import app

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import lacking
 import pytest
 import torch
 from PIL import Image
@@ -22,7 +23,7 @@ def test_json_goes_to_a_file_or_to_stdout(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_picture_has_a_bar_for_each_number(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    lacking.require("matplotlib")
     check_plot("x.png")
     sizes = []
     for count in (2, 6):

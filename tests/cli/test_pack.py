@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
 from stored import COUNT, LABELS, jpegs
 from tars import shards_of_pictures
-
-pytest.importorskip("typer", reason="the extra `cli` is not installed")
 from typer.testing import CliRunner
 
 import gpuload as gl
@@ -98,8 +97,7 @@ def test_all_that_can_be_named_is_read(tmp_path: Path) -> None:
 
 
 def test_stores_are_read_with_their_columns(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("lmdb")
+    lacking.require("pyarrow", "lmdb")
     folder = images(tmp_path / "images")
     for to in ("parquet", "lmdb"):
         assert run("pack", folder, tmp_path / to, "--to", to, "--workers", "0")[0] == 0

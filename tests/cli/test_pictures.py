@@ -6,6 +6,7 @@ import importlib.util
 import io
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from PIL import Image
 from gpuload.cli.pictures import PhotographsMissing, make_folder, make_picture, photographs
 from gpuload.cli.sheet import ContactSheet, to_uint8
 
-from_skimage = pytest.mark.skipif(importlib.util.find_spec("skimage") is None, reason="scikit-image is not installed")
+from_skimage = lacking.needs("skimage")
 
 
 def gradient(width: int, height: int) -> Image.Image:

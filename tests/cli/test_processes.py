@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 
+import lacking
 import pytest
 
 from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = lacking.mark("Linux", sys.platform != "linux")
 
 BUSY = "import time\nwhile time.process_time() < 0.3: pass\n"
 

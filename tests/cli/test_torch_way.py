@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+import originals
 import pytest
 import torch
 from pictures import jpeg_bytes, smooth_image
@@ -35,7 +36,7 @@ def test_pillow_does_the_same_work(jpeg_folder: Path) -> None:
 
 
 def test_torchvision_does_the_same_work(jpeg_folder: Path) -> None:
-    pytest.importorskip("torchvision.transforms", exc_type=(ImportError, RuntimeError))
+    originals.torchvision()
     check(Pictures(gl.ImageFolder(jpeg_folder), by_torchvision(64, MEAN, STD))[5][0])
 
 

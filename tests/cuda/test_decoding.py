@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lacking
 import pytest
 import torch
 from stage.decode.test_images import KINDS, Photos, batches, photo
@@ -24,14 +25,14 @@ DEVICE = gl.Decode(where="device")
 def _with_a_decoder() -> None:
     choice = choose(DEVICE, torch.device("cuda", 0), 1)
     if choice.decoder is None:
-        pytest.skip(str(choice.text))
+        lacking.skip("a decoder on the GPU", choice.text)
 
 
 @pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
 @pytest.mark.parametrize("backend", ["torch", "dali"])
 def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean(backend):
     if backend == "dali":
-        pytest.importorskip("nvidia.dali")
+        lacking.require("nvidia.dali")
     kinds = [kind for kind in KINDS for _ in range(4)]
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
     given: dict[str, Any] = {"device": "cuda", "on_error": "skip", "transforms": [T.RandomCrop(24)], "backend": backend}
@@ -48,7 +49,7 @@ def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean(backend):
 @pytest.mark.parametrize("backend", ["auto", "dali"])
 def test_bits_do_not_depend_on_batches_chunks_and_workers(backend):
     if backend == "dali":
-        pytest.importorskip("nvidia.dali")
+        lacking.require("nvidia.dali")
     files = Photos([photo(number) for number in range(24)])
 
     def run(**given: Any) -> torch.Tensor:

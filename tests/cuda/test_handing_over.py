@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Iterator
 
+import lacking
 import pytest
 import torch
 from labelled import Pictures
@@ -89,7 +90,7 @@ def test_streams_and_device_are_as_before(loader):
 
 def test_another_device_than_the_current_one(expected):
     if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        lacking.skip("two GPUs")
     assert torch.cuda.current_device() == 0
     with gl.Loader(Pictures(96), 8, transforms=RECIPE, num_workers=2, device="cuda:1") as loader:
         sums = []

@@ -35,7 +35,8 @@ class Images:
 @pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
 @pytest.mark.parametrize("chain", list(CHAINS))
 def test_none_is_compiled_in_mid_epoch(chain, layout):
-    triton = pytest.importorskip("triton")
+    import triton
+
     compiled = []
     options = {"transforms": CHAINS[chain], "dtype": "float16", "memory_format": layout, "backend": "fused"}
     with gl.Loader(Images(), 8, num_workers=0, device="cuda", shuffle=True, **options) as loader:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_workers_and_slots_are_on_its_node():
     assert address is not None
     node, cpus = near(address)
     if numa_nodes() < 2 or not find_placement(address, device=str(device), ranks=1).cpus_for(1):
-        pytest.skip("nothing is placed on this machine")
+        lacking.skip("a GPU near some CPUs")
     with gl.Loader(Where(), 8, num_workers=1, device=device, transforms=[T.CenterCrop(32)]) as loader:
         allowed = torch.cat([places for _, places in loader]).any(0)
         usable = cpus_in(cpus) & os.sched_getaffinity(0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -79,7 +79,7 @@ JUMPS = ("augmix",)
 def loader(kind: str, device: str, **options: Any) -> gl.Loader:
     make, own = KINDS[kind]
     if own.get("backend") == "kornia":
-        pytest.importorskip("kornia")
+        lacking.require("kornia")
     given = {"num_workers": 0, "seed": 3, "shuffle": True, **own, **options}
     if device == "cpu":
         given["backend"] = "torch"
@@ -151,7 +151,7 @@ def _rows(images: torch.Tensor, info: Any) -> Iterator[tuple[torch.Tensor, torch
     return zip(images, info.indices, strict=True)
 
 
-@pytest.mark.skipif(find_spec("nvidia.nvimgcodec") is None if find_spec("nvidia") else True, reason="no nvImageCodec")
+@lacking.needs("nvidia.nvimgcodec")
 def test_files_are_decoded_in_the_process_that_has_cuda(jpeg_folder):
     """nvImageCodec decodes on the CPU here, beside a context on the GPU."""
     torch.zeros(1, device="cuda")

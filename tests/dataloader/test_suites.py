@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import lacking
 import pytest
 from dataloader.suites import FOLDER, outcomes
 
@@ -62,9 +63,8 @@ DIFFERENCES = {
 def test_those_fail_that_differ_and_no_others(name):
     folder = os.environ.get(FOLDER)
     if not folder:
-        pytest.skip(f"{FOLDER} does not say where torchdata's tests are")
-    for package in ("torchdata", "parameterized", "expecttest"):
-        pytest.importorskip(package, reason=f"{package} is not installed, which torchdata's tests need")
+        lacking.skip("torchdata's tests", f"set {FOLDER} to their folder")
+    lacking.require("torchdata", "parameterized", "expecttest")
     found = outcomes(Path(folder, name))
     failed = {test: outcome for test, outcome in found.items() if outcome not in ("passed", "skipped")}
     expected = DIFFERENCES[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import lacking
 import pytest
 
 from gpuload.datasets import disk
@@ -26,7 +27,7 @@ def test_what_the_page_cache_has_is_not_read(tmp_path: Path) -> None:
         os.close(descriptor)
     assert not found.was_read(), "it is told once"
     if not was_read:
-        pytest.skip("this folder is in memory")
+        lacking.skip("a disk")
 
 
 def test_where_nothing_is_counted_nothing_was_read(monkeypatch: pytest.MonkeyPatch) -> None:

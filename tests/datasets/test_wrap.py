@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import cloudpickle
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -52,8 +53,7 @@ def jpeg(number: int, *, mode: str = "RGB") -> bytes:
 
 @pytest.fixture(scope="module")
 def vision() -> ModuleType:
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed")
+    lacking.require("torchvision")
     from benchmarks.peers.torchvision_import import torchvision
 
     return torchvision.datasets
@@ -61,9 +61,7 @@ def vision() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def hf() -> ModuleType:
-    spec = importlib.util.find_spec("datasets")  # this folder would be found too, as a package without a file
-    if spec is None or spec.origin is None:
-        pytest.skip("Hugging Face's datasets is not installed")
+    lacking.require("datasets")
     return importlib.import_module("datasets")
 
 
@@ -111,7 +109,7 @@ class Coco:
 
 @pytest.fixture
 def coco(vision: ModuleType, tmp_path: Path) -> Coco:
-    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+    lacking.require("pycocotools")
     return Coco(tmp_path)
 
 

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 from PIL import Image
@@ -37,9 +38,9 @@ def encode() -> Callable[..., bytes]:
 
 def _needs(decoder: str) -> None:
     if decoder == "nvimgcodec":
-        pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+        lacking.nvimgcodec()
     if decoder == "simplejpeg":
-        pytest.importorskip("simplejpeg")
+        lacking.require("simplejpeg")
 
 
 @pytest.fixture(params=["nvimgcodec", "simplejpeg", "pillow"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from unittest import mock
 
+import lacking
 import numpy as np
 import pytest
 from cuts import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
@@ -140,7 +141,7 @@ def test_a_crop_is_cut_where_that_pays(large):
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
 def test_the_decoder_cuts_by_itself(large, monkeypatch, prefer, mode):
     if prefer == "nvimgcodec":
-        pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+        lacking.nvimgcodec()
     decoder, region = Decoder(Decode(), prefer=prefer), (100, 130, 90, 110)
     expected = without_cutting(decoder, large, region, mode)
     seen = []

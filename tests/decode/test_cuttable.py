@@ -4,6 +4,7 @@ import io
 import shutil
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 from cuts import always
@@ -16,7 +17,7 @@ from gpuload.decode.cut import cut, is_cuttable
 from gpuload.decode.cuttable import make_cuttable
 from gpuload.errors import GpuloadError
 
-needs_jpegtran = pytest.mark.skipif(shutil.which("jpegtran") is None, reason="jpegtran is not installed")
+needs_jpegtran = lacking.mark("jpegtran", shutil.which("jpegtran") is None)
 
 
 def grains(height: int, width: int) -> np.ndarray:

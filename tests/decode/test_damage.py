@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import lacking
 import numpy as np
 import pytest
 from PIL import Image
@@ -93,7 +94,7 @@ def test_no_marker_in_the_middle_of_a_picture_passes_grey_for_pixels(picture, en
 
 def test_the_message_says_what_each_decoder_said(picture, encode):
     truncated = cut(encode(picture, "JPEG"), 0.5)
-    pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    lacking.nvimgcodec()
     text = (
         r"the JPEG cannot be decoded: nvImageCodec: the file is cut off: there is no end-of-image marker; "
         r"simplejpeg: ValueError: Premature end of JPEG file; "
@@ -208,7 +209,7 @@ def test_nothing_reaches_the_terminal(tmp_path, picture, encode):
 @pytest.mark.processes
 def test_a_large_image_that_was_given_up_leaves_nothing_behind(tmp_path, picture, encode):
     """nvImageCodec warns of it, so Pillow decodes it; the memory that nvImageCodec took for it was kept."""
-    pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is an extra", exc_type=ImportError)
+    lacking.nvimgcodec()
     large = encode(np.zeros((6000, 6000, 3), np.uint8), "JPEG", quality=50)
     (tmp_path / "large").write_bytes(large[:-2] + bytes(50) + large[-2:])
     (tmp_path / "small").write_bytes(encode(picture))

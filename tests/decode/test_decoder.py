@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import subprocess
 import sys
 
+import lacking
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
@@ -31,7 +31,7 @@ REGIONS = [
     (0, 0, 83, 122), (0, 0, 1, 1), (82, 121, 1, 1), (16, 16, 16, 16), (15, 17, 33, 31), (7, 1, 60, 3), (40, 64, 43, 58),
     (1, 0, 82, 121), (0, 1, 17, 120), (81, 119, 2, 3),
 ]  # fmt: skip
-needs_nvimgcodec = pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="nvImageCodec is an extra")
+needs_nvimgcodec = lacking.needs("nvidia.nvimgcodec")
 
 
 def pillow(data: bytes, mode: str = "RGB", exif: bool = False) -> np.ndarray:

@@ -5,11 +5,12 @@ import os
 import sys
 import threading
 
+import lacking
 import pytest
 
 from gpuload.decode.native_messages import listen, native_messages, one_line
 
-pytestmark = pytest.mark.skipif(native_messages() is None, reason="messages are caught with glibc only")
+pytestmark = lacking.mark("glibc", native_messages() is None)
 
 
 def print_in_c(text: bytes) -> None:

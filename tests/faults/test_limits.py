@@ -10,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 from faults.programs import wait_until
@@ -161,12 +162,12 @@ def test_batches_that_the_user_keeps_take_no_open_files():
 def test_a_full_dev_shm_does_not_matter():
     unshare = shutil.which("unshare")
     if unshare is None:
-        pytest.skip("needs unshare(1), to mount a /dev/shm of its own")
+        lacking.skip("a /dev/shm of its own")
     space = (unshare, "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
     mount = (*space, "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
     tried = subprocess.run([*mount, "true"], capture_output=True, text=True)
     if tried.returncode:
-        pytest.skip(f"may not mount a /dev/shm of its own: {tried.stderr.strip()}")
+        lacking.skip("a /dev/shm of its own", tried.stderr.strip())
     found = run(
         """
         with open("/dev/shm/filler", "wb", buffering=0) as filler:
@@ -196,20 +197,20 @@ def group():
         ((folder, files) for folder, files in groups if os.path.exists(f"{folder}/{files.use}")), (None,) * 2
     )
     if folder is None or files is None:
-        pytest.skip("this process is in no control group that counts memory")
+        lacking.skip("a control group", "this process is in none that counts memory")
     made = Path(folder, f"gpuload-test-{os.getpid()}")
     try:
         made.mkdir()
     except OSError as error:
-        pytest.skip(f"may not make a control group: {error}")
+        lacking.skip("a control group", error)
     try:
         limit = made / files.limit
         if not limit.exists():
-            pytest.skip(f"{folder} does not hand the control of memory on to groups within it")
+            lacking.skip("a control group", f"{folder} does not hand it on to groups within it")
         try:
             limit.write_text(str(1 << 40))
         except OSError as error:
-            pytest.skip(f"may not limit the memory of a control group: {error}")
+            lacking.skip("a control group", error)
         yield limit
     finally:
         wait_until(lambda: not (made / "cgroup.procs").read_text(), "its processes are gone")

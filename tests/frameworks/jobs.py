@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from warm import TOO
 
 LIMIT_S = 150
@@ -51,11 +49,6 @@ class Seen:
         pixels = hashlib.sha256(images.numpy().tobytes()).hexdigest()
         self.file.write(json.dumps([epoch, numbers.tolist(), pixels]) + "\\n")
 """
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    """Skip where a package is not installed. It is not imported here: that takes seconds, and warns."""
-    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
 
 
 def run(

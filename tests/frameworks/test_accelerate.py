@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import lacking
 import pytest
 import torch
-from frameworks.jobs import LIMIT_S, needs, run, seen
+from frameworks.jobs import LIMIT_S, run, seen
 from frameworks.numbered import Numbered
 from warm import warm_interpreters
 
 import gpuload as gl
 
-pytestmark = [needs("accelerate"), pytest.mark.timeout(3 * LIMIT_S)]
+pytestmark = [lacking.needs("accelerate"), pytest.mark.timeout(3 * LIMIT_S)]
 
 TRAINING = """
 from accelerate import Accelerator

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import lacking
 import pytest
-from frameworks.jobs import LIMIT_S, needs, run, seen
+from frameworks.jobs import LIMIT_S, run, seen
 from warm import warm_interpreters
 
-pytestmark = [needs("pytorch_lightning"), pytest.mark.timeout(4 * LIMIT_S)]
+pytestmark = [lacking.needs("pytorch_lightning"), pytest.mark.timeout(4 * LIMIT_S)]
 
 IMPORTS = """
 # torchmetrics, which Lightning imports, imports torchvision wherever it is installed, which takes a second or two, and

@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import lacking
 import pytest
-from frameworks.jobs import LIMIT_S, needs, run, seen
+from frameworks.jobs import LIMIT_S, run, seen
 
-pytestmark = [needs("ray"), pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
+pytestmark = [lacking.needs("ray"), pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scaling.md"
 

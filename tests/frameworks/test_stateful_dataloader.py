@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import pickle
@@ -23,8 +22,6 @@ SAMPLES, BATCH, STEPS = 33, 5, 7
 
 
 def torchdata_loader():
-    if importlib.util.find_spec("torchdata") is None:
-        pytest.skip("torchdata is not installed")
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader

@@ -8,10 +8,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import lacking
 import pytest
 from inspected import folder, picture
-
-pytest.importorskip("jinja2", reason="the extra `cli` is not installed")
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -154,7 +153,7 @@ def test_what_cannot_be_seen_is_written_out() -> None:
 def test_a_browser_opens_it_without_complaint(tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
     if browser is None:
-        pytest.skip("there is no chromium")
+        lacking.skip("chromium")
     path = tmp_path / "page.html"
     path.write_text(page_of(gl.ImageFolder(hostile_folder(tmp_path / "data"))), encoding="utf-8")
     command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]

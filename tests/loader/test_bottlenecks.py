@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -161,7 +162,7 @@ def test_without_nvimagecodec(many_cpus):
     assert found.decoded_whole == found.decoders["simplejpeg"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real device here, which locks what it is asked to")
+@lacking.mark("no GPU", torch.cuda.is_available())  # it locks what it is asked to
 def test_little_memory_may_be_locked(monkeypatch):
     """On the simulated device, whose driver refuses, and which has much to do: a copy from memory that is not
     page-locked waits for it."""

@@ -6,6 +6,7 @@ import logging
 import os
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 
@@ -42,7 +43,6 @@ def test_a_session_tells_how_it_works(caplog):
 
 
 def test_what_runs_elsewhere_has_its_reason(caplog):
-    pytest.importorskip("kornia")
     caplog.set_level(logging.INFO, "gpuload")
     with loader(backend="kornia", transforms=[T.MultiView([[T.Resize((16, 16))], [T.CenterCrop(8)]])]) as found:
         next(iter(found))
@@ -66,7 +66,7 @@ def test_a_missing_decoder_is_told_with_its_remedy(caplog, monkeypatch):
 
 
 def test_decoders_that_are_there(caplog):
-    pytest.importorskip("nvidia.nvimgcodec")
+    lacking.nvimgcodec()
     caplog.set_level(logging.INFO, "gpuload")
     with loader() as found:
         next(iter(found))

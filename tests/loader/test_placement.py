@@ -8,6 +8,7 @@ import re
 import signal
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -156,7 +157,7 @@ def test_affinity_is_checked():
 OWN = frozenset(os.sched_getaffinity(0))
 LAST = max(OWN)
 OTHERS = placement.cpu_list(OWN - {LAST})
-several = pytest.mark.skipif(len(OWN) < 2, reason="needs two CPUs, to tell one from the others")
+several = lacking.mark("two CPUs", len(OWN) < 2)
 
 
 class Where:

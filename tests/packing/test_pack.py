@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
@@ -39,7 +40,7 @@ STORES = ["tar", "parquet", "lmdb", "array"]
 def needs(to: str) -> None:
     """Skip where the store's library is absent."""
     if to in ("lmdb", "parquet"):
-        pytest.importorskip({"parquet": "pyarrow"}.get(to, to))
+        lacking.require({"parquet": "pyarrow"}.get(to, to))
 
 
 def decoded(encoded: gl.Encoded) -> np.ndarray:
@@ -97,7 +98,7 @@ def _png() -> bytes:
 
 
 def test_a_packed_set_is_packed_to_another_store(folder: Path, packed: Packing) -> None:
-    pytest.importorskip("pyarrow")
+    lacking.require("pyarrow")
     first = packed("tar")
     again = packed("parquet", "again", dataset=open_packed(str(first)))
     expected = [(image.data, label) for image, label in gl.ImageFolder(folder)]
@@ -428,12 +429,12 @@ def _data(sample: Any) -> Any:
 
 
 def test_columns_of_a_table_come_back(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet")
+    from pyarrow import parquet
+
     samples = [{"image": image(number), "label": number, "caption": f"no. {number}"} for number in range(3)]
     gl.pack(Samples(*samples), tmp_path / "set", to="parquet", workers=0)
     back = open_packed(str(tmp_path / "set"))
-    column = pyarrow.parquet.ParquetFile(tmp_path / "set" / "shard-00000.parquet").metadata.row_group(0).column(0)
+    column = parquet.ParquetFile(tmp_path / "set" / "shard-00000.parquet").metadata.row_group(0).column(0)
     assert column.statistics is None  # which would hold whole images
     assert [(one["image"].data, one["label"], one["caption"]) for one in back] == [
         (one["image"].data, one["label"], one["caption"]) for one in samples
@@ -441,7 +442,7 @@ def test_columns_of_a_table_come_back(tmp_path: Path) -> None:
 
 
 def test_a_row_that_differs_is_a_bad_sample(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
+    lacking.require("pyarrow")
     with pytest.raises(BadSamples, match=r"1 of 3 samples .*\n  sample 1: Arrow"):
         gl.pack(Samples((image(), 1), (image(), "two"), (image(), 3)), tmp_path / "set", to="parquet", workers=0)
 
@@ -502,7 +503,7 @@ def test_it_ends_as_it_should_though_it_was_killed_at_the_end(
 @pytest.mark.parametrize("whole", [True, False])
 def test_pages_of_a_transaction_that_was_cut_short_leave_no_trace(folder: Path, packed: Packing, whole: bool) -> None:
     """And where not even the first pages were written, the database is begun anew."""
-    pytest.importorskip("lmdb")
+    lacking.require("lmdb")
     expected = content(packed("lmdb", "expected"))
     path = folder / "cät" / "008.jpg"
     data = path.read_bytes()

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lacking
 import pytest
 
 import gpuload as gl
@@ -33,8 +34,7 @@ for to in ("tar", "lmdb"):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_cluster_makes_the_same_bytes(folder: Path, packed: Packing, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    pytest.importorskip("lmdb")
+    lacking.require("ray", "lmdb")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "there")],
@@ -115,7 +115,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 @pytest.mark.parametrize("to", ["tar", "lmdb"])
 def test_parts_that_come_in_another_order_give_the_same_bytes(cluster: Cluster, packed: Packing, to: str) -> None:
     if to == "lmdb":
-        pytest.importorskip("lmdb")
+        lacking.require("lmdb")
     told: list[int] = []
     there = packed(to, "there", ray="auto", workers=None, progress=lambda done, total, nbytes: told.append(done))
     assert content(there) == content(packed(to, "here"))

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import lacking
 import pytest
 
 import gpuload as gl
@@ -34,7 +35,7 @@ def parts(path: Path) -> list[dict]:
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb", "array"])
 def test_a_damaged_sample_is_named(packed: Packing, to: str) -> None:
     if to in ("lmdb", "parquet"):
-        pytest.importorskip({"parquet": "pyarrow"}.get(to, to))
+        lacking.require({"parquet": "pyarrow"}.get(to, to))
     options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {"shard_bytes": 18_000}
     path = packed(to, **options)
     image = open_packed(str(path))[6][0]
@@ -106,7 +107,8 @@ def test_damage_between_samples_is_told(packed: Packing) -> None:
 
 
 def test_a_missing_sample_of_an_lmdb_is_told(packed: Packing) -> None:
-    lmdb = pytest.importorskip("lmdb")
+    import lmdb
+
     path = packed("lmdb")
     with lmdb.open(str(path), map_size=1 << 24, lock=False) as env, env.begin(write=True) as transaction:
         transaction.delete(b"00000003.image")

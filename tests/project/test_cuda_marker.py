@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lacking
 import pytest
 
 pytestmark = pytest.mark.processes
@@ -45,7 +46,7 @@ def test_cuda_marker_without_a_device(tmp_path: Path, require: str, exit_status:
 
 
 def test_a_broken_context_breaks_no_later_test(tmp_path: Path) -> None:
-    pytest.importorskip("xdist")
+    lacking.require("xdist")
     shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(
         "import torch\n\nBROKEN = []\ntorch.cuda.is_initialized = lambda: True\n\n"

@@ -6,6 +6,7 @@ import doctest
 import importlib
 from pathlib import Path
 
+import lacking
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -21,8 +22,7 @@ NEEDED = {"gpuload.exporters.prometheus": ["prometheus_client"], "gpuload.loader
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for package in NEEDED.get(name, ()):
-        pytest.importorskip(package)
+    lacking.require(*NEEDED.get(name, ()))
     module = importlib.import_module(name)
     failed, attempted = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert attempted, f"{name} has examples that doctest does not find: are they in a docstring?"

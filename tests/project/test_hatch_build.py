@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import lacking
 import pytest
 
-pytest.importorskip("hatchling")
+lacking.require("hatchling")
 ROOT = Path(__file__).parents[2]
 ADDRESS = "https://example.org/us/gpuload"
 README = (

@@ -13,6 +13,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import lacking
 import pytest
 
 import gpuload
@@ -41,8 +42,7 @@ def run(*command: object, cwd: Path, **variables: str) -> str:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel that was built from it."""
-    pytest.importorskip("build")
-    pytest.importorskip("hatchling")
+    lacking.require("build", "hatchling")
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
     return folder
@@ -81,7 +81,7 @@ def test_the_wheel_has_the_package_and_the_metadata(dist: Path) -> None:
 
 
 def test_the_index_takes_both(dist: Path) -> None:
-    pytest.importorskip("twine")
+    lacking.require("twine")
     told = run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=dist)
     assert told.count("PASSED") == 2, told
 
@@ -115,8 +115,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_installed_runs_the_demo(installed: Path, tmp_path: Path) -> None:
-    pytest.importorskip("typer")
-    pytest.importorskip("skimage")
+    lacking.require("typer", "skimage")
     assert run(installed / "gpuload", "--version", cwd=tmp_path) == f"gpuload {VERSION}\n"
     told = run(
         installed / "gpuload", "demo", "--images=16", "--epochs=1", "--workers=1", "--batch-size=8", cwd=tmp_path
@@ -126,5 +125,5 @@ def test_what_is_installed_runs_the_demo(installed: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_installed_passes_its_own_examination(installed: Path, tmp_path: Path) -> None:
-    pytest.importorskip("typer")
+    lacking.require("typer")
     assert VERSION in run(installed / "gpuload", "doctor", cwd=tmp_path)

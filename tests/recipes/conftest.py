@@ -24,7 +24,7 @@ def images() -> list[Image.Image]:
     if spec is not None and spec.origin is not None:
         paths = [Path(spec.origin).parent / "data" / name for name in SHIPPED]
     if not paths:
-        lacking.photographs()
+        lacking.skip("photographs")
     return [Image.open(path).convert("RGB") for path in paths]
 
 

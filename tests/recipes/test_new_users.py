@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -223,8 +224,9 @@ class TestItWorks:
                 assert torch.equal(numbers, numbers_again)
 
     def test_a_kornia_module_in_mid_chain(self):
-        kornia = pytest.importorskip("kornia.augmentation", reason="kornia is not installed")
-        chain = [*MOVE, FLOATS, kornia.RandomGaussianBlur((3, 3), (0.5, 2.0), p=1.0), HALF]
+        from kornia import augmentation
+
+        chain = [*MOVE, FLOATS, augmentation.RandomGaussianBlur((3, 3), (0.5, 2.0), p=1.0), HALF]
         check(load(lambda i: (scene(i), i), chain), (3, 40, 40), torch.float32)
 
     def test_mixup_behind_a_module(self):
@@ -234,7 +236,7 @@ class TestItWorks:
             assert 0.1 < images.max() <= 200 / 255 / 2 + 1e-6
 
     def test_coco(self, tmp_path):
-        pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+        lacking.require("pycocotools")
         for i in range(4):
             picture(i).save(tmp_path / f"{i}.png")
         annotations = []
@@ -334,7 +336,8 @@ class TestItWorks:
         assert sorted(torch.cat(load(Stream(True), None, workers=workers)).tolist()) == list(range(16))
 
     def test_a_streaming_dataset_of_hugging_face(self):
-        datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+        import datasets
+
         stream = datasets.Dataset.from_dict({"a": [*range(8)]}).to_iterable_dataset()
         assert torch.cat([batch["a"] for batch in load(stream, None)]).tolist() == list(range(8))
         with pytest.raises(TypeError, match=r"needs no wrap\(\): pass it to gpuload.Loader as it is"):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import lacking
 import pytest
 
 from gpuload.ring.affinity import cpu_list, cpus_in, move, running_on
@@ -12,7 +13,7 @@ from gpuload.ring.ring import Ring
 
 OWN = frozenset(os.sched_getaffinity(0))
 LAST = frozenset({max(OWN)})
-several = pytest.mark.skipif(len(OWN) < 2, reason="needs two CPUs, to tell one from the others")
+several = lacking.mark("two CPUs", len(OWN) < 2)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lacking
 import pytest
 import torch
 
@@ -9,4 +10,4 @@ import torch
 @pytest.fixture(autouse=True)
 def _without_a_gpu() -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is a real device here, which tests marked cuda use")
+        lacking.skip("no GPU", "tests marked cuda use it")

@@ -28,11 +28,6 @@ def given(chain: str, backend: str, **changes: Any) -> dict[str, Any]:
     return options(dataset=samples(6), batch_size=2, transforms=CHAINS[chain], backend=backend, **changes)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _triton():
-    pytest.importorskip("triton.runtime.interpreter")
-
-
 @pytest.mark.parametrize("chain", CHAINS)
 def test_fused_batches_are_as_on_the_cpu(chain):
     expected = on_cpu(given(chain, "fused"))

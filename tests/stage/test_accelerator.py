@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lacking
 import pytest
 import torch
 
@@ -100,7 +101,7 @@ def test_a_refusal_is_told_and_the_last_error_is_found_at_once(monkeypatch):
     assert calls == [(4096, 8192), "launch"]
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@lacking.mark("no GPU", torch.accelerator.is_available())
 def test_without_an_accelerator():
     assert (accelerator.is_available(), accelerator.device_count(), accelerator.usual_type()) == (False, 0, "cpu")
     assert accelerator.generator_of(torch.device("cpu")) is torch.default_generator

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -27,9 +28,9 @@ def loader(folder, backend, **options):
 @pytest.fixture(params=["kornia", "dali", "fused"])
 def backend(request) -> str:
     if request.param == "dali":
-        pytest.importorskip("nvidia.dali")
+        lacking.require("nvidia.dali")
     if request.param == "fused" and (reason := FusedBackend.missing(torch.device("cpu"))):
-        pytest.skip(reason)
+        lacking.skip("Triton's interpreter", reason)
     return request.param
 
 
@@ -107,7 +108,7 @@ def test_a_loader_imports_only_the_backend_that_it_runs_on():
         "backend='{}', device='cpu'); loader.plan(); "
         "print(*sorted({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
     )
-    pytest.importorskip("kornia")
+    lacking.require("kornia")
     for name, imported in (("torch", ""), ("kornia", "kornia")):
         command = [sys.executable, "-c", code.replace("{}", name)]
         found = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout.strip()

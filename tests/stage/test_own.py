@@ -357,7 +357,6 @@ def test_the_plan_shows_it():
 
 @pytest.mark.interpreter
 def test_fused_chains_are_cut_at_it(make_images, make_batch):
-    pytest.importorskip("triton")
     chain = T.Chain([T.RandomCrop(8), Flip(), T.RandomInvert(), ColourCast(), FLOAT, GridMask(3, 9), NORMALIZE, Flip()])
     batch, draws = make_batch(chain, make_images(2, 2))
     fused = compile_stage(chain, device="cpu", backend="fused")
@@ -386,8 +385,6 @@ def loader_of(backend, workers):
 @pytest.mark.interpreter
 @pytest.mark.parametrize("backend", ["torch", "fused"])
 def test_the_example_is_the_same_with_any_workers_and_after_a_resume(backend):
-    if backend == "fused":
-        pytest.importorskip("triton")
     with loader_of(backend, 0) as loader:
         expected = [images for images, _ in loader]
     for workers in (1, 2, 4):

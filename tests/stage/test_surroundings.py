@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ CHAIN = [T.Resize(24), T.CenterCrop(20), T.RandomAdjustSharpness(8, 1.0), T.Gaus
 @pytest.fixture(params=["torch", "kornia", "dali"])
 def backend(request) -> str:
     if request.param == "dali":
-        pytest.importorskip("nvidia.dali")
+        lacking.require("nvidia.dali")
     return request.param
 
 

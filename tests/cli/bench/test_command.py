@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from pictures import jpeg_bytes, smooth_image
-
-pytest.importorskip("typer", reason="the extra `cli` is not installed")
 from typer.testing import CliRunner
 
 from gpuload.cli.app import app

@@ -6,8 +6,6 @@ import io
 import json
 
 import pytest
-
-pytest.importorskip("typer", reason="the extra `cli` is not installed")
 from rich.console import Console
 from typer.testing import CliRunner
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 from stored import check_loader, jpegs
@@ -103,7 +104,7 @@ def test_what_targets_are(made: Callable[..., Coco]) -> None:
 
 @pytest.mark.slow
 def test_the_samples_are_those_of_torchvisions_dataset(made: Callable[..., Coco], tmp_path: Path) -> None:
-    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+    lacking.require("pycocotools")
     from originals import torchvision
 
     dataset = made()

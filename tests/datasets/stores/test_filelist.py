@@ -72,7 +72,7 @@ def test_targets(folder: Path, texts: list[str], labels: list[Any], classes: lis
 
 
 def test_a_parquet_file(folder: Path) -> None:
-    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    import pyarrow as arrow
     from pyarrow import parquet
 
     paths = [f"img_{number:03d}.jpg" for number in range(COUNT)]

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
 from gpuload.datasets.stores.hdf5 import HDF5
-
-h5py = pytest.importorskip("h5py", reason="h5py is not installed")
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 24, 32, 3), np.uint8)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 from stored import COUNT, LABELS, check_loader, jpegs
@@ -19,8 +20,6 @@ import gpuload as gl
 from gpuload.datasets.kinds import draws_nothing, fetches_many
 from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.lmdb import LMDB
-
-lmdb = pytest.importorskip("lmdb", reason="lmdb is not installed")
 
 
 def exactly(text: str) -> str:

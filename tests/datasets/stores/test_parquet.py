@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as arrow
+import pyarrow.parquet as pq
 import pytest
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
 from gpuload.datasets.stores import parquet as module
 from gpuload.datasets.stores.parquet import Parquet
-
-arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
 
 def exactly(text: str) -> str:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import time
 import warnings
 from dataclasses import replace
 
+import lacking
 import numpy as np
 import pytest
 import torch
 from pictures import smooth_image
 from PIL import Image
 from rich.console import Console
-
-if importlib.util.find_spec("torchvision") is None:
-    pytest.skip("torchvision is a peer: make bench installs it", allow_module_level=True)
 
 from benchmarks.augmentation import __main__ as command
 from benchmarks.augmentation import tables
@@ -148,11 +145,10 @@ def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
 
 
 def test_kernels_alone_make_what_the_stage_makes(photographs):
-    pytest.importorskip("triton")
     from gpuload.stage.fused.rounding import INTERPRETED
 
     if not INTERPRETED.value:
-        pytest.skip("triton was imported without its interpreter")
+        lacking.skip("Triton's interpreter")
     ours = (T.RandomCrop(16), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD))
     case = replace(headline()[1], ours=ours, start="crops")
     expected = contenders(case, photographs, ["torch"], [])["gpuload torch"].run(3)

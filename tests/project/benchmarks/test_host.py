@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import lacking
 import pytest
 from originals import torchvision
 
-pytest.importorskip("triton")
+lacking.require("triton")
 torchvision()
 
 from benchmarks import host  # noqa: E402

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import lacking
 import pytest
 import torch
 import triton
@@ -34,7 +35,7 @@ def launch(values: list[int]) -> list[int]:
 @pytest.fixture(autouse=True)
 def interpreted():
     if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles here")
+        lacking.skip("Triton's interpreter")
     hasten()
 
 

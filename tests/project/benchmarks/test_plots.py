@@ -6,13 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("rich")
-
 from benchmarks import plot_augmented, plot_rates
+
+lacking.require("rich")
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -29,7 +30,7 @@ def test_the_table_of_the_readme_is_what_was_recorded(recorded):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", plot_rates.PICTURES)
 def test_the_plot_is_what_was_recorded(recorded, name, tmp_path):
-    pytest.importorskip("matplotlib")
+    lacking.require("matplotlib")
     plot_rates.draw(recorded, tmp_path / name)
     drawn, kept = ((folder / name).read_text() for folder in (tmp_path, plot_rates.FOLDER))
     without_version = [re.sub(r"Matplotlib v[\d.]+", "", text) for text in (drawn, kept)]
@@ -38,7 +39,7 @@ def test_the_plot_is_what_was_recorded(recorded, name, tmp_path):
 
 @pytest.mark.slow
 def test_the_photographs_are_what_transforms_make_of_them():
-    pytest.importorskip("skimage")
+    lacking.require("skimage")
     with Image.open(plot_augmented.PICTURE) as kept:
         difference = np.abs(np.asarray(kept, np.int16) - np.asarray(plot_augmented.sheet(), np.int16))
     assert difference.mean() < 4, "run `python -m benchmarks.plot_augmented`"  # a JPEG's

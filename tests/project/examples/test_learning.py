@@ -7,6 +7,7 @@ import re
 from argparse import Namespace
 from pathlib import Path
 
+import lacking
 import originals
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_images_and_texts(run):
 
 
 def test_albumentations_draws_the_same_with_any_workers(run, tmp_path):
-    pytest.importorskip("albumentations", reason="albumentations is not installed")
+    lacking.require("albumentations")
     importlib.import_module("small").folder(tmp_path, 24, 1)
     data = importlib.import_module("with_albumentations").Augmented(tmp_path / "train")
     batches = []

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import lacking
 import originals
 import pytest
 import torch.nn.functional as F
@@ -63,24 +64,25 @@ def ended_and_started_again(
 
 
 def test_accelerate(run, steps, monkeypatch):
-    state = pytest.importorskip("accelerate.state", reason="accelerate is not installed")
+    from accelerate.state import AcceleratorState
+
     options = ["--epochs", EPOCHS, "--save-every", 2]
     try:
         ended_and_started_again(run, steps, monkeypatch, "with_accelerate", "--checkpoint", *options)
     finally:
-        state.AcceleratorState._reset_state(True)
+        AcceleratorState._reset_state(True)
 
 
 def test_lightning(run, steps, monkeypatch):
     originals.torchvision()  # Lightning's torchmetrics imports it
-    pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+    lacking.require("pytorch_lightning")
     options = ["--epochs", EPOCHS, "--save-every", 2]
     ended_and_started_again(run, steps, monkeypatch, "with_lightning", "--folder", *options)
 
 
 def test_the_trainer_of_transformers(run, steps, monkeypatch):
     originals.torchvision()
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    lacking.require("transformers")
     from accelerate.state import AcceleratorState
 
     options = ["--epochs", EPOCHS, "--save-every", 2]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import sys
 import weakref
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -22,7 +22,7 @@ from gpuload.stage.decode import choose
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused
 from gpuload.stage.decode.choose import find_decoder
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("nvidia.dali") is None, reason="needs DALI")
+pytestmark = lacking.needs("nvidia.dali")
 HERE = torch.device("cpu")
 NAME = "DALI (CPU)"
 MODULE = sys.modules[choose.__module__]

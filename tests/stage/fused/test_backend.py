@@ -6,10 +6,9 @@ import subprocess
 import sys
 import warnings
 
+import lacking
 import pytest
 import torch
-
-pytest.importorskip("triton")
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -23,7 +22,7 @@ from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.ops import code
 
 CPU = torch.device("cpu")
-on_the_cpu = pytest.mark.skipif(not INTERPRETED.value, reason="kernels for the CPU need Triton's interpreter")
+on_the_cpu = lacking.mark("Triton's interpreter", not INTERPRETED.value)
 
 
 def reasons(*transforms):

@@ -8,10 +8,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import lacking
 import pytest
 import torch
 
-pytest.importorskip("triton")
+lacking.require("triton")
 
 PROGRAM = """
 import ctypes
@@ -64,7 +65,7 @@ for height, width, channels in ((19, 37, 3), (4, 3, 1)):
 """
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels read the memory of the GPU, not this one")
+@lacking.mark("no GPU", torch.cuda.is_available())  # kernels read its memory, not this one
 @pytest.mark.usefixtures("warm")
 def test_no_byte_outside_an_image_is_read():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=280, check=False)

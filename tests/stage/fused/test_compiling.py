@@ -10,9 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lacking
 import pytest
 
-pytest.importorskip("triton")
+lacking.require("triton")
 
 
 @pytest.mark.timeout(330)

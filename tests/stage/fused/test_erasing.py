@@ -7,20 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import triton
+
+# Type checkers do not know that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false
+import triton.language as tl
 
 from gpuload import transforms as T
 from gpuload.rng.philox import Key
 from gpuload.stage.finished import apply_late
+from gpuload.stage.fused.erasing import erase, erase_images, quantile_table
 from gpuload.transforms.program.draws import Program
-
-# Type checkers do not know that calls in kernels return.
-# pyright: reportGeneralTypeIssues=false
-
-triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
-
-from gpuload.stage.fused.erasing import erase, erase_images, quantile_table  # noqa: E402
-from gpuload.transforms.program.fusing.erasing import RECORD, records  # noqa: E402
+from gpuload.transforms.program.fusing.erasing import RECORD, records
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIDE = 32

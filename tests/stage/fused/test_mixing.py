@@ -9,10 +9,8 @@ import torch
 from gpuload import transforms as T
 from gpuload.rng.philox import Key
 from gpuload.stage.finished import apply_late, neighbours
-from gpuload.transforms.program.ops import Mix
-
-pytest.importorskip("triton")
 from gpuload.stage.fused.mixing import mix
+from gpuload.transforms.program.ops import Mix
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)

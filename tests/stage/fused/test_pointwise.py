@@ -8,16 +8,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
+from gpuload.stage.fused.pointwise import operate
 from gpuload.stage.reference.operations import OPERATIONS
 from gpuload.stage.reference.points import equalize_table
 from gpuload.transforms.program.fusing.passes import ERASE_BOX, POINTWISE
 from gpuload.transforms.program.ops import OPS, VALUES, code
-
-triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
-
-from gpuload.stage.fused.pointwise import operate  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LOOKED_UP = ("contrast", "equalize", "autocontrast")

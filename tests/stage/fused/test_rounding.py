@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import triton
 
 # Type checkers do not know how a kernel is launched.
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportArgumentType=false
+import triton.language as tl
 
-triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
-
-from gpuload.stage.fused.rounding import multiply_add, round_to  # noqa: E402
+from gpuload.stage.fused.rounding import multiply_add, round_to
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from gpuload.stage.fused import statistics
 from gpuload.stage.reference.operations import OPERATIONS
 from gpuload.stage.reference.points import equalize_table, stretch_table
 from gpuload.transforms.program.fusing.passes import STATISTICS
 from gpuload.transforms.program.ops import VALUES, code
-
-pytest.importorskip("triton")
-from gpuload.stage.fused import statistics
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

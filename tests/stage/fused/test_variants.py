@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import lacking
 import pytest
 import torch
-
-pytest.importorskip("triton")
-
 from bits.cases import CASES
 from bits.samples import Samples
 from matrix import matrix
@@ -83,7 +81,7 @@ def launched(monkeypatch) -> set[Any]:
 def compiled(monkeypatch) -> set[Any]:
     """The keys of all that is compiled from here on."""
     if not variants.INTERPRETED.value:
-        pytest.skip("kernels for the CPU need Triton's interpreter")
+        lacking.skip("Triton's interpreter")
     found: set[Any] = set()
 
     def note(wanted: set[variants.Variant], device: torch.device) -> None:
@@ -160,9 +158,8 @@ def test_little_else_is_compiled(compiled):
 
 def test_it_is_compiled_before_the_first_batch(compiled):
     images = [gl.Image(torch.zeros(9, 9, 3, dtype=torch.uint8).numpy())] * 4
-    for _ in batches({"dataset": images, "transforms": [T.Resize(8)]}):
-        assert compiled
-        break
+    next(iter(batches({"dataset": images, "transforms": [T.Resize(8)]})))
+    assert compiled
 
 
 class Terminal:

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from gpuload.transforms.program.ops import FILTERS
-from gpuload.transforms.program.windows import filter_weights, source_windows
-
-pytest.importorskip("triton")
-
 from gpuload.stage.fused import record as R
 from gpuload.stage.fused.weights import make_tables
 from gpuload.transforms.program.fusing.tables import place_tables
+from gpuload.transforms.program.ops import FILTERS
+from gpuload.transforms.program.windows import filter_weights, source_windows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS = 8

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lacking
 import pytest
 from served import Server, served
 
@@ -18,7 +19,7 @@ from gpuload.datasets.stores.remote.client import Client, Part, client_of
 from gpuload.datasets.stores.remote.file import RemoteFile, RemoteIO, Windows
 from gpuload.datasets.stores.remote.options import Remote
 
-pytest.importorskip("aiohttp")
+lacking.require("aiohttp")
 
 DATA = bytes(os.urandom(300_000))
 

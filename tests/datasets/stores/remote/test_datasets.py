@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 from served import Server, served
@@ -22,7 +23,7 @@ from gpuload.datasets.stores.opening import client
 from gpuload.datasets.stores.remote import client as client_module
 from gpuload.datasets.stores.tar.shards import SUFFIX
 
-pytest.importorskip("aiohttp")
+lacking.require("aiohttp")
 
 CROP = [T.CenterCrop(16)]
 
@@ -84,12 +85,12 @@ def contents(dataset: Any) -> list[Any]:
 
 
 def parquet(root: str, **options: Any) -> Any:
-    pytest.importorskip("pyarrow")
+    lacking.require("pyarrow")
     return gl.Parquet(f"{root}/p.parquet", columns=("n",), **options)
 
 
 def hdf5(root: str, **options: Any) -> Any:
-    pytest.importorskip("h5py")
+    lacking.require("h5py")
     return gl.HDF5(f"{root}/h.h5", **options)
 
 
@@ -113,12 +114,15 @@ DATASETS: dict[str, Callable[..., Any]] = {
 def add_libraries_own(root: Path) -> None:
     """The files that pyarrow and h5py write, where these are installed."""
     if not (root / "p.parquet").exists():
-        arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        import pyarrow as arrow
+        from pyarrow import parquet as writer
+
         image = [{"bytes": data, "path": "x"} for data in jpegs()]
         table = arrow.table({"image": image, "label": LABELS, "n": list(range(COUNT)), "unread": ["x" * 9999] * COUNT})
         writer.write_table(table, root / "p.parquet", row_group_size=4, compression="none", use_dictionary=False)
     if not (root / "h.h5").exists():
-        h5py = pytest.importorskip("h5py")
+        import h5py
+
         with h5py.File(root / "h.h5", "w") as file:
             images = file.create_dataset("images", (COUNT,), h5py.vlen_dtype("uint8"))
             for number, data in enumerate(jpegs()):

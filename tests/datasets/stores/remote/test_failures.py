@@ -11,11 +11,13 @@ URL = "s3://bucket/key"
 
 def of_s3(code: str, status: int, message: str = "…") -> Exception:
     """The error that s3fs makes of an answer."""
-    botocore, errors = pytest.importorskip("botocore.exceptions"), pytest.importorskip("s3fs.errors")
+    from botocore import exceptions
+    from s3fs import errors
+
     answer = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
     try:
         try:
-            raise botocore.ClientError(answer, "GetObject")
+            raise exceptions.ClientError(answer, "GetObject")
         except Exception as error:
             raise errors.translate_boto_error(error) from error
     except Exception as error:
@@ -50,8 +52,9 @@ def test_what_s3_answers(code: str, status: int, kind: type[OSError], told: str,
 
 
 def test_no_credentials_says_where_they_are_looked_for() -> None:
-    botocore = pytest.importorskip("botocore.exceptions")
-    failure = failure_of(botocore.NoCredentialsError(), URL, 1)
+    from botocore.exceptions import NoCredentialsError
+
+    failure = failure_of(NoCredentialsError(), URL, 1)
     assert failure.kind is PermissionError
     assert not failure.again
     assert failure.text.startswith("there are no credentials for it (NoCredentialsError: Unable to locate credentials)")
