@@ -54,6 +54,7 @@ def test_what_was_put_is_there() -> None:
 def test_what_was_used_last_stays_and_the_limit_holds() -> None:
     cache = made(400)
     for number in range(400):
+        assert found(cache, number) is None  # as a dataset asks for it first
         cache.put(number, content(number))
         found(cache, 7)
         assert cache.totals()["used"] <= MIB
