@@ -130,6 +130,12 @@ def pytest_runtest_call() -> Iterator[None]:
         raise
 
 
+@pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
+def pytest_setup_of_fixtures() -> Iterator[None]:
+    """Skip a test whose fixtures find one absent."""
+    return (yield from pytest_runtest_call())
+
+
 def pytest_collection_finish() -> None:
     """Let what tests define travel to workers by value, as a notebook's classes do: a worker that imported a module of
     tests would import torch and pytest with it, which took 1.95 CPU seconds in place of 0.2. Not what refers to

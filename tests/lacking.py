@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["PACKAGES", "backend", "is_absent", "mark", "needs", "nvimgcodec", "photographs", "require", "skip"]
+__all__ = ["PACKAGES", "backend", "is_absent", "mark", "needs", "nvimgcodec", "require", "skip"]
 
 # Optional packages, by what errors call them. CI has all but the two that torchdata's own tests need.
 PACKAGES = {
@@ -84,10 +84,9 @@ REASONS = {
 }
 
 
-def skip(what: str, detail: object = "", *, module: bool = False) -> NoReturn:
-    """Skip a test, or a whole module of tests, that needs what this machine lacks: one of `REASONS`."""
-    reason = f"{REASONS[what]}: {detail}" if detail else REASONS[what]
-    pytest.skip(reason, allow_module_level=module)
+def skip(what: str, detail: object = "") -> NoReturn:
+    """Skip a test that needs what this machine lacks: one of `REASONS`."""
+    pytest.skip(f"{REASONS[what]}: {detail}" if detail else REASONS[what])
 
 
 def mark(what: str, is_lacking: bool) -> pytest.MarkDecorator:
@@ -120,10 +119,6 @@ def needs(name: str) -> pytest.MarkDecorator:
 def nvimgcodec() -> None:
     """Skip a test where nvImageCodec is absent, or finds no libraries of CUDA, which only importing it shows."""
     pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec cannot be imported", exc_type=ImportError)
-
-
-def photographs() -> NoReturn:
-    skip("photographs")
 
 
 def backend(name: str, reason: str) -> NoReturn:

@@ -14,7 +14,6 @@ import pytest
 
 TESTS = Path(__file__).parent
 MAY_SKIP = {TESTS / "lacking.py", TESTS / "conftest.py"}
-RUNNERS = ("pytest", "unittest", "self")
 SKIPPING = {"skip", "skipif", "importorskip", "skipTest", "SkipTest"}
 BY = {"pytest", "pytest.mark", "mark", "unittest", "self"}
 FILES = [path for path in sorted(TESTS.rglob("*.py")) if "__pycache__" not in path.parts]

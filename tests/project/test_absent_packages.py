@@ -51,6 +51,8 @@ OUTCOMES = {
     "import no_such_package": "error",
     "def test_it():\n    import simplejpeg": "skipped",
     "def test_it():\n    import no_such_package": "failure",
+    "import pytest\n@pytest.fixture\ndef made():\n    import simplejpeg\ndef test_it(made):\n    pass": "skipped",
+    "import pytest\n@pytest.fixture\ndef made():\n    import no_such_package\ndef test_it(made):\n    pass": "error",
     "def test_it():\n    import sys\n    raise ModuleNotFoundError(name='sys')": "failure",
     "def test_it():\n"
     "    from gpuload.stage import compile_stage\n"

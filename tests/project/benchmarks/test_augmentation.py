@@ -1,5 +1,7 @@
 """The benchmark of augmenting: all contenders of a case make the same kind of batch, and no figure goes astray."""
 
+# ruff: noqa: E402  (without torchvision, what is imported below ends the interpreter)
+
 from __future__ import annotations
 
 import io
@@ -15,6 +17,8 @@ import torch
 from pictures import smooth_image
 from PIL import Image
 from rich.console import Console
+
+lacking.require("torchvision")
 
 from benchmarks.augmentation import __main__ as command
 from benchmarks.augmentation import tables
