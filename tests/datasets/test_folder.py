@@ -13,6 +13,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
+from descriptors import open_below
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -353,12 +354,11 @@ def test_reading_leaves_no_file_open(tmp_path: Path) -> None:
     dataset = ImageFiles(make(tmp_path, "1.jpg", "2.jpg"))
     (tmp_path / "2.jpg").unlink()
     (tmp_path / "2.jpg").mkdir()
-    before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         dataset[0]
         with pytest.raises(IsADirectoryError):
             dataset[1]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0
 
 
 def test_a_file_is_read_whole_also_in_small_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -659,11 +659,10 @@ def test_files_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, monk
         (tmp_path / name).write_bytes(b"...")
     dataset, told = ImageFiles(tmp_path), []
     (tmp_path / "b.jpg").unlink()
-    before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, *how: told.append((os.readlink(f"/proc/self/fd/{fd}"), *how)))
     dataset.will_need([2, 1, -3])
     expected = [(f"{tmp_path}/{name}", 0, 0, os.POSIX_FADV_WILLNEED) for name in ("c.jpg", "a.jpg")]
     assert told == expected
     Joined([["not on a disk"], dataset]).will_need([0, 3, 1])
     assert told == expected * 2
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0

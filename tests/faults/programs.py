@@ -15,12 +15,15 @@ import uuid
 from pathlib import Path
 
 LIMIT_S = 120.0
+SOON_S = 60.0  # where a program that is not ended hangs for 1000 s, or for ever; a loaded machine takes its time
 # Empty is the line that Python shows for a function which was just entered.
 # Where an error was being handled (a file that is not there, a queue that is full), Python shows that one first.
-ONE_CTRL_C = re.compile(
-    r"(Traceback \(most recent call last\):\n( .*\n|\n)+\w+Error: .*\n"
-    r"\nDuring handling of the above exception, another exception occurred:\n\n)?"
-    r"Traceback \(most recent call last\):\n( .*\n|\n)+KeyboardInterrupt\n"
+_SHOWN = r"Traceback \(most recent call last\):\n( .*\n|\n)+"
+_THEN = r"\nDuring handling of the above exception, another exception occurred:\n\n"
+ONE_CTRL_C = re.compile(rf"({_SHOWN}\w+Error: .*\n{_THEN})?{_SHOWN}KeyboardInterrupt\n")
+# The second may come while the first is on its way up, or while Python shows that one, of which it shows no more then.
+TWO_CTRL_CS = re.compile(
+    rf"({_SHOWN}(\w+Error: .*|KeyboardInterrupt)\n{_THEN})*({_SHOWN}KeyboardInterrupt|(.*\n)*lost sys\.stderr)\n"
 )
 
 
@@ -72,8 +75,9 @@ class Program:
         assert word in self.said, self._error.read_text()
 
     def signal(self, number: int) -> None:
-        """To all of its processes, as a terminal does it."""
-        os.killpg(self.pid, number)
+        """To all of its processes, as a terminal does it; to those that are still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
 
     def processes(self) -> list[int]:
         """It and all that it started, wherever they went."""

@@ -143,7 +143,6 @@ def test_close_ends_all_that_it_can_whatever_one_worker_does(succeed):
         loader = numbers(num_workers=3)
         list(loader)
         stuck, broken, plain = loader._session.engine._team.values()
-        process.KILL_WAIT_S = 60  # for those that do end, on a loaded machine
         wait = stuck._process.wait
         def kernel_holds_it(timeout=None):
             assert timeout is not None  # or it would be waited for, for ever

@@ -95,7 +95,7 @@ def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
             assert inside.wait(LIMIT_S)
         began = time.monotonic()
         loader.close()
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 60  # and not for ever, as the sample
         thread.join(LIMIT_S)
         del thread
         assert errors == ["this iterator is over: its Loader was closed meanwhile"], errors

@@ -31,6 +31,7 @@ from gpuload.workers import pool, process
 LIMIT_S = 120.0
 tmp = ""  # each script sets it
 gl.Loader  # noqa: B018  the package's face imports lazily
+process.KILL_WAIT_S = LIMIT_S  # on a loaded machine a process may be there for more than two seconds after its SIGKILL
 
 
 def wait_until(condition, what):

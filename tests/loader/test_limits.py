@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import threading
@@ -169,7 +170,10 @@ def allow(monkeypatch):
         monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
         return soft
 
-    return make
+    gc.collect()  # what earlier tests left open is not closed meanwhile
+    gc.disable()
+    yield make
+    gc.enable()
 
 
 def test_the_descriptors_left_are_the_limit_less_the_open_ones(allow):

@@ -342,7 +342,7 @@ def test_plan_stats_and_log(caplog):
         stats = loader.stats()
         assert (stats.resident_bytes, stats.cache_hits, stats.num_workers) == (128 * 32 * 32 * 3, 128, 0)
         assert "kept      393 kB on cpu" in str(stats)
-    told = [record.getMessage() for record in caplog.records]
+    told = [record.getMessage() for record in caplog.records if record.name == "gpuload.loader"]
     assert told[0].startswith("keeping 128 samples: about 0.4 MB on cpu, ")
     assert told[1].startswith("kept 128 samples, 0.4 MB on cpu, in ")
     assert told[2].startswith("session begun: all samples are kept, no workers, batches of 6 on cpu")

@@ -11,7 +11,7 @@ import pytest
 
 from gpuload.workers.interrupts import LATER_S, finalizing, held, let_through
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)

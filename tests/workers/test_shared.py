@@ -141,7 +141,7 @@ def test_a_lock_and_a_queue_work_across_workers():
     counter, queue = SPAWN.Value("i"), SPAWN.Queue()
     with gl.Loader(Cache((counter, queue), lambda store: 0, add), 1, num_workers=2, device="cpu") as loader:
         assert len(list(loader)) == 6
-        assert sorted(queue.get(timeout=30) for _ in range(6)) == [1, 2, 3, 4, 5, 6]
+        assert sorted(queue.get(timeout=60) for _ in range(6)) == [1, 2, 3, 4, 5, 6]
     assert counter.value == 6
     queue.close()
     queue.join_thread()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from descriptors import open_below
 from stored import check_loader
 
 import gpuload as gl
@@ -55,12 +56,12 @@ def test_it_is_pickled_without_its_numbers_and_without_a_descriptor(tmp_path: Pa
     assert (dataset[1].hwc == PIXELS[1]).all()
     sent = pickle.dumps(dataset)
     assert len(sent) < 2000 < PIXELS.nbytes
-    descriptors = len(os.listdir("/proc/self/fd"))
+    held = open_below(tmp_path)
     copy = pickle.loads(sent)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_below(tmp_path) == held
     assert (copy[1].hwc == PIXELS[1]).all()
     copy.close()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_below(tmp_path) == held
     assert (copy[1].hwc == PIXELS[1]).all()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from descriptors import open_below
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
@@ -90,15 +91,14 @@ def test_one_read_for_each_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_pickled_without_its_descriptor(tmp_path: Path) -> None:
     path = written(tmp_path / "a.h5")
-    before = len(os.listdir("/proc/self/fd"))
     dataset = HDF5(path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0
     assert dataset[1][0].data == jpegs()[1]
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert open_below(tmp_path) == 1
     copy = pickle.loads(pickle.dumps(dataset))
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert open_below(tmp_path) == 1
     dataset.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0
     assert copy[1][0].data == jpegs()[1]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
+from descriptors import open_below
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
@@ -154,18 +155,17 @@ def test_opened_by_a_writer_at_the_time(tmp_path: Path) -> None:
 
 def test_pickled_without_its_descriptor(tmp_path: Path) -> None:
     put(tmp_path, images())
-    before = len(os.listdir("/proc/self/fd"))
     dataset = LMDB(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0
     assert dataset[1].data == jpegs()[1]
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert open_below(tmp_path) == 1
     copy = pickle.loads(pickle.dumps(dataset))
     other = LMDB(tmp_path)
     assert other[2].data == copy[2].data == jpegs()[2], "a file is opened once in a process, so they share it"
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert open_below(tmp_path) == 1
     for one in (dataset, copy, other):
         one.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0
 
 
 def test_the_keys_are_kept_from_one_time_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

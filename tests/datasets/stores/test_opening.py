@@ -9,12 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from descriptors import open_below
 
 from gpuload.datasets.stores.opening import OpenFiles, open_file, open_stream
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_reads_are_whole_but_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,19 +31,19 @@ def test_reads_are_whole_but_at_the_end(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_only_the_last_few_stay_open_and_one_in_use_is_not_closed(tmp_path: Path) -> None:
-    files, before = OpenFiles(3), descriptors()
+    files = OpenFiles(3)
     for name in "abcdef":
         (tmp_path / name).write_text(name)
     first = files.get(str(tmp_path / "a"))
     assert files.get(str(tmp_path / "a")) is first
     for name in "bcdef":
         files.get(str(tmp_path / name))
-    assert (len(files), descriptors() - before) == (3, 4)
+    assert (len(files), open_below(tmp_path)) == (3, 4)
     assert first.read_at(0, 1) == b"a"
     copy = pickle.loads(pickle.dumps(files))
     assert (copy.limit, len(copy)) == (3, 0)
     del first, files
-    assert descriptors() == before
+    assert open_below(tmp_path) == 0
 
 
 def mapped(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as pq
 import pytest
+from descriptors import open_below
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
@@ -135,15 +135,14 @@ def test_few_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "OPEN_FILES", 2)
     for number in range(COUNT):
         written(tmp_path / f"{number:02d}.parquet", table().slice(number, 1))
-    before = len(os.listdir("/proc/self/fd"))
     dataset = Parquet(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0
     assert [image.data for image, _ in dataset] == jpegs()
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert open_below(tmp_path) == 2
     copy = pickle.loads(pickle.dumps(dataset))
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert open_below(tmp_path) == 2
     dataset.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0
     assert copy[3][0].data == jpegs()[3]
 
 

@@ -259,7 +259,7 @@ def test_no_photographs(tmp_path):
 def test_cpu_clock_counts_work_and_not_waiting():
     reading = CpuClock()(lambda turn: time.sleep(0.05), 0)
     assert reading.wall_ms >= 50
-    assert reading.ms < 25
+    assert reading.ms < reading.wall_ms / 2
     assert reading.peak_mb is None
 
 
