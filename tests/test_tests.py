@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import combinations, product
 from pathlib import Path
 
 import lacking
 import pytest
+from matrix import covering
 
 TESTS = Path(__file__).parent
 MAY_SKIP = {TESTS / "lacking.py", TESTS / "conftest.py"}
@@ -76,6 +78,15 @@ def test_no_test_returns_before_its_end():
 
 def test_tests_are_skipped_only_for_what_a_machine_lacks():
     assert found_by(skips, [path for path in FILES if path not in MAY_SKIP]) == {}, "see lacking.py"
+
+
+@pytest.mark.parametrize(("sizes", "strength", "rows"), [([5, 6, 2], 2, 30), ([3, 3, 3, 3], 2, 15), ([7, 2], 1, 7)])
+def test_in_a_covering_array_all_values_meet(sizes, strength, rows):
+    chosen = covering(sizes, strength)
+    assert len(chosen) <= rows
+    for axes in combinations(range(len(sizes)), strength):
+        met = {tuple(row[axis] for axis in axes) for row in chosen}
+        assert met == set(product(*(range(sizes[axis]) for axis in axes)))
 
 
 @pytest.mark.processes
