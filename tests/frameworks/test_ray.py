@@ -130,7 +130,7 @@ import logging
 import ray
 from PIL import Image
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 root, results = str(folder / "images"), str(folder / "results")
 for index in range(48):
     path = Path(root) / ("ant", "bee")[index % 2] / f"{index:02d}.png"

@@ -311,9 +311,8 @@ def test_ten_epochs_broken_off_in_the_middle_leave_what_the_first_left(jpeg_fold
                     break
             first = first or snapshot()
         assert snapshot() == first
-        slots = loader._session.ring.slots
         list(loader)
-        assert loader._session.ring.slots == slots
+        assert loader._session.ring.used_bytes == 0  # how many slots there are depends on how far workers got ahead
 
 
 @pytest.mark.processes

@@ -24,8 +24,8 @@ PROGRAM = """
 import logging, sys
 import gpuload as gl
 import ray
-ray.init(num_cpus=1, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False,
-         logging_level=logging.ERROR)
+ray.init("local", num_cpus=1, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False,
+         logging_level=logging.ERROR)  # not the cluster that another test has on this machine
 for to in ("tar", "lmdb"):
     gl.pack(gl.ImageFolder(sys.argv[1]), f"{sys.argv[2]}/{to}", to=to, shard_bytes=12_500, ray="auto")
 """
