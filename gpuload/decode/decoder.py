@@ -20,7 +20,7 @@ from gpuload.decode.jpeg_header import JpegHeader, end_of_scan, has_end
 from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import is_transposed, stored_region, upright
-from gpuload.decode.pillow_images import CHANNELS, VALUES, open_image
+from gpuload.decode.pillow_images import CHANNELS, VALUES, hint_on_truncated, open_image
 from gpuload.decode.scaled import Scaled, choose_eighths, decode_scaled, resample
 from gpuload.errors import DecodeError, one_line
 
@@ -136,7 +136,7 @@ class Decoder:
         opened = header.opened if header.opened is not None else open_image(encoded.data, header.format)
         values, complaint = listen(opened.values, region)
         if values is None:
-            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}")
+            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}{hint_on_truncated()}")
         self.counts["Pillow"] += 1
         np.copyto(out[:, :, None], upright(values[:, :, None], orientation), casting="unsafe")
 
@@ -292,7 +292,7 @@ class Decoder:
                     top, _, height, _ = region_tlhw
                     said.append(f"the damage reaches into the region, stored rows {top} to {top + height}")
         if pixels is None:
-            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}")
+            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}{hint_on_truncated()}")
         self.counts["Pillow"] += 1
         return pixels
 

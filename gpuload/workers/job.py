@@ -22,12 +22,13 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuload.ring.ring import align
+from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
 
 if TYPE_CHECKING:  # not imported: few workers plan batches, and those that pack have no transforms
     from gpuload.decode import Decode
@@ -48,6 +49,7 @@ class Job:
     what `torch.distributed` says in the main process: backend, rank and number of ranks, or None. `fusing` plans
     batches, if workers do that. `whole`: images are decoded whole, whatever the chain crops, and nothing is collated:
     they are to be kept. `device_share` of the samples' images are sent as they are, for a device to decode.
+    `module_values`: see `gpuload.workers.inherited`.
     """
 
     dataset: Any
@@ -66,6 +68,7 @@ class Job:
     fusing: Fusing | None = None
     whole: bool = False
     device_share: float = 0.0
+    module_values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,9 @@ def pack(obj: Any) -> Parcel:
     Raises:
         TypeError: a part of `obj` cannot be sent; the message names it.
     """
-    pickled, buffers = _dump(obj, None, apart=True)
+    pickled, buffers = _dump(obj, apart=True)
     parts = [np.frombuffer(part, np.uint8) for part in (pickled, *buffers)]
-    path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+    path = [os.path.abspath(entry) for entry in import_path()]
     return Parcel(parts[0], parts[1:], path, [str(word) for word in sys.argv])
 
 
@@ -155,15 +158,27 @@ def receive(fd: int) -> Any:
     table = np.frombuffer(whole, np.uint64, 2 * count, start + 8).reshape(-1, 2).tolist()
     parts = [view[offset : offset + length] for offset, length in table]
     # The parent wrote this: the user's own dataset object, never anything that a data file holds.
-    _, obj = pickle.loads(parts[0], buffers=parts[1:])
+    _, settings, obj = pickle.loads(parts[0], buffers=parts[1:])
+    settings.apply()
     return obj
 
 
-def _dump(obj: Any, first: Any, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
+def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
+    """Pickle what is needed first, and `obj`."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
+    pickler_class = _pickler_class(apart)
+
+    def can_pickle(part: Any) -> bool:
+        with contextlib.suppress(Exception):
+            pickler_class(io.BytesIO(), protocol=5).dump(part)
+            return True
+        return False
+
     try:
-        _pickler_class(apart)(pickled, protocol=5, buffer_callback=buffers.append).dump((first, obj))
+        with pickled_by_value():
+            first = tracker, LibrarySettings.here(can_pickle)
+            pickler_class(pickled, protocol=5, buffer_callback=buffers.append).dump((*first, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
         raise TypeError(_refusal(obj, error, apart)) from error

@@ -110,6 +110,7 @@ class WorkerPool:
         self.broken: WorkerError | None = None  # why it cannot continue
         self.waited_s = 0.0
         self._halted = self._closed = self._told = False  # the last: that no more workers can be added
+        self._told_differences = False  # between modules here and in workers
         self._team: dict[int, WorkerProcess] = {}
         self.most = most = most or workers
         self._wanted, self._cpus_for = workers, cpus_for
@@ -330,7 +331,7 @@ class WorkerPool:
                     self._epoll.unregister(worker.replies.fileno())
                 return
             if not worker.ready:
-                if message != HELLO:
+                if message[: len(HELLO)] != HELLO:
                     text = str(message[len(HELLO_FAILED) :], errors="replace")
                     kinds, _, text = text.partition("\n")
                     if worker.number in self._added:
@@ -339,6 +340,12 @@ class WorkerPool:
                     raise WorkerError(f"worker {worker.number} {text}", kinds.split())
                 worker.ready = True
                 self._added.pop(worker.number, None)
+                if (found := str(message[len(HELLO) :], errors="replace")) and not self._told_differences:
+                    self._told_differences = True
+                    self.unsaid.append(
+                        f"{found}. Workers import modules anew, so they do not see what was set since: keep such "
+                        "values on the dataset, or set them in worker_init_fn"
+                    )
                 continue
             reply = Reply.unpack(message)
             self._flying.pop((reply.chunk, reply.attempt), None)
