@@ -7,6 +7,7 @@ collection or the interpreter's exit. An epoch's iterator holds no resources of 
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ import torch
 from gpuload.batches.assemble import BatchInfo
 from gpuload.decode import Decode
 from gpuload.loader import log
-from gpuload.loader.cursor import Cursor
+from gpuload.loader.cursor import Cursor, Progress
 from gpuload.loader.epoch import Epoch
 from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
@@ -35,7 +36,7 @@ from gpuload.loader.tuning import autotune_for
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, steps_of
+from gpuload.order.schedule import Schedule, check_begin, order_name, remarks_on, schedule_of, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.ring.gone import when_gone
 from gpuload.stage import Plan
@@ -208,6 +209,7 @@ class Loader:
         check_begin(options.order)
         for remark in options.workers.remarks():
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
+        self._starting = _Lock()  # one thread at a time begins an epoch, and so starts workers
         self._made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -398,6 +400,12 @@ class Loader:
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
         options.chain.at(progress.start.epoch)  # a size that cannot be is an error here, not in every sample
+        with self._starting:
+            return self._begin(schedule, progress)
+
+    def _begin(self, schedule: Schedule, progress: Progress) -> Iterator[Any]:
+        """Begin an epoch, in a session that was begun before or now."""
+        options = self._options
         if self._session is not None:
             self._session.check_process()
             # The last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew.
@@ -454,3 +462,19 @@ class Loader:
 
 # The arguments that are public attributes.
 OPTIONS = frozenset((*Loader.__annotations__, "device", "num_workers", "prefetch_factor", "sampler", "transforms"))
+
+
+class _Lock:
+    """A reentrant lock; a copy of it, as one of a Loader that was never iterated, is a new one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Lock, ()

@@ -256,7 +256,9 @@ class Feed:
             part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
             sent = False
             try:
-                sent = self.engine.submit(part.request(slot.offset, slot.capacity_bytes, self._told_epoch, self._changes))
+                sent = self.engine.submit(
+                    part.request(slot.offset, slot.capacity_bytes, self._told_epoch, self._changes)
+                )
             finally:
                 if not sent:
                     self.ring.release(slot)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuload.ring.ring import align
+from gpuload.workers.bytes_list import SharedBytes, find_lists
 from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
 
 if TYPE_CHECKING:  # not imported: few workers plan batches, and those that pack have no transforms
@@ -35,9 +36,10 @@ if TYPE_CHECKING:  # not imported: few workers plan batches, and those that pack
     from gpuload.transforms import Chain
     from gpuload.transforms.program.fusing.plan import Fusing
 
-__all__ = ["Job", "Parcel", "pack", "receive", "ship"]
+__all__ = ["Job", "Parcel", "pack", "receive", "ship", "warning_of_copies"]
 
 _ALIGN = 64
+MAX_COPIED_BYTES = 1_000_000_000  # by all workers, without a warning
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,25 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
     return [fd, *inheritance.descriptors]
 
 
+def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
+    """Return a warning if so many workers have more than a gigabyte of copies of what is not shared; else ""."""
+    head_bytes = int.from_bytes(os.pread(job_fd, 8, 0), "little")
+    pickled_bytes = int.from_bytes(os.pread(job_fd, 8, align(8 + head_bytes, mmap.PAGESIZE) + 16), "little")
+    if pickled_bytes * workers <= MAX_COPIED_BYTES:
+        return ""
+    sizes = {}
+    for name, value in getattr(getattr(job, "dataset", None), "__dict__", {}).items():
+        with contextlib.suppress(TypeError):
+            sizes[name] = len(_dump(value)[0]), type(value).__name__
+    most = max(sizes, key=lambda name: sizes[name][0], default=None)
+    which = "" if most is None else f", {sizes[most][0] / 1e6:,.0f} MB of it dataset.{most} (a {sizes[most][1]})"
+    return (
+        f"the pickled dataset has {pickled_bytes / 1e6:,.0f} MB{which}, and each of {workers} workers unpickles a copy. "
+        "NumPy arrays, tensors and lists of bytes are shared by all workers: keep large data in these, or in files that "
+        "are read in __getitem__; or use fewer workers"
+    )
+
+
 def _written(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
     head = marshal.dumps(settings)
     start = align(8 + len(head), mmap.PAGESIZE)
@@ -156,11 +177,40 @@ def receive(fd: int) -> Any:
     view = memoryview(whole)
     count = int.from_bytes(view[start : start + 8], "little")
     table = np.frombuffer(whole, np.uint64, 2 * count, start + 8).reshape(-1, 2).tolist()
-    parts = [view[offset : offset + length] for offset, length in table]
+    pickled, *buffers = ((offset, offset + length) for offset, length in table)
+    file = io.BufferedReader(_Pickled(fd, *pickled))
     # The parent wrote this: the user's own dataset object, never anything that a data file holds.
-    _, settings, obj = pickle.loads(parts[0], buffers=parts[1:])
+    _, settings, obj = _Unpickler(file, buffers=[view[start:end] for start, end in buffers]).load()
     settings.apply()
     return obj
+
+
+class _Pickled(io.RawIOBase):
+    """The pickle in a job's memfd, which is not mapped: it is read once, and would be counted as the worker's memory.
+    Workers share the descriptor, so it is read at offsets."""
+
+    def __init__(self, fd: int, start: int, end: int) -> None:
+        self._fd, self._at, self._end = fd, start, end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        nbytes = os.preadv(self._fd, [memoryview(buffer)[: self._end - self._at]], self._at)
+        self._at += nbytes
+        return nbytes
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lists: dict[int, SharedBytes] = {}
+
+    def persistent_load(self, pid: tuple[int, np.ndarray, np.ndarray]) -> SharedBytes:
+        number, data, ends = pid
+        if number not in self._lists:
+            self._lists[number] = SharedBytes(data, ends)
+        return self._lists[number]
 
 
 def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
@@ -178,6 +228,8 @@ def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memory
     try:
         with pickled_by_value():
             first = tracker, LibrarySettings.here(can_pickle)
+            if lists := find_lists(obj):
+                pickler_class = _with_lists(pickler_class, lists)
             pickler_class(pickled, protocol=5, buffer_callback=buffers.append).dump((*first, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
@@ -204,6 +256,16 @@ def _pickler_class(apart: bool) -> Any:
             elif (reducer := shared.get(type(obj))) is not None:
                 reduced = reducer(obj)
             return super().reducer_override(obj) if reduced is None else reduced
+
+    return Pickler
+
+
+def _with_lists(base: Any, lists: dict[int, tuple[int, np.ndarray, np.ndarray]]) -> Any:
+    """Return a pickler that puts these lists of bytes out of band; it calls a function for each object."""
+
+    class Pickler(base):
+        def persistent_id(self, obj: Any) -> Any:
+            return lists.get(id(obj)) if type(obj) is list else None
 
     return Pickler
 

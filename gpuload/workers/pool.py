@@ -45,7 +45,7 @@ from gpuload.workers.counters import place_of
 from gpuload.workers.deaths import Deaths
 from gpuload.workers.engine import Event, Lost
 from gpuload.workers.interrupts import held, let_through
-from gpuload.workers.job import Job, Parcel, ship
+from gpuload.workers.job import Job, Parcel, ship, warning_of_copies
 from gpuload.workers.limbo import Limbo
 from gpuload.workers.process import WorkerProcess, check_platform, settings_for
 from gpuload.workers.protocol import (
@@ -123,6 +123,8 @@ class WorkerPool:
         self.unsaid: list[str] = []  # warnings; `gather` gives them
         with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
             self._job_fds = ship(job, settings_for(most, first, total or most, ring.ring_bytes))
+        if copies := warning_of_copies(self._job_fds[0], job, workers):
+            self.unsaid.append(copies)
         with contextlib.ExitStack() as undo, standard_streams_taken():
             undo.callback(self._close_job)
             self._board = Board(most, first=first)
