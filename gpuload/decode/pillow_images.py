@@ -58,8 +58,8 @@ VALUES: Final[dict[str, str]] = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Run Pillow without its warnings about odd files and without ``LOAD_TRUNCATED_IMAGES``: each file either decodes or
-    raises, the same in every process."""
+    """Run Pillow without its warnings about odd files and without ``LOAD_TRUNCATED_IMAGES``: each file either decodes
+    or raises, the same in every process."""
     with warnings.catch_warnings(), _refuse_truncated:
         warnings.simplefilter("ignore")
         yield

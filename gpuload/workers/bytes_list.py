@@ -1,8 +1,8 @@
 """Lists of `bytes` that all workers share: `SharedBytes`.
 
 A list of encoded images is pickled as any other object, and each worker would have a copy of it. So its contents go
-into the job's memfd as one array, and a worker gets a list that copies an item out of the mapping when it is asked for
-it. To code it is a list of bytes. Anything but reading items first makes it an ordinary one, with a copy of all contents.
+into the job's memfd as one array, and a worker gets a list that copies an item out of the mapping when code asks for
+it. Everything but reading items turns it into an ordinary list first, with a copy of all contents.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ MIN_BYTES: Final = 1 << 20  # of a list that is shared
 MAX_DEPTH: Final = 3  # of containers in the attributes of an object
 MAX_ENTRIES: Final = 1_000  # of a container that is searched
 # Methods of list that need no other contents, or that the class has itself.
-READS: Final = frozenset(
-    ("__class__", "__class_getitem__", "__delattr__", "__dir__", "__doc__", "__getattribute__", "__getitem__")
-    + ("__getstate__", "__hash__", "__init__", "__init_subclass__", "__iter__", "__len__", "__new__", "__reduce__")
-    + ("__setattr__", "__sizeof__", "__subclasshook__")
-)
+READS: Final = """
+__class__ __class_getitem__ __delattr__ __dir__ __doc__ __getattribute__ __getitem__ __getstate__ __hash__ __init__
+__init_subclass__ __iter__ __len__ __new__ __reduce__ __setattr__ __sizeof__ __subclasshook__
+"""
 
 
 class SharedBytes(list):
@@ -73,7 +72,7 @@ def _loaded_first(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in dir(list):
-    if _name not in READS and _name not in vars(SharedBytes):
+    if _name not in READS.split() and _name not in vars(SharedBytes):
         setattr(SharedBytes, _name, _loaded_first(getattr(list, _name)))
 
 

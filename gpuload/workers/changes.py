@@ -1,9 +1,9 @@
 """What the user changes of a dataset after workers got their copies of it: ``loader.dataset.mosaic = False``.
 
 Workers outlive an epoch, so a copy would stay as it was sent. At each `iter()` the main process compares the simple
-attributes of the dataset with those at the last one. What changed goes to the workers with each request, as a few
-bytes, and they apply it before the epoch's first sample. These are the attributes of the dataset, of datasets in it, and
-of its transforms; numbers, texts, and small tuples, lists and dicts of these.
+attributes of the dataset with those at the previous `iter()`. What changed goes to the workers with each request, as a
+few bytes, and they apply it before the epoch's first sample. Simple attributes are numbers, texts, and small tuples,
+lists and dicts of these: of the dataset, of the datasets in it, and of its transforms.
 """
 
 from __future__ import annotations

@@ -160,6 +160,7 @@ def _warning_filters() -> list[tuple[str, str, Category, str, int]]:
     return [
         (action, text(message), (category.__module__, category.__name__), text(module), line)
         for action, message, category, module, line in warnings.filters
+        if isinstance(category, type)
     ]
 
 

@@ -1,9 +1,11 @@
-"""What workers get of the user's process beside the dataset: settings of libraries, modules that they cannot import, the
-import path; and the warning about values of modules that they do not see. Programs of their own, as users write them."""
+"""What workers get of the user's process in addition to the dataset: settings of libraries, modules that they cannot
+import, the import path; and the warning about values of modules that they do not see. Most run programs of their own.
+"""
 
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -108,7 +110,7 @@ def module(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     ("code", "expected"),
     [
         ("SIZE = 1\ndef f(): return SIZE", {"SIZE": 1}),
-        ("SIZES = {'a': (1, 2)}\nclass f:\n  @property\n  def g(self): return [SIZES for _ in ()]", {"SIZES": {"a": (1, 2)}}),
+        ("SIZE = {'a': (1,)}\nclass f:\n  @property\n  def g(self): return [SIZE for _ in ()]", {"SIZE": {"a": (1,)}}),
         ("class C:\n  SIZE = 1\n  OTHER = 2\ndef f(): return C.SIZE", {"C.SIZE": 1}),
         ("import types\nNS = types.SimpleNamespace(SIZE=1)\ndef f(): return NS.SIZE", {"NS.SIZE": 1}),
         ("SIZE = 1\ndef g(): return SIZE\ndef f(): return g()", {"SIZE": 1}),
@@ -377,7 +379,17 @@ ITEMS = [b"ab", b"", b"cde"]
     [
         lambda a: list(a),
         lambda a: (len(a), a[0], a[-1], a[1:], [*reversed(a)], a.index(b"cde"), a.count(b"x"), b"ab" in a),
-        lambda a: (a + [b"x"], [b"x"] + a, a * 2, a == ITEMS, a != ITEMS, a < [b"b"], sorted(a), repr(a), a.copy()),
+        lambda a: (
+            operator.add(a, [b"x"]),
+            operator.add([b"x"], a),
+            a * 2,
+            a == ITEMS,
+            a != ITEMS,
+            a < [b"b"],
+            sorted(a),
+            repr(a),
+            a.copy(),
+        ),
         lambda a: (b"".join(a), tuple(a), {*a}, [*a], dict(enumerate(a)), list(zip(a, a, strict=True))),
         lambda a: (a.append(b"x"), a.sort(), a.pop(), a.insert(0, b"y"), a.__setitem__(1, b"z"), len(a), list(a)),
         lambda a: (a.extend([b"x"]), a.reverse(), a.remove(b""), a[::2], len(a), a),
