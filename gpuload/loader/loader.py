@@ -56,8 +56,8 @@ class Loader:
     Args:
         dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number; or an iterable one
             (torch's `IterableDataset`, or with ``__iter__`` alone). A sample is a nested tuple, list, dict or
-            dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays; a clip is a
-            list of these, or an array T×H×W×C.
+            dataclass; its images are `Encoded` (the fast way), `Image` or PIL images; a clip is a list of these, or an
+            `Image` of T×H×W×C. Plain arrays are data, or for `transforms` the image where no other leaf may be it.
         batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. Even with MixUp
             and CutMix.
         shuffle: a new order each epoch, a function of `seed` and the epoch's number. ``"block"``, or a `BlockShuffle`:

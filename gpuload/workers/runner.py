@@ -250,7 +250,7 @@ class ChunkRunner:
                 try:
                     results += self._draw_regions(request, [sample])
                 except ValueError as error:
-                    errors.append((sample.row, failure(request, sample.row, sample.source, error)))
+                    errors.append((sample.row, failure(request, sample.row, sample.source, error, sample.place)))
                     loaded.remove(sample)
             return results
 
@@ -317,11 +317,11 @@ def _made_key(request: Request) -> tuple[Any, ...]:
     return request.epoch, int(request.positions[0]), request.iterable and request.iterable.run
 
 
-def failure(request: Request, row: int, source: str | None, error: BaseException) -> ErrorRecord:
-    """The record of the sample at a row of a chunk."""
+def failure(request: Request, row: int, source: str | None, error: BaseException, place: str = "") -> ErrorRecord:
+    """The record of the sample at a row of a chunk; `place`: of the image in it that failed."""
     if isinstance(error, Sourced) and error.__cause__ is not None:
-        source, error = error.source, error.__cause__
-    return record_of(request.epoch, request.positions[row], request.indices[row], source, error)
+        source, place, error = error.source, error.place, error.__cause__
+    return record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
 
 
 def _unsendable(error: Exception) -> TypeError:

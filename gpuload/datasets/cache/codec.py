@@ -18,7 +18,8 @@ __all__ = ["pack", "unpack"]
 
 PLAIN: Final = (type(None), bool, int, float, str)
 KINDS: Final = "biufcUS"  # of numpy's dtypes
-TARGETS: Final[dict[str, type]] = {"mask": Mask, "boxes": Boxes, "keypoints": Keypoints}
+DECLARED: Final[dict[str, type]] = {"image": Image, "mask": Mask, "boxes": Boxes, "keypoints": Keypoints}
+SAYS: Final = {"image": "layout", "boxes": "format"}  # what they hold beside an array
 
 
 def pack(sample: Any) -> bytes:
@@ -68,19 +69,20 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
         array = np.ascontiguousarray(value)
         blobs.append(array.tobytes())
         return ["array" if isinstance(value, np.ndarray) else "number", value.dtype.str, list(np.shape(value))]
-    for name, target in TARGETS.items():
-        if kind is target:
-            inner: Any = value
-            return [name, _described(inner.array, where, blobs), *([inner.format] if name == "boxes" else [])]
+    for name, declared in DECLARED.items():
+        if kind is declared:
+            return [
+                name,
+                _described(value.array, where, blobs),
+                *([getattr(value, SAYS[name])] if name in SAYS else []),
+            ]
     place = f"{where} of the sample" if where else "the sample"
-    if kind is Image:
-        raise TypeError(f"{place} is an Image, decoded pixels, which gpuload.Cached does not keep; {_KEPT}")
     raise TypeError(f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not keep; {_KEPT}")
 
 
 _KEPT = (
-    "expected tuples, lists and dicts of gpuload.Encoded, masks, boxes, keypoints, numbers, str, bytes, None and numpy "
-    "arrays of numbers"
+    "expected tuples, lists and dicts of gpuload.Encoded, images, masks, boxes, keypoints, numbers, str, bytes, None "
+    "and numpy arrays of numbers"
 )
 
 
@@ -111,4 +113,4 @@ def _made(described: Any, parts: Iterator[memoryview]) -> Any:
             raise ValueError(f"an array of {dtype}")
         array = np.frombuffer(bytearray(next(parts)), dtype).reshape(rest[1])
         return array if kind == "array" else array[()]
-    return TARGETS[kind](_made(rest[0], parts), *rest[1:])
+    return DECLARED[kind](_made(rest[0], parts), *rest[1:])

@@ -46,7 +46,8 @@ class TarShards(Store):
     The name up to its first dot, with its folder, is the sample's key; the rest is the field's name. By the end of that
     name a field becomes: an image (``jpg png webp ppm …``) `Encoded`; one named ``seg.png`` or ``mask.png`` a `Mask`;
     ``cls id index count`` int; ``json`` what it says; ``txt`` str; ``npy`` an array (one of objects is refused: it is a
-    pickle); anything else bytes.
+    pickle), and where no field is an image, the first one of uint8, H×W×C with one to four channels, is an `Image`;
+    anything else bytes.
 
     An index of each archive is made once, from its headers, and kept beside it as ``….tar.gpuload-index``, or where
     that cannot be written, in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``). It is made again if the
