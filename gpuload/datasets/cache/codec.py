@@ -71,7 +71,11 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
     for name, target in TARGETS.items():
         if kind is target:
             inner: Any = value
-            return [name, _described(inner.array, where, blobs), *([inner.format] if name == "boxes" else [])]
+            return [
+                name,
+                _described(inner.array, where, blobs),
+                *([inner.format, inner.canvas_hw] if name == "boxes" else []),
+            ]
     place = f"{where} of the sample" if where else "the sample"
     if kind is Image:
         raise TypeError(f"{place} is an Image, decoded pixels, which gpuload.Cached does not keep; {_KEPT}")
