@@ -16,6 +16,7 @@ OPTIONS_OF: Final = {
     "image": ("LMDB", "Parquet", "HDF5"),
     "target": ("LMDB", "Parquet", "HDF5"),
     "extensions": ("ImageFolder", "ImageFiles"),
+    "classes": ("ImageFolder", "FileList"),
 }
 
 
@@ -36,6 +37,8 @@ def source_of(source: str, given: dict[str, str]) -> Any:
     for several in ("fields", "extensions"):
         if several in options:
             options[several] = tuple(options[several].split(","))
+    if "classes" in options:
+        options["classes"] = source_of(options["classes"], {})
     if options.get("target") == "":
         options["target"] = None
     return getattr(datasets, name)(source, **options)

@@ -264,5 +264,5 @@ def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
                 "the sample has BoundingBoxes with clamping_mode=None, but gpuload clips boxes to the image, as "
                 "torchvision does by default; leave clamping_mode out"
             )
-        return Boxes(leaf.numpy(), leaf.format)
+        return Boxes(leaf.numpy(), leaf.format, leaf.canvas_size)
     return Keypoints(leaf.numpy()) if name == "KeyPoints" else None

@@ -50,6 +50,7 @@ from gpuload.workers.feed import LAUNCHED_AHEAD, Feed
 from gpuload.workers.interrupts import held
 from gpuload.workers.kept import KeptSamples
 from gpuload.workers.resident import ResidentEngine
+from gpuload.workers.sizes import REMARK
 
 __all__ = ["Session"]
 
@@ -238,8 +239,9 @@ class Session:
         if current.warning:
             text, current.warning = current.warning, ""
             warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
-        if current.strays and "strays" not in self._told:
-            self._told.add("strays")
+        about = "sizes" if current.strays.startswith(REMARK) else "strays"
+        if current.strays and about not in self._told:
+            self._told.add(about)
             warnings.warn(current.strays, RuntimeWarning, stacklevel=4)
         self.launched.popleft()
         if current.error is None:

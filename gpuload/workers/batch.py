@@ -158,7 +158,7 @@ class Batch:
 
     @property
     def strays(self) -> str:
-        """What to tell the user of leaves that look as if they belonged to an image."""
+        """What to tell the user of its samples, see `ChunkContent`."""
         found = (part.content.strays for part in self.parts if not part.told and part.content is not None)
         return next(filter(None, found), "")
 

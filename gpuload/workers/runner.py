@@ -145,7 +145,10 @@ class ChunkRunner:
             reply = self._finish(request, slot, note, wanted, loaded, errors, place)
         if reply.status is Status.DONE:
             self._made.pop(_made_key(request), None)
-            self._reader.strays = ""  # said
+            if self._reader.strays:
+                self._reader.strays = ""  # said
+            else:
+                self._reader.sizes.remark = ""
         return reply
 
     def begin(self, request: Request) -> IterablePlace:
@@ -291,7 +294,7 @@ class ChunkRunner:
     ) -> Reply:
         content = as_columns(decoded, sent_bytes)
         content.errors, content.iterable = sorted(errors, key=_row), place
-        content.strays = self._reader.strays
+        content.strays = self._reader.strays or self._reader.sizes.remark
         try:
             return _pack(request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None)
         except Exception as error:

@@ -30,6 +30,7 @@ from gpuload.transforms.program.windows import FILTERS
 from gpuload.workers.belongings import check_transforms, droppers, find_fields, mask_misfit
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
+from gpuload.workers.sizes import SizeCheck
 
 __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
 
@@ -116,12 +117,12 @@ class SampleReader:
     """Takes samples apart and decodes them, for a job.
 
     Attributes:
-        strays: what `gpuload.datasets.strays` found in its first samples.
+        strays: what `gpuload.datasets.strays` found in its first samples; sizes: see there.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.strays = ""
+        self.strays, self.sizes = "", SizeCheck(job.decode)
         self._looks = LOOKS
         self._decoder = Decoder(job.decode)
         self.count_in(Counters())
@@ -231,6 +232,7 @@ class SampleReader:
                 sample.masks[leaf] = self._mask(sample, leaf, target, size)
             else:
                 sample.points[leaf] = target
+        self.sizes.look(sample.points.values(), images[0][1].leaf, size, sample.source)
         sample.fields = find_fields(sample.given, leaves, targets, self._job.chain)
 
     def _mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
@@ -247,8 +249,9 @@ class SampleReader:
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
             count = len(mask.array) if axes == 3 else 1
-        if tuple(shape[-2:]) != size_hw:
-            raise ValueError(mask_misfit(places_of(sample.structure)[leaf], shape, size_hw))
+        place = places_of(sample.structure)[leaf]
+        if (misfit := mask_misfit(place, shape, next(iter(sample.images.values())), self.sizes)) is not None:
+            raise ValueError(misfit)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
     def resize(self, pictures: Sequence[Picture], regions: Sequence[Region], resize: Box) -> None:

@@ -19,7 +19,7 @@ __all__ = ["pack", "unpack"]
 PLAIN: Final = (type(None), bool, int, float, str)
 KINDS: Final = "biufcUS"  # of numpy's dtypes
 DECLARED: Final[dict[str, type]] = {"image": Image, "mask": Mask, "boxes": Boxes, "keypoints": Keypoints}
-SAYS: Final = {"image": "layout", "boxes": "format"}  # what they hold beside an array
+SAYS: Final = {"image": ("layout",), "boxes": ("format", "canvas_hw")}  # what they hold in addition to an array
 
 
 def pack(sample: Any) -> bytes:
@@ -74,7 +74,7 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
             return [
                 name,
                 _described(value.array, where, blobs),
-                *([getattr(value, SAYS[name])] if name in SAYS else []),
+                *(getattr(value, attribute) for attribute in SAYS.get(name, ())),
             ]
     place = f"{where} of the sample" if where else "the sample"
     raise TypeError(f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not keep; {_KEPT}")

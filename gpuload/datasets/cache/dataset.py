@@ -16,7 +16,7 @@ from gpuload.datasets.cache.backing import Folder, Memory
 from gpuload.datasets.cache.codec import pack, unpack
 from gpuload.datasets.cache.entries import Entries
 from gpuload.datasets.cache.layout import Shape
-from gpuload.datasets.folder import Joined, _from_start, _has_samples
+from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.kinds import draws_nothing, fetched, is_iterable, natural_blocks
 from gpuload.datasets.sample import Encoded, Mask
 from gpuload.datasets.tree import flatten
@@ -114,7 +114,7 @@ class Cached:
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Several samples; those that are not kept are asked for together."""
-        numbers = [_from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
+        numbers = [from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
         entries = self._entries
         found: dict[int, Any] = {}
         missing = []
@@ -152,7 +152,7 @@ class Cached:
 
     def __add__(self, other: Any) -> Joined:
         """This dataset and another map-style one after it."""
-        return Joined([self, other]) if _has_samples(other) else NotImplemented
+        return Joined([self, other]) if has_samples(other) else NotImplemented
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}

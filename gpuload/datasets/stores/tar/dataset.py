@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
 import numpy as np
 
 from gpuload.datasets.files import allows, check_size
-from gpuload.datasets.folder import _from_start
+from gpuload.datasets.joined import from_start
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import KEPT_OPEN, OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
@@ -169,7 +169,7 @@ class TarShards(Store):
         if self._handle.mapped and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
             return  # in order: what the kernel reads ahead of a mapping by itself is cheaper, and copied in less time
         for number in indices:
-            plan = self._plan(_from_start(number, len(self), repr(self)))
+            plan = self._plan(from_start(number, len(self), repr(self)))
             self._check(plan)
             shard, _, _, places = plan
             if places:
@@ -343,7 +343,7 @@ class _Keys(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        shard, number = self._dataset._place(_from_start(index, len(self), f"{self._dataset!r}"))
+        shard, number = self._dataset._place(from_start(index, len(self), f"{self._dataset!r}"))
         return self._dataset._shards[shard].key(number)
 
 
