@@ -20,7 +20,7 @@ from gpuload.datasets.folder import _checked_mode, _Images
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for
+from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import absolute, existing_file, labels_array, needed, stamp, value_of
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class FileList(_Images):
             return _packed(rows, file, folder, "row" if is_parquet else "line", target is not None)
 
         self._remote = remote if is_url(folder) else None
-        found = cached(file, [*stamp(file, remote), folder, path, target, between], build)
+        found = cached(file, [*stamp(file, remote), *scope_of(remote), folder, path, target, between], build)
         self.paths = Paths(folder, found["data"], found["offsets"])
         self.labels = found.get("targets")
         if "classes" in found:

@@ -19,7 +19,7 @@ import numpy as np
 from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for
+from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
 from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, needed, stamp
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Parquet(Store):
         wanted = [image, *([] if target is None else [target]), *columns]
         needed("pyarrow.parquet", "Parquet", "parquet")
         stamps = [stamp(path, self._remote) for path in self.files]
-        identity = ["parquet", self.files, stamps, wanted]
+        identity = ["parquet", self.files, stamps, wanted, *scope_of(self._remote)]
         found = cached(self.path, identity, lambda: self._look(wanted), least_bytes=LEAST_BYTES)
         self._wanted = list(dict.fromkeys(wanted))
         self._key = image.removesuffix(".bytes")
