@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "Unusable", "build", "read", "restamped", "split_name", "table_of", "twice"]
 
-MAGIC: Final = b"gltar\0\0\1"
+MAGIC: Final = b"gltar\0\0\2"
+BEFORE: Final = b"gltar\0\0\1"  # such an index may lack what is behind the first end in an archive that was joined
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
 WINDOW: Final = 4096  # read with a header: what follows a small member is there already
 META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's own notes
@@ -130,8 +131,15 @@ def build(path: str, remark: Any = lambda text: None, remote: Remote | None = No
             f"off between two members; {len(first)} samples are in it"
         )
 
+    def behind(offset: int) -> None:
+        remark(
+            f"{path!r} has {file.size - offset:,} bytes behind the end of the archive, from offset {offset:,} on, that "
+            "are no archive; they are not read"
+        )
+
+    read_at = windows(file, WINDOW).read_at
     try:
-        for name, start, data, nbytes in members(windows(file, WINDOW).read_at, path, file.size, unfinished=unfinished):
+        for name, start, data, nbytes in members(read_at, path, file.size, unfinished=unfinished, behind=behind):
             split = split_name(name)
             if split is None:
                 continue
@@ -175,7 +183,8 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = None) -> Shard | None:
-    """The shard with the index from a file; None if there is none, or of another archive, or of one since changed.
+    """The shard with the index from a file; None if there is none, or of another archive, or of one since changed, or
+    if an earlier gpuload has made it.
 
     Args:
         path: of the archive.
@@ -192,6 +201,8 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         return None
     table = np.empty(file.size, np.uint8)
     table = table[: file.read_into(table, 0)]
+    if table[:8].tobytes() == BEFORE:
+        return None
     if len(table) < HEAD.size or len(table) % 8 or table[:8].tobytes() != MAGIC:
         raise Unusable(f"it is cut, or no index: it has {len(table):,} bytes")
     try:
@@ -203,7 +214,31 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
     if _sum(table) != HEAD.unpack_from(table.data)[-2]:
         raise Unusable("its sum is wrong")
     shard = Shard(path, table)
-    return shard if (shard.size, shard.mtime_ns) == stamp else None
+    if (shard.size, shard.mtime_ns) != stamp:
+        return None
+    if not _leads_into_the_archive(shard):
+        raise Unusable("it leads to places that are not in the archive")
+    return shard
+
+
+def _leads_into_the_archive(shard: Shard) -> bool:
+    """Whether all that an index names is there: it may have come with the archive, from anybody."""
+    first, key_ends, blocks, sizes, fields, keys, names = (
+        np.frombuffer(shard.table, kind, count, at) for at, count, kind in zip(*_layout(shard.table)[:3], strict=True)
+    )
+    for ends, total in ((first, shard.members), (key_ends, len(keys))):
+        if ends[0] != 0 or ends[-1] != total or (ends[1:] < ends[:-1]).any():
+            return False
+    if not shard.members:
+        return True
+    if int(fields.max()) >= names.tobytes().count(b"\0") + 1 or not len(names):
+        return False
+    last, most = int(blocks.max()), int(sizes.max())
+    if last * BLOCK + most <= shard.size:  # nearly always, and the rest takes longer
+        return True
+    if last * BLOCK > shard.size or most > shard.size:
+        return False
+    return int((blocks.astype(np.int64) * BLOCK + sizes.astype(np.int64)).max()) <= shard.size
 
 
 def restamped(shard: Shard, mtime_ns: int) -> Shard:
@@ -266,5 +301,6 @@ def twice(path: str, key: bytes, before: int, start: int, field: bytes | None = 
     what = "" if field is None else f", with the field {field.decode('utf-8', 'backslashreplace')!r} again"
     return (
         f"{path!r} has two samples with the key {text}: one at offset {before:,}, one at {start:,}{what}; the members "
-        "of a sample lie side by side, and each key comes once in a shard"
+        "of a sample lie side by side, and each key comes once in a shard (archives that have the same keys are "
+        "not joined, but shards of their own)"
     )

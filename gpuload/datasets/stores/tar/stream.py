@@ -176,7 +176,15 @@ class TarPass:
                     stacklevel=2,
                 )
 
-            for name, at, data, nbytes in members(file.read_at, path, start=start, unfinished=unfinished):
+            def behind(offset: int) -> None:
+                warnings.warn(
+                    f"{path!r} has bytes behind the end of the archive, from offset {offset:,} on, that are no "
+                    "archive; they are not read",
+                    stacklevel=2,
+                )
+
+            walk = members(file.read_at, path, start=start, unfinished=unfinished, behind=behind)
+            for name, at, data, nbytes in walk:
                 if (split := split_name(name)) is None:
                     continue
                 key, field = split
