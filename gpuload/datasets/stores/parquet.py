@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
+from gpuload.datasets.litter import without_litter
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
@@ -246,14 +247,14 @@ def _files(given: list[Any], remote: Remote | None) -> list[str]:
             own = [full]
             if "*" in full or not full.endswith(".parquet"):
                 pattern = full if "*" in full else f"{full}/*.parquet"
-                if not (own := client(remote).glob(pattern)):
+                if not (own := without_litter(client(remote).glob(pattern), pattern)):
                     raise FileNotFoundError(f"no files match {pattern!r}")
         elif os.path.isdir(full):
             own = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
             if not own:
                 raise FileNotFoundError(f"the folder {full!r} has no *.parquet in it")
         elif glob.has_magic(full) and not os.path.exists(full):
-            own = sorted(glob.glob(full, recursive=True))
+            own = without_litter(sorted(glob.glob(full, recursive=True)), full)
             if not own:
                 raise FileNotFoundError(f"no files match {full!r}")
         else:
