@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from gpuload import datasets
 from gpuload.datasets.folder import EXTENSIONS
+from gpuload.datasets.litter import is_litter
 from gpuload.packing.manifest import MANIFEST, open_packed
 
 __all__ = ["source_of"]
@@ -50,7 +51,7 @@ def _kind_of(source: str) -> str:
         ".h5": "HDF5", ".hdf5": "HDF5", ".csv": "FileList", ".tsv": "FileList",
     }  # fmt: skip
     if os.path.isdir(source):
-        names = os.listdir(source)
+        names = [name for name in os.listdir(source) if not is_litter(os.fsencode(name))]
         if MANIFEST in names:
             return "packed"
         if "data.mdb" in names:

@@ -8,7 +8,7 @@ million ImageNet-like paths with their labels take 360 MB.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from gpuload.datasets.classes import Classes, check_known, class_names, shown
 from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Joined, from_start, has_samples
+from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner, scanned
@@ -57,6 +58,13 @@ class _Images:
     def root(self) -> str:
         """The folder, as an absolute path."""
         return self.paths.root
+
+    def _scanned(self, scanner: Any, folder: str, asked: list[Any], scan: Callable[[], Any]) -> dict[str, np.ndarray]:
+        """What a scan of the folder finds; of a local one it may be kept."""
+        found = scan() if self._remote is not None else scanned(scanner, folder, asked, scan)
+        left_out = scanner.left_out if self._remote is not None else LeftOut.of(found)
+        left_out.log(folder)
+        return found
 
     def _encoded(self, index: int) -> Encoded:
         path = self.paths[index]
@@ -121,7 +129,8 @@ class ImageFolder(_Images):
     """Images labelled by the folder that they are in: ``root/class/image.jpg``, at any depth below the class.
 
     Yields ``(Encoded, label)``. Indices and labels are the same as with torchvision's ImageFolder; classes are sorted
-    by name.
+    by name. What other programs keep there is left out, and counted in a line of the log: ``.ipynb_checkpoints``,
+    ``@eaDir``, ``__MACOSX``, bins, files whose names begin with ``._``.
 
     Labels number the folders that are there, so a split that lacks a class has other labels from there on, unless it
     takes the classes of the train split: ``gl.ImageFolder("birds/val", classes=train)``.
@@ -186,9 +195,7 @@ class ImageFolder(_Images):
             counts = np.array([len(lengths) for _, lengths in pieces])
             return {"names": np.frombuffer(b"\0".join(names), np.uint8), "counts": counts, **_arrays(paths)}
 
-        found = (
-            scan() if self._remote is not None else scanned(scanner, folder, ["classes", endings, follow_links], scan)
-        )
+        found = self._scanned(scanner, folder, ["classes", endings, follow_links], scan)
         folders = [os.fsdecode(name) for name in found["names"].tobytes().split(b"\0")]
         counts: np.ndarray = found["counts"]
         if given is None and not counts.all():
@@ -244,7 +251,8 @@ class ImageFolder(_Images):
 class ImageFiles(_Images):
     """All images in a folder, at any depth, without labels.
 
-    Yields `Encoded`. Folders come in the order of their paths, files of one folder in the order of their names.
+    Yields `Encoded`. Folders come in the order of their paths, files of one folder in the order of their names. What
+    other programs keep there is left out, as by `ImageFolder`.
 
     Args and errors: as for `ImageFolder`; FileNotFoundError also if there are no images at all.
 
@@ -283,7 +291,7 @@ class ImageFiles(_Images):
                 raise FileNotFoundError(f"{folder!r} has no images in it: {_looked_for(endings)}")
             return _arrays(Paths.pack(folder, [piece]))
 
-        found = scan() if self._remote is not None else scanned(scanner, folder, ["files", endings, follow_links], scan)
+        found = self._scanned(scanner, folder, ["files", endings, follow_links], scan)
         self.paths = Paths(folder, found["data"], found["offsets"])
 
     def __getitem__(self, index: SupportsIndex) -> Encoded:

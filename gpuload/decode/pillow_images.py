@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.decode.pnm import rewritten
+from gpuload.decode.tiff import not_given
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -110,7 +111,11 @@ def open_image(data: bytes, name: str) -> PillowImage:
     module, plugin = PLUGINS[name]
     with quiet():
         opener = getattr(importlib.import_module(f"PIL.{module}"), plugin)
-        return PillowImage(opener(io.BytesIO(data)), lambda: opener(io.BytesIO(data)))
+        opened = PillowImage(opener(io.BytesIO(data)), lambda: opener(io.BytesIO(data)))
+    if name == "TIFF":
+        bits = 8 if opened.mode in CHANNELS and opened.dtype == "uint8" else 32
+        opened.lost = not_given(data, CHANNELS.get(opened.mode, 1), bits)
+    return opened
 
 
 class PillowImage:
@@ -119,7 +124,10 @@ class PillowImage:
     Attributes:
         width, height, mode: Pillow's.
         dtype: of the numbers as stored, "uint8", "uint16" or "float32"; "uint8" for those that images cannot hold, too.
+        lost: what a TIFF holds next to what Pillow gives, in words; None if nothing.
     """
+
+    lost: str | None = None
 
     def __init__(self, image: ImageFile, reopen: Callable[[], ImageFile]) -> None:
         self._image = image

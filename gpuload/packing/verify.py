@@ -94,10 +94,11 @@ def _small_files(folder: str, manifest: dict[str, Any]) -> Iterator[str]:
 def _sums(folder: str, manifest: dict[str, Any]) -> np.ndarray:
     """The CRC-32 of each sample; of none where that file is no help."""
     try:
-        sums = np.load(os.path.join(folder, SUMS), allow_pickle=False)
+        sums = np.load(os.path.join(folder, SUMS), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError):
         return np.zeros(0, np.uint32)
-    return sums if len(sums) == manifest["samples"] else np.zeros(0, np.uint32)
+    fits = isinstance(sums, np.ndarray) and sums.dtype == "<u4" and sums.shape == (manifest["samples"],)
+    return sums if fits else np.zeros(0, np.uint32)
 
 
 def _where(manifest: dict[str, Any], number: int) -> str:

@@ -21,7 +21,7 @@ from gpuload.datasets.folder import _checked_mode, _existing, _Images
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.opening import is_url, open_stream, remote_for
+from gpuload.datasets.stores.opening import is_url, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import existing_file, stamp
 from gpuload.datasets.wrap import _inside, _pack
 
@@ -85,7 +85,11 @@ class Coco(_Images):
         self.annotations = existing_file(annotations, "COCO's annotations, a JSON file")
         asked = (root, names, crowds)
         known = stamp(self.annotations, remote)
-        found = cached(self.annotations, [INDEX, *known, *asked], lambda: _index(self.annotations, *asked, remote))
+        found = cached(
+            self.annotations,
+            [INDEX, *known, *scope_of(remote), *asked],
+            lambda: _index(self.annotations, *asked, remote),
+        )
         told = json.loads(found["told"].tobytes())
         self.ids = found["ids"]
         self.paths = Paths(root, found["paths"], found["path_offsets"])

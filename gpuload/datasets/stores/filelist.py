@@ -24,7 +24,7 @@ from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.column import encode_targets, stray_cells
-from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for
+from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import absolute, existing_file, labels_array, needed, stamp, value_of
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ class FileList(_Images):
             return _packed(rows, file, folder, "row" if is_parquet else "line", target, known)
 
         self._remote = remote if is_url(folder) else None
-        found = cached(file, [*stamp(file, remote), folder, path, target, between, known], build)
+        asked = [*stamp(file, remote), *scope_of(remote), folder, path, target, between, known]
+        found = cached(file, asked, build)
         self.paths = Paths(folder, found["data"], found["offsets"])
         self.labels = found.get("targets")
         if "classes" in found:

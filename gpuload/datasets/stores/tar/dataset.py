@@ -17,6 +17,7 @@ import numpy as np
 
 from gpuload.datasets.files import allows, check_size
 from gpuload.datasets.joined import from_start
+from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import KEPT_OPEN, OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
@@ -116,6 +117,7 @@ class TarShards(Store):
         shards = as_list(shards)
         self._remote = remote_for(shards, storage_options)
         self._shards = open_shards(find_shards(shards, self._remote), workers=workers, remote=self._remote)
+        LeftOut(sum(shard.left_out for shard in self._shards)).log(shards[0] if len(shards) == 1 else shards)
         self._ends: list[int] = np.cumsum([shard.samples for shard in self._shards]).tolist()
         if not len(self):
             raise ValueError(
