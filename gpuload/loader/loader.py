@@ -89,7 +89,7 @@ class Loader:
             `torch.device`. Default: the current GPU, or the CPU if there is none.
         dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: that of a
             `ToDtype`, else float32. Without `Normalize` and `ToDtype` images stay uint8.
-        memory_format: of image batches, ``"contiguous_format"`` or ``"channels_last"``, or torch's.
+        memory_format: of batches of images, ``"contiguous_format"`` or ``"channels_last"``, or torch's; not of data.
         ragged: what to do if the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
             ``"pad"`` with zeros at the bottom and right, giving ``(images, sizes)`` with int64 (N, 2) heights and
             widths. On the CPU, images of a list that no transform changes are C×H×W views of memory H×W×C.
