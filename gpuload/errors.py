@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "BackendError",
@@ -24,8 +24,12 @@ __all__ = [
     "SampleError",
     "TooManyErrors",
     "WorkerError",
+    "closest",
     "kinds_of",
+    "knows_arguments",
 ]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class GpuloadError(Exception):
@@ -189,3 +193,40 @@ def one_line(text: str, limit: int = 300) -> str:
     """A message's lines joined into one of at most `limit` characters."""
     joined = "; ".join(line.strip() for line in text.splitlines() if line.strip())
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
+
+
+def knows_arguments(instead: Callable[[str], str | None]) -> Callable[[Function], Function]:
+    """Decorate an ``__init__``, so that the error for an argument that it does not have says what to write.
+
+    Args:
+        instead: gives what takes the place of an argument of another library; None where nothing is known.
+    """
+
+    def decorate(init: Any) -> Any:
+        code = init.__code__
+        names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+        known = frozenset(names)
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **arguments: Any) -> None:
+            if not arguments.keys() <= known:
+                unknown = next(name for name in arguments if name not in known)
+                hint = instead(unknown) or closest(unknown, names) or f"its arguments: {', '.join(names) or 'none'}"
+                raise TypeError(f"{init.__qualname__.split('.')[-2]} has no argument {unknown!r}; {hint}")
+            init(self, *args, **arguments)
+
+        return checked
+
+    return decorate
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The question whether a name that is nearly the same was meant; None if no name is near."""
+    import difflib
+
+    plain = {known.lower().replace("_", ""): known for known in names}
+    wanted = name.lower().replace("_", "")
+    near = difflib.get_close_matches(wanted, plain, 1, 0.75)
+    if not near and len(wanted) > 3:  # Solarize, for RandomSolarize
+        near = [known for known in plain if known.endswith(wanted)]
+    return f"did you mean {plain[near[0]]}?" if len(near) == 1 else None

@@ -23,11 +23,12 @@ from gpuload.loader.cursor import Cursor, Progress
 from gpuload.loader.epoch import Epoch
 from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
+from gpuload.loader.names import loader_arguments
 from gpuload.loader.options import Options
 from gpuload.loader.prepare import check_for, resolve_device, with_share
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.resident import keep, plan_for
-from gpuload.loader.sampler import OwnSampler
+from gpuload.loader.sampler import refuse_rebuilding, sampler_of
 from gpuload.loader.session import Session
 from gpuload.loader.state import State, begun, for_workers, with_first_states
 from gpuload.loader.stats import Stats
@@ -89,7 +90,7 @@ class Loader:
             `torch.device`. Default: the current GPU, or the CPU if there is none.
         dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: that of a
             `ToDtype`, else float32. Without `Normalize` and `ToDtype` images stay uint8.
-        memory_format: of image batches, ``"contiguous_format"`` or ``"channels_last"``, or torch's.
+        memory_format: of batches of images, ``"contiguous_format"`` or ``"channels_last"``, or torch's; not of data.
         ragged: what to do if the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
             ``"pad"`` with zeros at the bottom and right, giving ``(images, sizes)`` with int64 (N, 2) heights and
             widths. On the CPU, images of a list that no transform changes are C×H×W views of memory H×W×C.
@@ -155,6 +156,7 @@ class Loader:
     in_order: bool
     info: bool
 
+    @loader_arguments
     def __init__(
         self,
         dataset: Any,
@@ -208,7 +210,7 @@ class Loader:
         check_for(options)
         check_begin(options.order)
         for remark in options.workers.remarks():
-            warnings.warn(remark, RuntimeWarning, stacklevel=2)
+            warnings.warn(remark, RuntimeWarning, stacklevel=3)  # past `loader_arguments`
         self._starting = _Lock()  # one thread at a time begins an epoch, and so starts workers
         self._made = True
 
@@ -241,6 +243,7 @@ class Loader:
     @property
     def prefetch_factor(self) -> int:
         """How many batches ahead were asked for, or chosen; with ``"auto"`` the number of this moment."""
+        refuse_rebuilding()
         return self._options.workers.prefetch if self._autotune is None else self._autotune.setting.ahead
 
     @property
@@ -248,10 +251,7 @@ class Loader:
         """The sampler that was given, or that of the `batch_sampler`. Else an object that stands for gpuload's own
         order: it has ``set_epoch(epoch)``, its length is the number of samples of this rank, and iterating gives their
         indices in the epoch that the next `iter()` begins."""
-        order = self._options.order
-        if order.batch_sampler is not None:
-            return getattr(order.batch_sampler, "sampler", None)
-        return OwnSampler(self) if order.sampler is None else order.sampler
+        return sampler_of(self)
 
     @property
     def epoch(self) -> int:

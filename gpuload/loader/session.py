@@ -366,8 +366,26 @@ class Session:
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             images += part.samples
             part.content = None
-        after, warning = batch.spec.after, batch.warning
+        after, warning = batch.spec.after, batch.warning or self._remark_on_layout(made.tensors)
         return _Launched(*made, ticket, failed=batch.errors, after=after, warning=warning, strays=strays, images=images)
+
+    def _remark_on_layout(self, tensors: list[torch.Tensor]) -> str:
+        """What to warn of, once, where ``memory_format="channels_last"`` reaches no tensor of a batch."""
+        if self.options.stage.memory_format != "channels_last" or "layout" in self._told:
+            return ""
+        found = [tensor for tensor in tensors if tensor.ndim == 4]
+        if not found or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in found):
+            return ""
+        self._told.add("layout")
+        if self.options.batches.collate_fn is not None:
+            why, where = "the collate_fn makes the tensors of a batch", "in it, or in the loop"
+        else:
+            why = "no leaf of the samples is an image, and arrays that are data stay as the dataset makes them"
+            where = "in the loop, or let the dataset return gpuload.Image(array, layout=…)"
+        return (
+            f"memory_format='channels_last' has no effect: {why}. Write images.to(memory_format=torch.channels_last) "
+            f"{where}"
+        )
 
 
 def _raisable(error: Exception) -> Exception:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
 from gpuload.transforms.arguments import Interpolation, finite, whole
 from gpuload.transforms.auto import AutomaticAugment, chosen, signed
-from gpuload.transforms.base import Uniforms
+from gpuload.transforms.base import Uniforms, declaration
 from gpuload.transforms.policies import MIX, Space, operations
 from gpuload.transforms.program.ops import NOTHING, VALUES, Mixture, Record
 
@@ -20,7 +19,7 @@ BINS: Final = 10  # of magnitudes; the first `severity` of them are drawn from
 DEEPEST: Final = 3  # the most operations in a chain whose depth is drawn
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class AugMix(AutomaticAugment):
     """Mix an image with the results of several chains of random operations on it.
 

@@ -7,13 +7,12 @@ are. Boxes, masks and keypoints are refused, as by torchvision: the published me
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from gpuload.transforms.arguments import Interpolation, fill_values, interpolation_name, whole
-from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.policies import AUTO, POLICIES, RAND, SIGNED, WIDE, Space, operations, policy_table
 from gpuload.transforms.program.ops import NOTHING, Ops, Outline, Record
 
@@ -51,7 +50,7 @@ class AutomaticAugment(Transform):
         return Ops(codes, values, self.interpolation, self.outside(masks=False))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class AutoAugment(AutomaticAugment):
     """One of 25 pairs of operations, each with a probability: a policy that was found by search on a data set.
 
@@ -94,7 +93,7 @@ class AutoAugment(AutomaticAugment):
         return self.ops(codes, values)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandAugment(AutomaticAugment):
     """Some operations, one after the other, each drawn from 14, all of the same strength.
 
@@ -142,7 +141,7 @@ class RandAugment(AutomaticAugment):
         return self.ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, self.num_ops :]), sizes_hw))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class TrivialAugmentWide(AutomaticAugment):
     """One operation, drawn from 14, with a random strength, up to very strong.
 

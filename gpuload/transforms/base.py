@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 
+from gpuload.errors import knows_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import Fill, shown
@@ -32,10 +33,12 @@ __all__ = [
     "Standing",
     "Transform",
     "Uniforms",
+    "declaration",
     "made_late",
 ]
 
 T = TypeVar("T", bound="Transform")
+Class = TypeVar("Class", bound=type)
 
 EVERYWHERE: Final = ("uint8", "float", "normalized")  # the states of an image, see `Transform.works_on`
 
@@ -176,6 +179,20 @@ class Transform:
             if field.repr and getattr(self, field.name) != field.default
         ]
         return f"{type(self).__name__}({', '.join(written)})"
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def declaration(cls: Class) -> Class:
+    """Make a transform of a class: a frozen dataclass that says what to write for an argument of another library."""
+    made: Any = dataclass(frozen=True, repr=False)(cls)
+    made.__init__ = knows_arguments(_instead)(made.__init__)
+    return made
+
+
+def _instead(argument: str) -> str | None:
+    from gpuload.transforms.names import ARGUMENTS  # only an error needs it
+
+    return ARGUMENTS.get(argument)
 
 
 def made_late(transform: T) -> T:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence, size_pair
-from gpuload.transforms.base import Uniforms
+from gpuload.transforms.base import Uniforms, declaration
 from gpuload.transforms.color_random import OneOperation
 from gpuload.transforms.program.ops import Ops
 
 __all__ = ["GaussianBlur", "GaussianNoise"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class GaussianBlur(OneOperation):
     """Blur with a Gaussian kernel whose sigma is drawn uniformly.
 
@@ -59,7 +58,7 @@ def _sigmas(value: Any) -> tuple[float, float]:
     return interval(name, (number, number), positive=True)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class GaussianNoise(OneOperation):
     """Add a normal number to each level of an image.
 

@@ -7,14 +7,14 @@ what else `labels_getter` gives, and its instance mask (`gpuload.workers.belongi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from gpuload.datasets.box_formats import format_name
 from gpuload.transforms.arguments import finite, is_sequence, whole
-from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import Box, Clamp, Record, Reformat, Tidy
 
 __all__ = ["ClampBoundingBoxes", "ConvertBoundingBoxFormat", "RandomIoUCrop", "SanitizeBoundingBoxes"]
@@ -26,7 +26,7 @@ ROUNDS: Final = 100
 NUMBERS: Final = 4  # of a trial: two for the size, two for the corner
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomIoUCrop(Padding):
     """Cut out a part of the image that overlaps at least one of the sample's boxes by a drawn amount, as SSD does.
 
@@ -137,7 +137,7 @@ def _overlaps(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     return np.divide(both, union, out=np.zeros(both.shape), where=union > 0)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class SanitizeBoundingBoxes(Transform):
     """Leave out boxes that are too small or reach beyond the image, and their belongings.
 
@@ -181,7 +181,7 @@ class SanitizeBoundingBoxes(Transform):
         return Tidy(self.min_size, self.min_area)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class ClampBoundingBoxes(Transform):
     """Cut boxes to their image.
 
@@ -212,7 +212,7 @@ class ClampBoundingBoxes(Transform):
         return None if self.clamping_mode is None else Clamp
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class ConvertBoundingBoxFormat(Transform):
     """Convert boxes to a format, whatever they came in.
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuload.transforms.arguments import whole
-from gpuload.transforms.base import EVERYWHERE, ClipTransform
+from gpuload.transforms.base import EVERYWHERE, ClipTransform, declaration
 
 __all__ = ["UniformTemporalSubsample"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class UniformTemporalSubsample(ClipTransform):
     """Keep some frames of each clip, evenly spread from the first to the last; frames are repeated if there are fewer.
 

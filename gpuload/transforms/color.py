@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence
-from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import VALUES, Ops, Record, code
 
 __all__ = ["ADJUSTMENTS", "ColorJitter"]
@@ -17,7 +16,7 @@ __all__ = ["ADJUSTMENTS", "ColorJitter"]
 ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class ColorJitter(Transform):
     """Change brightness, contrast, saturation and hue by random factors, in a random order.
 

@@ -7,13 +7,13 @@ exactly what they become in Pillow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, probability, whole
-from gpuload.transforms.base import Standing, Transform, Uniforms
+from gpuload.transforms.base import Standing, Transform, Uniforms, declaration
 from gpuload.transforms.color import ADJUSTMENTS
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
@@ -42,7 +42,7 @@ class OneOperation(Transform):
         return Ops(codes.astype(np.int64), numbers, whole=self.needs_whole, channels=channels)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class Grayscale(OneOperation):
     """Make images grey.
 
@@ -71,7 +71,7 @@ class Grayscale(OneOperation):
         return self.ops(np.ones(len(sizes_hw), bool), channels=self.num_output_channels)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class _Sometimes(OneOperation):
     p: float = 0.5
 
@@ -79,7 +79,7 @@ class _Sometimes(OneOperation):
         object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomGrayscale(_Sometimes):
     """Make an image grey, with probability `p`; it keeps its three channels."""
 
@@ -88,14 +88,14 @@ class RandomGrayscale(_Sometimes):
     p: float = 0.1
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomInvert(_Sometimes):
     """Make the negative of an image, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("invert",)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomAutocontrast(_Sometimes):
     """Stretch the levels of each channel to 0 … 255, with probability `p`."""
 
@@ -103,7 +103,7 @@ class RandomAutocontrast(_Sometimes):
     needs_whole: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomEqualize(_Sometimes):
     """Equalize the histogram of each channel, with probability `p`."""
 
@@ -111,7 +111,7 @@ class RandomEqualize(_Sometimes):
     needs_whole: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomSolarize(OneOperation):
     """Invert the levels from a threshold on, with probability `p`.
 
@@ -151,7 +151,7 @@ class RandomSolarize(OneOperation):
         return self.ops(uniforms(1)[:, 0] < self.p, (self.threshold,))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomPosterize(OneOperation):
     """Keep the upper bits of each level, with probability `p`.
 
@@ -179,7 +179,7 @@ class RandomPosterize(OneOperation):
         return self.ops(uniforms(1)[:, 0] < self.p, (self.bits,))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomAdjustSharpness(OneOperation):
     """Make an image sharper or smoother, with probability `p`.
 
@@ -209,7 +209,7 @@ class RandomAdjustSharpness(OneOperation):
         return self.ops(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomChannelPermutation(OneOperation):
     """Put the channels of each image in a random order: each of the six is as likely. One channel stays as it is."""
 
@@ -219,7 +219,7 @@ class RandomChannelPermutation(OneOperation):
         return self.ops(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomPhotometricDistort(Transform):
     """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
 

@@ -7,27 +7,27 @@ own, so the draws of one sample never depend on another.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
-from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms, declaration
 from gpuload.transforms.line import draw_some
 from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["Compose", "Identity", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class Identity(Transform):
     """Leave images as they are: one of several choices, as torch's and torchvision's ``Identity``."""
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class Compose(Transform):
     """Transforms, one after the other; in a chain the same as writing them there.
 
@@ -61,7 +61,7 @@ def _of_any(name: str) -> Any:
     return property(lambda self: any(getattr(inner, name) for inner in flat(self.transforms)))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class _Branching(Transform):
     """Base of these: children are drawn for the samples whose way they are on.
 
@@ -150,7 +150,7 @@ class _Branching(Transform):
         return {inner.output_size(size_hw) for inner in flat(self.transforms)}
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomApply(_Branching):
     """Apply transforms, all of them or none, with a probability.
 
@@ -173,7 +173,7 @@ class RandomApply(_Branching):
         return self.branches(uniforms, sizes_hw, [(rows, range(len(self.transforms)))])
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomChoice(_Branching):
     """Apply one of several transforms.
 
@@ -210,7 +210,7 @@ class RandomChoice(_Branching):
         return self.branches(uniforms, sizes_hw, ways)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomOrder(_Branching):
     """Apply transforms in a random order, drawn for each sample.
 

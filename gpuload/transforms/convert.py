@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, made_late
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration, made_late
 from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class ToDtype(Transform):
     """Convert to a dtype.
 
@@ -86,7 +86,7 @@ def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
     return image, masks
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation, channel by channel.
 

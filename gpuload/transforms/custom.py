@@ -8,13 +8,13 @@ that they do depends on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, get_args
 
 import numpy as np
 
 from gpuload.transforms.arguments import is_module, name_of
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, made_late
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration, made_late
 from gpuload.transforms.program.ops import Call, Record, in_params
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["Custom", "Lambda", "StandIn", "stand_ins"]
 Per = Literal["batch", "image"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class Custom(Transform):
     """Base of transforms of your own: what is drawn for each sample, and what is done to the images.
 
@@ -141,7 +141,7 @@ class Custom(Transform):
             )
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class Lambda(Custom):
     """Call a plain function, or a torch module, with images.
 
@@ -184,7 +184,7 @@ class Lambda(Custom):
         return f"Lambda({name_of(self.fn)}" + ("" if self.per == "batch" else f", per={self.per!r}") + ")"
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class StandIn(Custom):
     """In a worker, in the place of a transform of the user's own: nothing is drawn or applied there."""
 

@@ -7,19 +7,18 @@ analysis", ICDAR 2003.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, is_sequence
-from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import Elastic, Outline
 
 __all__ = ["ElasticTransform"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class ElasticTransform(Transform):
     """Show at each pixel what lies at a random displacement from it; neighbours have similar ones.
 

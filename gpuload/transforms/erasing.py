@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import Erase, Outline
 
 __all__ = ["Mode", "RandomErasing"]
@@ -25,7 +25,7 @@ TRIES: Final = 10  # torchvision's, and timm's
 WORDS: Final = 2.0**32  # a uniform number is (word + ½) / 2**32
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomErasing(Transform):
     """Overwrite a box of an image, with probability `p`.
 

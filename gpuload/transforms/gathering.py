@@ -8,13 +8,13 @@ keypoints go with the images (`gpuload.batches.gathering`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from gpuload.transforms.arguments import fill_values, interval, probability, size_pair
-from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.program.gathers import Paste, Tile
 from gpuload.transforms.program.ops import Record
 
@@ -23,7 +23,7 @@ __all__ = ["CopyPaste", "Mosaic"]
 WORDS: Final = 2.0**32
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class _Gathering(Transform):
     """Base of both."""
 
@@ -39,7 +39,7 @@ class _Gathering(Transform):
             )
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class Mosaic(_Gathering):
     """Show four images in one: they meet at a random centre, as in YOLO.
 
@@ -107,7 +107,7 @@ class Mosaic(_Gathering):
         return self.size if self.p == 1 else None  # pyright: ignore[reportReturnType]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class CopyPaste(_Gathering):
     """Paste instances of another image onto each image, with their masks, boxes and labels.
 

@@ -6,7 +6,7 @@ sample: in workers, which decode no more than the boxes, and in the main process
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import EVERYWHERE, DrawError, Padding, Resampling, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, DrawError, Padding, Resampling, Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import Box, Flip, Record
 from gpuload.transforms.program.windows import full_windows
 
@@ -31,7 +31,7 @@ PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class Resize(Resampling):
     """Resize to a size, with antialiasing as Pillow does it.
 
@@ -125,7 +125,7 @@ def _oriented(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.n
     return np.stack([np.where(wide, short, long), np.where(wide, long, short)], axis=1)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class _Crop(Padding):
     """Base of the crops: the box is all that is drawn, and all results have its size."""
 
@@ -144,7 +144,7 @@ class _Crop(Padding):
         return self.box(starts, np.broadcast_to(np.array(self.size, np.int64), starts.shape))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class CenterCrop(_Crop):
     """Cut out the middle; a smaller image is padded with zeros first.
 
@@ -166,7 +166,7 @@ def central_starts(sizes_hw: np.ndarray, size: Any) -> np.ndarray:
     return np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomCrop(_Crop):
     """Cut out a box of a given size at a random place.
 
@@ -241,7 +241,7 @@ def padding_mode_of(name: str, value: Any) -> PaddingMode:
     return value
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class _RandomFlip(Transform):
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     record: ClassVar[type[Record]] = Flip
@@ -256,14 +256,14 @@ class _RandomFlip(Transform):
         return Flip(uniforms(1)[:, 0] < self.p, self.axis)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomHorizontalFlip(_RandomFlip):
     """Mirror left and right, with probability `p`."""
 
     axis: ClassVar[int] = 1
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomVerticalFlip(_RandomFlip):
     """Mirror top and bottom, with probability `p`."""
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import is_sequence, whole
-from gpuload.transforms.base import Uniforms
+from gpuload.transforms.base import Uniforms, declaration
 from gpuload.transforms.color_random import OneOperation
 from gpuload.transforms.program.ops import Ops
 
 __all__ = ["JPEG"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class JPEG(OneOperation):
     """Compress images as JPEG, with colour at half the resolution, and decompress them.
 

@@ -8,7 +8,6 @@ timm's crops pad with a colour, or with the mirrored image.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms
+from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, declaration
 from gpuload.transforms.geometry import PaddingMode, _Crop, central_starts, padding_mode_of
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
@@ -30,7 +29,7 @@ from gpuload.transforms.program.windows import full_windows
 __all__ = ["CenterCropOrPad", "RandomCropOrPad", "ResizeKeepRatio", "TrimBorder"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class ResizeKeepRatio(Resampling):
     """Resize with the aspect ratio kept, so that the result covers a size or fits into it.
 
@@ -103,7 +102,7 @@ class ResizeKeepRatio(Resampling):
         return height, width
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class _CropOrPad(_Crop):
     fill: int | tuple[int, ...] = 0
     padding_mode: PaddingMode = "constant"
@@ -115,7 +114,7 @@ class _CropOrPad(_Crop):
         padding_mode_of(f"{own}(padding_mode=…)", self.padding_mode)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class CenterCropOrPad(_CropOrPad):
     """Cut out the middle; a smaller image is padded on both sides first.
 
@@ -126,7 +125,7 @@ class CenterCropOrPad(_CropOrPad):
         return self.boxes(central_starts(sizes_hw, self.size))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomCropOrPad(_CropOrPad):
     """Cut out a box at a random place; a smaller image is padded, itself at a random place.
 
@@ -144,7 +143,7 @@ class RandomCropOrPad(_CropOrPad):
         return self.boxes((uniforms(2) * (abs(spare) + 1)).astype(np.int64) * np.sign(spare))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class TrimBorder(Padding):
     """Cut off a border of the same width on all sides.
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.base import EVERYWHERE, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import ClampPoints, Record, TidyPoints
 
 __all__ = ["ClampKeyPoints", "SanitizeKeyPoints"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class ClampKeyPoints(Transform):
     """Move keypoints that are outside their image to its nearest pixel: x to 0 … width - 1, y to 0 … height - 1."""
 
@@ -25,7 +25,7 @@ class ClampKeyPoints(Transform):
         return ClampPoints()
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class SanitizeKeyPoints(Transform):
     """Leave out keypoints outside their image, and what belongs to them. Of groups of keypoints, (N, …, 2), those of
     which one is outside are left out as a whole.

@@ -8,20 +8,20 @@ number of ranks. The main process pairs the rows (`gpuload.batches.mixing`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count
 from gpuload.transforms.arguments import finite, whole
-from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["CutMix", "MixUp"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class _Mixing(Transform):
     works_on: ClassVar[tuple[str, ...]] = ("float", "normalized")
     mixes: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class _Mixing(Transform):
         return beta(drawn[:, more:], self.alpha, self.alpha), drawn[:, :more]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class MixUp(_Mixing):
     """Blend each image with its neighbour's, and its label too.
 
@@ -83,7 +83,7 @@ class MixUp(_Mixing):
         return Mix(share, np.zeros((len(share), 4), np.int64))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class CutMix(_Mixing):
     """Paste a box of the neighbour's image into each image, and mix the labels by its area.
 

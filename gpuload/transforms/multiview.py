@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 
 import numpy as np
 
 from gpuload.transforms.arguments import is_sequence
-from gpuload.transforms.base import EVERYWHERE, Transform, Uniforms
+from gpuload.transforms.base import EVERYWHERE, Transform, Uniforms, declaration
 from gpuload.transforms.composite import Compose, held
 
 __all__ = ["MultiView"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class MultiView(Transform):
     """Make several views of each image, each by transforms of its own, with draws of its own.
 

@@ -1,6 +1,7 @@
-"""What names of torch and torchvision are in gpuload: for the error that a name is not here.
+"""What other libraries' names are called here: for the error that a name or an argument does not exist.
 
-Imported when a name of `gpuload` or `gpuload.transforms` is not found. No torch.
+Imported when a name of `gpuload` or `gpuload.transforms`, or an argument of a transform, is not found. No torch.
+docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-__all__ = ["missing"]
+from gpuload.errors import closest
+
+__all__ = ["ARGUMENTS", "HERE", "TRANSFORMS", "missing"]
 
 # Names of torch and torchvision that a user may look for in `gpuload`.
 HERE: Final = {
@@ -19,8 +22,10 @@ HERE: Final = {
     "DatasetFolder": "write gpuload.ImageFolder(root, extensions=…)",
     "DistributedSampler": "leave it out: gpuload.Loader divides samples among ranks by itself",
     "KeyPoints": "write gpuload.Keypoints(array)",
+    "StatefulDataLoader": "write gpuload.Loader, which has its state_dict() and load_state_dict()",
     "Video": "return a list of images",
     "WeightedRandomSampler": "write gpuload.Loader(weights=…)",
+    "create_loader": "write gpuload.Loader(dataset, transforms=T.from_timm(config, is_training=…))",
     "default_collate": "leave it out: gpuload.Loader does the same without a collate_fn",
     "read_image": "write gpuload.read(path), which leaves the decoding to gpuload.Loader",
 }
@@ -29,19 +34,146 @@ AS_THEY_ARE: Final = (
     "BatchSampler", "ChainDataset", "ConcatDataset", "Dataset", "IterableDataset", "RandomSampler", "Sampler",
     "SequentialSampler", "StackDataset", "Subset", "SubsetRandomSampler", "TensorDataset", "random_split",
 )  # fmt: skip
-# Names of torchvision's that a user may look for in `gpuload.transforms`; more are in `interop.tables`.
+
+# albumentations' that gpuload does not have.
+IN_THE_DATASET: Final = (
+    "AdditiveNoise", "AdvancedBlur", "AtLeastOneBBoxRandomCrop", "CLAHE", "ChannelDropout", "ChromaticAberration",
+    "ConstrainedCoarseDropout", "CropAndPad", "CropNonEmptyMaskIfExists", "CubicSymmetry", "D4", "Defocus", "Emboss",
+    "FDA", "FancyPCA", "FrequencyMasking", "FromFloat", "GlassBlur", "GridDistortion", "GridDropout",
+    "GridElasticDeform", "HEStain", "HistogramMatching", "ISONoise", "Illumination", "MaskDropout", "MedianBlur",
+    "Morphological", "MotionBlur", "MultiplicativeNoise", "OpticalDistortion", "OverlayElements", "PiecewiseAffine",
+    "PixelDistributionAdaptation", "PixelDropout", "PlanckianJitter", "PlasmaBrightnessContrast", "PlasmaShadow",
+    "RGBShift", "RandomCropFromBorders", "RandomCropNearBBox", "RandomFog", "RandomGamma", "RandomGravel",
+    "RandomGridShuffle", "RandomRain", "RandomShadow", "RandomSnow", "RandomSunFlare", "RandomToneCurve",
+    "RingingOvershoot", "SaltAndPepper", "ShotNoise", "Spatter", "SquareSymmetry", "Superpixels", "TextImage",
+    "ThinPlateSpline", "TimeMasking", "TimeReverse", "ToSepia", "Transpose", "UnsharpMask", "XYMasking", "ZoomBlur",
+)  # fmt: skip
+
+OF_YOUR_OWN: Final = "a transform of your own is a subclass of Custom, or Lambda(function)"
+TENSORS: Final = "leave it out: batches hold tensors, whatever the dataset returns"
+WITH_RANDOM_APPLY: Final = "RandomApply([…], p=…) gives it a probability"
+IN_THE_LOADER: Final = "leave it out: gpuload.Loader(device=…) says where batches go"
+
+# What a user may look for in `gpuload.transforms`; torchvision's names are in `interop.tables` too.
 TRANSFORMS: Final = {
+    # torchvision
     "AutoAugmentPolicy": "write AutoAugment(policy='imagenet'), 'cifar10' or 'svhn'",
     "InterpolationMode": "write its name, as in Resize(224, interpolation='bicubic')",
-    "Transform": "a transform of your own is a subclass of Custom, or Lambda(function)",
+    "Transform": OF_YOUR_OWN,
+    # timm
+    "AugMixAugment": "write TimmAugMix",
+    "FastCollateMixup": "write RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) after Normalize",
+    "MaybePILToTensor": TENSORS,
+    "MaybeToTensor": TENSORS,
+    "Mixup": "write MixUp(num_classes=…), or RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) for both",
+    "RandomPad": "write RandomCrop(size, pad_if_needed=True)",
+    "RandomResizedCropAndInterpolation": "write RandomResizedCrop(size, interpolation='random')",
+    "ToNumpy": TENSORS,
+    "create_transform": "write from_timm(config, is_training=…)",
+    # albumentations
+    "Affine": "write RandomAffine(degrees, translate, scale, shear)",
+    "BasicTransform": OF_YOUR_OWN,
+    "BBoxSafeRandomCrop": "write RandomIoUCrop()",
+    "Blur": "write GaussianBlur(kernel_size)",
+    "ChannelShuffle": f"write RandomChannelPermutation(); {WITH_RANDOM_APPLY}",
+    "CoarseDropout": "write RandomErasing(p, scale, max_count=…)",
+    "Crop": "write CenterCrop(size) or RandomCrop(size)",
+    "Cutout": "write RandomErasing(p, scale, ratio=(1, 1))",
+    "Downscale": "write RandomApply([Resize(small), Resize(large)], p=…)",
+    "DualTransform": OF_YOUR_OWN,
+    "Equalize": "write RandomEqualize(p)",
+    "Erasing": "write RandomErasing(p, scale, ratio)",
+    "GaussNoise": f"write GaussianNoise(sigma=…); {WITH_RANDOM_APPLY}",
+    "HueSaturationValue": f"write ColorJitter(saturation=…, hue=…); {WITH_RANDOM_APPLY}",
+    "ImageCompression": f"write JPEG(quality); {WITH_RANDOM_APPLY}",
+    "ImageOnlyTransform": OF_YOUR_OWN,
+    "InvertImg": "write RandomInvert(p)",
+    "LongestMaxSize": "write Resize(None, max_size=…)",
+    "NoOp": "write Identity()",
+    "OneOf": "write RandomChoice([…], p=[…])",
+    "OneOrOther": "write RandomChoice([first, second], p=[…])",
+    "PadIfNeeded": "write CenterCropOrPad(size), or RandomCrop(size, pad_if_needed=True)",
+    "RandomBrightnessContrast": f"write ColorJitter(brightness=…, contrast=…); {WITH_RANDOM_APPLY}",
+    "RandomRotate90": "write RandomChoice([Identity(), *(RandomRotation((angle, angle)) for angle in (90, 180, 270))])",
+    "RandomScale": "write RandomResize(min_size, max_size) or ScaleJitter(target_size, scale_range)",
+    "RandomSizedBBoxSafeCrop": "write RandomIoUCrop() and Resize((height, width))",
+    "RandomSizedCrop": "write RandomResizedCrop(size, scale)",
+    "ReplayCompose": "leave it out: gpuload.Loader.replay(epoch, position) makes a sample again",
+    "Rotate": f"write RandomRotation(degrees); {WITH_RANDOM_APPLY}",
+    "SafeRotate": "write RandomRotation(degrees, expand=True) and Resize((height, width))",
+    "Sequential": "write Compose([…])",
+    "Sharpen": "write RandomAdjustSharpness(sharpness_factor, p)",
+    "ShiftScaleRotate": f"write RandomAffine(degrees, translate, scale); {WITH_RANDOM_APPLY}",
+    "SmallestMaxSize": "write Resize(size), whose one number is the shorter side",
+    "SelectiveChannelTransform": "write a Custom, which gets all channels",
+    "SomeOf": "write RandomApply([…], p=…) for each, or RandomChoice([…])",
+    "ToFloat": "write ToDtype('float32', scale=True)",
+    "ToGray": "write RandomGrayscale(p), or Grayscale(3)",
+    "ToRGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
+    "ToTensorV2": TENSORS,
+    # FFCV
+    "CenterCropRGBImageDecoder": "write CenterCropOrPad(size), or Resize(size) and CenterCrop(size)",
+    "Convert": "write ToDtype('float16'), or gpuload.Loader(dtype='float16')",
+    "ImageMixup": "write MixUp(num_classes=…) after Normalize",
+    "LabelMixup": "write MixUp(num_classes=…), which mixes the labels too",
+    "MixupToOneHot": "write MixUp(num_classes=…), which makes labels soft",
+    "ModuleWrapper": "write the module itself, at the end of the transforms",
+    "NormalizeImage": "write Normalize(mean, std), whose numbers are those of 0 … 1",
+    "RandomResizedCropRGBImageDecoder": "write RandomResizedCrop(size)",
+    "RandomTranslate": "write RandomCrop(size, padding=…)",
+    "SimpleRGBImageDecoder": "leave it out: gpuload.Loader decodes what gpuload.read gives",
+    "Squeeze": "leave it out: labels have the shape (N,)",
+    "ToDevice": IN_THE_LOADER,
+    "ToTorchImage": "leave it out: images are N×C×H×W",
+    # DALI
+    "brightness_contrast": "write ColorJitter(brightness=…, contrast=…)",
+    "cast": "write ToDtype(dtype), or gpuload.Loader(dtype=…)",
+    "color_twist": "write ColorJitter(brightness=…, contrast=…, saturation=…, hue=…)",
+    "crop_mirror_normalize": "write CenterCrop(size) or RandomCrop(size), RandomHorizontalFlip(), Normalize(mean, std)",
+    "flip": "write RandomHorizontalFlip(p) or RandomVerticalFlip(p)",
+    "hsv": "write ColorJitter(saturation=…, hue=…)",
+    "image_decoder": "leave it out: gpuload.Loader decodes; Decode(where='device') does so on the GPU",
+    "image_decoder_random_crop": "write RandomResizedCrop(size): workers decode no more than the crop",
+    "jpeg_compression_distortion": "write JPEG(quality)",
+    "rotate": "write RandomRotation(degrees)",
+    "warp_affine": "write RandomAffine(degrees, translate, scale, shear)",
+}
+
+# Arguments of others' transforms, and what to write in their place.
+ARGUMENTS: Final = {
+    "always_apply": "leave it out: p=1 always applies it",
+    "blur_limit": "write kernel_size=…, and sigma=(low, high)",
+    "border_mode": "write padding_mode=…",
+    "brightness_limit": "write brightness=…",
+    "contrast_limit": "write contrast=…",
+    "cutmix_alpha": "write CutMix(alpha=…)",
+    "fillcolor": "write fill=…",
+    "height": "write size=(height, width)",
+    "label_smoothing": "smooth in the loss: torch.nn.CrossEntropyLoss(label_smoothing=…)",
+    "max_area": "write scale=(min_area, max_area)",
+    "max_aspect": "write ratio=(min_aspect, max_aspect)",
+    "max_pixel_value": "leave it out: mean and std are those of 0 … 1",
+    "min_area": "write scale=(min_area, max_area)",
+    "min_aspect": "write ratio=(min_aspect, max_aspect)",
+    "mixup_alpha": "write MixUp(alpha=…)",
+    "prob": "write p=…",
+    "probability": "write p=…",
+    "quality_range": "write quality=(low, high)",
+    "resample": "write interpolation=…",
+    "switch_prob": "write RandomChoice([MixUp(…), CutMix(…)], p=[…])",
+    "width": "write size=(height, width)",
 }
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """The error that a module of gpuload has no such name; it says what to write instead, if that is known."""
-    text = f"module {module!r} has no attribute {name!r}"
-    hint = None if name.startswith("_") else _in_transforms(name) if "." in module else _in_gpuload(name)
-    return AttributeError(f"{text}; {hint}" if hint else text, name=name, obj=sys.modules[module])
+    """The error that a module of gpuload has no such name; it says what to write instead, if that is known, else which
+    name is near."""
+    text, obj = f"module {module!r} has no attribute {name!r}", sys.modules[module]
+    if not name.startswith("_"):
+        hint = _in_transforms(name) if "." in module else _in_gpuload(name)
+        if hint := hint or closest(name, obj.__all__):
+            text, obj = f"{text}; {hint}", None  # in `obj` Python looks for a name that is near, and would add it
+    return AttributeError(text, name=name, obj=obj)
 
 
 def _in_gpuload(name: str) -> str | None:
@@ -60,7 +192,9 @@ def _in_transforms(name: str) -> str | None:
     if name in TO_DTYPE:
         return "write ToDtype('float32', scale=True); Normalize scales by itself, and tensors are what a batch holds"
     if name in NOTHING_TO_DO:
-        return "leave it out: batches hold tensors, whatever the dataset returns"
+        return TENSORS
     if name in sys.modules["gpuload"].__all__ and name != "transforms":
         return f"write gpuload.{name}"
+    if name in IN_THE_DATASET:
+        return "call albumentations' in the dataset's __getitem__, and return gpuload.Image(array); or write a Custom"
     return TRANSFORMS.get(name) or REFUSED.get(name)

@@ -6,20 +6,19 @@ edge, or the image mirrored as often as needed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpuload.transforms.arguments import fill_values, interval, probability
-from gpuload.transforms.base import DrawError, Padding, Uniforms
+from gpuload.transforms.base import DrawError, Padding, Uniforms, declaration
 from gpuload.transforms.geometry import PaddingMode, padding_mode_of, sides_of
 from gpuload.transforms.program.ops import Box
 
 __all__ = ["Pad", "RandomZoomOut"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class Pad(Padding):
     """Put a border around the image.
 
@@ -86,7 +85,7 @@ class Pad(Padding):
         return height, width
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomZoomOut(Padding):
     """Put the image at a random place on a larger canvas, with probability `p`.
 

@@ -9,13 +9,12 @@ are made at once: drawing later ones only where the first does not fit took 600 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
 
 from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, size_pair
-from gpuload.transforms.base import Resampling, Uniforms
+from gpuload.transforms.base import Resampling, Uniforms, declaration
 from gpuload.transforms.program.ops import Box
 
 __all__ = ["RandomResizedCrop"]
@@ -23,7 +22,7 @@ __all__ = ["RandomResizedCrop"]
 TRIES: Final = 10
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomResizedCrop(Resampling):
     """Cut out a box of random area and aspect ratio, and resize it.
 

@@ -7,13 +7,12 @@ torchvision raises an error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, is_sequence, size_pair, whole
-from gpuload.transforms.base import Resampling, Uniforms
+from gpuload.transforms.base import Resampling, Uniforms, declaration
 from gpuload.transforms.geometry import sizes_by_shorter_side
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
@@ -21,7 +20,7 @@ from gpuload.transforms.program.windows import full_windows
 __all__ = ["RandomResize", "RandomShortestSize", "ScaleJitter"]
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class _Resizing(Resampling):
     """Base of these transforms: two numbers are drawn, one for the size and one for a random filter."""
 
@@ -46,7 +45,7 @@ class _Resizing(Resampling):
         object.__setattr__(self, "antialias", antialias_flag(f"{name}(antialias=…)", own.antialias, own.interpolation))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class ScaleJitter(_Resizing):
     """Resize to fit into a target, times a random factor: large scale jittering.
 
@@ -81,7 +80,7 @@ class ScaleJitter(_Resizing):
         return (sizes_hw * (fit * (low + numbers * (high - low)))[:, None]).astype(np.int64)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomShortestSize(_Resizing):
     """Resize so that the shorter side has one of several lengths.
 
@@ -119,7 +118,7 @@ class RandomShortestSize(_Resizing):
         return (sizes_hw * factors[:, None]).astype(np.int64)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomResize(_Resizing):
     """Resize so that the shorter side has a random length.
 

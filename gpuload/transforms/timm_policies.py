@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
-from gpuload.transforms.base import Uniforms
+from gpuload.transforms.base import Uniforms, declaration
 from gpuload.transforms.program.ops import NOTHING, VALUES, Mixture, Ops, Record
 from gpuload.transforms.timm_operations import CODES, MAGNITUDES, NAMES, UNIFORM_FROM, Strength, TimmAugment
 
@@ -56,7 +55,7 @@ MIXED: Final = (
 DEEPEST: Final = 3  # the most operations in a chain of AugMix whose depth is drawn
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class TimmAutoAugment(TimmAugment):
     """timm's AutoAugment: `timm.data.auto_augment.auto_augment_transform(config, hparams)`.
 
@@ -104,7 +103,7 @@ class TimmAutoAugment(TimmAugment):
         return Ops(codes, values, self.filters(filters), self.outside(masks=False))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class TimmAugMix(TimmAugment):
     """timm's AugMix: `timm.data.auto_augment.augment_and_mix_transform(config, hparams)`.
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.transforms.base import Uniforms
+from gpuload.transforms.base import Uniforms, declaration
 from gpuload.transforms.program.ops import NOTHING, Ops
 from gpuload.transforms.timm_operations import CODES, MAGNITUDES, NAMES, TABLE, UNIFORM_FROM, Strength, TimmAugment
 
@@ -57,7 +56,7 @@ class _Recipe(NamedTuple):
     strength: Strength
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class TimmRandAugment(TimmAugment):
     """timm's RandAugment: `timm.data.auto_augment.rand_augment_transform(config, hparams)`.
 

@@ -7,13 +7,12 @@ Pillow's `Image.rotate` and `Image.transform`. A pixel of a result may come from
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, interval, is_sequence, probability
-from gpuload.transforms.base import Transform, Uniforms
+from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.matrices import IDENTITY, affine_coefficients, perspective_coefficients, rotation_coefficients
 from gpuload.transforms.program.ops import Outline, Warp
 
@@ -46,7 +45,7 @@ class _Warping(Transform):
         object.__setattr__(self, "fill", fill_values(f"{name}(fill=…)", own.fill))
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomRotation(_Warping):
     """Turn by a random angle.
 
@@ -87,7 +86,7 @@ class RandomRotation(_Warping):
         return None if self.expand else size_hw
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomAffine(_Warping):
     """Turn, move, scale and shear by random amounts, around a centre.
 
@@ -142,7 +141,7 @@ class RandomAffine(_Warping):
         return self.warp(affine_coefficients(angles, translate, scale, shear, center, sizes_hw), sizes_hw)
 
 
-@dataclass(frozen=True, repr=False)
+@declaration
 class RandomPerspective(_Warping):
     """Tilt: move the four corners to random places inside the image, with probability `p`.
 

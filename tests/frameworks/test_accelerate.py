@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import lacking
 import pytest
 import torch
 from frameworks.jobs import LIMIT_S, run, seen
 from frameworks.numbered import Numbered
+from torch.utils.data import IterableDataset
 from warm import warm_interpreters
 
 import gpuload as gl
@@ -74,8 +78,40 @@ def test_accumulate_does_not_know_a_loaders_last_batch():
     assert stepped == [False, True] * 7  # of 7 batches in each of two epochs
 
 
-def test_skip_first_batches_does_not_take_a_loader():
-    from accelerate import skip_first_batches
+class Endless(IterableDataset):
+    def __iter__(self):
+        return itertools.count()
 
-    with pytest.raises((AttributeError, TypeError, ValueError)):
-        skip_first_batches(gl.Loader(Numbered(33), 5, num_workers=0, device="cpu"), 2)
+
+LOADERS = {
+    "map": lambda: gl.Loader(Numbered(33), 5, num_workers=0, device="cpu"),
+    "iterable": lambda: gl.Loader(Endless(), 5, device="cpu"),
+    "a batch sampler": lambda: gl.Loader(Numbered(33), batch_sampler=[[0], [1, 2]], num_workers=0, device="cpu"),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_processes": 2, "process_index": 0}, {"dispatch_batches": True, "put_on_device": True}]
+)
+def test_prepare_data_loader_is_refused_since_it_would_leave_out_the_transforms(kind, options):
+    from accelerate.data_loader import prepare_data_loader
+
+    text = (
+        "prepare_data_loader makes a torch DataLoader of a loader, and a gpuload.Loader is none: its batches would "
+        "come without the transforms; leave the call out, or call accelerator.prepare(loader)"
+    )
+    with pytest.raises(TypeError, match=re.escape(text)):
+        prepare_data_loader(LOADERS[kind](), **options)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_skip_first_batches_is_refused_and_names_the_state(kind):
+    from accelerate import Accelerator, skip_first_batches
+
+    text = (
+        r"^skip_first_batches makes a torch DataLoader of a loader, .* loader\.load_state_dict\(state\), or accelerator"
+    )
+    for skip in (skip_first_batches, Accelerator(cpu=True).skip_first_batches):
+        with pytest.raises(TypeError, match=text):
+            skip(LOADERS[kind](), 2)

@@ -186,6 +186,9 @@ class OnTheDevice(Informed):
         return batch
 
 
+Plain = Model
+
+
 class Epochs(Model):
     def training_step(self, batch, batch_idx):
         batch, info = batch
@@ -198,6 +201,32 @@ for name, data in {"info": Informed, "info, on the device": OnTheDevice}.items()
     try:
         results[name] = fit(data=data)
     except ValueError as error:
+        results[name] = str(error)
+
+
+class Unshuffled(Data):
+    def setup(self, stage):
+        super().setup(stage)
+        self.training = gl.Loader(Numbered(53), 4, transforms=CHAIN, num_workers=0, device="cpu")
+
+
+class InOrder(Data):
+    def setup(self, stage):
+        super().setup(stage)
+        options = {"sampler": torch.utils.data.SequentialSampler(range(53)), "transforms": CHAIN, "num_workers": 0}
+        self.training = self.validation = gl.Loader(Numbered(53), 4, device="cpu", **options)
+
+
+Model = Plain
+for name, data, trainer_options in [
+    ("overfit", Data, {"overfit_batches": 2}),
+    ("overfit, unshuffled", Unshuffled, {"overfit_batches": 2}),
+    ("overfit, in order", InOrder, {"overfit_batches": 2}),
+    ("limited, unshuffled", Unshuffled, {"limit_train_batches": 2}),
+]:
+    try:
+        results[name] = fit(data=data, **trainer_options)
+    except TypeError as error:
         results[name] = str(error)
 (folder / "results.json").write_text(json.dumps(results))
 """
@@ -301,3 +330,15 @@ def test_an_epoch_that_lightning_cuts_short_is_not_over_for_the_loader(results):
     assert [epoch for epoch, *_ in expected] == [epoch for epoch, *_ in resumed] == [1] * 6
     assert resumed[:6] != expected
     assert [step[2] for step in resumed] == [step[2] for step in results["undisturbed"][6:12]]
+
+
+def test_overfit_batches_is_refused_and_names_what_does_the_same(results):
+    """But not with torch's `SequentialSampler`, where Lightning leaves a loader as it is."""
+    for name in ("overfit", "overfit, unshuffled"):
+        assert results[name] == (
+            "overfit_batches makes a torch DataLoader of a loader, and a gpuload.Loader is none: its batches would "
+            "come without the transforms; write Trainer(limit_train_batches=…) in place of overfit_batches, and "
+            "gpuload.Loader(shuffle=False), whose epochs all begin with the same samples"
+        )
+    for name in ("overfit, in order", "limited, unshuffled"):
+        assert [numbers for _, _, numbers, _ in results[name]] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2

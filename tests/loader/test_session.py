@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from devices import Device, Event
@@ -272,3 +273,51 @@ def test_a_loader_that_was_not_iterated_can_be_copied():
     loader = gl.Loader([1, 2], 2, device="cpu")
     assert [batch.tolist() for batch in copy.deepcopy(loader)] == [[1, 2]]
     assert [batch.tolist() for batch in pickle.loads(pickle.dumps(loader))] == [[1, 2]]
+
+
+LAYOUT = "memory_format='channels_last' has no effect: "
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_memory_format_that_reaches_no_tensor_is_warned_of_once(workers):
+    """Plain arrays and tensors are data, whatever their shape."""
+    samples = [(torch.rand(3, 4, 4), i) for i in range(8)]
+    options = {"memory_format": torch.channels_last, "num_workers": workers, "device": "cpu"}
+    loader = gl.Loader(samples, 4, **options)
+    with pytest.warns(RuntimeWarning, match=LAYOUT) as warned, loader:
+        batches = [images for _ in range(2) for images, _ in loader]
+    assert all(images.is_contiguous() for images in batches)
+    assert [(str(warning.message), warning.filename) for warning in warned] == [
+        (
+            f"{LAYOUT}no leaf of the samples is an image, and arrays that are data stay as the dataset makes them. "
+            "Write images.to(memory_format=torch.channels_last) in the loop, or let the dataset return "
+            "gpuload.Image(array, layout=…)",
+            __file__,
+        )
+    ]
+
+
+def test_a_memory_format_does_not_reach_what_a_collate_fn_makes():
+    def stack(samples):
+        return torch.stack([image for image, _ in samples])
+
+    options = {"memory_format": "channels_last", "num_workers": 0, "device": "cpu", "collate_fn": stack}
+    text = f"{LAYOUT}the collate_fn makes the tensors of a batch. Write .* in it, or in the loop"
+    with gl.Loader(Levels(), 4, transforms=[T.CenterCrop(3)], **options) as loader:
+        with pytest.warns(RuntimeWarning, match=text):
+            batches = list(loader)
+    assert all(images.is_contiguous() for images in batches)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda level: (gl.Image(level), torch.rand(2, 4, 4)),  # data with four axes beside images
+        lambda level: gl.Image(level[..., :1]),  # of one channel, where both layouts are the same
+        lambda level: torch.rand(4, 4),
+    ],
+)
+def test_no_warning_where_a_memory_format_has_its_effect(sample):
+    samples = [sample(np.full((4, 4, 3), i, np.uint8)) for i in range(4)]
+    with gl.Loader(samples, 2, memory_format="channels_last", num_workers=0, device="cpu") as loader:
+        assert len(list(loader)) == 2  # a warning would be an error

@@ -1,15 +1,19 @@
-"""Names of torch and torchvision that gpuload does not have: the error says what to write instead."""
+"""Names and arguments of other libraries that gpuload does not have: the error says what to write instead."""
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
+import lacking
 import pytest
-from originals import torchvision
+from originals import timm, torchvision
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.transforms.base import Transform
+from gpuload.transforms.names import ARGUMENTS, TRANSFORMS
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,16 @@ from gpuload import transforms as T
         (T, "InterpolationMode", "write its name, as in Resize(224, interpolation='bicubic')"),
         (T, "FiveCrop", "it makes five images of one; write MultiView([...]) with a chain for each"),
         (T, "Loader", "write gpuload.Loader"),
+        (T, "Mixup", "write MixUp(num_classes=…), or RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) for"),
+        (T, "Cutout", "write RandomErasing(p, scale, ratio=(1, 1))"),
+        (T, "CLAHE", "call albumentations' in the dataset's __getitem__, and return gpuload.Image(array)"),
+        (T, "RandomResizedCropRGBImageDecoder", "write RandomResizedCrop(size)"),
+        (T, "crop_mirror_normalize", "write CenterCrop(size) or RandomCrop(size), RandomHorizontalFlip(), Normalize("),
+        (T, "RandomResizeCrop", "did you mean RandomResizedCrop?"),
+        (T, "Solarize", "did you mean RandomSolarize?"),
+        (T, "random_crop", "did you mean RandomCrop?"),
+        (gl, "Laoder", "did you mean Loader?"),
+        (gl, "Imagefolder", "did you mean ImageFolder?"),
     ],
 )
 def test_a_name_of_theirs_is_told_what_it_is_here(module, name, text):
@@ -74,7 +88,76 @@ def test_completion_shows_public_names_alone(module):
 
 
 @pytest.mark.processes
-def test_a_slip_of_the_pen_is_told_the_name_that_is_near():
-    code = "import gpuload; gpuload.Laoder"
+@pytest.mark.parametrize(("name", "said"), [("Laoder", "; did you mean Loader?"), ("nothing", "")])
+def test_a_slip_of_the_pen_is_told_the_name_that_is_near_once(name, said):
+    """Python, which looks for one too, says nothing more."""
+    code = f"import gpuload; gpuload.{name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stderr.rstrip().endswith("has no attribute 'Laoder'. Did you mean: 'Loader'?")
+    assert done.stderr.rstrip().endswith(f"has no attribute {name!r}{said}")
+
+
+def classes_of(module, kind=object) -> list[str]:
+    return [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, kind)]
+
+
+def without_an_answer(names: list[str]) -> list[str]:
+    silent = []
+    for name in set(names) - set(T.__all__):
+        with pytest.raises(AttributeError) as caught:
+            getattr(T, name)
+        if ";" not in str(caught.value):
+            silent.append(name)
+    return sorted(silent)
+
+
+def test_all_of_albumentations_transforms_are_here_or_have_an_answer():
+    lacking.require("albumentations")
+    import albumentations
+
+    names = classes_of(albumentations, albumentations.BasicTransform)
+    assert len(names) > 100
+    assert [name for name in without_an_answer(names) if "3D" not in name] == []
+
+
+def test_all_of_timms_transforms_are_here_or_have_an_answer():
+    timm()
+    from timm.data import mixup, transforms
+
+    own = [name for module in (mixup, transforms) for name in classes_of(module) if name not in vars(inspect)]
+    assert {"Mixup", "ToNumpy"} <= set(own)
+    assert without_an_answer([name for name in own if name[0].isupper()]) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: T.Resize(224, antialiasing=True), "Resize has no argument 'antialiasing'; did you mean antialias?"),
+        (lambda: T.RandomErasing(probability=1), "RandomErasing has no argument 'probability'; write p=…"),
+        (lambda: T.RandomCrop(height=3, width=4), "RandomCrop has no argument 'height'; write size=(height, width)"),
+        (
+            lambda: T.ColorJitter(gamma=0.3),
+            "ColorJitter has no argument 'gamma'; its arguments: brightness, contrast, saturation, hue",
+        ),
+        (lambda: T.RandomChannelPermutation(p=1), "RandomChannelPermutation has no argument 'p'; its arguments: none"),
+    ],
+)
+def test_an_argument_of_theirs_is_told_what_it_is_here(make, text):
+    with pytest.raises(TypeError) as caught:
+        make()
+    assert str(caught.value) == text
+
+
+def test_signatures_of_transforms_are_those_of_their_arguments():
+    assert str(inspect.signature(T.RandomErasing)).startswith("(p: 'float' = 0.5, scale: ")
+    for name in T.__all__:
+        if isinstance(value := getattr(T, name), type) and issubclass(value, Transform):
+            kinds = {parameter.kind for parameter in inspect.signature(value).parameters.values()}
+            assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}, name
+
+
+def test_a_name_in_the_tables_is_none_of_ours():
+    assert set(TRANSFORMS) & set(T.__all__) == set()
+    for name in T.__all__:
+        if isinstance(value := getattr(T, name), type) and issubclass(value, Transform):
+            only = {"min_area"} if name == "SanitizeBoundingBoxes" else set()
+            assert set(inspect.signature(value).parameters) & set(ARGUMENTS) == only

@@ -1,7 +1,7 @@
-"""Samples as bytes: JSON that describes them, then the bytes of their images, arrays and texts of bytes.
+"""Samples as bytes: JSON that describes them, then the bytes of their images, arrays, tensors and texts of bytes.
 
 What is read may come from a disk that others write to: nothing is unpickled, and no class is named. Bytes that are no
-packed sample raise a ValueError. Runs in workers.
+packed sample raise a ValueError. Runs in workers; torch is imported where a sample has tensors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
+from gpuload.datasets.tree import dtype_of
 
 __all__ = ["pack", "unpack"]
 
@@ -69,6 +70,9 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
         array = np.ascontiguousarray(value)
         blobs.append(array.tobytes())
         return ["array" if isinstance(value, np.ndarray) else "number", value.dtype.str, list(np.shape(value))]
+    if (kind.__module__, kind.__name__) == ("torch", "Tensor") and _is_plain(value):
+        blobs.append(_bytes_of(value))
+        return ["tensor", dtype_of(value), list(value.shape)]
     for name, declared in DECLARED.items():
         if kind is declared:
             return [
@@ -81,9 +85,21 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
 
 
 _KEPT = (
-    "expected tuples, lists and dicts of gpuload.Encoded, images, masks, boxes, keypoints, numbers, str, bytes, None "
-    "and numpy arrays of numbers"
+    "expected tuples, lists and dicts of gpuload.Encoded, images, masks, boxes, keypoints, numbers, str, bytes, None, "
+    "numpy arrays of numbers and torch tensors on the CPU"
 )
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor is numbers in this machine's memory, and no more than that."""
+    special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    return not special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    import torch
+
+    return tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _parts(data: memoryview, at: int, lengths: list[int]) -> Iterator[memoryview]:
@@ -113,4 +129,18 @@ def _made(described: Any, parts: Iterator[memoryview]) -> Any:
             raise ValueError(f"an array of {dtype}")
         array = np.frombuffer(bytearray(next(parts)), dtype).reshape(rest[1])
         return array if kind == "array" else array[()]
+    if kind == "tensor":
+        return _tensor(bytearray(next(parts)), *rest)
     return DECLARED[kind](_made(rest[0], parts), *rest[1:])
+
+
+def _tensor(data: bytearray, name: str, shape: list[int]) -> Any:
+    import torch
+
+    dtype = vars(torch).get(name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"a tensor of {name!r}")
+    try:
+        return torch.from_numpy(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
+    except RuntimeError as error:
+        raise ValueError(f"a tensor of shape {shape}: {error}") from error

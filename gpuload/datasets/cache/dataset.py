@@ -58,10 +58,9 @@ class Cached:
     """The samples of a map-style dataset, kept as encoded bytes that all workers of a loader share.
 
     A sample may be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
-    bytes, None and numpy arrays. What a dataset draws at random is kept as it was drawn first: augment in
-    ``Loader(transforms=…)``.
-    Encoded images with a file as their `source` are read again once that file has changed. What was not used for
-    longest goes first. Other attributes are those of the dataset.
+    bytes, None, numpy arrays and torch tensors. What a dataset draws at random is kept as it was drawn first: augment
+    in ``Loader(transforms=…)``. Encoded images with a file as their `source` are read again once that file has changed.
+    What was not used for longest goes first. Other attributes are those of the dataset.
 
     Args:
         dataset: what to keep.

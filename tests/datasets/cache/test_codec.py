@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import gpuload as gl
 from gpuload.datasets.cache.codec import pack, unpack
@@ -72,6 +74,26 @@ def test_decoded_images_come_back(channels: int) -> None:
     assert np.array_equal(found.hwc, image.hwc)
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6, dtype=torch.int16).reshape(2, 3),
+        torch.tensor(3),
+        torch.tensor([True, False]),
+        torch.zeros(0, 4),
+        torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        torch.tensor([1 + 2j]),
+        torch.arange(12).reshape(3, 4).T,
+        torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+    ],
+)
+def test_tensors_come_back_and_may_be_written_to(tensor: torch.Tensor) -> None:
+    found = again({"a": [tensor]})["a"][0]
+    assert (type(found), found.dtype, found.shape) == (torch.Tensor, tensor.dtype, tensor.shape)
+    assert torch.equal(found, tensor)
+    found[...] = 0  # no warning that its memory is read-only
+
+
 def test_targets_come_back() -> None:
     mask, boxes, points = gl.Mask(gl.Encoded(b"png")), gl.Boxes([[1, 2, 3, 4]], "xywh"), gl.Keypoints([[1.5, 2.0]])
     found = again((mask, boxes, points, gl.Mask(np.eye(3, dtype=np.uint8))))
@@ -95,6 +117,15 @@ class Own:
             f"[1]['x'] of the sample is a {__name__}.Own, which gpuload.Cached does not keep; expected",
         ),
         ([np.array([None])], "[0] of the sample is a numpy.ndarray, which gpuload.Cached does not keep; expected"),
+        (
+            (torch.ones(2, requires_grad=True),),
+            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not keep",
+        ),
+        (
+            (torch.eye(2).to_sparse(),),
+            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not keep; expected",
+        ),
+        ((nn.Parameter(torch.ones(2)),), "[0] of the sample is a torch.nn.parameter.Parameter, which gpuload.Cached"),
         ({(1, 2): 3}, "the sample has the key (1, 2), a tuple; expected tuples, lists and dicts of gpuload.Encoded"),
     ],
 )
@@ -117,7 +148,19 @@ def test_bytes_that_are_no_sample_raise_a_value_error(junk: bytes, sample: Any) 
 
 @pytest.mark.parametrize(
     "described",
-    [["array", "O", [1]], ["array", "V8", [1]], ["exec", "1"], ["mask", 3], ["array", "<f8", [1 << 40]], [], ["tuple"]],
+    [
+        ["tensor", "float32", [3]],
+        ["tensor", "save", [8]],
+        ["tensor", "float32", [-1, -1]],
+        ["tensor", "no", [8]],
+        ["array", "O", [1]],
+        ["array", "V8", [1]],
+        ["exec", "1"],
+        ["mask", 3],
+        ["array", "<f8", [1 << 40]],
+        [],
+        ["tuple"],
+    ],
 )
 def test_a_description_that_was_made_up_is_refused(described: Any) -> None:
     head = json.dumps([described, [8]]).encode()

@@ -225,8 +225,19 @@ def test_wrong_arguments_are_refused(dataset: Any, options: dict[str, Any], erro
         Cached(dataset, **{"bytes_limit": LIMIT, **options})
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tensors_are_kept_and_are_tensors_again(workers: int) -> None:
+    dataset = Cached([(torch.full((3, 2, 2), i / 4), torch.tensor(i)) for i in range(4)], LIMIT)
+    with gl.Loader(dataset, 4, num_workers=workers, device="cpu") as loader:
+        for _ in range(2):
+            [(images, numbers)] = loader
+            assert torch.equal(images, torch.arange(4)[:, None, None, None] / 4 * torch.ones(4, 3, 2, 2))
+            assert numbers.tolist() == [0, 1, 2, 3]
+    assert (dataset.statistics().hits, dataset.statistics().misses) == (4, 4)
+
+
 def test_a_sample_that_cannot_be_kept_is_named() -> None:
-    dataset = Cached([(gl.Encoded(b"x"), torch.tensor(3))], LIMIT)
+    dataset = Cached([(gl.Encoded(b"x"), torch.ones(3, requires_grad=True))], LIMIT)
     with pytest.raises(
         TypeError, match=re.escape("[1] of the sample is a torch.Tensor, which gpuload.Cached does not")
     ):
