@@ -29,8 +29,7 @@ PIP := $(BIN)/python -m pip
 INSTALL := $(PIP) install --constraint constraints.txt
 # An editable install is not compiled as an installed package is, and each worker process would pay for it.
 COMPILE := $(BIN)/python -m compileall -q gpuload
-DALI := $(if $(filter 12,$(CUDA_MAJOR)),dali,dali-cu13)
-EVERYTHING := --editable '.[cu$(CUDA_MAJOR),$(DALI),fused,cli,demo,kornia]'
+EVERYTHING := --editable '.[cu$(CUDA_MAJOR),dali-cu$(CUDA_MAJOR),fused,cli,demo,kornia]'
 
 # As many tests at once as there are processors, and in each one thread of torch: threads of several processes that wait
 # for each other take ten times as long.

@@ -110,7 +110,7 @@ def _on_packages(tried: Results) -> list[Finding]:
         packages.nvimagecodec(installed=codec, tried=tried.get("nvImageCodec"), torch_cuda=cuda, others=list(dali)),
         packages.simplejpeg(version=_version("simplejpeg"), tried=tried["simplejpeg"], first=not decodes),
         packages.pillow(version=_version("pillow"), tried=tried["Pillow"]),
-        packages.dali(installed=dali, tried=tried.get("DALI"), torch_cuda=cuda),
+        packages.dali(installed=dali, tried=tried.get("DALI"), torch_cuda=cuda, others=list(codec)),
         packages.optional(
             "kornia",
             version=_version("kornia"),
