@@ -122,7 +122,7 @@ def _on_packages(tried: Results) -> list[Finding]:
             "torchvision",
             version=_version("torchvision"),
             tried=tried.get("torchvision"),
-            use="for gpuload compare, and transforms that are taken over from it",
+            use="for transforms that are taken over from it",
             install="pip install torchvision, of the release that goes with torch",
         ),
         packages.jpegtran(path=shutil.which("jpegtran")),
