@@ -35,6 +35,16 @@ def test_links_lead_somewhere(page):
     assert [link for link in links if link and not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, "notebooks/README.md"])
+def test_each_block_says_what_it_is_and_is_for_one_cuda(page):
+    fences = re.findall(r"^ *```([^\n]*)\n(.*?)^ *```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    for language, text in fences:
+        assert language in ("python", "sh", "text", "yaml") or language.startswith("{"), text
+        assert language != "python" or not re.match(r"(pip|gpuload|make|git) |\$ ", text), text
+        extras = [extra for named in extras_of(text) for extra in named if re.search(r"cu\d\d$", extra)]
+        assert len({extra[-4:] for extra in extras}) < 2, text
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_make_exist(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
