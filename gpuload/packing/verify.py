@@ -23,9 +23,7 @@ OURS: Final = (".tar", ".parquet", ".npy", ".mdb")
 SUFFIX: Final = ".gpuload-index"
 
 
-def verify(
-    folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] = lambda done, total: None
-) -> list[str]:
+def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None) -> list[str]:
     """Compare a packed set with its manifest.
 
     Args:
@@ -42,6 +40,7 @@ def verify(
     """
     full = os.path.abspath(os.path.expanduser(os.fsdecode(folder)))
     manifest = read_manifest(full)
+    progress = progress or (lambda done, total: None)
     problems = list(_small_files(full, manifest))
     parts, files = manifest["parts"], dict.fromkeys(part["file"] for part in manifest["parts"])
     there = {name for name in files if os.path.isfile(os.path.join(full, name))}
