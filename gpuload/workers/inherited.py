@@ -214,9 +214,14 @@ def _is_own(module: Any) -> bool:
 
 @functools.cache
 def _is_own_file(file: str) -> bool:
+    return not file.startswith(_installed_in()) and os.path.isfile(file)
+
+
+@functools.cache
+def _installed_in() -> tuple[str, ...]:
+    """Return the folders of Python, of installed packages and of gpuload."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders.add(os.path.dirname(os.path.dirname(__file__)))
-    return os.path.isfile(file) and not file.startswith(tuple(folder + os.sep for folder in folders))
+    return tuple(folder + os.sep for folder in (*folders, os.path.dirname(os.path.dirname(__file__))))
 
 
 def _is_importable(module: Any, path: tuple[str, ...]) -> bool:

@@ -36,6 +36,7 @@ import numpy as np
 from gpuload.order.place import IterableStart
 from gpuload.ring.chunk import ChunkContent
 from gpuload.workers.counters import ROW_BYTES, CounterTable
+from gpuload.workers.inherited import pickled_by_value
 
 __all__ = [
     "HELLO",
@@ -162,10 +163,14 @@ class Request:
 
 def _pickled_keys(keys: list[object]) -> bytes:
     try:
-        return pickle.dumps(keys, 5)
+        packed = pickle.dumps(keys, 5)
+        if b"__mp_main__" not in packed:  # the script, in a process that `multiprocessing` spawned
+            return packed
     except (pickle.PicklingError, AttributeError, TypeError):  # of a class in __main__
-        import cloudpickle
+        pass
+    import cloudpickle
 
+    with pickled_by_value():
         return cloudpickle.dumps(keys, 5)
 
 

@@ -283,8 +283,8 @@ SPAWNED = """
         def __len__(self):
             return 2
 
-        def __getitem__(self, index):
-            return Point(index, scaled(index))
+        def __getitem__(self, key):
+            return Point(key.x, scaled(key.x))
 
     def collate(samples):
         return [type(samples[0]).__name__, isinstance(samples[0], Point), *map(list, samples)]
@@ -293,7 +293,8 @@ SPAWNED = """
         def init(worker):
             globals()["SCALE"] = 5
 
-        with gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=collate, worker_init_fn=init) as loader:
+        keys, options = [Point(0, 0), Point(1, 0)], {"collate_fn": collate, "worker_init_fn": init}
+        with gl.Loader(Data(), 2, sampler=keys, num_workers=1, device="cpu", **options) as loader:
             print(json.dumps(list(loader)), flush=True)
 """
 
