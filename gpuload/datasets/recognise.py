@@ -227,13 +227,15 @@ def _names_of(structure: Structure) -> list[str]:
 def _list_of(node: Structure, leaf: int, at: int = 0) -> tuple[int, int]:
     """The first leaf of the list that holds this one and nothing but leaves, and the one after its last; the leaf
     itself if there is no such list. `at`: the first leaf of the node."""
+    if node == LEAF:
+        return at, at + 1
     kind, _, _, children = node
     if kind == "list" and all(child == LEAF for child in children):
         return at, at + len(children)
     for child in children:
         end = at + leaf_count(child)
         if leaf < end:
-            return (leaf, leaf + 1) if child == LEAF else _list_of(child, leaf, at)
+            return _list_of(child, leaf, at)
         at = end
     raise AssertionError("the node has this leaf")
 

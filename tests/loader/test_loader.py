@@ -507,14 +507,14 @@ def test_a_path_is_no_dataset(path):
     [
         (
             "x/cat.JPG",
-            "for the transforms: 'x/cat.JPG' is a path; return gpuload.read(path) in its place (gpuload.ImageF",
+            "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) in its place (gpu",
         ),
-        ((Path("cat"), 3), "for the transforms: 'cat' is a path; return gpuload.read(path) in its place"),
+        ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) in its place"),
         (
             (b"abc", 3),
-            "for the transforms: bytes may be anything; if they are an image file, return gpuload.Encoded(bytes",
+            "for the transforms: sample[0] is bytes, which may be anything; if they are an image file",
         ),
-        ((np.zeros((9, 9, 6), np.uint8), 3), "if it has 1 to 4 channels; for more write gpuload.Image(array)"),
+        ((np.zeros((9, 9, 6), np.uint8), 3), "sample[0], uint8 array 9×9×6, is an image only as gpuload.Image(array)"),
         (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),
     ],
 )
