@@ -304,9 +304,7 @@ def _unstacked(content: ChunkContent, data: np.ndarray) -> list[ValueColumn]:
     for block in content.blocks:
         rows = block.array(data).copy()
         arrays = [row if row.ndim else row[()] for row in rows]
-        columns.append(
-            ValueColumn(block.leaf, [TensorBits(a, block.torch_dtype) if block.tensor else a for a in arrays])
-        )
+        columns.append(ValueColumn(block.leaf, list(map(block.value, arrays))))
     return columns
 
 
