@@ -70,8 +70,8 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
     if plain and not found:  # nothing that torchvision's targets could move with
         targets = {number: target for number, target in targets.items() if target is leaves[number]}
     elif not found:
-        found = _the_array(structure, leaves, targets)
-        clips = any(image.array.ndim == 4 for image in found.values())
+        arrays = _the_array(structure, leaves, targets)
+        return {**arrays}, targets, any(image.array.ndim == 4 for image in arrays.values())
     return found, targets, clips
 
 

@@ -134,7 +134,7 @@ def _block(leaf: int, offset: int, column: Sequence[Any], keep_types: bool) -> B
     tv = None
     if _is_tv(kind):  # the attributes are those of the subclass; all else is asked of the tensor below it, much faster
         tv = (kind, vars(column[0])) if keep_types else None
-        if keep_types and any(type(value) is not kind or vars(value) != tv[1] for value in column):
+        if tv is not None and any((type(value), vars(value)) != tv for value in column):
             return None
         column = [_below(value) for value in column]
         kind = type(column[0])

@@ -490,6 +490,35 @@ def test_flags_may_be_numbers_or_none():
         assert loader.shuffle is expected
 
 
+def loaders():
+    dataset = Samples(lambda i: i)
+    return {
+        "DataLoader": torch.utils.data.DataLoader(dataset),
+        "Loader": gl.Loader(dataset, device="cpu", num_workers=0),
+        "Own": type("Own", (torch.utils.data.DataLoader,), {})(dataset),
+    }
+
+
+TAKERS = {
+    "Loader": lambda dataset: gl.Loader(dataset, device="cpu"),
+    "Cached": lambda dataset: gl.Cached(dataset, 1 << 20),
+    "DeviceCached": gl.DeviceCached,
+    "wrap": gl.wrap,
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_a_loader_or_a_class_is_no_dataset(taker):
+    for name, loader in loaders().items():
+        text = f"the dataset is a {name}, which makes batches of one; pass the dataset in it, loader.dataset, and give "
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}its batch_size, shuffle and collate_fn to gpuload."):
+            TAKERS[taker](loader)
+    for cls in (Samples, torch.utils.data.TensorDataset, torch.utils.data.IterableDataset, gl.ImageFolder):
+        text = f"the dataset is the class {cls.__name__} itself; pass an object of it, {cls.__name__}(…), with the "
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}arguments that it takes$"):
+            TAKERS[taker](cls)
+
+
 @pytest.mark.parametrize("path", ["photos/train", Path("photos/train"), os.curdir])
 def test_a_path_is_no_dataset(path):
     name = str(path)

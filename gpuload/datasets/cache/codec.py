@@ -71,11 +71,9 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
         return ["array" if isinstance(value, np.ndarray) else "number", value.dtype.str, list(np.shape(value))]
     for name, declared in DECLARED.items():
         if kind is declared:
-            return [
-                name,
-                _described(value.array, where, blobs),
-                *([getattr(value, SAYS[name])] if name in SAYS else []),
-            ]
+            inner: Any = value
+            more = [getattr(inner, SAYS[name])] if name in SAYS else []
+            return [name, _described(inner.array, where, blobs), *more]
     place = f"{where} of the sample" if where else "the sample"
     raise TypeError(f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not keep; {_KEPT}")
 
