@@ -20,7 +20,7 @@ import numpy as np
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.sample import Boxes
 from gpuload.datasets.tree import Structure, places_of, unflatten
-from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
+from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, ValueColumn
 
 if TYPE_CHECKING:
     from gpuload.batches.mixing import Pairing
@@ -266,8 +266,8 @@ class Columns:
             for block in content.blocks:
                 found.setdefault(block.leaf, []).append((number, part, block))
         for leaf, entries in found.items():
-            kinds = {(block.shape[1:], block.dtype, block.tensor, block.torch_dtype) for _, _, block in entries}
-            if len(entries) == len(self._parts) and len(kinds) == 1:
+            kinds = [(own.shape[1:], own.dtype, own.tensor, own.torch_dtype, own.tv) for _, _, own in entries]
+            if len(entries) == len(self._parts) and all(kind == kinds[0] for kind in kinds):
                 self.blocks[leaf] = entries
             else:
                 self._spread(leaf, entries)
@@ -279,8 +279,7 @@ class Columns:
         for number, part, block in entries:
             assert part.data is not None
             for row, array in zip(self._rows(at_of[number], None).tolist(), block.array(part.data), strict=True):
-                copied = array.copy() if array.ndim else array
-                values[row] = TensorBits(copied, block.torch_dtype) if block.tensor else copied
+                values[row] = block.value(array.copy() if array.ndim else array)
         rows = sorted(values)
         self.values[leaf] = ValueColumn(leaf, [values[row] for row in rows], None if len(rows) == len(self) else rows)
 

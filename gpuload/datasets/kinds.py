@@ -3,13 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["draws_nothing", "each_of", "fetched", "fetches_many", "is_iterable", "natural_blocks", "row_bytes"]
+__all__ = [
+    "check_dataset",
+    "draws_nothing",
+    "each_of",
+    "fetched",
+    "fetches_many",
+    "is_iterable",
+    "natural_blocks",
+    "row_bytes",
+]
 
+LOADERS: Final = {  # by module and name: what makes batches
+    ("gpuload.loader.loader", "Loader"),
+    ("torch.utils.data.dataloader", "DataLoader"),
+}
+SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}
 AROUND = ("gpuload.datasets.cache.dataset", "gpuload.datasets.resident")  # samples of the dataset inside, kept
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what has a dataset's methods, or is made of some, and is none.
+
+    Raises:
+        TypeError: it is a class, a loader, or a dict of splits; the message says what to pass.
+    """
+    if isinstance(dataset, type):
+        raise TypeError(
+            f"the dataset is the class {dataset.__name__} itself; pass an object of it, {dataset.__name__}(…), with "
+            "the arguments that it takes"
+        )
+    name, bases = type(dataset).__name__, {(base.__module__, base.__name__) for base in type(dataset).__mro__}
+    if bases & LOADERS:
+        raise TypeError(
+            f"the dataset is a {name}, which makes batches of one; pass the dataset in it, loader.dataset, and give "
+            "its batch_size, shuffle and collate_fn to gpuload.Loader"
+        )
+    if bases & SPLITS:
+        raise TypeError(
+            f"the dataset is a {name}, which holds several; pass one of them: {', '.join(map(repr, dataset))}"
+        )
 
 
 def draws_nothing(dataset: Any) -> bool:

@@ -70,8 +70,8 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
     if plain and not found:  # nothing that torchvision's targets could move with
         targets = {number: target for number, target in targets.items() if target is leaves[number]}
     elif not found:
-        found = _the_array(structure, leaves, targets)
-        clips = any(image.array.ndim == 4 for image in found.values())
+        arrays = _the_array(structure, leaves, targets)
+        return {**arrays}, targets, any(image.array.ndim == 4 for image in arrays.values())
     return found, targets, clips
 
 
@@ -227,13 +227,15 @@ def _names_of(structure: Structure) -> list[str]:
 def _list_of(node: Structure, leaf: int, at: int = 0) -> tuple[int, int]:
     """The first leaf of the list that holds this one and nothing but leaves, and the one after its last; the leaf
     itself if there is no such list. `at`: the first leaf of the node."""
+    if node == LEAF:
+        return at, at + 1
     kind, _, _, children = node
     if kind == "list" and all(child == LEAF for child in children):
         return at, at + len(children)
     for child in children:
         end = at + leaf_count(child)
         if leaf < end:
-            return (leaf, leaf + 1) if child == LEAF else _list_of(child, leaf, at)
+            return _list_of(child, leaf, at)
         at = end
     raise AssertionError("the node has this leaf")
 

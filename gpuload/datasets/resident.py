@@ -10,7 +10,7 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.kinds import is_iterable, natural_blocks
+from gpuload.datasets.kinds import check_dataset, is_iterable, natural_blocks
 
 __all__ = ["DeviceCached", "find_resident", "numbers_of"]
 
@@ -54,6 +54,7 @@ class DeviceCached:
     """
 
     def __init__(self, dataset: Any, *, bytes_limit: int | None = None) -> None:
+        check_dataset(dataset)
         name = type(dataset).__name__
         if is_iterable(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(

@@ -21,6 +21,7 @@ __all__ = [
     "LEAF",
     "Keys",
     "Structure",
+    "any_of",
     "assembled",
     "describe",
     "difference",
@@ -232,6 +233,11 @@ def located(node: Structure, place: str = "sample", name: str = "") -> Iterator[
 def places_of(structure: Structure) -> list[str]:
     """The place of each leaf in its sample, depth first: ``sample[1]["masks"]``."""
     return [place for node, place, _ in located(structure) if node == LEAF]
+
+
+def any_of(structure: Structure, leaves: Iterable[int]) -> str:
+    """The places of some leaves of a sample, of which one is meant: ``sample[0] or sample[1]``."""
+    return " or ".join(dict.fromkeys(places_of(structure)[leaf] for leaf in leaves))
 
 
 def _quoted(key: Any) -> str:

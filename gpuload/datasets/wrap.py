@@ -22,7 +22,7 @@ import numpy as np
 from gpuload.datasets.coco import CocoTargets, as_lists, chosen, unknown_categories, unmatched
 from gpuload.datasets.files import read_file
 from gpuload.datasets.folder import _checked_mode, _Images
-from gpuload.datasets.kinds import is_iterable
+from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.errors import one_line
@@ -141,6 +141,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> 
         return WrappedRows(dataset, mode, got)
     if known & {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}:
         raise TypeError(f"{got}, which holds several datasets; wrap one of them, as in gpuload.wrap(dataset['train'])")
+    check_dataset(dataset)
     if is_iterable(dataset):
         raise TypeError(
             f"{got}, an iterable dataset, which needs no wrap(): pass it to gpuload.Loader as it is. To leave decoding "

@@ -134,7 +134,7 @@ def _plain(value: Any) -> Any:
     """A tensor as an array, if numpy has its type."""
     if not isinstance(value, TensorBits):
         return value
-    return value.tensor() if value.dtype else value.array
+    return value.tensor() if value.dtype or value.tv is not None else value.array
 
 
 def _told(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:

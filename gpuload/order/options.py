@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.kinds import is_iterable
+from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.order.blocks import Blocks, BlockShuffle
 from gpuload.order.permutation import cumulate
 from gpuload.order.ranks import check_rank
@@ -137,6 +137,7 @@ class OrderOptions:
                 f"the dataset is a path, {path!r}; to read the images of a folder pass gpuload.ImageFolder({path!r}), "
                 f"with a folder for each class, or gpuload.ImageFiles({path!r}), without labels"
             )
+        check_dataset(dataset)
         if not self.iterable:
             for name in ("__getitem__", "__len__")[: 1 if self.sampled else 2]:
                 if not hasattr(dataset, name):

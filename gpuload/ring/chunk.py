@@ -22,6 +22,7 @@ __all__ = ["SEPARATOR", "Block", "ChunkContent", "Collated", "Encoded", "ImageCo
 SEPARATOR = "\0"  # of names in one string; no path has it
 # Types of values that can be read wherever they came from.
 SMALL = frozenset({int, float, bool, str, type(None), np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_})
+TVTensor = tuple[type, dict[str, Any]]  # torchvision's type of a tensor, and its attributes: the canvas of boxes, say
 Rows = list[int] | None  # which rows of a chunk have a column; None: all
 
 
@@ -100,7 +101,7 @@ class Block:
     """A leaf of all samples of a chunk, stacked: where it is in the slot, and what it is.
 
     `shape` includes the samples' axis; `dtype` is numpy's name for the bits, `torch_dtype` torch's for a type that
-    numpy lacks.
+    numpy lacks. `tv` is for tensors of torchvision's own types that come back as these.
     """
 
     leaf: int
@@ -109,6 +110,11 @@ class Block:
     dtype: str
     tensor: bool
     torch_dtype: str = ""
+    tv: TVTensor | None = None
+
+    def value(self, array: np.ndarray) -> Any:
+        """One sample's value from its bits, in memory of their own."""
+        return TensorBits(array, self.torch_dtype, self.tv) if self.tensor else array
 
     def array(self, data: np.ndarray) -> np.ndarray:
         """The bits, as a view of the chunk's bytes."""
@@ -213,14 +219,21 @@ class Collated:
 
 @dataclass(slots=True)
 class TensorBits:
-    """A tensor as an array, of the bits if numpy lacks its type."""
+    """A tensor as an array, of the bits if numpy lacks its type; `tv` as of a `Block`."""
 
     array: np.ndarray
     dtype: str = ""
+    tv: TVTensor | None = None
 
     def tensor(self) -> Any:
         """The tensor, over the same memory."""
         import torch
 
         tensor = torch.from_numpy(self.array)
-        return tensor.view(getattr(torch, self.dtype)) if self.dtype else tensor
+        tensor = tensor.view(getattr(torch, self.dtype)) if self.dtype else tensor
+        if self.tv is None:
+            return tensor
+        kind, attributes = self.tv
+        found = tensor.as_subclass(kind)
+        vars(found).update(attributes)
+        return found

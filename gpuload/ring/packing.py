@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.tree import is_tensor
-from gpuload.ring.chunk import SEPARATOR, Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
+from gpuload.ring.chunk import SEPARATOR, Block, ChunkContent, ImageColumn, TensorBits, TVTensor, ValueColumn
 from gpuload.ring.ring import align
 
 __all__ = ["ALIGN", "Packed", "read_content", "write_content"]
@@ -67,7 +67,7 @@ def write_content(
     Raises:
         Exception: whatever pickling a leaf raises.
     """
-    stacked, end = _make_blocks(content, align(used_bytes, ALIGN))
+    stacked, end = _make_blocks(content, align(used_bytes, ALIGN), keep_types)
     pickled, buffers = _pickle(content, keep_types)
     spans: list[int] = []
     for buffer in buffers:
@@ -111,27 +111,34 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
     return content
 
 
-def _make_blocks(content: ChunkContent, end: int) -> tuple[list[list[np.ndarray]], int]:
+def _make_blocks(content: ChunkContent, end: int, keep_types: bool) -> tuple[list[list[np.ndarray]], int]:
     """Take values that can be stacked out of `content`: the arrays of each block, and where the blocks end."""
     stacked: list[list[np.ndarray]] = []
     others: list[ValueColumn] = []
     for column in content.values if len(content.structures) == 1 else ():
-        block = None if column.rows is not None else _block(column.leaf, end, column.values)
+        block = None if column.rows is not None else _block(column.leaf, end, column.values, keep_types)
         if block is None:
             others.append(column)
             continue
         content.blocks.append(block)
-        stacked.append(column.values if not block.tensor else [_bits(tensor) for tensor in column.values])
+        stacked.append(column.values if not block.tensor else [_bits(_below(tensor)) for tensor in column.values])
         end = align(end + stacked[-1][0].nbytes * len(column.values), ALIGN)
     if stacked:
         content.values = others
     return stacked, end
 
 
-def _block(leaf: int, offset: int, column: Sequence[Any]) -> Block | None:
+def _block(leaf: int, offset: int, column: Sequence[Any], keep_types: bool) -> Block | None:
     """The block for a leaf's values, if they are alike and large enough."""
+    kind = type(column[0])
+    tv = None
+    if _is_tv(kind):  # the attributes are those of the subclass; all else is asked of the tensor below it, much faster
+        tv = (kind, vars(column[0])) if keep_types else None
+        if tv is not None and any((type(value), vars(value)) != tv for value in column):
+            return None
+        column = [_below(value) for value in column]
+        kind = type(column[0])
     first = column[0]
-    kind = type(first)
     if kind is not np.ndarray and not (is_tensor(first) and kind is sys.modules["torch"].Tensor):
         return None
     if kind is not np.ndarray and not _is_plain(first):
@@ -147,7 +154,17 @@ def _block(leaf: int, offset: int, column: Sequence[Any]) -> Block | None:
     if not all(map(_is_plain, column)):
         return None
     only = name.removeprefix("torch.") if name in ONLY_TORCH else ""
-    return Block(leaf, offset, (len(column), *shape), bits, True, only)
+    return Block(leaf, offset, (len(column), *shape), bits, True, only, tv)
+
+
+def _is_tv(kind: type) -> bool:
+    """Whether it is one of torchvision's own types of tensors; a subclass of the user's has another module."""
+    return kind.__module__.startswith("torchvision.tv_tensors")
+
+
+def _below(value: Any) -> Any:
+    """A tensor of torchvision's own types as a plain one, over the same memory; others as they are."""
+    return value.as_subclass(sys.modules["torch"].Tensor) if _is_tv(type(value)) else value
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -229,9 +246,9 @@ def _with_tensors(base: Any) -> Any:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and (path := _place_in_a_class(obj)):
                 return _class_at, (obj.__module__, *path)
-            if is_tensor(obj) and type(obj) is sys.modules["torch"].Tensor and _is_plain(obj):
+            if is_tensor(obj) and type(plain := _below(obj)) is sys.modules["torch"].Tensor and _is_plain(plain):
                 portable = _portable(obj, True)
-                return _tensor, (portable.array, portable.dtype)
+                return _tensor, (portable.array, portable.dtype, portable.tv)
             override: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
             return override(obj) if override is not None else NotImplemented
 
@@ -253,19 +270,23 @@ def _class_at(module: str, outer: str, name: str) -> Any:
     return getattr(getattr(importlib.import_module(module), outer), name)
 
 
-def _tensor(array: np.ndarray, dtype: str) -> Any:
-    return TensorBits(array, dtype).tensor()
+def _tensor(array: np.ndarray, dtype: str, tv: TVTensor | None) -> Any:
+    return TensorBits(array, dtype, tv).tensor()
 
 
 def _portable(value: Any, keep_types: bool) -> Any:
     """A tensor as an array, so that its bytes go to the slot and not through torch's own shared memory. With
-    `keep_types` torchvision's TVTensors stay what they are."""
-    if not is_tensor(value) or value.is_nested or (keep_types and type(value).__module__.startswith("torchvision.")):
+    `keep_types` tensors stay tensors, and torchvision's own types what they are."""
+    if not is_tensor(value):
+        return value
+    tv = (type(value), vars(value)) if keep_types and _is_tv(type(value)) else None
+    value = _below(value)
+    if value.is_nested:
         return value
     name = str(value.dtype)
     if name in ONLY_TORCH:
-        return TensorBits(_bits(value), name.removeprefix("torch."))
-    return TensorBits(_bits(value)) if keep_types else _bits(value)
+        return TensorBits(_bits(value), name.removeprefix("torch."), tv)
+    return TensorBits(_bits(value), "", tv) if keep_types else _bits(value)
 
 
 def _bits(tensor: Any) -> np.ndarray:

@@ -23,6 +23,7 @@ import numpy as np
 
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.sample import Boxes
+from gpuload.datasets.tree import any_of
 from gpuload.errors import ErrorRecord
 from gpuload.ring.chunk import SEPARATOR, ChunkContent, ImageColumn, TensorBits, ValueColumn
 from gpuload.ring.packing import ALIGN
@@ -183,6 +184,12 @@ class KeptSamples:
         """The file that a sample's image came from."""
         return self._sources[number]
 
+    def place(self, number: int) -> str:
+        """Where in a sample its images are, for errors."""
+        own = np.array([number])
+        leaves = [pictures.leaves.take(own)[0] for pictures in self._images if pictures.table[number, 0] >= 0]
+        return any_of(self._structures.take(own)[0], leaves)
+
     def boxes(self, numbers: np.ndarray) -> list[np.ndarray]:
         """The boxes that the draws of samples depend on: left, top, right, bottom."""
         found = []
@@ -297,9 +304,7 @@ def _unstacked(content: ChunkContent, data: np.ndarray) -> list[ValueColumn]:
     for block in content.blocks:
         rows = block.array(data).copy()
         arrays = [row if row.ndim else row[()] for row in rows]
-        columns.append(
-            ValueColumn(block.leaf, [TensorBits(a, block.torch_dtype) if block.tensor else a for a in arrays])
-        )
+        columns.append(ValueColumn(block.leaf, list(map(block.value, arrays))))
     return columns
 
 

@@ -127,7 +127,8 @@ class ResidentEngine(InlineEngine):
                 found.append(drawn)
         except ValueError as error:
             if len(rows) == 1:
-                source = self._kept.source(int(numbers[0]))
-                errors.append((int(rows[0]), failure(request, int(rows[0]), source, error)))
+                number, row = int(numbers[0]), int(rows[0])
+                source, place = self._kept.source(number), self._kept.place(number)
+                errors.append((row, failure(request, row, source, error, place)))
             return None
         return found

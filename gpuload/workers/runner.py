@@ -296,7 +296,9 @@ class ChunkRunner:
         content.errors, content.iterable = sorted(errors, key=_row), place
         content.strays = self._reader.strays or self._reader.sizes.remark
         try:
-            return _pack(request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None)
+            return _pack(
+                request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None or self.job.single
+            )
         except Exception as error:
             # A leaf cannot be sent. No search for it: a dataset usually returns the same types for each sample.
             errors += [(s.row, failure(request, s.row, s.source, _unsendable(error))) for s in decoded]

@@ -17,7 +17,7 @@ import numpy as np
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.recognise import fewer_frames, find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
-from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor, kind_of, places_of
+from gpuload.datasets.tree import Structure, any_of, describe, dtype_of, flatten, is_tensor, kind_of, places_of
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
 from gpuload.decode.jpeg_header import has_end
@@ -97,7 +97,7 @@ class Sample:
     @property
     def place(self) -> str:
         """Where its images are, for errors."""
-        return " or ".join(dict.fromkeys(places_of(self.structure)[leaf] for leaf in self.images))
+        return any_of(self.structure, self.images)
 
     def boxes(self) -> np.ndarray:
         """The boxes that its draws depend on: left, top, right, bottom."""

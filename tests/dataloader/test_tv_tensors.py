@@ -178,6 +178,66 @@ def test_the_segmentation_reference_runs_with_a_loader_in_dataloaders_place(coll
         torch.nn.functional.cross_entropy(model(image), target, ignore_index=255).backward()
 
 
+LARGE = {
+    "float images": lambda i: (tv_tensors.Image(torch.full((3, 40, 50), i / 8)), i),
+    "float images of half precision": lambda i: (tv_tensors.Image(torch.full((3, 40, 50), i / 8).bfloat16()), i),
+    "float videos": lambda i: {"clip": tv_tensors.Video(torch.full((2, 3, 40, 50), i / 8)), "label": i},
+    "images of 13 channels": lambda i: (tv_tensors.Image(torch.full((13, 40, 50), i, dtype=torch.uint8)), i),
+    "masks beside a float image": lambda i: (
+        tv_tensors.Image(torch.full((3, 40, 50), i / 8)),
+        {"masks": tv_tensors.Mask(torch.full((2, 40, 50), i, dtype=torch.uint8)), "size": (40, 50)},
+    ),
+    "many boxes": lambda i: (tv_tensors.Image(torch.full((3, 40, 50), i / 8)), boxes(i, 300)),
+    "boxes on canvases that differ": lambda i: boxes(i, 300, canvas_size=(40 + i, 50)),
+    "boxes of formats that differ": lambda i: boxes(i, 300, format="XYWH" if i == 1 else "XYXY"),
+    "a type and a plain tensor by turns": lambda i: (
+        torch.full((3, 40, 50), i / 8) if i % 2 else tv_tensors.Image(torch.full((3, 40, 50), i / 8))
+    ),
+    "a view": lambda i: tv_tensors.wrap(torch.full((40, 50, 3), i / 8).permute(2, 0, 1), like=float_image(0)),
+    "a clip's frames in a list": lambda i: [tv_tensors.Image(torch.full((3, 40, 50), i / 8 + n)) for n in range(3)],
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"collate_fn": list}, {"chunk_size": 2}, {"collate_fn": list, "chunk_size": 2}]
+)
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_ones_come_stacked_and_of_their_own_type_to_a_collate_fn(kind, options):
+    """As arrays and plain tensors do, without a pickle of each; `list` gets what the dataset returned."""
+    theirs = {name: value for name, value in options.items() if name != "chunk_size"}
+    assert alike(gpuload_batches(Made(LARGE[kind], 6), 3, **options), torch_batches(Made(LARGE[kind], 6), 3, **theirs))
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_ones_come_one_by_one_as_dataloader_gives_them(kind):
+    assert alike(gpuload_batches(Made(LARGE[kind], 3), None), torch_batches(Made(LARGE[kind], 3), None))
+
+
+def test_the_main_process_unpickles_no_tensor_of_theirs(monkeypatch):
+    """What took it milliseconds for each image: torch saves and loads the storage of a subclass by itself."""
+
+    def refuse(*arguments):
+        raise AssertionError("a tensor was pickled as torch does it")
+
+    monkeypatch.setattr(torch.storage.UntypedStorage, "__reduce__", refuse)
+    monkeypatch.setattr(torch.storage.TypedStorage, "__reduce__", refuse)
+    for options in ({}, {"collate_fn": list, "chunk_size": 2}, {"collate_fn": list}):
+        for make in LARGE.values():
+            gpuload_batches(Made(make, 6), 3, **options)
+
+
+def test_the_users_own_subclass_comes_as_it_is():
+    class Heat(tv_tensors.Mask):
+        pass
+
+    def make(index):
+        return torch.full((3, 40, 50), index / 8).as_subclass(Heat)
+
+    found = gpuload_batches(Made(make, 4), 2, collate_fn=list)
+    assert {type(value).__name__ for batch in found for value in batch} == {"Heat"}
+    assert [value[0, 0, 0].item() for batch in found for value in batch] == [0, 1 / 8, 2 / 8, 3 / 8]
+
+
 def in_a_worker(index: int):
     """The same with an import that works beside any torch."""
     from benchmarks.peers.torchvision_import import torchvision, v2

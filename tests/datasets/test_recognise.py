@@ -43,6 +43,8 @@ MASKS = torch.zeros((2, 20, 30), dtype=torch.uint8)
         ((ARRAY, gl.Encoded(b"")), [1]),
         ((7, ARRAY, np.arange(9)), [1]),
         ((7, TENSOR), [1]),
+        (ARRAY, [0]),
+        (TENSOR, [0]),
         ({"a": ARRAY[..., 0], "b": ARRAY, "c": np.zeros((20, 30))}, [1]),
         ((7, [ARRAY, ARRAY, ARRAY]), [1, 2, 3]),
         ([TENSOR, TENSOR], [0, 1]),

@@ -558,6 +558,9 @@ def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(hf.DatasetDict(train=rows))
+    text = "the dataset is a DatasetDict, which holds several; pass one of them: 'train', 'test'"
+    with pytest.raises(TypeError, match=f"^{text}$"):
+        gl.Loader(hf.DatasetDict(train=rows, test=rows), device="cpu")
 
 
 def test_streaming_datasets_work_as_they_are(hf: ModuleType) -> None:

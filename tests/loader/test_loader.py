@@ -490,6 +490,35 @@ def test_flags_may_be_numbers_or_none():
         assert loader.shuffle is expected
 
 
+def loaders():
+    dataset = Samples(lambda i: i)
+    return {
+        "DataLoader": torch.utils.data.DataLoader(dataset),
+        "Loader": gl.Loader(dataset, device="cpu", num_workers=0),
+        "Own": type("Own", (torch.utils.data.DataLoader,), {})(dataset),
+    }
+
+
+TAKERS = {
+    "Loader": lambda dataset: gl.Loader(dataset, device="cpu"),
+    "Cached": lambda dataset: gl.Cached(dataset, 1 << 20),
+    "DeviceCached": gl.DeviceCached,
+    "wrap": gl.wrap,
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_a_loader_or_a_class_is_no_dataset(taker):
+    for name, loader in loaders().items():
+        text = f"the dataset is a {name}, which makes batches of one; pass the dataset in it, loader.dataset, and give "
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}its batch_size, shuffle and collate_fn to gpuload."):
+            TAKERS[taker](loader)
+    for cls in (Samples, torch.utils.data.TensorDataset, torch.utils.data.IterableDataset, gl.ImageFolder):
+        text = f"the dataset is the class {cls.__name__} itself; pass an object of it, {cls.__name__}(…), with the "
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}arguments that it takes$"):
+            TAKERS[taker](cls)
+
+
 @pytest.mark.parametrize("path", ["photos/train", Path("photos/train"), os.curdir])
 def test_a_path_is_no_dataset(path):
     name = str(path)
@@ -507,14 +536,14 @@ def test_a_path_is_no_dataset(path):
     [
         (
             "x/cat.JPG",
-            "for the transforms: 'x/cat.JPG' is a path; return gpuload.read(path) in its place (gpuload.ImageF",
+            "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) in its place (gpu",
         ),
-        ((Path("cat"), 3), "for the transforms: 'cat' is a path; return gpuload.read(path) in its place"),
+        ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) in its place"),
         (
             (b"abc", 3),
-            "for the transforms: bytes may be anything; if they are an image file, return gpuload.Encoded(bytes",
+            "for the transforms: sample[0] is bytes, which may be anything; if they are an image file",
         ),
-        ((np.zeros((9, 9, 6), np.uint8), 3), "if it has 1 to 4 channels; for more write gpuload.Image(array)"),
+        ((np.zeros((9, 9, 6), np.uint8), 3), "sample[0], uint8 array 9×9×6, is an image only as gpuload.Image(array)"),
         (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),
     ],
 )

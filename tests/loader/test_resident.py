@@ -151,7 +151,7 @@ def test_a_ctrl_c_while_it_is_read_leaves_nothing_and_the_next_iter_reads_anew()
 
 
 def test_batches_may_be_changed_and_what_is_kept_is_not():
-    data = [{"x": np.full(3, i, np.float32), "more": {"boxes": gl.Boxes([[0, 0, 4, 4 + i]])}, "image": image}
+    data = [{"x": np.full(3, i, np.float32), "more": {"boxes": gl.Boxes([[0, 0, 4, 4 + i]])}, "image": gl.Image(image)}
             for i, (image, _) in enumerate(Counted()[i] for i in range(4))]  # fmt: skip
 
     def collate(samples: list[Any]) -> list[Any]:

@@ -40,7 +40,7 @@ class Pictures:
             os._exit(3)
         if index in self.bad:
             return gl.Encoded(b"no image"), index
-        return (np.zeros((40, 60, 3), np.uint8) if index % 4 == 0 else gl.Encoded(self.data)), index
+        return (gl.Image(np.zeros((40, 60, 3), np.uint8)) if index % 4 == 0 else gl.Encoded(self.data)), index
 
 
 def loader(dataset: Any = None, **given: Any) -> gl.Loader:
@@ -140,7 +140,7 @@ def test_what_a_dead_worker_did_is_kept():
 
 class Stream:
     def __iter__(self):
-        return iter([(np.zeros((8, 8, 3), np.uint8), number) for number in range(10)])
+        return iter([(gl.Image(np.zeros((8, 8, 3), np.uint8)), number) for number in range(10)])
 
 
 @pytest.mark.usefixtures("warm")

@@ -76,7 +76,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a plain mask": (lambda: load(lambda i: (scene(i), mask(i))), ("sample[1]", "gpuload.Mask(array)")),
     "a dict with a plain mask": (
         lambda: load(lambda i: {"image": scene(i), "mask": mask(i)}),
-        ("sample['mask']", "gpuload.Mask(array)"),
+        ('sample["mask"]', "gpuload.Mask(array)"),
     ),
     "a Pillow mask": (
         lambda: load(lambda i: (picture(i), Image.fromarray(mask(i)).convert("P"))),
@@ -84,7 +84,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "plain boxes": (
         lambda: load(lambda i: (scene(i), {"boxes": box(i)})),
-        ("sample[1]['boxes']", "gpuload.Boxes(array, format='xyxy')"),
+        ('sample[1]["boxes"]', "gpuload.Boxes(array, format='xyxy')"),
     ),
     "plain boxes, as many as there are": (
         lambda: load(lambda i: (scene(i), {"boxes": np.ones((i + 1, 4))})),
@@ -92,7 +92,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "plain keypoints": (
         lambda: load(lambda i: (scene(i), {"keypoints": np.ones((5, 2))})),
-        ("'keypoints'", "gpuload.Keypoints(array)"),
+        ('sample[1]["keypoints"]', "gpuload.Keypoints(array)"),
     ),
     "clips of two lengths": (
         lambda: load(lambda i: np.stack([scene(i)] * (i + 1))),
@@ -104,7 +104,10 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("gpuload.Image(tensor, layout='CHW')", "leave out the dataset's ToTensor"),
     ),
     "channels first without a layout": (lambda: load(lambda i: gl.Image(chw(i))), ("write layout='CHW'",)),
-    "thirteen channels of levels": (lambda: load(lambda i: scene(i, 13)), ("1 to 4 channels", "gpuload.Image(array)")),
+    "thirteen channels of levels": (
+        lambda: load(lambda i: scene(i, 13)),
+        ("sample, uint8 array", "gpuload.Image(array)"),
+    ),
     "three means for thirteen channels": (
         lambda: load(lambda i: gl.Image(bands(i)), [*MOVE, HALF]),
         ("Normalize has 3 means", "give one for each channel"),
@@ -167,11 +170,22 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load("data/train"),
         ("gpuload.ImageFolder('data/train')", "gpuload.ImageFiles('data/train')"),
     ),
-    "a path in a sample": (lambda: load(lambda i: ("a.jpg", i)), ("'a.jpg' is a path", "gpuload.read(path)")),
+    "a path in a sample": (
+        lambda: load(lambda i: ("a.jpg", i)),
+        ("sample[0] is the path 'a.jpg'", "gpuload.read(path)"),
+    ),
     "an Image of a path": (lambda: load(lambda i: gl.Image("a.jpg")), ("return gpuload.read(path)",)),  # pyright: ignore
     "a Mask of a path": (lambda: load(lambda i: (scene(i), gl.Mask("a.png"))), ("Mask(gpuload.read(path))",)),
     "bytes of a file": (lambda: load(lambda i: (b"\xff\xd8", i)), ("return gpuload.Encoded(bytes)",)),
-    "images of two sizes": (lambda: load(lambda i: scene(i)[i:], None), ("Resize((height, width))", "ragged='list'")),
+    "images of two sizes": (
+        lambda: load(lambda i: gl.Image(scene(i)[i:]), None),
+        ("Resize((height, width))", "ragged='list'"),
+    ),
+    "arrays of two sizes": (lambda: load(lambda i: scene(i)[i:], None), ("gpuload.Image(array)", "ragged='list'")),
+    "two images": (
+        lambda: load(lambda i: (scene(i), scene(i))),
+        ("sample[0], uint8 array", "so may sample[1], uint8 array", "gpuload.Image(array)", "gpuload.Mask(…)"),
+    ),
     "zip(loader, loader)": (zipped, ("make a second Loader",)),
     "nested loops": (nested_loops, ("make a second Loader",)),
     "T.ToTensor": (lambda: T.ToTensor, ("write ToDtype('float32', scale=True)",)),  # pyright: ignore

@@ -152,7 +152,7 @@ def test_images_of_several_dtypes_in_one_batch_are_refused():
     def make(i):
         return gl.Image(pixels(i, "float32" if i == 2 else "uint8", 3))
 
-    text = "the images of a batch must be of one dtype, but sample 0 is uint8 and sample 2 float32; convert them in"
+    text = "images of a batch must be of one dtype, but sample[0] of sample 0 is uint8 and sample[0] of sample 2"
     with pytest.raises(ValueError, match=re.escape(text)):
         batches(make, [T.CenterCrop(32)])
     with pytest.raises(ValueError, match=re.escape(text)):
@@ -160,6 +160,6 @@ def test_images_of_several_dtypes_in_one_batch_are_refused():
 
 
 def test_colour_operations_refuse_floats_by_name():
-    text = "ColorJitter takes images of uint8, but sample 0 is float32; leave it out, write a transform of your own"
+    text = "ColorJitter takes images of uint8, but sample[0] of sample 0 is float32; leave it out, write a "
     with pytest.raises(ValueError, match=re.escape(text)):
         batches(SCENES["float32"], [T.CenterCrop(32), T.ColorJitter(0.4)])

@@ -75,11 +75,9 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
         return ["tensor", dtype_of(value), list(value.shape)]
     for name, declared in DECLARED.items():
         if kind is declared:
-            return [
-                name,
-                _described(value.array, where, blobs),
-                *(getattr(value, attribute) for attribute in SAYS.get(name, ())),
-            ]
+            inner: Any = value
+            more = [getattr(inner, attribute) for attribute in SAYS.get(name, ())]
+            return [name, _described(inner.array, where, blobs), *more]
     place = f"{where} of the sample" if where else "the sample"
     raise TypeError(f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not keep; {_KEPT}")
 

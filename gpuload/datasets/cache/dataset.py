@@ -17,7 +17,7 @@ from gpuload.datasets.cache.codec import pack, unpack
 from gpuload.datasets.cache.entries import Entries
 from gpuload.datasets.cache.layout import Shape
 from gpuload.datasets.joined import Joined, from_start, has_samples
-from gpuload.datasets.kinds import draws_nothing, fetched, is_iterable, natural_blocks
+from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, is_iterable, natural_blocks
 from gpuload.datasets.sample import Encoded, Mask
 from gpuload.datasets.tree import flatten
 
@@ -166,6 +166,7 @@ class Cached:
 
 
 def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) -> None:
+    check_dataset(dataset)
     name = type(dataset).__name__
     if is_iterable(dataset) or not hasattr(dataset, "__len__"):
         raise TypeError(f"Cached() takes a map-style dataset, with a length and an index for each sample, got {name}")
