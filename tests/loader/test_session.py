@@ -259,9 +259,9 @@ def test_a_memory_format_does_not_reach_what_a_collate_fn_makes():
 
     options = {"memory_format": "channels_last", "num_workers": 0, "device": "cpu", "collate_fn": stack}
     text = f"{LAYOUT}the collate_fn makes the tensors of a batch. Write .* in it, or in the loop"
-    with gl.Loader(Levels(), 4, transforms=[T.CenterCrop(3)], **options) as loader:
-        with pytest.warns(RuntimeWarning, match=text):
-            batches = list(loader)
+    loader = gl.Loader(Levels(), 4, transforms=[T.CenterCrop(3)], **options)
+    with loader, pytest.warns(RuntimeWarning, match=text):
+        batches = list(loader)
     assert all(images.is_contiguous() for images in batches)
 
 
