@@ -12,7 +12,8 @@
 #   make bench-gpu loaders end to end on a GPU; ARGS="--simulate" runs it through on the CPU; benchmarks/gpu.sh does more
 #   make notebooks run the notebooks and write their outputs into them
 #   make docs      the documentation site, into build/docs; a warning is an error
-#   make pictures  draw the README's plot and picture anew, from benchmarks/results and by gpuload's transforms
+#   make rates     measure README.md's plot and table and docs/performance.md's tables anew; ARGS="--photos DIR"; quarter of an hour
+#   make pictures  draw README.md's plot, tables and picture again, from benchmarks/results and by gpuload's transforms
 #   make soak      ten minutes in which a worker is killed every second and files are damaged; ARGS as for bench
 #   make dist      the wheel and the sdist in dist/, checked; RELEASING.md has the rest
 #   make api       write the public names and signatures anew (tests/public_api.txt)
@@ -29,8 +30,7 @@ PIP := $(BIN)/python -m pip
 INSTALL := $(PIP) install --constraint constraints.txt
 # An editable install is not compiled as an installed package is, and each worker process would pay for it.
 COMPILE := $(BIN)/python -m compileall -q gpuload
-DALI := $(if $(filter 12,$(CUDA_MAJOR)),dali,dali-cu13)
-EVERYTHING := --editable '.[cu$(CUDA_MAJOR),$(DALI),fused,cli,demo,kornia]'
+EVERYTHING := --editable '.[cu$(CUDA_MAJOR),dali-cu$(CUDA_MAJOR),fused,cli,demo,kornia]'
 
 # As many tests at once as there are processors, and in each one thread of torch: threads of several processes that wait
 # for each other take ten times as long.
@@ -38,7 +38,7 @@ SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 OF_THE_PACKAGE := tests --ignore=tests/project
 
-.PHONY: install demo test test-fast test-docs test-all lint format bench bench-gpu notebooks docs pictures soak dist api clean
+.PHONY: install demo test test-fast test-docs test-all lint format bench bench-gpu notebooks docs rates pictures soak dist api clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -79,6 +79,10 @@ notebooks: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --nitpicky --fail-on-warning --keep-going -b html docs build/docs $(ARGS)
+
+rates: $(VENV)/.installed-lint
+	$(BIN)/python -m benchmarks.loading --rounds 5 --json benchmarks/results/loading-cpu.json $(ARGS)
+	$(BIN)/python -m benchmarks.plot_rates
 
 pictures: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.plot_rates

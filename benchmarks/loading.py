@@ -1,4 +1,4 @@
-"""The ImageNet training recipe on the CPU: gpuload beside torch DataLoader + torchvision, and DALI.
+"""The ImageNet training recipe on the CPU: gpuload beside torch DataLoader + torchvision, DALI, TurboLoader.
 
     make bench ARGS="--photos DIR"        or   python -m benchmarks.loading --photos DIR
 

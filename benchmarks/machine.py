@@ -16,7 +16,18 @@ from pathlib import Path
 
 __all__ = ["absent", "cpu_model", "cuda_device", "versions"]
 
-PACKAGES = ("gpuload", "torch", "triton", "torchvision", "timm", "kornia", "simplejpeg", "numpy", "Pillow")
+PACKAGES = (
+    "gpuload",
+    "torch",
+    "triton",
+    "torchvision",
+    "timm",
+    "kornia",
+    "simplejpeg",
+    "numpy",
+    "Pillow",
+    "turboloader",
+)
 NVIDIA = ("nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
 DECODERS = ("simplejpeg", "nvidia.nvimgcodec", "nvidia.dali")
 # What is left out of tests and measurements where a package is absent.
@@ -33,6 +44,7 @@ LEFT_OUT = {
     "timm": "timm's rows and tests against it",
     "torchvision": "torchvision's, timm's and Kornia's own rows, the ResNets, the benchmark of augmenting",
     "triton": "the backend fused and its tests",
+    "turboloader": "TurboLoader's row of the benchmark of loading, and its tests",
     "typer": "tests of the command line",
     "xdist": "nothing; tests run one after the other",
 }

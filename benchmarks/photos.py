@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
+import tarfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.decode.cuttable import make_cuttable
 from gpuload.decode.jpeg_header import INDEX
 
-__all__ = ["copy_photos", "cuttable_copy", "find_photos", "light_copy", "make_up", "warm"]
+__all__ = ["copy_photos", "cuttable_copy", "find_photos", "light_copy", "make_up", "tar_copy", "warm"]
 
 CLASSES = 10
 SUFFIXES = (".jpg", ".jpeg")
@@ -83,6 +84,24 @@ def copy_photos(source: Path, cache: Path, count: int) -> Path:
 def cuttable_copy(root: Path) -> Path:
     """Copy the tree `root` to a folder beside it, its JPEGs made cuttable; a finished folder is used again."""
     return _changed_copy(root, f"indexed-{INDEX[-1]}", make_cuttable)  # another version's index would not be used
+
+
+def tar_copy(root: Path) -> tuple[Path, list[str]]:
+    """Write the JPEGs of the tree `root` to a tar archive next to it, in the order of their names, and read it once; a
+    finished archive is used again.
+
+    Returns the archive, and the names in it, ``class_0/00000.jpg`` and so on.
+    """
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.jpg"))
+    archive = root.parent / f"{root.name}.tar"
+    if not archive.exists():
+        unfinished = archive.with_suffix(".unfinished")
+        with tarfile.open(unfinished, "w") as file:
+            for name in names:
+                file.add(root / name, name)
+        unfinished.rename(archive)
+    archive.read_bytes()  # into the page cache
+    return archive, names
 
 
 def light_copy(root: Path) -> Path:

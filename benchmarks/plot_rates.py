@@ -1,47 +1,114 @@
-"""The plot and the table of README.md, from the recorded run of `make bench`: ``python -m benchmarks.plot_rates``.
+"""The plot of README.md, and its and docs/performance.md's tables, from the recorded run of `make bench`.
 
-Nothing is measured here. It writes rates.svg and rates-dark.svg to docs/pictures, and prints the table in Markdown.
-Tests hold both, and README.md, to benchmarks/results/loading-cpu.json.
+    make rates ARGS="--photos DIR"     measures, records and writes all of it; takes a quarter of an hour
+    python -m benchmarks.plot_rates    writes it from what is recorded in benchmarks/results/loading-cpu.json
+
+It writes rates.svg and rates-dark.svg to docs/pictures. A table replaces the lines between a comment of its name, such
+as ``<!-- measured: loaders -->``, and the next empty line. Tests hold pictures and pages to what is recorded.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Results, median_of, ratio
+from benchmarks.report import ARRAYS, LOADERS, WHOLE, WORKERS, Results, judge, median_of, ratio
 
-__all__ = ["FOLDER", "PICTURES", "RECORDED", "draw", "markdown_table"]
+__all__ = ["FOLDER", "PAGES", "PICTURES", "RECORDED", "by_rate", "draw", "filled", "tables"]
 
 REPOSITORY = Path(__file__).parent.parent
 RECORDED = REPOSITORY / "benchmarks" / "results" / "loading-cpu.json"
 FOLDER = REPOSITORY / "docs" / "pictures"
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
 PICTURES = {"rates.svg": ("#18181b", "white"), "rates-dark.svg": ("#e4e4e7", "none")}  # ink and ground
 LABELS = {
     "gpuload": "gpuload",
     "dali": "DALI (CPU)",
+    "turboloader": "TurboLoader (CPU) + each image decoded smaller",
     "torch_simplejpeg": "torch DataLoader + torchvision v2, simplejpeg",
     "torch_pillow": "torch DataLoader + torchvision v2, Pillow",
+}
+FIGURES = {  # columns of docs/performance.md
+    "cpu_s_per_1000": ("CPU s per 1,000 images", ".3g"),
+    "first_batch_s": ("first batch, s", ".2f"),
+    "pss_mb": ("memory of all processes, MB", ",.0f"),
+    "worker_mb": ("of a worker alone", ",.0f"),
 }
 OWN, OTHERS = "#0d9488", "#a1a1aa"
 
 
-def markdown_table(results: Results) -> str:
-    """A row for each loader, the fastest first, with gpuload's rate over the row's, taken within rounds."""
+def tables(recorded: dict[str, Any]) -> dict[str, str]:
+    """The Markdown of each table that pages show, by its name; of what was measured."""
+    results: Results = recorded["results"]
+    machine, recipe, photos = recorded["machine"], recorded["recipe"], recorded["photos"]
+    rounds = len(results["gpuload"])
+    about = (
+        f"{rounds} rounds over {photos['files']:,} files of {photos['mean_kb']:.0f} KB, {recipe['workers']} workers on "
+        f"{machine['cpus']} CPUs ({machine['cpu']});\n"
+        f"{', '.join(f'{name} {version}' for name, version in recorded['versions'].items())}.\n"
+    )
+    goals = "".join(f"- {'met' if verdict.met else 'missed'}: {verdict.text}\n" for verdict in judge(results))
+    return {
+        "readme": _readme_table(results),
+        "about": about,
+        "loaders": _table(results, {name: LOADERS[name] for name in by_rate(results)}, "gpuload"),
+        "workers": _table(results, WORKERS, None),
+        "arrays": _table(results, ARRAYS, "arrays_gpuload"),
+        "whole": _table(results, WHOLE, "whole_gpuload"),
+        "goals": goals,
+    }
+
+
+def filled(page: str, texts: dict[str, str]) -> str:
+    """`page` with each of `texts` in the place that a comment names; ValueError if the page names another."""
+
+    def text(found: re.Match[str]) -> str:
+        if found["name"] not in texts:
+            raise ValueError(f"<!-- measured: {found['name']} --> is none of {', '.join(texts)}")
+        return found["mark"] + texts[found["name"]]
+
+    return re.sub(r"(?P<mark><!-- measured: (?P<name>.+) -->\n)(?:.+\n)*", text, page)
+
+
+def by_rate(results: Results) -> list[str]:
+    """The loaders that were measured, gpuload first, then the fastest first."""
+    names = [name for name in LABELS if name in results]
+    return sorted(names, key=lambda name: (name != "gpuload", -median_of(results[name], "images_per_s")))
+
+
+def _readme_table(results: Results) -> str:
     lines = [
         "| loader | images/s | gpuload's rate over it | CPU seconds per 1,000 images | memory of a worker, MB |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for name, label in LABELS.items():
+    for name in by_rate(results):
         rows = results[name]
         times = "" if name == "gpuload" else f"{ratio(results, 'gpuload', name)[0]:.2f} ×"
         memory = median_of(rows, "worker_mb")
         lines.append(
-            f"| {label} | {median_of(rows, 'images_per_s'):,.0f} | {times} | {median_of(rows, 'cpu_s_per_1000'):.2f} | "
-            f"{f'{memory:,.0f}' if memory else '–'} |"
+            f"| {LABELS[name]} | {median_of(rows, 'images_per_s'):,.0f} | {times} | "
+            f"{median_of(rows, 'cpu_s_per_1000'):.2f} | {f'{memory:,.0f}' if memory else '–'} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _table(results: Results, labels: dict[str, str], own: str | None) -> str:
+    """The figures of those that were measured; `own`: the one whose rate is compared with the others'."""
+    names = [name for name in labels if name in results]
+    columns: dict[str, list[str]] = {"images/s": [f"{median_of(results[name], 'images_per_s'):,.0f}" for name in names]}
+    if own in names:
+        columns["gpuload is faster by (least … greatest of the rounds)"] = [
+            "" if name == own else "{:.2f} × ({:.2f} … {:.2f})".format(*ratio(results, own, name)) for name in names
+        ]
+    for key, (heading, form) in FIGURES.items():
+        values = [median_of(results[name], key) for name in names]
+        if any(value > 0 for value in values):
+            columns[heading] = [f"{value:{form}}" if value > 0 else "–" for value in values]
+    rows = [["", *columns], ["---"] * (1 + len(columns))]
+    rows += map(list, zip((labels[name] for name in names), *columns.values(), strict=True))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows) if names else ""
 
 
 def draw(recorded: dict[str, Any], path: Path) -> None:
@@ -53,19 +120,19 @@ def draw(recorded: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     results, recipe = recorded["results"], recorded["recipe"]
-    rates = {name: [rate for row in results[name] for rate in row["images_per_s"]] for name in LABELS}
+    rates = {name: [rate for row in results[name] for rate in row["images_per_s"]] for name in by_rate(results)}
     ink, ground = PICTURES[path.name]
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": "gpuload", "font.family": "sans-serif", "font.size": 11}
     with plt.rc_context(style):
-        figure, axes = plt.subplots(figsize=(8, 2.6))
+        figure, axes = plt.subplots(figsize=(8, 0.65 * len(rates)))
         figure.subplots_adjust(left=0.3, right=0.98, top=0.98, bottom=0.14)
-        for place, name in enumerate(LABELS):
+        for place, name in enumerate(rates):
             middle, own = median_of(results[name], "images_per_s"), name == "gpuload"
             axes.barh(place, middle, height=0.62, color=OWN if own else OTHERS)
             axes.plot([min(rates[name]), max(rates[name])], [place, place], color=ink, linewidth=1)
             weight = "bold" if own else "normal"
             axes.text(max(rates[name]) + 25, place, f"{middle:,.0f}", va="center", color=ink, weight=weight)
-        axes.set_yticks(range(len(LABELS)), [label.replace(" + ", ",\n") for label in LABELS.values()])
+        axes.set_yticks(range(len(rates)), [LABELS[name].replace(" + ", ",\n") for name in rates])
         axes.get_yticklabels()[0].set(weight="bold")
         axes.invert_yaxis()
         axes.set_xlim(0, 1.2 * max(map(max, rates.values())))
@@ -84,7 +151,10 @@ def main() -> None:
     recorded = json.loads(RECORDED.read_text())
     for name in PICTURES:
         draw(recorded, FOLDER / name)
-    print(markdown_table(recorded["results"]), end="")
+    made = tables(recorded)
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+    print(made["readme"], end="")
 
 
 if __name__ == "__main__":

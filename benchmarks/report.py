@@ -34,6 +34,7 @@ LOADERS = {
     "torch_pillow": "DataLoader, Pillow",
     "torch_simplejpeg": "DataLoader, simplejpeg",
     "dali": "DALI (CPU)",
+    "turboloader": "TurboLoader, decodes smaller",
 }
 WORKERS = {
     "workers_only": "gpuload's workers, slots only taken",

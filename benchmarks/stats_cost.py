@@ -71,7 +71,9 @@ class Arrays:
     def __init__(self, samples: int) -> None:
         import numpy as np
 
-        self.image, self.samples = np.zeros((32, 32, 3), np.uint8), samples
+        import gpuload as gl
+
+        self.image, self.samples = gl.Image(np.zeros((32, 32, 3), np.uint8)), samples
 
     def __len__(self) -> int:
         return self.samples

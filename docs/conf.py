@@ -5,17 +5,23 @@ Pages are Markdown, and read well without the site too. `pages` writes those tha
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import pages  # noqa: E402
+import torch  # noqa: E402
 
 import gpuload  # noqa: E402
+from gpuload.datasets.stores.remote.options import StorageOptions  # noqa: E402
+from gpuload.loader.totals import Totals  # noqa: E402
 
 project = "gpuload"
 author = "The gpuload authors"
@@ -31,14 +37,14 @@ myst_heading_anchors = 4
 default_role = "py:obj"
 smartquotes_action = "D"  # dashes alone: quotes stay as they are typed
 nitpicky = True
-nitpick_ignore_regex = [
-    ("py:obj", ".*"),
-    ("py:class", r"(torch|numpy|gpuload\.transforms)\..*|Part|WorkerStats"),
-    ("py:exc", ".*"),
-]
+# Types in signatures, many of them of other libraries; and names in single backticks.
+nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", ".*"), ("py:exc", ".*")]
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
-autodoc_preserve_defaults = True
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100  # longer ones have a line for each argument
+highlight_language = "none"  # of blocks that do not say
 napoleon_use_ivar = True
 add_module_names = False
 toc_object_entries_show_parents = "hide"
@@ -76,7 +82,39 @@ def one_by_one(app: Any, what: str, name: str, obj: Any, options: Any, lines: li
     lines[:] = made
 
 
+def show_factories(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Put the value that a dataclass's default_factory makes in the place of ``<factory>``."""
+    if signature is not None and dataclasses.is_dataclass(obj):
+        for field in dataclasses.fields(obj):
+            if field.default_factory is not dataclasses.MISSING:
+                signature = signature.replace("<factory>", repr(field.default_factory()), 1)
+    return signature, returns
+
+
+def colour_docstrings(app: Any, doctree: nodes.document) -> None:
+    """Code in docstrings is Python: what follows ``>>>``, and blocks after ``::``."""
+    for block in doctree.findall(nodes.doctest_block):
+        block["language"] = "pycon"
+    if app.env.docname.startswith("reference/"):
+        for block in doctree.findall(nodes.literal_block):
+            block.attributes.setdefault("language", "python")
+            block["force"] = True  # "…" stands for what is left out
+
+
+def annotate() -> None:
+    """Define what some modules import for type checkers alone, since autodoc evaluates annotations there."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("gpuload."):
+            for missing, value in (("StorageOptions", StorageOptions), ("Totals", Totals), ("torch", torch)):
+                module.__dict__.setdefault(missing, value)
+
+
 def setup(app: Any) -> None:
     pages.write(HERE)
+    annotate()
     app.connect("source-read", lead_home)
+    app.connect("doctree-read", colour_docstrings)
+    app.connect("autodoc-process-signature", show_factories)
     app.connect("autodoc-process-docstring", one_by_one, priority=100)  # before Napoleon, at 500

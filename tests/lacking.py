@@ -57,6 +57,7 @@ PACKAGES = {
     "transformers": "transformers",
     "Triton": "triton",
     "triton": "triton",
+    "turboloader": "turboloader",
     "twine": "twine",
     "typer": "typer",
     "xdist": "xdist",

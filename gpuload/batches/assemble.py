@@ -385,7 +385,7 @@ def _ragged(columns: Columns, images: Images, table: np.ndarray, pixels: Any) ->
         shapes=table[:, 1:4],
         sizes_hw=table[:, 4:6],
         regions_tlhw=table[:, 6:10],
-        labels=_Names(columns, images.rows),
+        labels=_Names(columns, images),
     )
 
 
@@ -438,12 +438,12 @@ def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
 class _Names(Sequence[str]):
     """The name of each image of a batch, for errors; made when asked for."""
 
-    def __init__(self, columns: Columns, which: np.ndarray) -> None:
+    def __init__(self, columns: Columns, images: Images) -> None:
         self._columns = columns
-        self._which = which
+        self._images = images
 
     def __len__(self) -> int:
-        return len(self._which)
+        return len(self._images.rows)
 
     def __getitem__(self, row: Any) -> Any:
-        return self._columns.name(int(self._which[row]))
+        return self._columns.name(int(self._images.rows[row]), self._images.leaves[row])

@@ -23,7 +23,18 @@ from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.columns import Columns, Finished
 from gpuload.batches.pad import remedy_for
-from gpuload.datasets.tree import LEAF, Structure, assembled, describe, difference, leaf_count, names_of, unflatten
+from gpuload.datasets.recognise import is_image_array
+from gpuload.datasets.tree import (
+    LEAF,
+    Structure,
+    assembled,
+    describe,
+    difference,
+    leaf_count,
+    names_of,
+    places_of,
+    unflatten,
+)
 from gpuload.errors import CollateError, kinds_of
 from gpuload.ring.chunk import TensorBits
 from gpuload.stage.upload import upload
@@ -84,7 +95,8 @@ def outline_of(columns: Columns) -> Outline:
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
-                f"{columns.name(0)} is {_shown(outlines[0])}, but {columns.name(row)} is {_shown(outline)}"
+                f"{columns.name(0)} is {_shown(outlines[0], columns.structure(0))}, but {columns.name(row)} is "
+                f"{_shown(outline, columns.structure(row))}"
                 f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
                 "structure, with their images in the same places"
                 f"{outside}; let the dataset return one form"
@@ -175,7 +187,8 @@ def collate(
         elif kind == "mask" and (whole is None or ragged != "error"):
             masks = _cells(columns, finished, leaves)
             together = [masks] if views is None else zip(*masks, strict=True)
-            made = [_masks(view, columns, ragged) for view in together]
+            names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
+            made = [_masks(view, names, ragged) for view in together]
             ready[number] = made[0] if views is None else made
         elif whole is not None:
             ready[number] = whole
@@ -231,15 +244,17 @@ def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
     return own[leaf] if leaf in own else unwrapped(columns.values[leaf].get(row))
 
 
-def _shown(outline: Outline) -> str:
+def _shown(outline: Outline, structure: Structure) -> str:
+    places = places_of(structure)
     at: dict[str, list[str]] = {"image": [], "mask": []}
     for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
         if mark is not None and mark[0] == "clip":
-            at["image"].append(str(leaf.leaf))
+            at["image"].append(places[leaf.leaf])
         elif mark is not None and mark[0] in at:
-            at[mark[0]].append(str(leaf))
-    masks = f" and masks at leaf {', '.join(at['mask'])}" if at["mask"] else ""
-    return f"{describe(outline.structure)} with its images at leaf {', '.join(at['image']) or 'none'}{masks}"
+            at[mark[0]].append(places[leaf])
+    images = f"with its images at {', '.join(at['image'])}" if at["image"] else "without images"
+    masks = f" and masks at {', '.join(at['mask'])}" if at["mask"] else ""
+    return f"{describe(outline.structure)} {images}{masks}"
 
 
 def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
@@ -292,9 +307,12 @@ def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     if other := next(filter(None, map(_remedy_for, column)), None):
         return other
     if all(shapes) and len({len(shape) for shape in shapes}) == 1:
-        boxes = "; boxes of an image come as a list if they are gpuload.Boxes(array, format)"
         how = f"pad({name!r})" if name else "pad_collate"
-        return f"collate_fn=gpuload.{how} pads them" + boxes * (len(shapes[0]) == 2 and shapes[0][1] == 4)
+        remedy = f"collate_fn=gpuload.{how} pads them"
+        if is_image_array(column[0]):
+            return remedy + "; images are gpuload.Image(array), and come as ragged='list' or 'pad' says"
+        boxes = "; boxes of an image come as a list if they are gpuload.Boxes(array, format)"
+        return remedy + boxes * (len(shapes[0]) == 2 and shapes[0][1] == 4)
     return "return values of one shape, of types that torch's default_collate knows"
 
 
@@ -323,16 +341,16 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
         ) from error
 
 
-def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
-    """The masks of a batch, in the form of its images."""
+def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str) -> Any:
+    """The masks of a batch, in the form of its images; `names` are for errors."""
     if ragged == "list":
         return list(masks)
     shapes = [tuple(mask.shape) for mask in masks]
     other = next((row for row, mask in enumerate(masks) if mask.dtype != masks[0].dtype), None)
     if other is not None:
         raise CollateError(
-            f"the mask of {columns.name(0)} is {masks[0].dtype}, that of {columns.name(other)} {masks[other].dtype}; "
-            "return masks of one dtype"
+            f"the masks of a batch differ in dtype: {names[0]()} has {masks[0].dtype}, {names[other]()} "
+            f"{masks[other].dtype}; return masks of one dtype"
         )
     if ragged == "pad" and len({shape[:-2] for shape in shapes}) == 1:
         height, width = (max(shape[axis] for shape in shapes) for axis in (-2, -1))
@@ -343,8 +361,8 @@ def _masks(masks: Sequence[torch.Tensor], columns: Columns, ragged: str) -> Any:
     other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
     if other is not None:
         raise CollateError(
-            f"the masks of a batch have different shapes: that of {columns.name(0)} has {shapes[0]}, that of "
-            f"{columns.name(other)} {shapes[other]}; end the transforms with a crop or a Resize((height, width)), use "
+            f"the masks of a batch have different shapes: {names[0]()} has {shapes[0]}, {names[other]()} "
+            f"{shapes[other]}; end the transforms with a crop or a Resize((height, width)), use "
             "ragged='list', or, for masks of instances, put them into the dict that holds the boxes"
         )
     return torch.stack(list(masks))

@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.sample import Boxes
-from gpuload.datasets.tree import Structure, unflatten
+from gpuload.datasets.tree import Structure, places_of, unflatten
 from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
 
 if TYPE_CHECKING:
@@ -144,9 +144,11 @@ class Columns:
     def has_targets(self) -> bool:
         return bool(self.masks or self.points)
 
-    def name(self, row: int) -> str:
-        """The sample of a row, for error messages."""
-        return f"sample {self.indices[row]}" + (f" ({self.sources[row]})" if self.sources[row] else "")
+    def name(self, row: int, leaf: int | None = None) -> str:
+        """The sample of a row, or a leaf of it, for error messages."""
+        place = "sample" if leaf is None else places_of(self.structure(row))[leaf]
+        where = "" if place == "sample" else f"{place} of "
+        return f"{where}sample {self.indices[row]}" + (f" ({self.sources[row]})" if self.sources[row] else "")
 
     def structure(self, row: int) -> Structure:
         return self.structures[0 if len(self.structures) == 1 else row]

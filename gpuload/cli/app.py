@@ -135,6 +135,14 @@ def pack(
         Optional[str],  # noqa: UP045
         typer.Option(help="Of a store that is read: that of labels; '' for none."),
     ] = None,
+    classes: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="DATA",
+            help="Of class folders or a .csv: another data set, as the train split or its packed set, whose classes "
+            "number the labels.",
+        ),
+    ] = None,
 ) -> None:
     """Write a data set to few large files, for fast training. Killed, it goes on when it is run again.
 
@@ -149,7 +157,7 @@ def pack(
     status = run_pack(
         source,
         folder,
-        given={"fields": fields, "image": image, "target": target},
+        given={"fields": fields, "image": image, "target": target, "classes": classes},
         to=to,
         short_side=short_side,
         quality=quality,

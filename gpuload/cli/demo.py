@@ -55,7 +55,7 @@ def run(settings: Settings, console: Console | None = None) -> int:
     except (PhotographsMissing, OSError, ValueError, RuntimeError) as error:
         return fail(console, error)
     workers = min(8, usable_cpus()) if settings.workers is None else settings.workers
-    way = usual_way(SIZE, MEAN, STD)
+    way = usual_way()
     classes = list(getattr(dataset, "classes", []))
     of_classes = f" of {count_of(len(classes), 'class', 'classes')}" if classes else ""
     console.print(
@@ -64,7 +64,7 @@ def run(settings: Settings, console: Console | None = None) -> int:
         soft_wrap=True,
     )
     say(console, f"{count_of(len(dataset), 'image')}{of_classes} in {origin}")
-    say(console, f"The DataLoader runs {way.name} ({way.note})\n")
+    say(console, f"The DataLoader decodes with {way.name} ({way.note})\n")
     loader = gl.Loader(
         dataset,
         batch_size=settings.batch_size,
@@ -74,7 +74,7 @@ def run(settings: Settings, console: Console | None = None) -> int:
         device=device,
     )
     peer = torch.utils.data.DataLoader(
-        Pictures(dataset, way.change),
+        Pictures(dataset, way.decode, SIZE, MEAN, STD),
         batch_size=settings.batch_size,
         shuffle=True,
         num_workers=workers,
@@ -137,7 +137,7 @@ def _table(costs: dict[str, Cost], epochs: int) -> Table:
     first, second = costs.values()
     work = f"decode, random crop to {SIZE}×{SIZE}, flip, normalise"
     table = Table(title=f"{count_of(epochs, 'epoch')}: {work}", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in costs:
         table.add_column(name, justify="right")
     table.add_column("", justify="right")

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from gpuload import datasets
 from gpuload.datasets.folder import EXTENSIONS
+from gpuload.datasets.litter import is_litter
 from gpuload.packing.manifest import MANIFEST, open_packed
 
 __all__ = ["source_of"]
@@ -16,6 +17,7 @@ OPTIONS_OF: Final = {
     "image": ("LMDB", "Parquet", "HDF5"),
     "target": ("LMDB", "Parquet", "HDF5"),
     "extensions": ("ImageFolder", "ImageFiles"),
+    "classes": ("ImageFolder", "FileList"),
 }
 
 
@@ -36,6 +38,8 @@ def source_of(source: str, given: dict[str, str]) -> Any:
     for several in ("fields", "extensions"):
         if several in options:
             options[several] = tuple(options[several].split(","))
+    if "classes" in options:
+        options["classes"] = source_of(options["classes"], {})
     if options.get("target") == "":
         options["target"] = None
     return getattr(datasets, name)(source, **options)
@@ -47,7 +51,7 @@ def _kind_of(source: str) -> str:
         ".h5": "HDF5", ".hdf5": "HDF5", ".csv": "FileList", ".tsv": "FileList",
     }  # fmt: skip
     if os.path.isdir(source):
-        names = os.listdir(source)
+        names = [name for name in os.listdir(source) if not is_litter(os.fsencode(name))]
         if MANIFEST in names:
             return "packed"
         if "data.mdb" in names:

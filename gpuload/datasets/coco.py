@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from gpuload.datasets.sample import Boxes, Keypoints, Mask
+from gpuload.errors import one_line
 
-__all__ = ["CocoTargets", "JsonLists", "as_lists", "chosen"]
+__all__ = ["CocoTargets", "JsonLists", "as_lists", "chosen", "is_in", "unknown_categories", "unmatched", "whole"]
 
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may be chosen, and its name in the file
 JSON: Final = frozenset({str, int, float, bool, type(None)})
 FARTHEST: Final = 1 << 20  # pixels; pycocotools' memory grows with the length of an edge
+NUMBERS: Final = (int, float, np.integer, np.floating)
+LARGEST: Final = float(np.finfo(np.float32).max)
 HOW: Final = "gpuload.wrap(dataset, annotations={!r})"  # how a user chooses
 
 
@@ -54,13 +57,18 @@ class CocoTargets(Sequence[Any]):
         for field in ("bbox", "category_id"):
             _check(every, field, self._raw())
         _check_boxes(every, self._raw())
+        _check_whole(every, "category_id", self._raw())
         if "masks" in self.names:
             _check(every, "segmentation", self._without("masks"))
         self.ids = ids
         self.sizes_hw = np.array([self._size(image) for image in images], np.int32).reshape(-1, 2)
         self.points = self._count_points(every) if "keypoints" in self.names else 0
-        # A file may lack these two for all objects or for some: then no target has them.
-        self.more = [name for name in ("area", "iscrowd") if all(name in annotation for annotation in every)]
+        # A file may lack these two for all objects or for some (or have null there): then no target has them.
+        self.more = [name for name in ("area", "iscrowd") if all(one.get(name) is not None for one in every)]
+        if "area" in self.more:
+            _check_area(every, self._raw())
+        if "iscrowd" in self.more:
+            _check_whole(every, "iscrowd", self._raw())
         kept = ("id", "bbox", "category_id", *self.more, *(FIELDS[name] for name in self.names))
         self.lists = as_lists([{name: it[name] for name in kept if name in it} for it in own] for own in annotations)
 
@@ -80,16 +88,16 @@ class CocoTargets(Sequence[Any]):
         objects, image_id = self.lists[index], self.ids[index]
         boxes = np.array([one["bbox"] for one in objects], np.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
+        height, width = self.sizes_hw[index].tolist()
         target: dict[str, Any] = {
             "image_id": int(image_id) if isinstance(image_id, np.integer) else image_id,
-            "boxes": Boxes(boxes),
+            "boxes": Boxes(boxes, canvas_hw=(height, width) if height else None),
             "labels": np.array([one["category_id"] for one in objects], np.int64),
         }
         for name, dtype in (("area", np.float32), ("iscrowd", np.int64)):
             if name in self.more:
                 target[name] = np.array([one[name] for one in objects], dtype)
         if "masks" in self.names:
-            height, width = self.sizes_hw[index].tolist()
             masks = np.zeros((len(objects), height, width), np.uint8)
             for mask, one in zip(masks, objects, strict=True):
                 mask[...] = _mask(one, height, width, self.how)
@@ -112,10 +120,11 @@ class CocoTargets(Sequence[Any]):
         return f"keep the annotations as they are, with {self.how.format('raw')}"
 
     def _size(self, image: Any) -> tuple[int, int]:
-        if "masks" not in self.names:
-            return 0, 0
+        """What the file says of an image's height and width; 0, 0 if it says nothing."""
         size = image.get("height"), image.get("width")
         if not all(type(length) is int and 0 < length < 1 << 31 for length in size):
+            if "masks" not in self.names:
+                return 0, 0
             raise ValueError(
                 f"the COCO image {image['id']!r} has the height {size[0]!r} and the width {size[1]!r}, but its masks "
                 f"need both; {self._without('masks')}"
@@ -124,7 +133,14 @@ class CocoTargets(Sequence[Any]):
 
     def _count_points(self, annotations: Iterable[Any]) -> int:
         """How many keypoints each object has, those aside that have none."""
-        counts = {len(own): annotation for annotation in annotations if (own := annotation.get("keypoints"))}
+        annotations = [annotation for annotation in annotations if annotation.get("keypoints")]
+        for annotation in annotations:
+            if not _are_numbers(own := annotation["keypoints"]):
+                raise ValueError(
+                    f"the COCO annotation {annotation.get('id')!r} has the keypoints {_short(own)}, expected a list of "
+                    f"numbers; {self._without('keypoints')}, or {self._raw()}"
+                )
+        counts = {len(annotation["keypoints"]): annotation for annotation in annotations}
         if len(counts) > 1 or any(count % 3 for count in counts):
             found = " and ".join(f"{n} numbers (annotation {one.get('id')!r})" for n, one in list(counts.items())[:2])
             raise ValueError(
@@ -152,14 +168,118 @@ def _check(annotations: Iterable[Any], field: str, remedy: str) -> None:
             raise ValueError(f"the COCO annotation {annotation.get('id')!r} has no {field}; {remedy}")
 
 
-def _check_boxes(annotations: Iterable[Any], remedy: str) -> None:
+def _check_boxes(annotations: Sequence[Any], remedy: str) -> None:
+    try:
+        boxes = np.array([annotation["bbox"] for annotation in annotations])
+    except (ValueError, TypeError):  # of several lengths
+        boxes = np.empty(0, object)
+    plain = boxes.dtype.kind in "iuf" and boxes.ndim == 2 and boxes.shape[1] == 4
+    if plain and (np.abs(boxes) <= LARGEST).all() and (boxes[:, 2:] >= 0).all():
+        return
     for annotation in annotations:
         box = annotation["bbox"]
-        if len(box) != 4 or not (box[2] >= 0 and box[3] >= 0):
+        if not _are_numbers(box) or len(box) != 4 or not (box[2] >= 0 and box[3] >= 0):
             raise ValueError(
                 f"the COCO annotation {annotation.get('id')!r} of image {annotation.get('image_id')!r} has the box "
-                f"{box}, expected left, top, width and height, neither of them negative; mend the file, or {remedy}"
+                f"{_short(box)}, expected left, top, width and height, neither of them negative; mend the file, or "
+                f"{remedy}"
             )
+
+
+def _check_area(annotations: Iterable[Any], remedy: str) -> None:
+    for annotation in annotations:
+        if not _is_number(annotation["area"]):
+            raise ValueError(
+                f"the COCO annotation {annotation.get('id')!r} has the area {_short(annotation['area'])}, expected a "
+                f"number; {remedy}"
+            )
+
+
+def _check_whole(annotations: Iterable[Any], field: str, remedy: str) -> None:
+    for annotation in annotations:
+        if whole(annotation[field]) is None:
+            raise ValueError(
+                f"the COCO annotation {annotation.get('id')!r} has the {field} {_short(annotation[field])}, expected a "
+                f"whole number that fits into 64 bits; {remedy}"
+            )
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number of at most 64 bits, also one that is written as text or as 3.0; None for others."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if not -(1 << 63) <= number < 1 << 63 or (not isinstance(value, str) and number != value):
+        return None
+    return number
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that float32 holds."""
+    return isinstance(value, NUMBERS) and bool(abs(value) <= LARGEST)
+
+
+def _is_list(values: Any) -> bool:
+    return isinstance(values, list | tuple | np.ndarray) and all(isinstance(value, NUMBERS) for value in values)
+
+
+def _are_numbers(values: Any) -> bool:
+    return _is_list(values) and all(map(_is_number, values))
+
+
+def _short(value: Any) -> str:
+    return one_line(repr(value), 100)
+
+
+def unmatched(
+    annotations: Collection[Any],
+    field: str,
+    ids: Collection[Any],
+    source: str,
+    *,
+    key: Callable[[Any], Any] = lambda value: value,
+) -> str:
+    """Return what to warn of if some annotations have an id in this field that nothing has; else nothing.
+
+    Args:
+        annotations: as the file has them.
+        field: ``"image_id"`` or ``"category_id"``.
+        ids: of the images or categories; `key` makes one of what an annotation has.
+        source: the file, as the message names it.
+
+    Raises:
+        ValueError: none of the annotations has an id that is there.
+    """
+    strays = [annotation for annotation in annotations if not is_in(key(annotation.get(field)), ids)]
+    if not strays:
+        return ""
+    count, kinds = len(annotations), {"image_id": "images", "category_id": "categories"}[field]
+    known = ", ".join([_short(one) for one in list(ids)[:3]] + ["…"] * (len(ids) > 3))
+    first = (
+        f"annotation {_short(strays[0].get('id'))} has the {field} {_short(strays[0].get(field))}, but "
+        f"{f'the ids of {kinds} are {known}' if ids else f'there are no {kinds}'}. Write the id of one of the {kinds} "
+        "there, or leave such annotations out of the file"
+    )
+    if len(strays) == count:
+        raise ValueError(f"none of the {count:,} annotations of {source} belongs to one of its {kinds}: {first}")
+    fate = ", and are left out" if field == "image_id" else ""
+    return f"{len(strays):,} of the {count:,} annotations of {source} belong to none of its {kinds}{fate}: {first}"
+
+
+def unknown_categories(annotations: Collection[Any], categories: Iterable[Any], source: str) -> str:
+    """Return what to warn of if some annotations have a category that is not there, as `unmatched` does; nothing if
+    the file has no categories at all."""
+    ids = {whole(one.get("id")): None for one in categories}
+    return unmatched(annotations, "category_id", ids, source, key=whole) if ids else ""
+
+
+def is_in(value: Any, ids: Collection[Any]) -> bool:
+    """Whether there is this id, which a file may have as anything."""
+    try:
+        return value in ids
+    except TypeError:  # a list, say
+        return False
 
 
 def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
@@ -167,14 +287,20 @@ def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
 
     Where run lengths are too few, pycocotools' own `decode` returns memory that nothing was written to.
     """
-    given = annotation["segmentation"]
+    given, name = annotation["segmentation"], f"the COCO annotation {annotation.get('id')!r}"
     if isinstance(given, list):
         for polygon in given:
-            what = f"the COCO annotation {annotation['id']!r} has a polygon"
+            if not _is_list(polygon):
+                raise ValueError(
+                    f"{name} has the polygon {_short(polygon)}, expected a list of numbers below {FARTHEST}, in a list "
+                    "of such polygons"
+                )
             if len(polygon) < 6 or len(polygon) % 2:
-                raise ValueError(f"{what} of {len(polygon)} numbers, but one is x and y of at least three points")
-            if not np.abs(np.array(polygon, np.float64)).max() < FARTHEST:
-                raise ValueError(f"{what} that reaches beyond {FARTHEST} pixels, or holds NaN")
+                raise ValueError(
+                    f"{name} has a polygon of {len(polygon)} numbers, but one is x and y of at least three points"
+                )
+            if not all(abs(number) < FARTHEST for number in polygon):
+                raise ValueError(f"{name} has a polygon that reaches beyond {FARTHEST} pixels, or holds NaN")
         try:
             from pycocotools import mask as coco
         except ModuleNotFoundError as error:
@@ -183,11 +309,17 @@ def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
                 f"masks out, with {how.format(())}"
             ) from error
         given = coco.merge(coco.frPyObjects(given, height, width))
-    runs, size = given["counts"], list(given["size"])
-    lengths = np.array(runs, np.int64) if isinstance(runs, list) else _unpacked(runs)
+    try:
+        runs, size = given["counts"], list(given["size"])
+        lengths = np.array(runs, np.int64) if isinstance(runs, list) else _unpacked(runs)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise ValueError(
+            f"{name} has the segmentation {_short(given)}, expected polygons, or run lengths as counts and size: "
+            f"{error}"
+        ) from error
     if size != [height, width] or (lengths < 0).any() or lengths.sum() != height * width:
         raise ValueError(
-            f"the COCO annotation {annotation['id']!r} has run lengths of {lengths.sum()} pixels with the size {size}, "
+            f"{name} has run lengths of {lengths.sum()} pixels with the size {size}, "
             f"but its image has {height} × {width} = {height * width}"
         )
     return np.repeat(np.arange(len(lengths), dtype=np.uint8) % 2, lengths).reshape(width, height).T

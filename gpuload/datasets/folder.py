@@ -8,14 +8,15 @@ million ImageNet-like paths with their labels take 360 MB.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
+from gpuload.datasets.classes import Classes, check_known, class_names, shown
 from gpuload.datasets.files import read_file, will_read
-from gpuload.datasets.kinds import fetched, natural_blocks
+from gpuload.datasets.joined import Joined, from_start, has_samples
+from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner, scanned
@@ -37,9 +38,9 @@ INSTEAD: Final[dict[str, str]] = {
     "target_transform": "change its labels, an array, before the Loader has it: dataset.labels = table[dataset.labels]",
     "loader": "the Loader decodes what its samples hold, the bytes of files; decode=gpuload.Decode(…) says how",
     "is_valid_file": "extensions=('.jpg', …) says which files are images",
+    "classes": "its images have no labels; gpuload.ImageFolder has classes",
+    "allow_empty": "with classes=[…], the names of all classes, a class may have no images",
 }
-
-_SHOWN = 3  # how many class names an error lists
 
 
 class _Images:
@@ -57,6 +58,13 @@ class _Images:
     def root(self) -> str:
         """The folder, as an absolute path."""
         return self.paths.root
+
+    def _scanned(self, scanner: Any, folder: str, asked: list[Any], scan: Callable[[], Any]) -> dict[str, np.ndarray]:
+        """What a scan of the folder finds; of a local one it may be kept."""
+        found = scan() if self._remote is not None else scanned(scanner, folder, asked, scan)
+        left_out = scanner.left_out if self._remote is not None else LeftOut.of(found)
+        left_out.log(folder)
+        return found
 
     def _encoded(self, index: int) -> Encoded:
         path = self.paths[index]
@@ -95,70 +103,11 @@ class _Images:
     def _from_start(self, index: SupportsIndex) -> int:
         if type(index) is int and 0 <= index < len(self.paths):
             return index
-        return _from_start(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
+        return from_start(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
 
     def __add__(self, other: Any) -> Joined:
         """This dataset and another map-style one after it."""
-        return Joined([self, other]) if _has_samples(other) else NotImplemented
-
-
-class Joined:
-    """Datasets one after the other, as torch's ConcatDataset has them: what ``+`` makes. Workers need no torch for it.
-
-    Attributes:
-        datasets: the datasets.
-        cumulative_sizes: where each ends.
-    """
-
-    def __init__(self, datasets: Iterable[Any]) -> None:
-        self.datasets = list(datasets)
-        self.cumulative_sizes: list[int] = np.cumsum([len(dataset) for dataset in self.datasets]).tolist()
-
-    def __len__(self) -> int:
-        return self.cumulative_sizes[-1]
-
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        which, number = self._place(index)
-        return self.datasets[which][number]
-
-    def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Several samples; those of one dataset are asked for together."""
-        places = [self._place(index) for index in indices]
-        samples: list[Any] = [None] * len(places)
-        for which in sorted({which for which, _ in places}):
-            rows = [row for row, (its, _) in enumerate(places) if its == which]
-            for row, sample in zip(rows, fetched(self.datasets[which], [places[row][1] for row in rows]), strict=True):
-                samples[row] = sample
-        return samples
-
-    def will_need(self, indices: Iterable[SupportsIndex]) -> None:
-        """Let each dataset that can have the kernel read these samples, which are asked for soon."""
-        for which, number in map(self._place, indices):
-            if (will_need := getattr(self.datasets[which], "will_need", None)) is not None:
-                will_need([number])
-
-    def blocks(self) -> np.ndarray | None:
-        """Where the blocks of each dataset begin, and the length; single samples of one that has none. None if none
-        has any."""
-        own = [natural_blocks(dataset) for dataset in self.datasets]
-        if all(bounds is None for bounds in own):
-            return None
-        sizes = np.diff([0, *self.cumulative_sizes])
-        whole = [np.arange(size + 1) if bounds is None else bounds for bounds, size in zip(own, sizes, strict=True)]
-        starts = [0, *self.cumulative_sizes[:-1]]
-        return np.concatenate([bounds + start for bounds, start in zip(whole, starts, strict=True)])
-
-    def _place(self, index: SupportsIndex) -> tuple[int, int]:
-        """The number of its dataset, and its number in there."""
-        number = _from_start(index, len(self), f"the joined datasets have {len(self)} samples")
-        which = bisect_right(self.cumulative_sizes, number)
-        return which, number - (self.cumulative_sizes[which - 1] if which else 0)
-
-    def __add__(self, other: Any) -> Joined:
-        return Joined([*self.datasets, other]) if _has_samples(other) else NotImplemented
-
-    def __repr__(self) -> str:
-        return " + ".join(map(repr, self.datasets))
+        return Joined([self, other]) if has_samples(other) else NotImplemented
 
 
 class _Samples(Sequence[tuple[str, int]]):
@@ -180,17 +129,23 @@ class ImageFolder(_Images):
     """Images labelled by the folder that they are in: ``root/class/image.jpg``, at any depth below the class.
 
     Yields ``(Encoded, label)``. Indices and labels are the same as with torchvision's ImageFolder; classes are sorted
-    by name.
+    by name. What other programs keep there is left out, and counted in a line of the log: ``.ipynb_checkpoints``,
+    ``@eaDir``, ``__MACOSX``, bins, files whose names begin with ``._``.
+
+    Labels number the folders that are there, so a split that lacks a class has other labels from there on, unless it
+    takes the classes of the train split: ``gl.ImageFolder("birds/val", classes=train)``.
 
     Args:
         root: the folder that holds one folder per class; or a URL of one, such as ``s3://bucket/train``.
+        classes: the names of all classes, in the order of their labels; or a data set whose `classes` they are.
+            `root` may lack some of them, but a folder of another name is an error.
         extensions: the endings of image files' names; case does not matter.
         follow_links: whether symbolic links may lead out of `root`; links that stay inside are always followed.
         mode: what the pixels become, see `Encoded`.
         storage_options: of a URL, what fsspec takes, or a `Remote`.
 
     Attributes:
-        classes: the names of the classes, sorted.
+        classes: the names of the classes, sorted, or those that were given.
         class_to_idx: the label of each class.
         paths: the full path of each image: a sequence that makes each str when it is asked for.
         labels: the label of each image, as an array of the smallest unsigned type; also `targets`.
@@ -198,9 +153,10 @@ class ImageFolder(_Images):
 
     Raises:
         TypeError: an argument is not known; of torchvision's the message says what takes its place.
-        FileNotFoundError: `root` is missing or has no folders in it, or a class has no images.
+        FileNotFoundError: `root` is missing or has no folders in it; a class has no images, without `classes`.
         NotADirectoryError: `root` is a file.
-        ValueError: a link leaves the root or leads in a circle; `extensions` or `mode` is not valid.
+        ValueError: a folder is not among `classes`; a link leaves the root or leads in a circle; `classes`,
+            `extensions` or `mode` is not valid.
 
     Example:
         >>> import pathlib, tempfile
@@ -219,32 +175,40 @@ class ImageFolder(_Images):
         self,
         root: str | os.PathLike[str],
         *,
+        classes: Classes | None = None,
         extensions: str | Iterable[str] = EXTENSIONS,
         follow_links: bool = False,
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
         **others: Any,
     ) -> None:
-        _refuse_others(type(self).__name__, others)
+        _refuse_others(type(self).__name__, others, ("root", "classes", *ARGUMENTS[1:]))
+        given = class_names(classes)
         self.mode = _checked_mode(mode)
         folder, endings = _existing(root), _checked_extensions(extensions)
         self._remote = remote_for(root, storage_options)
         scanner = _scanner(folder, self._remote, endings, follow_links)
 
         def scan() -> dict[str, np.ndarray]:
-            names, pieces = _classes_in(scanner, folder, endings)
+            names, pieces = _classes_in(scanner, folder)
             paths = Paths.pack(folder, pieces)
             counts = np.array([len(lengths) for _, lengths in pieces])
             return {"names": np.frombuffer(b"\0".join(names), np.uint8), "counts": counts, **_arrays(paths)}
 
-        found = (
-            scan() if self._remote is not None else scanned(scanner, folder, ["classes", endings, follow_links], scan)
-        )
-        self.classes = [os.fsdecode(name) for name in found["names"].tobytes().split(b"\0")]
+        found = self._scanned(scanner, folder, ["classes", endings, follow_links], scan)
+        folders = [os.fsdecode(name) for name in found["names"].tobytes().split(b"\0")]
+        counts: np.ndarray = found["counts"]
+        if given is None and not counts.all():
+            _refuse_empty(folder, [name for name, count in zip(folders, counts, strict=True) if not count], endings)
+        self.classes = folders if given is None else given
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
+        for name in folders:
+            check_known(name, self.class_to_idx, f"the folder {folder!r}")
+        if not counts.any():
+            raise FileNotFoundError(f"{folder!r} has no images in it: {_looked_for(endings)}")
         self.paths = Paths(folder, found["data"], found["offsets"])
         kind = np.min_scalar_type(len(self.classes) - 1)
-        self.labels = np.repeat(np.arange(len(self.classes), dtype=kind), found["counts"])
+        self.labels = np.repeat(np.array([self.class_to_idx[name] for name in folders], kind), counts)
 
     @property
     def targets(self) -> np.ndarray:
@@ -287,7 +251,8 @@ class ImageFolder(_Images):
 class ImageFiles(_Images):
     """All images in a folder, at any depth, without labels.
 
-    Yields `Encoded`. Folders come in the order of their paths, files of one folder in the order of their names.
+    Yields `Encoded`. Folders come in the order of their paths, files of one folder in the order of their names. What
+    other programs keep there is left out, as by `ImageFolder`.
 
     Args and errors: as for `ImageFolder`; FileNotFoundError also if there are no images at all.
 
@@ -326,7 +291,7 @@ class ImageFiles(_Images):
                 raise FileNotFoundError(f"{folder!r} has no images in it: {_looked_for(endings)}")
             return _arrays(Paths.pack(folder, [piece]))
 
-        found = scan() if self._remote is not None else scanned(scanner, folder, ["files", endings, follow_links], scan)
+        found = self._scanned(scanner, folder, ["files", endings, follow_links], scan)
         self.paths = Paths(folder, found["data"], found["offsets"])
 
     def __getitem__(self, index: SupportsIndex) -> Encoded:
@@ -346,23 +311,8 @@ class ImageFiles(_Images):
         return f"ImageFiles({self.root!r}: {len(self)} images)"
 
 
-def _from_start(index: SupportsIndex, count: int, text: str) -> int:
-    """An index that may count from the end, as one from 0."""
-    try:
-        number = index.__index__()
-    except AttributeError:
-        raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
-    if not -count <= number < count:
-        raise IndexError(f"index {number} is out of range: {text}")
-    return number % count
-
-
-def _has_samples(other: Any) -> bool:
-    return hasattr(other, "__getitem__") and hasattr(other, "__len__") and not isinstance(other, str | dict)
-
-
-def _classes_in(scanner: Any, folder: str, endings: tuple[str, ...]) -> tuple[list[bytes], list[Any]]:
-    """The names of the classes, and the images of each."""
+def _classes_in(scanner: Any, folder: str) -> tuple[list[bytes], list[Any]]:
+    """The names of the folders, and the images of each."""
     names = scanner.folders()
     if not names:
         hint = ""
@@ -371,10 +321,7 @@ def _classes_in(scanner: Any, folder: str, endings: tuple[str, ...]) -> tuple[li
         raise FileNotFoundError(
             f"{folder!r} has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg.{hint}"
         )
-    pieces = [scanner.images(name) for name in names]
-    if empty := [os.fsdecode(name) for name, (_, lengths) in zip(names, pieces, strict=True) if not len(lengths)]:
-        _refuse_empty(folder, empty, endings)
-    return names, pieces
+    return names, [scanner.images(name) for name in names]
 
 
 def _arrays(paths: Paths) -> dict[str, np.ndarray]:
@@ -401,9 +348,9 @@ def _existing(root: str | os.PathLike[str]) -> str:
     return folder
 
 
-def _refuse_others(called: str, others: dict[str, Any]) -> None:
+def _refuse_others(called: str, others: dict[str, Any], arguments: Sequence[str] = ARGUMENTS) -> None:
     for name in others:
-        instead = INSTEAD.get(name, f"its arguments are {', '.join(ARGUMENTS)}")
+        instead = INSTEAD.get(name, f"its arguments are {', '.join(arguments)}")
         raise TypeError(f"{called} has no argument {name!r}: {instead}")
 
 
@@ -424,10 +371,11 @@ def _checked_mode(mode: Mode) -> Mode:
 
 
 def _refuse_empty(folder: str, empty: list[str], endings: tuple[str, ...]) -> None:
-    shown = ", ".join(map(repr, empty[:_SHOWN])) + (f" and {len(empty) - _SHOWN} more" if len(empty) > _SHOWN else "")
     raise FileNotFoundError(
-        f"{'a class has' if len(empty) == 1 else f'{len(empty)} classes have'} no images in {folder!r}: {shown}; "
-        f"{_looked_for(endings)}. Remove folders that are no classes, or name the endings with extensions="
+        f"{'a class has' if len(empty) == 1 else f'{len(empty)} classes have'} no images in {folder!r}: "
+        f"{shown(empty)}; {_looked_for(endings)}. Name other endings with extensions=. If this split lacks a class, do "
+        "not remove its folder, which would change the labels of the classes after it: write classes=train, the data "
+        "set of the train split, or the list of all classes. If a folder is no class, move it elsewhere"
     )
 
 

@@ -41,7 +41,7 @@ def fetches_many(dataset: Any) -> bool:
             return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
     if type(dataset).__module__ == "gpuload.datasets.cache.dataset":
         return fetches_many(dataset.dataset) or draws_nothing(dataset.dataset)
-    if type(dataset).__module__ == "gpuload.datasets.folder" and type(dataset).__name__ == "Joined":
+    if type(dataset).__module__ == "gpuload.datasets.joined" and type(dataset).__name__ == "Joined":
         parts = [(fetches_many(part), draws_nothing(part)) for part in dataset.datasets]
         return any(many for many, _ in parts) and all(many or nothing for many, nothing in parts)
     if getattr(dataset, "decode", None) is not None and type(dataset).__module__.startswith("gpuload.datasets."):

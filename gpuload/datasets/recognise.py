@@ -1,25 +1,28 @@
 """Which leaves of a sample are images or targets. In workers, so no torch: types are recognised by their attributes.
 
-The rule: images are what says so, `Encoded`, `Image`, PIL images, torchvision's `Image` and `Video`. In a sample with
-none of these, the first uint8 array is (H×W×C, or a tensor C×H×W, of one to four channels), and with it the list that
-it is in, if that holds such arrays alone; where there is none, the first that is a clip of them (T×H×W×C, or a tensor
-T×C×H×W). All other arrays are data.
+The rule: an image is what is declared as one, `Encoded`, `Image`, a PIL image, torchvision's `Image` or `Video`. A
+plain array is data. Only where transforms need an image and the sample declares none, the one array that can be it is
+taken: a uint8 array H×W×C or tensor C×H×W of one to four channels, a list of such frames, or a clip with one axis more.
+It is refused, not guessed, where another leaf can be the image too, or where its name is a mask's.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any, Final, NoReturn, TypeGuard
 
 import numpy as np
 
 from gpuload.datasets.bit_depth import too_deep
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
-from gpuload.datasets.tree import LEAF, Structure, dtype_of, is_tensor, leaf_count, unfold
+from gpuload.datasets.tree import LEAF, Structure, dtype_of, is_tensor, kind_of, leaf_count, located, places_of, unfold
 from gpuload.errors import DecodeError
 
-__all__ = ["fewer_frames", "find_leaves", "is_image_array", "unfold_clips"]
+__all__ = ["MASK_NAME", "fewer_frames", "find_leaves", "is_image_array", "unfold_clips"]
 
+MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 NEVER_SAY_SO = NEVER_IMAGES | {np.ndarray}  # leaves that are no image by their type
 Found = dict[int, Encoded | Image]
@@ -31,11 +34,12 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
 
     Args:
         structure, leaves: the sample, taken apart.
-        plain: nothing of ours is applied. TVTensors then stay as they are if gpuload could not transform them, and so
-            do clips, as in `default_collate`.
+        plain: nothing of ours is applied, so only declared images are images, and TVTensors stay as they are where
+            gpuload could not transform them.
 
     Raises:
         DecodeError: a PIL image holds more than 8 bits.
+        TypeError: the transforms need an image, and it cannot be told which leaf it is; the message names the leaf.
     """
     found: Found = {}
     targets: Targets = {}
@@ -52,31 +56,23 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
         elif kind not in NEVER_SAY_SO:
             module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
-                found[number] = _from_pil(leaf)
+                found[number] = _from_pil(leaf, places_of(structure)[number])
             elif module.startswith("torchvision.tv_tensors"):
-                if kind.__name__ in ("Image", "Video"):
-                    if not plain or is_image_array(leaf):
-                        found[number] = Image(leaf.numpy(), layout="CHW")
-                        clips = clips or leaf.dim() == 4
-                elif (target := _tv_target(kind.__name__, leaf, plain)) is not None:
-                    targets[number] = target
-    if found:
-        return found, targets, clips
-    for number, leaf in enumerate(leaves):
-        if number in targets or type(leaf) in NEVER_IMAGES:
-            continue
-        if isinstance(leaf, np.ndarray):
-            if leaf.dtype == np.uint8 and leaf.ndim == 3 and leaf.size and 1 <= leaf.shape[2] <= 4:
-                return _with_its_list(structure, leaves, number), targets, False
-        elif is_tensor(leaf) and leaf.dim() == 3 and 1 <= leaf.shape[0] <= 4 and dtype_of(leaf) == "uint8":
-            return _with_its_list(structure, leaves, number), targets, False
-    if not plain:
-        for number, leaf in enumerate(leaves):
-            if number not in targets and type(leaf) not in NEVER_IMAGES and is_image_array(leaf, axes=4):
-                return {number: _image_of(leaf)}, targets, True
-    elif targets:  # nothing for torchvision's to move with
+                try:
+                    if kind.__name__ in ("Image", "Video"):
+                        if not plain or is_image_array(leaf):
+                            found[number] = Image(leaf.numpy(), layout="CHW")
+                            clips = clips or leaf.dim() == 4
+                    elif (target := _tv_target(kind.__name__, leaf, plain)) is not None:
+                        targets[number] = target
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"{places_of(structure)[number]}: {error}") from None
+    if plain and not found:  # nothing that torchvision's targets could move with
         targets = {number: target for number, target in targets.items() if target is leaves[number]}
-    return found, targets, False
+    elif not found:
+        found = _the_array(structure, leaves, targets)
+        clips = any(image.array.ndim == 4 for image in found.values())
+    return found, targets, clips
 
 
 def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
@@ -180,14 +176,52 @@ def _spread(counts: Sequence[int], length: int) -> list[int]:
     return frames.tolist()
 
 
-def _with_its_list(structure: Structure, leaves: Sequence[Any], number: int) -> Found:
-    """The image at this leaf, and the others of its list if there are only images in it."""
-    following = leaves[number + 1] if number + 1 < len(leaves) else None
-    if type(following) not in NEVER_IMAGES and is_image_array(following):
-        first, last = _list_of(structure, number)
-        if first == number and all(map(is_image_array, leaves[first:last])):
-            return {frame: _image_of(leaves[frame]) for frame in range(first, last)}
-    return {number: _image_of(leaves[number])}
+def _the_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -> dict[int, Image]:
+    """The array that is the image, or the list of them; empty if none can be.
+
+    Raises:
+        TypeError: it cannot be told which.
+    """
+    others = [number for number, leaf in enumerate(leaves) if number not in targets and type(leaf) not in NEVER_IMAGES]
+    candidates = [n for n in others if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
+    if not candidates:
+        return {}
+    places, names = places_of(structure), _names_of(structure)
+    unmasked = [n for n in candidates if not MASK_NAME.search(names[n])]
+    if not unmasked:
+        _refuse(places[candidates[0]], leaves[candidates[0]], "has the name of a mask")
+    number = unmasked[0]
+    first, last = _list_of(structure, number)
+    frames = range(first, last) if all(map(is_image_array, leaves[first:last])) else range(number, number + 1)
+    for other in others:
+        named = other not in frames and not MASK_NAME.search(names[other])
+        if named and (other in unmasked or _has_its_size(leaves[other], leaves[number])):
+            rival = f"may be the image, and so may {places[other]}, {kind_of(leaves[other])}"
+            _refuse(places[number], leaves[number], rival)
+    return {frame: _image_of(leaves[frame]) for frame in frames}
+
+
+def _has_its_size(leaf: Any, image: Any) -> bool:
+    """Whether a leaf is floats, or uint16, of an image's height and width, with one to four channels on either side."""
+    if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
+        return False
+    shape, size_hw = tuple(leaf.shape), tuple(image.shape[-2:] if is_tensor(image) else image.shape[-3:-1])
+    if len(shape) not in (3, 4) or not dtype_of(leaf).startswith(("float", "bfloat", "uint16")):
+        return False
+    return (shape[-2:] == size_hw and shape[-3] <= 4) or (shape[-3:-1] == size_hw and shape[-1] <= 4)
+
+
+def _refuse(place: str, leaf: Any, reason: str) -> NoReturn:
+    raise TypeError(
+        f"{place}, {kind_of(leaf)}, {reason}: gpuload does not guess what the transforms are for; return "
+        "gpuload.Image(array), or gpuload.Image(tensor, layout='CHW'), for the image, and gpuload.Mask(…) for a mask"
+    )
+
+
+@functools.lru_cache(64)
+def _names_of(structure: Structure) -> list[str]:
+    """Of each leaf the innermost name where it is."""
+    return [name for node, _, name in located(structure) if node == LEAF]
 
 
 def _list_of(node: Structure, leaf: int, at: int = 0) -> tuple[int, int]:
@@ -208,9 +242,11 @@ def _image_of(leaf: Any) -> Image:
     return Image(leaf) if isinstance(leaf, np.ndarray) else Image(leaf.numpy(), layout="CHW")
 
 
-def _from_pil(image: Any) -> Image:
+def _from_pil(image: Any, place: str) -> Image:
     if image.mode not in ("L", "RGB", "RGBA"):
-        if (complaint := too_deep("this PIL image", image.mode)) is not None:
+        if (
+            complaint := too_deep("this PIL image" if place == "sample" else f"the PIL image {place}", image.mode)
+        ) is not None:
             raise DecodeError(complaint)
         image = image.convert("RGB")
     return Image(np.asarray(image))
@@ -228,5 +264,5 @@ def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
                 "the sample has BoundingBoxes with clamping_mode=None, but gpuload clips boxes to the image, as "
                 "torchvision does by default; leave clamping_mode out"
             )
-        return Boxes(leaf.numpy(), leaf.format)
+        return Boxes(leaf.numpy(), leaf.format, leaf.canvas_size)
     return Keypoints(leaf.numpy()) if name == "KeyPoints" else None

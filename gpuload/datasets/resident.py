@@ -43,7 +43,7 @@ class DeviceCached:
 
     Example:
         >>> import gpuload as gl, numpy as np
-        >>> pictures = [(np.full((32, 32, 3), i, np.uint8), i) for i in range(10)]
+        >>> pictures = [(gl.Image(np.full((32, 32, 3), i, np.uint8)), i) for i in range(10)]
         >>> loader = gl.Loader(gl.DeviceCached(pictures), batch_size=5, shuffle=True, num_workers=0, device="cpu")
         >>> for images, labels in loader:
         ...     print(tuple(images.shape), labels.tolist())

@@ -5,6 +5,7 @@ A *sample*, what a dataset yields, is a tree of tuples, lists and dicts. Importe
 
 from __future__ import annotations
 
+import operator
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -162,10 +163,13 @@ class Boxes:
             integers of 8 and 16 bits as int32.
         format: ``"xyxy"`` (left, top, right, bottom), ``"xywh"`` (left, top, width, height) or ``"cxcywh"`` (centre,
             width, height).
+        canvas_hw: height and width of the image that they were drawn on, if known. A Loader warns where the image
+            that it decodes has another size, as one that its EXIF tag turns.
 
     Raises:
         TypeError: the array holds no numbers.
-        ValueError: it is not (n, 4), or holds NaN or infinity; a box ends before it begins; the format is unknown.
+        ValueError: it is not (n, 4), or holds NaN or infinity; a box ends before it begins; the format is unknown;
+            `canvas_hw` is no height and width.
 
     Example:
         >>> Boxes([[10, 20, 30, 5]], format="xywh").array
@@ -174,9 +178,18 @@ class Boxes:
 
     array: Any
     format: BoxFormat = "xyxy"
+    canvas_hw: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", format_name("Boxes(format=…)", self.format))
+        if self.canvas_hw is not None:
+            try:
+                height, width = map(operator.index, self.canvas_hw)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"Boxes(canvas_hw=…) must be the height and the width of the image, got {self.canvas_hw!r}"
+                ) from None
+            object.__setattr__(self, "canvas_hw", (height, width))
         array = _numbers("Boxes", self.array)
         if array.size == 0 and array.ndim <= 2:
             array = array.reshape(0, 4)

@@ -19,6 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from gpuload.datasets.litter import STARTS, LeftOut, is_litter
+
 __all__ = ["Scanner", "scanned"]
 
 SETTLED_NS: Final = 2_000_000_000  # a folder that was changed later than this before a scan may change unseen
@@ -37,6 +39,9 @@ class Scanner:
         root: an existing folder.
         extensions: the endings of image files' names, lower case, with the dot.
         follow_links: whether links may lead out of the root.
+
+    Attributes:
+        left_out: what other programs keep there, see `gpuload.datasets.litter`.
     """
 
     def __init__(self, root: str, *, extensions: Iterable[str], follow_links: bool) -> None:
@@ -44,12 +49,15 @@ class Scanner:
         self._real_root = os.path.realpath(self._root)
         self._extensions = tuple(os.fsencode(extension) for extension in extensions)
         self._follow_links = follow_links
+        self.left_out = LeftOut()
         self._seen: dict[bytes, int] = {}  # when each folder was changed last, before it was read
 
     def folders(self) -> list[bytes]:
         """The names of the folders directly in the root, sorted."""
         with self._entries(b"") as entries:
-            return sorted(entry.name for entry in entries if self._is_folder(entry, b""))
+            return sorted(
+                entry.name for entry in entries if not self._is_left_out(entry, b"") and self._is_folder(entry, b"")
+            )
 
     def images(self, start: bytes = b"") -> tuple[bytes, np.ndarray]:
         """The images at any depth below `start`, a path relative to the root.
@@ -68,6 +76,8 @@ class Scanner:
             names: list[bytes] = []
             with self._entries(folder) as entries:
                 for entry in entries:
+                    if self._is_left_out(entry, folder):
+                        continue
                     if self._is_folder(entry, folder):
                         waiting.append(os.path.join(folder, entry.name))
                     elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
@@ -94,6 +104,14 @@ class Scanner:
         folders = arrays["folders"].tobytes().split(b"\0")
         times = [os.stat(os.path.join(self._root, folder)).st_mtime_ns for folder in folders]
         return times == arrays["times"].tolist()
+
+    def _is_left_out(self, entry: os.DirEntry[bytes], folder: bytes) -> bool:
+        if entry.name[0] not in STARTS or not is_litter(entry.name):
+            return False
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if is_folder or entry.name.lower().endswith(self._extensions):
+            self.left_out.add(os.path.join(folder, entry.name), folder=is_folder)
+        return True
 
     def _is_folder(self, entry: os.DirEntry[bytes], folder: bytes) -> bool:
         try:
@@ -144,7 +162,8 @@ class Scanner:
 def scanned(
     scanner: Scanner, root: str, asked: list[Any], build: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """What `build` makes with a scanner of a folder; that of a large one is kept, until a folder changes.
+    """What `build` makes with a scanner of a folder, and what was left out; that of a large one is kept, until a folder
+    changes.
 
     Args:
         root: the scanner's, an absolute path.
@@ -155,8 +174,8 @@ def scanned(
     started = time.time_ns()
     return cached(
         root,
-        ["scan", *asked],
-        lambda: {**build(), **scanner.times()},
+        ["scan without litter", *asked],
+        lambda: {**build(), **scanner.left_out.arrays(), **scanner.times()},
         is_fresh=scanner.is_fresh,
         is_kept=lambda arrays: int(arrays["times"].max()) < started - SETTLED_NS,
     )

@@ -1,10 +1,12 @@
 """Takes samples apart into their *structure* (nested containers, hashable) and their leaves, and puts them together.
 
-Runs in workers and in the main process; imports no torch, holds no state.
+Runs in workers and in the main process; imports no torch. Keeps only the places of leaves in the last few
+structures.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,10 +27,13 @@ __all__ = [
     "dtype_of",
     "flatten",
     "is_tensor",
+    "kind_of",
     "labels_of",
     "leaf_count",
+    "located",
     "mapping_like",
     "names_of",
+    "places_of",
     "rebuild",
     "unflatten",
     "unfold",
@@ -170,7 +175,7 @@ def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool,
 def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
     """A structure as text: ``(·, {'label': ·})``; with its leaves: ``(uint8 array 48×64, {'label': int})``."""
     if structure == LEAF:
-        return "·" if leaves is None else _kind(next(iter(leaves)))
+        return "·" if leaves is None else kind_of(next(iter(leaves)))
     kind, cls, keys, children = structure
     leaves = None if leaves is None else iter(leaves)
     parts = [describe(child, leaves) for child in children]
@@ -202,6 +207,39 @@ def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
     return [name for label, child in children for name in names_of(child, (*path, label))]
 
 
+def located(node: Structure, place: str = "sample", name: str = "") -> Iterator[tuple[Structure, str, str]]:
+    """Every container and leaf, depth first, with its place, ``sample[1]["masks"]``, and the innermost name there. The
+    frames of a clip share one place."""
+    yield node, place, name
+    if node == LEAF:
+        return
+    kind, cls, keys, children = node
+    fields = getattr(cls, "_fields", None) if kind == "tuple" else None
+    for number, child in enumerate(children):
+        if kind == "clip":
+            yield from located(child, place, name)
+        elif kind == "dict":
+            key = keys[number]
+            yield from located(child, f"{place}[{_quoted(key)}]", key if isinstance(key, str) else name)
+        elif kind == "dataclass" or fields:
+            field = (keys or fields or ())[number]
+            yield from located(child, f"{place}.{field}", field)
+        else:
+            yield from located(child, f"{place}[{number}]", name)
+
+
+@functools.lru_cache(64)
+def places_of(structure: Structure) -> list[str]:
+    """The place of each leaf in its sample, depth first: ``sample[1]["masks"]``."""
+    return [place for node, place, _ in located(structure) if node == LEAF]
+
+
+def _quoted(key: Any) -> str:
+    """A key as Python writes it, in double quotes where it has none inside: a message may stand in single ones."""
+    text = repr(key)
+    return f'"{text[1:-1]}"' if text.startswith("'") and '"' not in text else text
+
+
 def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> str:
     """How two structures differ, if one holds other keys, or a list of another length: text that goes on after a
     description of them; else nothing."""
@@ -222,7 +260,8 @@ def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> 
     return next(filter(None, (difference(own, its, (*path, label)) for label, own, its in children)), "")
 
 
-def _kind(leaf: Any) -> str:
+def kind_of(leaf: Any) -> str:
+    """What a leaf is, in words: ``uint8 array 48×64×3``."""
     if isinstance(leaf, np.ndarray) or is_tensor(leaf):
         what = "array" if isinstance(leaf, np.ndarray) else "tensor"
         return f"{dtype_of(leaf)} {what} {'×'.join(map(str, leaf.shape)) or 'of no axes'}"

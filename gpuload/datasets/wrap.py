@@ -13,12 +13,13 @@ import copy
 import errno
 import operator
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.coco import CocoTargets, as_lists, chosen
+from gpuload.datasets.coco import CocoTargets, as_lists, chosen, unknown_categories, unmatched
 from gpuload.datasets.files import read_file
 from gpuload.datasets.folder import _checked_mode, _Images
 from gpuload.datasets.kinds import is_iterable
@@ -30,6 +31,7 @@ __all__ = ["WrappedCoco", "WrappedFolder", "WrappedRows", "wrap"]
 
 FOLDER: Final = "torchvision.datasets.folder"
 COCO: Final = "torchvision.datasets.coco"
+TENSORS: Final = ("torchvision.tv_tensors._dataset_wrapper", "VisionDatasetTVTensorWrapper")
 TORCH: Final = "torch.utils.data.dataset"
 ROWS: Final = "datasets.arrow_dataset"
 CONTAINERS: Final = ((TORCH, "Subset"), (TORCH, "ConcatDataset"))
@@ -107,6 +109,13 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> 
         raise TypeError(f"{got}; annotations= and crowds= are for torchvision's CocoDetection, so leave them out")
     if cls.__module__.startswith("gpuload.datasets."):
         return dataset
+    if TENSORS in known and known & {(FOLDER, "DatasetFolder"), (COCO, "CocoDetection")}:
+        inner = cls.__bases__[1].__name__  # it has the wrapper's class and that of the dataset as bases
+        targets = ", which has boxes, labels and masks in its targets too" if detection else ""
+        raise TypeError(
+            f"{got}, which torchvision's wrap_dataset_for_transforms_v2() made, and which decodes images; wrap the "
+            f"{inner} itself, as in gpuload.wrap({inner}(…)){targets}"
+        )
     if (FOLDER, "DatasetFolder") in known:
         _check_methods(cls, FOLDER, ("__getitem__", "__len__", "__getitems__"), got)
         _check_transforms(dataset, got)
@@ -191,6 +200,8 @@ class WrappedCoco(_Images):
         self.paths = _pack(names, os.path.abspath(dataset.root))
         self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
         self._name = type(dataset).__name__
+        source = f"{self._name}({self.root!r})"
+        self._warn(unmatched(dataset.coco.anns.values(), "image_id", dataset.coco.imgs, source))
         targets = [dataset._load_target(key) for key in dataset.ids]
         if not crowds:
             targets = [[one for one in own if not one.get("iscrowd")] for own in targets]
@@ -198,11 +209,17 @@ class WrappedCoco(_Images):
             self.targets = as_lists(targets)
         elif self.target_transform is None:
             self.targets = CocoTargets(targets, self.ids, images, annotations)
+            every = [annotation for own in targets for annotation in own]
+            self._warn(unknown_categories(every, dataset.coco.cats.values(), source))
         else:
             raise TypeError(
                 f"annotations={annotations!r} makes targets of the annotations, but the dataset's target_transform "
                 "takes them as they are; leave one of the two out"
             )
+
+    def _warn(self, remark: str) -> None:
+        if remark:
+            warnings.warn(remark, stacklevel=5)  # where the user calls `wrap`
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
         number = self._from_start(index)
@@ -284,6 +301,15 @@ def _pack(paths: Iterable[str | os.PathLike[str]], root: str | os.PathLike[str])
 
 def _inside(file_name: str, key: Any, root: str | os.PathLike[str]) -> str:
     """The path of a COCO image. Its name comes from a data file, and must not lead out of the root."""
+    try:
+        usable = b"\0" not in os.fsencode(file_name)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        usable = False
+    if not usable:
+        raise ValueError(
+            f"the COCO image {key!r} has the file name {file_name!r}, which no file can have; correct the file of "
+            "annotations"
+        )
     path = os.path.abspath(os.path.join(root, file_name))
     if not path.startswith(os.path.join(os.path.abspath(root), "")):
         raise ValueError(

@@ -20,8 +20,9 @@ from gpuload.decode.jpeg_header import JpegHeader, end_of_scan, has_end
 from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import is_transposed, stored_region, upright
-from gpuload.decode.pillow_images import CHANNELS, VALUES, open_image
+from gpuload.decode.pillow_images import CHANNELS, VALUES, hint_on_truncated, open_image
 from gpuload.decode.scaled import Scaled, choose_eighths, decode_scaled, resample
+from gpuload.decode.tiff import REMEDY, remedy
 from gpuload.errors import DecodeError, one_line
 
 __all__ = ["COUNTED", "DECODERS", "Decoder"]
@@ -97,9 +98,13 @@ class Decoder:
             DecodeError: the image has more than 8 bits or, with ``mode="unchanged"``, channels of another type than
                 those of images.
         """
+        if mode == "unchanged" and (lost := _lost(header)) is not None:
+            raise DecodeError(f"mode='unchanged' gives all that a file holds, but this TIFF has {lost}; {REMEDY}")
         if mode == "unchanged" and self.dtype(header) != "uint8":
             return CHANNELS.get(header.mode, 1)
-        way = "gpuload.Image(array)" if mode == "unchanged" else "gpuload.Encoded(data, mode='unchanged')"
+        way = "gpuload.Encoded(data, mode='unchanged')"
+        if mode == "unchanged":
+            way = f"gpuload.Image(array){' of what tifffile.imread gives' * (header.format == 'TIFF')}"
         if (complaint := too_deep(f"this {header.format}", header.mode, way)) is not None:
             raise DecodeError(complaint)
         if mode != "unchanged":
@@ -107,7 +112,7 @@ class Decoder:
         if header.mode not in CHANNELS:
             raise DecodeError(
                 f"mode='unchanged' gives 8-bit channels, but this {header.format} holds Pillow mode {header.mode!r}; "
-                "ask for mode='RGB' or 'L'"
+                "ask for mode='RGB' or 'L'" + (f", or {REMEDY}" if header.format == "TIFF" else "")
             )
         return CHANNELS[header.mode]
 
@@ -123,6 +128,11 @@ class Decoder:
                 f"{header.format} holds Pillow mode {header.mode!r}; if its colours are classes, decode it in the "
                 "dataset and yield gpuload.Mask(array)"
             )
+        if (lost := _lost(header)) is not None:
+            raise DecodeError(
+                f"a mask must be a file with one number for each pixel, but this TIFF has {lost}; read it in the "
+                "dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
+            )
         return VALUES[header.mode]
 
     def decode_mask(self, encoded: Encoded, header: Header, region_tlhw: Region, out: np.ndarray) -> None:
@@ -136,7 +146,8 @@ class Decoder:
         opened = header.opened if header.opened is not None else open_image(encoded.data, header.format)
         values, complaint = listen(opened.values, region)
         if values is None:
-            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}")
+            ways = f"{remedy(header.format, encoded.data)}{hint_on_truncated()}"
+            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}{ways}")
         self.counts["Pillow"] += 1
         np.copyto(out[:, :, None], upright(values[:, :, None], orientation), casting="unsafe")
 
@@ -292,7 +303,8 @@ class Decoder:
                     top, _, height, _ = region_tlhw
                     said.append(f"the damage reaches into the region, stored rows {top} to {top + height}")
         if pixels is None:
-            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}")
+            ways = f"{remedy(header.format, data)}{hint_on_truncated()}"
+            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}{ways}")
         self.counts["Pillow"] += 1
         return pixels
 
@@ -307,6 +319,10 @@ class Decoder:
                 missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
         self._jpeg_decoders = usable, missing
         return self._jpeg_decoders
+
+
+def _lost(header: Header) -> str | None:
+    return None if header.opened is None else header.opened.lost
 
 
 def _is_grey(jpeg: JpegHeader, mode: Mode) -> bool:

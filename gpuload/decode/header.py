@@ -14,6 +14,7 @@ from gpuload.decode.jpeg_header import SOI, SOS, JpegHeader, has_end, read_scans
 from gpuload.decode.options import Decode
 from gpuload.decode.orientation import read_orientation
 from gpuload.decode.pillow_images import PillowImage, open_image
+from gpuload.decode.tiff import remedy
 from gpuload.errors import DecodeError, one_line
 
 __all__ = ["Header", "decoder_bytes", "ends", "read_header"]
@@ -94,6 +95,7 @@ def _by_pillow(data: bytes, name: str, options: Decode, scans: int = 1) -> Heade
     except Exception as error:
         raise DecodeError(
             f"the {name} header cannot be read: Pillow says {type(error).__name__}: {one_line(str(error))}"
+            f"{remedy(name, data)}"
         ) from error
     _check_size(opened.height, opened.width, decoder_bytes(data, opened, scans), options)
     _check_scans(scans, opened.height, opened.width, options)

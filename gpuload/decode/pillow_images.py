@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -19,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.decode.pnm import rewritten
+from gpuload.decode.tiff import not_given
 
 if TYPE_CHECKING:
     from PIL import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["CHANNELS", "VALUES", "PillowImage", "open_image", "quiet"]
+__all__ = ["CHANNELS", "VALUES", "PillowImage", "hint_on_truncated", "open_image", "quiet"]
 
 PLUGINS: Final[dict[str, tuple[str, str]]] = {
     "JPEG": ("JpegImagePlugin", "JpegImageFile"),
@@ -56,10 +59,51 @@ VALUES: Final[dict[str, str]] = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without Pillow's warnings about odd files: each file either decodes or raises."""
-    with warnings.catch_warnings():
+    """Run Pillow without its warnings about odd files and without ``LOAD_TRUNCATED_IMAGES``: each file either decodes
+    or raises, the same in every process."""
+    with warnings.catch_warnings(), _refuse_truncated:
         warnings.simplefilter("ignore")
         yield
+
+
+class _RefuseTruncated:
+    """A context in which Pillow's flag for truncated files is off. Several threads may be in it at once: the first one
+    to enter remembers the flag, and the last one to leave sets it again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._flag = False
+
+    def __enter__(self) -> None:
+        from PIL import ImageFile
+
+        with self._lock:
+            if not self._inside:
+                self._flag, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+            self._inside += 1
+
+    def __exit__(self, *exc_info: object) -> None:
+        from PIL import ImageFile
+
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                ImageFile.LOAD_TRUNCATED_IMAGES = self._flag
+
+
+_refuse_truncated = _RefuseTruncated()
+
+
+def hint_on_truncated() -> str:
+    """Return the end of the message for a file that cannot be decoded, if the program set Pillow's flag for truncated
+    files; "" if it did not."""
+    if not getattr(sys.modules.get("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", False):
+        return ""
+    return (
+        ". PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, but gpuload never fills up a truncated image: leave such files "
+        'out with Loader(on_error="skip"), or decode them with Pillow in the dataset'
+    )
 
 
 def open_image(data: bytes, name: str) -> PillowImage:
@@ -67,7 +111,11 @@ def open_image(data: bytes, name: str) -> PillowImage:
     module, plugin = PLUGINS[name]
     with quiet():
         opener = getattr(importlib.import_module(f"PIL.{module}"), plugin)
-        return PillowImage(opener(io.BytesIO(data)), lambda: opener(io.BytesIO(data)))
+        opened = PillowImage(opener(io.BytesIO(data)), lambda: opener(io.BytesIO(data)))
+    if name == "TIFF":
+        bits = 8 if opened.mode in CHANNELS and opened.dtype == "uint8" else 32
+        opened.lost = not_given(data, CHANNELS.get(opened.mode, 1), bits)
+    return opened
 
 
 class PillowImage:
@@ -76,7 +124,10 @@ class PillowImage:
     Attributes:
         width, height, mode: Pillow's.
         dtype: of the numbers as stored, "uint8", "uint16" or "float32"; "uint8" for those that images cannot hold, too.
+        lost: what a TIFF holds next to what Pillow gives, in words; None if nothing.
     """
+
+    lost: str | None = None
 
     def __init__(self, image: ImageFile, reopen: Callable[[], ImageFile]) -> None:
         self._image = image

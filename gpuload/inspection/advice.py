@@ -138,7 +138,9 @@ def _classes(summary: dict[str, Any]) -> list[Advice]:
             Advice(
                 "odd",
                 f"{some:,} {'class has' if some == 1 else 'classes have'} no images in {one['data']}",
-                "Classes are numbered by their names, so labels of the data sets may not mean the same.",
+                "Labels number the classes that a data set has, so they mean the same in all only if all are given the "
+                "same classes.",
+                "gl.ImageFolder(…, classes=train)",
             )
         )
     return found

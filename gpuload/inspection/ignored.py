@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["IN_ROOT", "ignored_in"]
+from gpuload.datasets.litter import is_litter
+
+__all__ = ["IN_ROOT", "LITTER", "ignored_in"]
 
 LONGEST: Final = 12
 IN_ROOT: Final = "(images outside of class folders)"
+LITTER: Final = "(images that other programs keep there, as in .ipynb_checkpoints)"
 
 
 def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[str, int]:
@@ -24,8 +27,11 @@ def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[s
     found: Counter[str] = Counter()
     endings = tuple(extensions)
     for folder, _, names in os.walk(root):
+        in_litter = is_litter(os.fsencode(folder.removeprefix(root)))
         for name in names:
-            if not name.lower().endswith(endings):
+            if name.lower().endswith(endings) and (in_litter or is_litter(os.fsencode(name))):
+                found[LITTER] += 1
+            elif not name.lower().endswith(endings):
                 ending = os.path.splitext(name)[1].lower()
                 found[ending if 1 < len(ending) <= LONGEST else "(no ending)"] += 1
             elif classes and folder == root:

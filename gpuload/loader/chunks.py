@@ -11,6 +11,8 @@ from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.ring.ring import Ring
 from gpuload.stage.ranges import DECODE, named
+from gpuload.workers.changes import objects_in
+from gpuload.workers.inherited import module_values
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
@@ -40,7 +42,16 @@ def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = F
         fusing=fusing,
         whole=whole,
         device_share=device_share,
+        module_values=_module_values(options) if options.workers.processes else {},
     )
+
+
+def _module_values(options: Options) -> dict[str, dict[str, Any]]:
+    """Return the values of the user's modules that workers' code refers to."""
+    users = [options.batches.collate_fn, options.workers.worker_init_fn]
+    for _, part in objects_in(options.order.dataset):
+        users += [part, *getattr(part, "__dict__", {}).values()]
+    return module_values(user for user in users if user is not None)
 
 
 def engine_for(

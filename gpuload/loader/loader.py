@@ -7,6 +7,7 @@ collection or the interpreter's exit. An epoch's iterator holds no resources of 
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ import torch
 from gpuload.batches.assemble import BatchInfo
 from gpuload.decode import Decode
 from gpuload.loader import log
-from gpuload.loader.cursor import Cursor
+from gpuload.loader.cursor import Cursor, Progress
 from gpuload.loader.epoch import Epoch
 from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
@@ -36,7 +37,7 @@ from gpuload.loader.tuning import autotune_for
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import check_begin, order_name, remarks_on, schedule_of, steps_of
+from gpuload.order.schedule import Schedule, check_begin, order_name, remarks_on, schedule_of, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.ring.gone import when_gone
 from gpuload.stage import Plan
@@ -56,8 +57,8 @@ class Loader:
     Args:
         dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number; or an iterable one
             (torch's `IterableDataset`, or with ``__iter__`` alone). A sample is a nested tuple, list, dict or
-            dataclass; its images may be `Encoded` (the fast way), `Image`, PIL images, or uint8 arrays; a clip is a
-            list of these, or an array T×H×W×C.
+            dataclass; its images are `Encoded` (the fast way), `Image` or PIL images; a clip is a list of these, or an
+            `Image` of T×H×W×C. Plain arrays are data, or for `transforms` the image where no other leaf may be it.
         batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. Even with MixUp
             and CutMix.
         shuffle: a new order each epoch, a function of `seed` and the epoch's number. ``"block"``, or a `BlockShuffle`:
@@ -210,6 +211,7 @@ class Loader:
         check_begin(options.order)
         for remark in options.workers.remarks():
             warnings.warn(remark, RuntimeWarning, stacklevel=3)  # past `loader_arguments`
+        self._starting = _Lock()  # one thread at a time begins an epoch, and so starts workers
         self._made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -268,9 +270,13 @@ class Loader:
         """
         epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
         order, inner = self._options.order, getattr(self.batch_sampler, "sampler", None)
+        if self._session is not None:
+            self._session.note_changes()
         for other in (self.dataset, order.sampler, self.batch_sampler, inner):
             if callable(set_epoch := getattr(other, "set_epoch", None)):
                 set_epoch(epoch)
+        if (session := self._session) is not None and session.changes is not None:
+            session.changes.skip()  # workers call the dataset's set_epoch() themselves
         self._cursor = self._cursor.set_epoch(epoch, running=self._session is not None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -394,12 +400,20 @@ class Loader:
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
         options.chain.at(progress.start.epoch)  # a size that cannot be is an error here, not in every sample
+        with self._starting:
+            return self._begin(schedule, progress)
+
+    def _begin(self, schedule: Schedule, progress: Progress) -> Iterator[Any]:
+        """Begin an epoch, in a session that was begun before or now."""
+        options = self._options
         if self._session is not None:
             self._session.check_process()
             # The last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew.
             if not self._session.usable or self._new_workers or not self._session.knows_ranks:
                 self._cursor.end(NEWER)
                 self.close()
+            else:
+                self._session.note_changes()
         self._new_workers = False
         if self._session is None:
             kept = keep(options)
@@ -448,3 +462,19 @@ class Loader:
 
 # The arguments that are public attributes.
 OPTIONS = frozenset((*Loader.__annotations__, "device", "num_workers", "prefetch_factor", "sampler", "transforms"))
+
+
+class _Lock:
+    """A reentrant lock; a copy of it, as one of a Loader that was never iterated, is a new one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Lock, ()

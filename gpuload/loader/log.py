@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuload.loader.state import State
     from gpuload.workers.kept import KeptSamples
 
-__all__ = ["begun", "keeping", "kept_all", "kept_so_far", "resuming"]
+__all__ = ["begun", "changed", "keeping", "kept_all", "kept_so_far", "resuming"]
 
 logging.getLogger("gpuload").addHandler(logging.NullHandler())
 logger = logging.getLogger("gpuload.loader")
@@ -61,6 +61,11 @@ def kept_all(kept: KeptSamples, device: object, seconds: float) -> None:
     memory, failed = kept.memory.nbytes / 1e6, len(kept.errors)
     first = f"; {failed} failed, the first with {next(iter(kept.errors.values())).describe()}" if failed else ""
     logger.info("kept %d samples, %.1f MB on %s, in %.1f s%s", kept.count - failed, memory, device, seconds, first)
+
+
+def changed(what: str) -> None:
+    """The user changed an attribute of the dataset."""
+    logger.info("%s: workers apply it from the next epoch on", what)
 
 
 def resuming(state: State) -> None:

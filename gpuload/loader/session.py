@@ -44,11 +44,13 @@ from gpuload.stage.ranges import STAGE, WAIT, named
 from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
+from gpuload.workers.changes import DatasetChanges
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Feed
 from gpuload.workers.interrupts import held
 from gpuload.workers.kept import KeptSamples
 from gpuload.workers.resident import ResidentEngine
+from gpuload.workers.sizes import REMARK
 
 __all__ = ["Session"]
 
@@ -137,6 +139,8 @@ class Session:
             reclaim=self.transfer.reclaim,
             decode=self.decoder,
         )
+        # Workers have a copy of the dataset; in this process and on a device it is the user's own, or read.
+        self.changes = DatasetChanges(options.order.dataset) if workers.processes and kept is None else None
         self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
@@ -170,12 +174,19 @@ class Session:
             self.meter.end()
             self._begun = Totals.of(self)
             self.meter.begin()
-            self.feed.begin(batches, told_epoch)
+            if self.changes is not None:
+                self.changes.skip()  # what iter() itself changed
+            self.feed.begin(batches, told_epoch, b"" if self.changes is None else self.changes.packed)
             if self.tuner is not None:
                 self.tuner.begin()
             if self.options.workers.worker_init_fn is not None:
                 self.feed.await_engine()  # it may raise
         return epoch
+
+    def note_changes(self) -> None:
+        """Note what the user changed of the dataset, for the workers' next epoch."""
+        for text in () if self.changes is None else self.changes.look():
+            log.changed(text)
 
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
@@ -185,6 +196,8 @@ class Session:
                 self.ready = self._next_launched(info)
             if self.ready is None:
                 self.meter.end()
+                if self.changes is not None:
+                    self.changes.end_epoch()
             elif self.ready.error is None:
                 self.meter.given(self.ready.images)
             if self.tuner is not None and self.ready is not None:
@@ -226,8 +239,9 @@ class Session:
         if current.warning:
             text, current.warning = current.warning, ""
             warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
-        if current.strays and "strays" not in self._told:
-            self._told.add("strays")
+        about = "sizes" if current.strays.startswith(REMARK) else "strays"
+        if current.strays and about not in self._told:
+            self._told.add(about)
             warnings.warn(current.strays, RuntimeWarning, stacklevel=4)
         self.launched.popleft()
         if current.error is None:

@@ -61,7 +61,7 @@ def read_json(path: str) -> Any:
     try:
         with open(path, "rb") as file:
             return json.load(file)
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
 
 

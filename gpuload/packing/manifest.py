@@ -3,18 +3,25 @@
 It has a hash of each part (a shard; of an LMDB or an array, a span of samples) and of small files, the
 samples that were left out with their causes, and how the set is read. ``manifest-crc32.npy`` has a CRC-32 of each
 sample, which says where in a damaged part the damage is.
+
+A set may come from anybody, and the hash of a manifest shows damage, not who wrote it. So a manifest is compared with
+what `pack` writes, entry by entry, before any of it is used: the dataset that reads a set and the names of its files
+are the constants below, and anything else is refused.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 
 from gpuload.errors import GpuloadError
 from gpuload.packing.durable import HashName, new_hash, read_json
+from gpuload.packing.expected import DIGEST, TEXT, differences, shortened
 
 __all__ = [
     "CLASSES",
@@ -25,7 +32,9 @@ __all__ = [
     "SUMS",
     "how_to_read",
     "open_packed",
+    "plan_like",
     "read_manifest",
+    "record_like",
     "sealed",
     "told",
 ]
@@ -36,6 +45,15 @@ MANIFEST: Final = "manifest.json"
 SUMS: Final = "manifest-crc32.npy"
 CLASSES: Final = "classes.json"
 LABELS: Final = "labels.npy"
+# Of each store the dataset that reads it, its path in the set's folder, and the names of its parts.
+READERS: Final = {
+    "tar": ("TarShards", "shard-*.tar", re.compile(r"shard-[0-9]{5,18}\.tar")),
+    "parquet": ("Parquet", ".", re.compile(r"shard-[0-9]{5,18}\.parquet")),
+    "lmdb": ("LMDB", ".", "data.mdb"),
+    "array": ("ArrayFile", "images.npy", "images.npy"),
+}
+LAYOUTS: Final = {2: "HW", 3: "HWC", 4: "DHWC"}
+BAD: Final = [{"index": int, "source": (str, None), "cause": str}]  # as `gpuload.packing.expected` describes it
 
 
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +72,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is none: no set, or one that is not finished.
-        GpuloadError: it is damaged, or of another version.
+        GpuloadError: it is damaged, of another version, or has something in it that `pack` does not write.
     """
     path = os.path.join(folder, MANIFEST)
     if not os.path.exists(path):
@@ -69,7 +87,87 @@ def read_manifest(folder: str) -> dict[str, Any]:
         raise GpuloadError(
             f"{path!r} is damaged, so nothing can be said of the rest: take it from a copy, or pack again"
         )
+    for difference in _differences(manifest):
+        raise GpuloadError(
+            f"{path!r} is not a manifest of gpuload: {difference}. None of it is used; take the set from where it was "
+            "packed, or pack again"
+        )
     return manifest
+
+
+def _differences(manifest: dict[str, Any]) -> Iterator[str]:
+    """In what a manifest differs from what `pack` writes."""
+    to = manifest.get("to")
+    if not isinstance(to, str) or to not in READERS:
+        yield f"to is {shortened(to)}, expected one of {', '.join(READERS)}"
+        return
+    yield from differences(manifest, _manifest_like(manifest["format"], to, manifest.get("form")))
+
+
+def _manifest_like(version: int, to: str, form: Any) -> dict[str, Any]:
+    dataset, path, _ = READERS[to]
+    return {
+        "format": version,
+        "to": to,
+        "form": ("alone", "pair", "dict"),
+        "digits": int,
+        "samples": int,
+        "read": {"dataset": dataset, "path": path, "options": _options(to, form)},
+        "parts": [_part_like(version, to)],
+        "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS)))): DIGEST},
+        "left_out": BAD,
+        "kept": {TEXT: int},
+        "plan": plan_like(version, to),
+        HASHES[version]: DIGEST,
+    }
+
+
+def plan_like(version: int | tuple[int, ...], to: str | tuple[str, ...]) -> dict[str, Any]:
+    """What is noted of a job, as `differences` takes it: its arguments, and by what its dataset is known."""
+    return {
+        "format": version,
+        "to": to,
+        "options": {"short_side": (int, None), "quality": int, "cuttable": bool, "check": bool, "exif": bool},
+        "shard_bytes": int,
+        "dataset": {"kind": str, "samples": int, "digest": DIGEST},
+    }
+
+
+def record_like(version: int, to: str, number: int) -> dict[str, Any]:
+    """What is noted of a part when it is written, as `differences` takes it."""
+    more = {"tar": {"fields": [[str]]}, "lmdb": {"label": ("int", "text", None)}, "array": {"labels": list}}
+    return {
+        "part": number,
+        "crc32": re.compile("([0-9a-f]{8})*"),
+        "bad": BAD,
+        "kept": {TEXT: int},
+        "made_of": (str, None),
+        **_part_like(version, to),
+        **more.get(to, {}),
+    }
+
+
+def _part_like(version: int, to: str) -> dict[str, Any]:
+    return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, HASHES[version]: DIGEST}
+
+
+def _options(to: str, form: Any) -> dict[str, Any]:
+    """The arguments that `how_to_read` gives, as `differences` takes them."""
+    match to, form:
+        case "tar", "dict":
+            return {}
+        case "tar", _:
+            return {"fields": str if form == "alone" else [str]}
+        case "parquet", _:
+            target = {"target": "label" if form == "pair" else None}
+            return (
+                {"image": re.compile(r".*\.bytes", re.DOTALL)} | target | ({"columns": [str]} if form == "dict" else {})
+            )
+        case "lmdb", "pair":
+            return {"image": "{}.image", "target": "{}.label", "target_type": ("int", "text")}
+        case "lmdb", _:
+            return {"image": "{}.image"}
+    return {"layout": ("data", *LAYOUTS.values())} | ({"labels": LABELS} if form == "pair" else {})
 
 
 def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) -> dict[str, Any]:
@@ -83,27 +181,27 @@ def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) ->
                 places[place] += [name for name in names if name not in places[place]]
         fields = [";".join(names) for names in places]
         options: dict[str, Any] = {} if form == "dict" else {"fields": fields[0] if form == "alone" else fields}
-        return {"dataset": "TarShards", "path": "shard-*.tar", "options": options}
+        return _read(to, options)
     if to == "parquet":
         image = next(name for name in like.names if str(like.field(name).type).startswith("struct<bytes"))
         others = [name for name in like.names if name != image]
         target = {"target": "label" if form == "pair" else None}
         more = {"columns": others} if form == "dict" else {}
-        return {"dataset": "Parquet", "path": ".", "options": {"image": f"{image}.bytes", **target, **more}}
+        return _read(to, {"image": f"{image}.bytes", **target, **more})
     if to == "lmdb":
         options = {"image": "{}.image"}
         if form == "pair":
             kinds = {record["label"] for record in records if record["label"]}
             options |= {"target": "{}.label", "target_type": "int" if kinds == {"int"} else "text"}
-        return {"dataset": "LMDB", "path": ".", "options": options}
+        return _read(to, options)
     shape, raw = like[1], like[2]
-    layouts = {2: "HW", 3: "HWC", 4: "DHWC"}
-    options = {"layout": "data" if raw else layouts[len(shape)]}
-    return {
-        "dataset": "ArrayFile",
-        "path": "images.npy",
-        "options": options | ({"labels": LABELS} if form == "pair" else {}),
-    }
+    options = {"layout": "data" if raw else LAYOUTS[len(shape)]}
+    return _read(to, options | ({"labels": LABELS} if form == "pair" else {}))
+
+
+def _read(to: str, options: dict[str, Any]) -> dict[str, Any]:
+    dataset, path, _ = READERS[to]
+    return {"dataset": dataset, "path": path, "options": options}
 
 
 def told(folder: str, read: dict[str, Any]) -> str:
@@ -112,14 +210,36 @@ def told(folder: str, read: dict[str, Any]) -> str:
     return f"gpuload.{read['dataset']}({_path(folder, read)!r}{options})"
 
 
-def open_packed(folder: str, **others: Any) -> Any:
-    """The dataset that reads a packed set; its `classes` are the names of labels, or None."""
-    import gpuload.datasets
+def open_packed(folder: str) -> Any:
+    """The dataset that reads a packed set; its `classes` are the names of labels, or None.
 
-    read = read_manifest(folder)["read"]
-    dataset = getattr(gpuload.datasets, read["dataset"])(_path(folder, read), **_arguments(folder, read), **others)
-    dataset.classes = read_json(os.path.join(folder, CLASSES))
+    Raises:
+        FileNotFoundError, GpuloadError: as `read_manifest`; or a link leads out of the folder.
+    """
+    from gpuload.datasets import LMDB, ArrayFile, Parquet, TarShards
+
+    kinds: dict[str, Any] = {"tar": TarShards, "parquet": Parquet, "lmdb": LMDB, "array": ArrayFile}
+    manifest = read_manifest(folder)
+    _refuse_links(folder)
+    read = manifest["read"]
+    dataset = kinds[manifest["to"]](_path(folder, read), **_arguments(folder, read))
+    path = os.path.join(folder, CLASSES)
+    dataset.classes = classes = read_json(path)
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise GpuloadError(f"{path!r} holds {shortened(classes)}, expected a list of the classes' names")
     return dataset
+
+
+def _refuse_links(folder: str) -> None:
+    """Refuse a set that has files elsewhere: what is read from there may not be the set's."""
+    root = os.path.join(os.path.realpath(folder), "")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink() and not (target := os.path.realpath(entry.path)).startswith(root):
+                raise GpuloadError(
+                    f"{entry.path!r} is a link that leaves {folder!r}: it leads to {target!r}. Copy the file to its "
+                    "place; or name the files themselves, as in 'packed/shard-*.tar', if you trust them"
+                )
 
 
 def _path(folder: str, read: dict[str, Any]) -> str:

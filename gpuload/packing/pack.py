@@ -25,9 +25,10 @@ from gpuload.errors import GpuloadError
 from gpuload.loader.cpus import usable_cpus
 from gpuload.packing import manifest as set_manifest
 from gpuload.packing.durable import WORK, draft, hash_of, new_hash, read_json, write_json, write_whole
+from gpuload.packing.expected import differences
 from gpuload.packing.images import ImageOptions
 from gpuload.packing.job import Job, Report, Store, record_path, stamp_of
-from gpuload.packing.plan import identity_of, planned
+from gpuload.packing.plan import PLAN, begun_plan, identity_of, planned
 from gpuload.packing.pool import make_parts, started
 from gpuload.packing.ray_tasks import make_parts_on_ray
 from gpuload.packing.stores import append_to_lmdb, array_file, lmdb_file, npy_header, part_file
@@ -36,7 +37,6 @@ __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 
 MOST_WORKERS: Final = 16
 EARLY: Final = 500  # so many samples for each worker that starts before the parts are cut
-PLAN: Final = "plan.json"
 SHOWN: Final = 20
 STORES: Final = ("tar", "lmdb", "parquet", "array")
 
@@ -171,8 +171,9 @@ def pack(
     os.makedirs(work, exist_ok=True)
     with _locked(work, full):
         begun = read_json(os.path.join(work, PLAN))
-        if begun is not None and begun.get("format") in set_manifest.HASHES:
-            asked["format"] = begun["format"]  # by an older gpuload: ended as it was begun
+        version = begun.get("format") if isinstance(begun, dict) else None
+        if type(version) is int and version in set_manifest.HASHES:
+            asked["format"] = version  # by an older gpuload: ended as it was begun
         if os.path.exists(os.path.join(full, set_manifest.MANIFEST)):
             finished = set_manifest.read_manifest(full)
             _refuse_other_plan(finished["plan"], {**asked, "format": finished["format"]}, full, "holds a finished set")
@@ -218,11 +219,13 @@ def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, worke
 
 
 def _refuse_others(folder: str) -> None:
-    """A folder with something else in it is not written to."""
+    """A folder with something else in it is not written to, nor one whose unfinished work lies elsewhere."""
     if not os.path.isdir(folder):
         if os.path.lexists(folder):
             raise FileExistsError(f"{folder!r} is a file; expected a folder that is new or empty")
         return
+    if os.path.islink(work := os.path.join(folder, WORK)):
+        raise FileExistsError(f"{work!r} is a link, and files where it leads to would be removed; remove the link")
     names = set(os.listdir(folder))
     if names and WORK not in names and set_manifest.MANIFEST not in names:
         raise FileExistsError(
@@ -262,7 +265,7 @@ def _locked(work: str, folder: str) -> Iterator[None]:
 def _taken_up(job: Job, asked: dict[str, Any]) -> Job:
     """The job as it was planned when it was begun, or from now on."""
     path = os.path.join(job.work, PLAN)
-    plan = read_json(path)
+    plan = begun_plan(path, job)
     like = str(job.like)
     if plan is None:
         for name in os.listdir(job.work):  # of a run that was killed before it had a plan
@@ -299,7 +302,8 @@ def _run(job: Job, asked: dict[str, Any], making: Making, skip_bad: bool, progre
     records: dict[int, dict[str, Any]] = {}
     for number in range(count):
         record = read_json(record_path(job, number))
-        if record is not None and _is_whole(job, number, record, skip_bad, committed):
+        foreign = any(differences(record, set_manifest.record_like(asked["format"], job.to, number)))
+        if not foreign and _is_whole(job, number, record, skip_bad, committed):
             records[number] = record
     taken_up = sum(record["samples"] for record in records.values())
     done, written = sum(job.bounds[number + 1] - job.bounds[number] for number in records), 0

@@ -16,15 +16,18 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.errors import DecodeError, GpuloadError, one_line
-from gpuload.packing.durable import new_hash
+from gpuload.packing.durable import new_hash, read_json
+from gpuload.packing.expected import differences
 from gpuload.packing.images import ImageOptions, Images
 from gpuload.packing.job import Job, Store
+from gpuload.packing.manifest import HASHES, READERS, plan_like
 from gpuload.packing.reading import each_sample
 from gpuload.packing.samples import Unfit, array_of, fields_of, row_of, values_of
 from gpuload.packing.stores import schema_like
 
-__all__ = ["identity_of", "planned"]
+__all__ = ["PLAN", "begun_plan", "identity_of", "planned"]
 
+PLAN: Final = "plan.json"
 TRIALS: Final = 32
 PART_BYTES: Final = 16 << 20  # of a store that is one file: how much a worker does at a time
 TAR_BLOCK: Final = 512
@@ -64,6 +67,27 @@ def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_b
     elif to == "parquet":
         like = schema_like(made[0])
     return replace(job, bounds=bounds, like=like, form=good[0][0])
+
+
+def begun_plan(path: str, job: Job) -> dict[str, Any] | None:
+    """The plan by which a job was begun; None if there is none.
+
+    Raises:
+        FileExistsError: it is not one that gpuload writes, for as many samples.
+    """
+    plan = read_json(path)
+    if plan is None:
+        return None
+    written = {**plan_like(tuple(HASHES), tuple(READERS)), "bounds": [int], "like": str}
+    for difference in differences(plan, written):
+        raise FileExistsError(f"{path!r} is not a plan of gpuload pack: {difference}; remove {job.folder!r}")
+    bounds, ends = plan["bounds"], [0, plan["dataset"]["samples"]]
+    if bounds != sorted(set(bounds)) or [*bounds[:1], *bounds[-1:]] != ends:
+        raise FileExistsError(
+            f"{path!r} is not a plan of gpuload pack: its parts do not have each of {ends[1]:,} samples once; remove "
+            f"{job.folder!r}"
+        )
+    return plan
 
 
 def _tried(job: Job, index: int) -> Any:

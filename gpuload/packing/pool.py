@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from gpuload.errors import GpuloadError, WorkerError
 from gpuload.packing.job import Job, Report, make_part
+from gpuload.workers.inherited import import_path
 from gpuload.workers.job import ship
 from gpuload.workers.lifeline import arm_lifeline
 from gpuload.workers.process import KEEP_MEMORY, check_platform, environment_of
@@ -109,9 +110,11 @@ class Worker:
     def __init__(self, shared: Sequence[int] = ()) -> None:
         self.numbers: list[int] = []
         self.end, theirs = socket.socketpair()
+        for end in (self.end, theirs):  # whatever socket.setdefaulttimeout() says
+            end.setblocking(True)
         lifeline, self._lifeline = os.pipe()
         descriptors = [theirs.fileno(), lifeline]
-        given = json.dumps({"path": sys.path, "descriptors": descriptors})
+        given = json.dumps({"path": import_path(), "descriptors": descriptors})
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM, given],

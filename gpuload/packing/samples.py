@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.files import sniff
+from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.sample import Encoded, Image, Mask
 from gpuload.datasets.stores.tar.fields import CONVERSIONS, IMAGES, KEY, MASKS
 from gpuload.packing.images import Images
@@ -35,6 +36,9 @@ class Unfit(TypeError):
 def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
     """The files of a sample in a tar, by WebDataset's convention: the ends of their names, and their bytes."""
     if isinstance(sample, Mapping):
+        pixels = [value for value in sample.values() if isinstance(value, Image | Encoded)]
+        if len(pixels) == 1 and isinstance(pixels[0], Image) and is_image_array(array := pixels[0].array):
+            sample = {name: array if value is pixels[0] else value for name, value in sample.items()}  # read as it was
         fields = [_field(name, value, images) for name, value in sample.items() if name != KEY]
         if len({name for name, _ in fields}) < len(fields):
             raise Unfit(

@@ -23,9 +23,7 @@ OURS: Final = (".tar", ".parquet", ".npy", ".mdb")
 SUFFIX: Final = ".gpuload-index"
 
 
-def verify(
-    folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] = lambda done, total: None
-) -> list[str]:
+def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None) -> list[str]:
     """Compare a packed set with its manifest.
 
     Args:
@@ -42,6 +40,7 @@ def verify(
     """
     full = os.path.abspath(os.path.expanduser(os.fsdecode(folder)))
     manifest = read_manifest(full)
+    progress = progress or (lambda done, total: None)
     problems = list(_small_files(full, manifest))
     parts, files = manifest["parts"], dict.fromkeys(part["file"] for part in manifest["parts"])
     there = {name for name in files if os.path.isfile(os.path.join(full, name))}
@@ -94,10 +93,11 @@ def _small_files(folder: str, manifest: dict[str, Any]) -> Iterator[str]:
 def _sums(folder: str, manifest: dict[str, Any]) -> np.ndarray:
     """The CRC-32 of each sample; of none where that file is no help."""
     try:
-        sums = np.load(os.path.join(folder, SUMS), allow_pickle=False)
+        sums = np.load(os.path.join(folder, SUMS), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError):
         return np.zeros(0, np.uint32)
-    return sums if len(sums) == manifest["samples"] else np.zeros(0, np.uint32)
+    fits = isinstance(sums, np.ndarray) and sums.dtype == "<u4" and sums.shape == (manifest["samples"],)
+    return sums if fits else np.zeros(0, np.uint32)
 
 
 def _where(manifest: dict[str, Any], number: int) -> str:

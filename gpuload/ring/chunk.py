@@ -125,7 +125,8 @@ class ChunkContent:
     them, or is one string with a `SEPARATOR` between two; `structures` and `fields` have one for each, or one for all.
     `values` are leaves that are no images, no targets, and in no block; `points` are boxes and keypoints; `fields` are
     the leaves that are left out together with boxes, if a transform does that; those that go with keypoints as ~leaf.
-    `strays` is what to tell the user of leaves that look as if they belonged to an image. `windows` is where images lie
+    `strays` is what to tell the user of leaves that look as if they belonged to an image, or of boxes that are for an
+    image of another size. `windows` is where images lie
     that are not in the slot, see `gpuload.workers.kept`. `encoded` are the images that were not decoded, each as the
     numbers of `Encoded`; their files fill the slot's first `encoded_bytes`. `made` tells of the plan of the batch that
     these are all chunks of, see `gpuload.workers.plans`.

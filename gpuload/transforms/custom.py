@@ -39,6 +39,7 @@ class Custom(Transform):
             to 0 … 255.
 
     Example:
+        >>> from dataclasses import dataclass
         >>> @dataclass(frozen=True)
         ... class Gain(Custom):
         ...     strength: float = 0.1

@@ -95,11 +95,11 @@ class Part:
         self.own_deaths_alone += not outside
         return self.own_deaths_alone >= OWN_DEATHS_ALONE or self.deaths_alone >= DEATHS_ALONE
 
-    def request(self, offset: int, nbytes: int, told_epoch: int) -> Request:
+    def request(self, offset: int, nbytes: int, told_epoch: int, changes: bytes = b"") -> Request:
         """What a worker is asked, for a slot of so many bytes."""
         spec, whole = self.batch.spec, len(self.batch.parts) == 1
         chunk = self.chunk, self.attempt, spec.epoch, offset, nbytes, self.positions, self.indices
-        return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=told_epoch)
+        return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=told_epoch, changes=changes)
 
     def failure(self, cause: str, stack: str) -> ChunkContent:
         """Its result if all of its samples failed."""
@@ -158,7 +158,7 @@ class Batch:
 
     @property
     def strays(self) -> str:
-        """What to tell the user of leaves that look as if they belonged to an image."""
+        """What to tell the user of its samples, see `ChunkContent`."""
         found = (part.content.strays for part in self.parts if not part.told and part.content is not None)
         return next(filter(None, found), "")
 

@@ -17,6 +17,7 @@ from gpuload.datasets.sample import LEAVES, Boxes, Keypoints, Mask, Target
 from gpuload.datasets.tree import flatten, is_tensor
 from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
+from gpuload.workers.sizes import SizeCheck
 
 __all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_misfit", "read_differently"]
 
@@ -174,20 +175,23 @@ def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     return tuple(sorted(own)) if dropping else ()
 
 
-def mask_misfit(leaf: int, shape: Sequence[int], size_hw: Sequence[int]) -> str | None:
-    """Why the mask at a leaf does not fit its image, or None."""
-    size = tuple(size_hw)
+def mask_misfit(place: str, shape: Sequence[int], image: Any, sizes: SizeCheck) -> str | None:
+    """Why the mask at a place of its sample does not fit its image, a `gpuload.workers.sample.Picture`, or None."""
+    size = image.height, image.width
     if tuple(shape[-2:]) == size:
         return None
     whole = " × ".join(map(str, shape))
     if len(shape) == 3 and tuple(shape[:2]) == size and shape[2] <= 4:
         return (
-            f"the mask at leaf {leaf} has shape {whole}, and its image is {size[0]} × {size[1]}: the last axis looks "
+            f"the mask {place} has shape {whole}, and its image is {size[0]} × {size[1]}: the last axis looks "
             "like channels, but masks are H×W, or N×H×W for N masks of one image; give H×W, such as mask[..., 0]"
         )
+    remedy = "give each image its own mask, not resized before it"
+    if tuple(shape[-2:]) == size[::-1]:
+        remedy = sizes.advice(size[::-1], image.leaf, size)
     return (
-        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask at leaf {leaf} "
-        f"has {shape[-2]}×{shape[-1]}; give each image its own mask, not resized before it"
+        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask {place} "
+        f"has {shape[-2]}×{shape[-1]}; {remedy}"
     )
 
 

@@ -75,7 +75,8 @@ class Feed:
         self.engine, self.ring = engine, ring
         self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
         self.ahead = self._ahead_now = ahead
-        self.workers, self._told_epoch = workers, -1
+        self.workers = workers
+        self._told_epoch, self._changes = -1, b""
         self.faults = faults or Faults()
         self._candidates, self._reclaim, self._decode = candidates, reclaim, decode
         self._tally = Tally(self.faults.max_error_rate)
@@ -94,10 +95,10 @@ class Feed:
         """Those in work, in order."""
         return tuple(self._batches)
 
-    def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> None:
-        """Start an epoch; what an earlier one left in work is dropped. `told_epoch`: see `Request`."""
+    def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1, changes: bytes = b"") -> None:
+        """Start an epoch; what an earlier one left in work is dropped. `told_epoch`, `changes`: see `Request`."""
         self.abandon()
-        self._told_epoch = told_epoch
+        self._told_epoch, self._changes = told_epoch, changes
         self._coming = batches
         self._tally = Tally(self.faults.max_error_rate)
         self.engine.forgive()
@@ -255,7 +256,9 @@ class Feed:
             part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
             sent = False
             try:
-                sent = self.engine.submit(part.request(slot.offset, slot.capacity_bytes, self._told_epoch))
+                sent = self.engine.submit(
+                    part.request(slot.offset, slot.capacity_bytes, self._told_epoch, self._changes)
+                )
             finally:
                 if not sent:
                     self.ring.release(slot)

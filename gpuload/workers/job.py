@@ -22,21 +22,24 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuload.ring.ring import align
+from gpuload.workers.bytes_list import SharedBytes, find_lists
+from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
 
 if TYPE_CHECKING:  # not imported: few workers plan batches, and those that pack have no transforms
     from gpuload.decode import Decode
     from gpuload.transforms import Chain
     from gpuload.transforms.program.fusing.plan import Fusing
 
-__all__ = ["Job", "Parcel", "pack", "receive", "ship"]
+__all__ = ["Job", "Parcel", "pack", "receive", "ship", "warning_of_copies"]
 
 _ALIGN = 64
+MAX_COPIED_BYTES = 1_000_000_000  # by all workers, without a warning
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Job:
     what `torch.distributed` says in the main process: backend, rank and number of ranks, or None. `fusing` plans
     batches, if workers do that. `whole`: images are decoded whole, whatever the chain crops, and nothing is collated:
     they are to be kept. `device_share` of the samples' images are sent as they are, for a device to decode.
+    `module_values`: see `gpuload.workers.inherited`.
     """
 
     dataset: Any
@@ -66,6 +70,7 @@ class Job:
     fusing: Fusing | None = None
     whole: bool = False
     device_share: float = 0.0
+    module_values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,9 @@ def pack(obj: Any) -> Parcel:
     Raises:
         TypeError: a part of `obj` cannot be sent; the message names it.
     """
-    pickled, buffers = _dump(obj, None, apart=True)
+    pickled, buffers = _dump(obj, apart=True)
     parts = [np.frombuffer(part, np.uint8) for part in (pickled, *buffers)]
-    path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+    path = [os.path.abspath(entry) for entry in import_path()]
     return Parcel(parts[0], parts[1:], path, [str(word) for word in sys.argv])
 
 
@@ -121,6 +126,25 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
         fd = _written(settings, pickled, buffers)
         undo.pop_all()
     return [fd, *inheritance.descriptors]
+
+
+def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
+    """Return a warning if so many workers have more than a gigabyte of copies of what is not shared; else ""."""
+    head_bytes = int.from_bytes(os.pread(job_fd, 8, 0), "little")
+    pickled_bytes = int.from_bytes(os.pread(job_fd, 8, align(8 + head_bytes, mmap.PAGESIZE) + 16), "little")
+    if pickled_bytes * workers <= MAX_COPIED_BYTES:
+        return ""
+    sizes = {}
+    for name, value in getattr(getattr(job, "dataset", None), "__dict__", {}).items():
+        with contextlib.suppress(TypeError):
+            sizes[name] = len(_dump(value)[0]), type(value).__name__
+    most = max(sizes, key=lambda name: sizes[name][0], default=None)
+    which = "" if most is None else f", {sizes[most][0] / 1e6:,.0f} MB of it dataset.{most} (a {sizes[most][1]})"
+    return (
+        f"the pickled dataset has {pickled_bytes / 1e6:,.0f} MB{which}, and each of {workers} workers unpickles a "
+        "copy. NumPy arrays, tensors and lists of bytes are shared by all workers: keep large data in these, or in "
+        "files that are read in __getitem__; or use fewer workers"
+    )
 
 
 def _written(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
@@ -153,17 +177,60 @@ def receive(fd: int) -> Any:
     view = memoryview(whole)
     count = int.from_bytes(view[start : start + 8], "little")
     table = np.frombuffer(whole, np.uint64, 2 * count, start + 8).reshape(-1, 2).tolist()
-    parts = [view[offset : offset + length] for offset, length in table]
+    pickled, *buffers = ((offset, offset + length) for offset, length in table)
+    file = io.BufferedReader(_Pickled(fd, *pickled))
     # The parent wrote this: the user's own dataset object, never anything that a data file holds.
-    _, obj = pickle.loads(parts[0], buffers=parts[1:])
+    _, settings, obj = _Unpickler(file, buffers=[view[start:end] for start, end in buffers]).load()
+    settings.apply()
     return obj
 
 
-def _dump(obj: Any, first: Any, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
+class _Pickled(io.RawIOBase):
+    """The pickle in a job's memfd, which is not mapped: it is read once, and would be counted as the worker's memory.
+    Workers share the descriptor, so it is read at offsets."""
+
+    def __init__(self, fd: int, start: int, end: int) -> None:
+        self._fd, self._at, self._end = fd, start, end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        nbytes = os.preadv(self._fd, [memoryview(buffer)[: self._end - self._at]], self._at)
+        self._at += nbytes
+        return nbytes
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lists: dict[int, SharedBytes] = {}
+
+    def persistent_load(self, pid: tuple[int, np.ndarray, np.ndarray]) -> SharedBytes:
+        number, data, ends = pid
+        if number not in self._lists:
+            self._lists[number] = SharedBytes(data, ends)
+        return self._lists[number]
+
+
+def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
+    """Pickle what is needed first, and `obj`."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
+    pickler_class = _pickler_class(apart)
+
+    def can_pickle(part: Any) -> bool:
+        with contextlib.suppress(Exception):
+            pickler_class(io.BytesIO(), protocol=5).dump(part)
+            return True
+        return False
+
     try:
-        _pickler_class(apart)(pickled, protocol=5, buffer_callback=buffers.append).dump((first, obj))
+        with pickled_by_value():
+            first = tracker, LibrarySettings.here(can_pickle)
+            if lists := find_lists(obj):
+                pickler_class = _with_lists(pickler_class, lists)
+            pickler_class(pickled, protocol=5, buffer_callback=buffers.append).dump((*first, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
         raise TypeError(_refusal(obj, error, apart)) from error
@@ -189,6 +256,16 @@ def _pickler_class(apart: bool) -> Any:
             elif (reducer := shared.get(type(obj))) is not None:
                 reduced = reducer(obj)
             return super().reducer_override(obj) if reduced is None else reduced
+
+    return Pickler
+
+
+def _with_lists(base: Any, lists: dict[int, tuple[int, np.ndarray, np.ndarray]]) -> Any:
+    """Return a pickler that puts these lists of bytes out of band; it calls a function for each object."""
+
+    class Pickler(base):
+        def persistent_id(self, obj: Any) -> Any:
+            return lists.get(id(obj)) if type(obj) is list else None
 
     return Pickler
 

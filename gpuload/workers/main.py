@@ -30,6 +30,7 @@ from gpuload.errors import kinds_of
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
 from gpuload.workers.counters import Counters
+from gpuload.workers.inherited import differences
 from gpuload.workers.job import Job, receive
 from gpuload.workers.lifeline import arm_lifeline
 from gpuload.workers.protocol import (
@@ -51,6 +52,7 @@ from gpuload.workers.workerinfo import init_position, introduce
 
 __all__ = ["end", "run"]
 
+MAX_DIFFERENCES = 10  # that are named
 FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # what holds data that are not written
 
 
@@ -92,7 +94,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         counters = runner.counters = board.counters.of(worker)
         ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
-            replies.send(HELLO)
+            replies.send(HELLO + "; ".join(differences(runner.job.module_values)[:MAX_DIFFERENCES]).encode())
             memory = memoryview(bytearray(MESSAGE_BYTES))
             counters.begin()
             while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):

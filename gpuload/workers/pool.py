@@ -45,7 +45,7 @@ from gpuload.workers.counters import place_of
 from gpuload.workers.deaths import Deaths
 from gpuload.workers.engine import Event, Lost
 from gpuload.workers.interrupts import held, let_through
-from gpuload.workers.job import Job, Parcel, ship
+from gpuload.workers.job import Job, Parcel, ship, warning_of_copies
 from gpuload.workers.limbo import Limbo
 from gpuload.workers.process import WorkerProcess, check_platform, settings_for
 from gpuload.workers.protocol import (
@@ -110,6 +110,7 @@ class WorkerPool:
         self.broken: WorkerError | None = None  # why it cannot continue
         self.waited_s = 0.0
         self._halted = self._closed = self._told = False  # the last: that no more workers can be added
+        self._told_differences = False  # between modules here and in workers
         self._team: dict[int, WorkerProcess] = {}
         self.most = most = most or workers
         self._wanted, self._cpus_for = workers, cpus_for
@@ -122,6 +123,8 @@ class WorkerPool:
         self.unsaid: list[str] = []  # warnings; `gather` gives them
         with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
             self._job_fds = ship(job, settings_for(most, first, total or most, ring.ring_bytes))
+        if copies := warning_of_copies(self._job_fds[0], job, workers):
+            self.unsaid.append(copies)
         with contextlib.ExitStack() as undo, standard_streams_taken():
             undo.callback(self._close_job)
             self._board = Board(most, first=first)
@@ -330,7 +333,7 @@ class WorkerPool:
                     self._epoll.unregister(worker.replies.fileno())
                 return
             if not worker.ready:
-                if message != HELLO:
+                if message[: len(HELLO)] != HELLO:
                     text = str(message[len(HELLO_FAILED) :], errors="replace")
                     kinds, _, text = text.partition("\n")
                     if worker.number in self._added:
@@ -339,6 +342,12 @@ class WorkerPool:
                     raise WorkerError(f"worker {worker.number} {text}", kinds.split())
                 worker.ready = True
                 self._added.pop(worker.number, None)
+                if (found := str(message[len(HELLO) :], errors="replace")) and not self._told_differences:
+                    self._told_differences = True
+                    self.unsaid.append(
+                        f"{found}. Workers import modules anew, so they do not see what was set since: keep such "
+                        "values on the dataset, or set them in worker_init_fn"
+                    )
                 continue
             reply = Reply.unpack(message)
             self._flying.pop((reply.chunk, reply.attempt), None)

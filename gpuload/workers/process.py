@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -24,8 +23,9 @@ from typing import Any
 
 from gpuload.errors import WorkerError
 from gpuload.ring.descriptors import is_inherited
+from gpuload.workers.inherited import import_path
 from gpuload.workers.lifeline import arm_lifeline
-from gpuload.workers.protocol import STACK_SIGNAL
+from gpuload.workers.protocol import STACK_SIGNAL, socket_pair
 
 __all__ = ["KEEP_MEMORY", "WorkerProcess", "check_platform", "environment_of", "settings_for"]
 
@@ -77,7 +77,7 @@ class WorkerProcess:
         self.killed_for: str | None = None
         self._killed_at = ""
         with contextlib.ExitStack() as undo:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = socket_pair()
             undo.callback(ours.close)
             lifeline_theirs, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
@@ -258,7 +258,7 @@ def check_platform() -> None:
 def settings_for(workers: int, first: int, total: int, ring_bytes: int) -> dict[str, Any]:
     """What worker processes are told of this one, beside the job: `workers` from number `first` on, of `total`."""
     return {
-        "path": [entry for entry in sys.path if isinstance(entry, str)],
+        "path": import_path(),
         "standard_path": standard_path(),
         "home": str(Path(__file__).parents[2]),
         "argv": [str(word) for word in sys.argv],

@@ -36,6 +36,7 @@ import numpy as np
 from gpuload.order.place import IterableStart
 from gpuload.ring.chunk import ChunkContent
 from gpuload.workers.counters import ROW_BYTES, CounterTable
+from gpuload.workers.inherited import pickled_by_value
 
 __all__ = [
     "HELLO",
@@ -52,21 +53,30 @@ __all__ = [
     "Status",
     "next_request",
     "read_message",
+    "socket_pair",
 ]
 
 IDLE = -1
 LEFT = -2  # the worker was asked to leave, and has: it took nothing that it did not do
 MESSAGE_BYTES = 1 << 18  # more than any message has
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
-HELLO = b"hello"  # the first message of a worker: it is ready
+HELLO = b"hello"  # the first message of a worker: it is ready; then where its modules differ (`inherited.differences`)
 HELLO_FAILED = b"failed"  # it could not start; then the exception's kinds, what it could not do, the traceback
-_REQUEST = struct.Struct("<qqqqqqqBBBB")
+_REQUEST = struct.Struct("<qqqqqqqBBBBI")
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqqq")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
 MAX_INLINE_BYTES = 48 * 1024  # of a reply, likewise; larger metadata goes into the slot
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a new SOCK_SEQPACKET pair, blocking, whatever ``socket.setdefaulttimeout()`` says."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:  # a timeout makes the descriptor itself non-blocking, in the worker too
+        end.setblocking(True)
+    return ends
 
 
 def read_message(end: socket.socket, memory: memoryview, flags: int = 0) -> bytes:
@@ -90,8 +100,8 @@ class Request:
 
     `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead. `whole` says
     that the chunk is the whole batch. For an iterable dataset `indices` count the samples of the worker's own pass,
-    and `iterable` says which pass. `told_epoch` goes to the dataset's own ``set_epoch()``; -1: no call. With `plans` it
-    asks for the plan of a batch instead (see `gpuload.workers.plans`).
+    and `iterable` says which pass. `told_epoch` goes to the dataset's own ``set_epoch()``; -1: no call. `changes`: see
+    `gpuload.workers.changes`. With `plans` it asks for the plan of a batch instead (see `gpuload.workers.plans`).
     """
 
     chunk: int
@@ -105,6 +115,7 @@ class Request:
     iterable: IterableStart | None = None
     told_epoch: int = -1
     plans: bool = False
+    changes: bytes = b""
 
     def pack(self) -> bytes:
         plain = isinstance(self.indices, np.ndarray)
@@ -121,11 +132,12 @@ class Request:
             self.whole,
             0 if self.iterable is None else 1,
             self.plans,
+            len(self.changes),
         )
         if (start := self.iterable) is not None:
             fields = (start.run, start.worker, start.samples, start.state, start.stride, start.offset)
             body += pickle.dumps(fields, 5)
-        message = head + self.positions.tobytes() + body
+        message = head + self.positions.tobytes() + self.changes + body
         if len(message) > MAX_REQUEST_BYTES:
             what = "the dataset's state_dict()" if self.iterable is not None else "its keys"
             raise ValueError(
@@ -136,23 +148,29 @@ class Request:
 
     @classmethod
     def unpack(cls, message: bytes) -> Request:
-        chunk, attempt, epoch, offset, nbytes, count, told, *flags = _REQUEST.unpack_from(message)
+        chunk, attempt, epoch, offset, nbytes, count, told, *flags, changes_bytes = _REQUEST.unpack_from(message)
         plain, whole, is_pass, plans = map(bool, flags)
         at = _REQUEST.size
         positions = np.frombuffer(message, np.int64, count, at)
         at += positions.nbytes
+        changes = message[at : at + changes_bytes]
+        at += changes_bytes
         # The parent wrote this: keys from the user's sampler, never the contents of a file.
         indices = np.frombuffer(message, np.int64, count, at) if plain else pickle.loads(message[at:])
         iterable = IterableStart(*pickle.loads(message[at + 8 * count :])) if is_pass else None
-        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, whole, iterable, told, plans)
+        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, whole, iterable, told, plans, changes)
 
 
 def _pickled_keys(keys: list[object]) -> bytes:
     try:
-        return pickle.dumps(keys, 5)
+        packed = pickle.dumps(keys, 5)
+        if b"__mp_main__" not in packed:  # the script, in a process that `multiprocessing` spawned
+            return packed
     except (pickle.PicklingError, AttributeError, TypeError):  # of a class in __main__
-        import cloudpickle
+        pass
+    import cloudpickle
 
+    with pickled_by_value():
         return cloudpickle.dumps(keys, 5)
 
 
@@ -202,7 +220,7 @@ class Queue:
     """Where requests wait: this process sends, and one worker, or all, read the same end."""
 
     def __init__(self) -> None:
-        self.send_end, self.read_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.send_end, self.read_end = socket_pair()
 
     def send(self, request: Request) -> bool:
         """False if it is full. Never blocks."""

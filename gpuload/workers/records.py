@@ -16,8 +16,11 @@ MAX_CAUSE: Final = 1000
 MAX_TRACEBACK: Final = 8000
 
 
-def record_of(epoch: int, position: Any, index: Any, source: str | None, error: BaseException) -> ErrorRecord:
-    """The record of the sample at a position, whose images came from `source`."""
+def record_of(
+    epoch: int, position: Any, index: Any, source: str | None, error: BaseException, place: str = ""
+) -> ErrorRecord:
+    """The record of the sample at a position, whose images came from `source`; `place` is where in the sample the image
+    is that failed."""
     if source is None and isinstance(error, OSError | DecodeError) and isinstance(error.filename, str):
         source = error.filename
     return ErrorRecord(
@@ -25,7 +28,8 @@ def record_of(epoch: int, position: Any, index: Any, source: str | None, error: 
         position=int(position),
         index=int(index) if isinstance(index, np.integer) else index,
         source=source,
-        cause=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE),
+        cause=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE)
+        + (f" (in {place})" if place not in ("", "sample") else ""),
         traceback="".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
         kinds=kinds_of(error),
     )

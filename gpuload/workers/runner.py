@@ -145,7 +145,10 @@ class ChunkRunner:
             reply = self._finish(request, slot, note, wanted, loaded, errors, place)
         if reply.status is Status.DONE:
             self._made.pop(_made_key(request), None)
-            self._reader.strays = ""  # said
+            if self._reader.strays:
+                self._reader.strays = ""  # said
+            else:
+                self._reader.sizes.remark = ""
         return reply
 
     def begin(self, request: Request) -> IterablePlace:
@@ -250,7 +253,7 @@ class ChunkRunner:
                 try:
                     results += self._draw_regions(request, [sample])
                 except ValueError as error:
-                    errors.append((sample.row, failure(request, sample.row, sample.source, error)))
+                    errors.append((sample.row, failure(request, sample.row, sample.source, error, sample.place)))
                     loaded.remove(sample)
             return results
 
@@ -291,7 +294,7 @@ class ChunkRunner:
     ) -> Reply:
         content = as_columns(decoded, sent_bytes)
         content.errors, content.iterable = sorted(errors, key=_row), place
-        content.strays = self._reader.strays
+        content.strays = self._reader.strays or self._reader.sizes.remark
         try:
             return _pack(request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None)
         except Exception as error:
@@ -317,11 +320,11 @@ def _made_key(request: Request) -> tuple[Any, ...]:
     return request.epoch, int(request.positions[0]), request.iterable and request.iterable.run
 
 
-def failure(request: Request, row: int, source: str | None, error: BaseException) -> ErrorRecord:
-    """The record of the sample at a row of a chunk."""
+def failure(request: Request, row: int, source: str | None, error: BaseException, place: str = "") -> ErrorRecord:
+    """The record of the sample at a row of a chunk; `place`: of the image in it that failed."""
     if isinstance(error, Sourced) and error.__cause__ is not None:
-        source, error = error.source, error.__cause__
-    return record_of(request.epoch, request.positions[row], request.indices[row], source, error)
+        source, place, error = error.source, error.place, error.__cause__
+    return record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
 
 
 def _unsendable(error: Exception) -> TypeError:

@@ -17,7 +17,7 @@ import numpy as np
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.recognise import fewer_frames, find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
-from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor
+from gpuload.datasets.tree import Structure, describe, dtype_of, flatten, is_tensor, kind_of, places_of
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
 from gpuload.decode.jpeg_header import has_end
@@ -30,6 +30,7 @@ from gpuload.transforms.program.windows import FILTERS
 from gpuload.workers.belongings import check_transforms, droppers, find_fields, mask_misfit
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
+from gpuload.workers.sizes import SizeCheck
 
 __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
 
@@ -93,6 +94,11 @@ class Sample:
     points: dict[int, Boxes | Keypoints] = field(default_factory=dict)
     fields: tuple[int, ...] = ()  # see `ChunkContent`
 
+    @property
+    def place(self) -> str:
+        """Where its images are, for errors."""
+        return " or ".join(dict.fromkeys(places_of(self.structure)[leaf] for leaf in self.images))
+
     def boxes(self) -> np.ndarray:
         """The boxes that its draws depend on: left, top, right, bottom."""
         boxes = next(value for value in self.points.values() if isinstance(value, Boxes))
@@ -100,23 +106,23 @@ class Sample:
 
 
 class Sourced(Exception):
-    """Carries the source of the image that failed; the error itself is its cause."""
+    """Carries the source of the image that failed, and its place in the sample; the error itself is its cause."""
 
-    def __init__(self, source: str | None) -> None:
-        super().__init__(source)
-        self.source = source
+    def __init__(self, source: str | None, place: str) -> None:
+        super().__init__(source, place)
+        self.source, self.place = source, place
 
 
 class SampleReader:
     """Takes samples apart and decodes them, for a job.
 
     Attributes:
-        strays: what `gpuload.datasets.strays` found in its first samples.
+        strays: what `gpuload.datasets.strays` found in its first samples; sizes: see there.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.strays = ""
+        self.strays, self.sizes = "", SizeCheck(job.decode)
         self._looks = LOOKS
         self._decoder = Decoder(job.decode)
         self.count_in(Counters())
@@ -154,8 +160,8 @@ class SampleReader:
         if not found and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
-                f"{_nearly_an_image(leaves)}; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or a uint8 "
-                "array H×W×C or tensor C×H×W; or leave the transforms out"
+                f"{_nearly_an_image(structure, leaves)}; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or "
+                "a uint8 array H×W×C or tensor C×H×W; or leave the transforms out"
             )
         images: dict[int, Picture] = {}
         source = None
@@ -171,7 +177,7 @@ class SampleReader:
                     if image.mode == "unchanged" and (dtype := self._decoder.dtype(header)) != "uint8":
                         images[leaf] = _deep(images[leaf], dtype)
                 except Exception as error:
-                    raise Sourced(source) from error
+                    raise Sourced(source, places_of(structure)[leaf]) from error
             else:
                 hwc = image.hwc
                 images[leaf] = Picture(image, None, *hwc.shape)
@@ -199,33 +205,34 @@ class SampleReader:
                 if isinstance(image.leaf, Encoded) and image.leaf.mode == "RGB"
             },
             targets,
-            changes=not self._job.plain,
             moves=self._job.moves,
         )
         self._looks = 0 if self.strays else self._looks - 1
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """The masks, boxes and keypoints of a sample."""
-        images = list(sample.images.values())
+        images = list(sample.images.items())
         if not images:
             raise TypeError(
                 f"the sample, {one_line(describe(sample.structure, leaves))}, has masks, boxes or keypoints, but no "
-                "image that they belong to; return it in the same sample"
+                f"image that they belong to{_nearly_an_image(sample.structure, leaves)}; return it in the same sample"
             )
         if targets and self._no_targets is not None:
             raise ValueError(self._no_targets)
-        size = images[0].height, images[0].width
-        for image in images[1:]:
+        size = images[0][1].height, images[0][1].width
+        for leaf, image in images[1:]:
             if (other := (image.height, image.width)) != size:
+                places = places_of(sample.structure)
                 raise ValueError(
                     "masks, boxes and keypoints belong to all images of their sample, which must be of one size, but "
-                    f"there are {_size(size)} and {_size(other)} (height × width)"
+                    f"{places[images[0][0]]} has {_size(size)} and {places[leaf]} {_size(other)} (height × width)"
                 )
         for leaf, target in targets.items():
             if isinstance(target, Mask):
                 sample.masks[leaf] = self._mask(sample, leaf, target, size)
             else:
                 sample.points[leaf] = target
+        self.sizes.look(sample.points.values(), images[0][1].leaf, size, sample.source)
         sample.fields = find_fields(sample.given, leaves, targets, self._job.chain)
 
     def _mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
@@ -237,12 +244,13 @@ class SampleReader:
                 header = self._decoder.header(mask.array)
                 dtype = self._decoder.mask_dtype(header)
             except Exception as error:
-                raise Sourced(mask.array.source) from error
+                raise Sourced(mask.array.source, places_of(sample.structure)[leaf]) from error
             shape = self._decoder.size_hw(header)
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
             count = len(mask.array) if axes == 3 else 1
-        if (misfit := mask_misfit(leaf, shape, size_hw)) is not None:
+        place = places_of(sample.structure)[leaf]
+        if (misfit := mask_misfit(place, shape, next(iter(sample.images.values())), self.sizes)) is not None:
             raise ValueError(misfit)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
@@ -298,7 +306,8 @@ class SampleReader:
         Raises:
             Sourced: one of them cannot be decoded.
         """
-        for picture, region in zip([*sample.images.values(), *sample.masks.values()], regions, strict=True):
+        pictures = [*sample.images.items(), *sample.masks.items()]
+        for (number, picture), region in zip(pictures, regions, strict=True):
             top, left = region[:2]
             leaf, header, resized = picture.leaf, picture.header, picture.resized
             height, width, channels = shape = picture.shape(region)
@@ -329,7 +338,8 @@ class SampleReader:
                     out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
             except Exception as error:
                 file = leaf.array if isinstance(leaf, Mask) else leaf
-                raise Sourced(getattr(file, "source", None) or sample.source) from error
+                source = getattr(file, "source", None) or sample.source
+                raise Sourced(source, places_of(sample.structure)[number]) from error
             picture.placed = [at, *shape, picture.height, picture.width, *region]
             at = align(at + nbytes, ALIGN)
         return at
@@ -412,35 +422,30 @@ def _one_for_all(entries: list[Any]) -> list[Any]:
     return entries[:1] if all(entry == entries[0] for entry in entries) else entries
 
 
-def _nearly_an_image(leaves: Sequence[Any]) -> str:
+def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
     """A hint on the first leaf that is not an image but may be meant as one."""
     from gpuload.datasets.folder import EXTENSIONS  # here, since hardly any worker needs it
 
-    for leaf in sorted(leaves, key=lambda leaf: not hasattr(leaf, "shape")):
+    located = zip(places_of(structure), leaves, strict=True)
+    for place, leaf in sorted(located, key=lambda entry: not hasattr(entry[1], "shape")):
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
             return (
-                f": {os.fspath(leaf)!r} is a path; return gpuload.read(path) in its place (gpuload.ImageFiles and "
-                "gpuload.ImageFolder read whole folders)"
+                f": {place} is the path {os.fspath(leaf)!r}; return gpuload.read(path) in its place "
+                "(gpuload.ImageFiles and gpuload.ImageFolder read whole folders)"
             )
         if isinstance(leaf, bytes):
-            return ": bytes may be anything; if they are an image file, return gpuload.Encoded(bytes)"
+            return (
+                f": {place} is bytes, which may be anything; if they are an image file, return gpuload.Encoded(bytes)"
+            )
         if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
             continue
         array: Any = leaf
         axes, dtype = len(array.shape), dtype_of(array)
-        if axes == 2 and dtype == "uint8":
-            return ": if the array H×W is one, write gpuload.Image(array)"
-        if axes == 3 and dtype == "uint8":
-            return (
-                ": an array is taken for an image by itself if it has 1 to 4 channels; for more write "
-                "gpuload.Image(array), with layout='CHW' for C×H×W"
-            )
-        if axes == 3 and dtype.startswith(("float", "bfloat", "uint16")):
-            layout, kind = (", layout='CHW'", "tensor") if is_tensor(leaf) else ("", "array")
-            return (
-                f": a {dtype} {kind} is one only as gpuload.Image({kind}{layout}); for uint8 leave out the dataset's "
-                "ToTensor, or whatever scales it"
-            )
+        deep = axes == 3 and dtype.startswith(("float", "bfloat", "uint16"))
+        if deep or (dtype == "uint8" and axes in (2, 3)):
+            argument = "tensor, layout='CHW'" if is_tensor(leaf) and axes == 3 else "array"
+            scaled = "; for uint8 leave out the dataset's ToTensor, or whatever scales it" if deep else ""
+            return f": {place}, {kind_of(leaf)}, is an image only as gpuload.Image({argument}){scaled}"
     return ""
 
 

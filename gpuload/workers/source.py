@@ -24,6 +24,7 @@ from gpuload.datasets.disk import Disk
 from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
 from gpuload.order.place import IterablePlace
 from gpuload.rng.generators import seed_generators, seeds_of
+from gpuload.workers.changes import apply_changes
 from gpuload.workers.counters import FLUSH_S, Counters
 from gpuload.workers.iterable import Ended, Pass
 from gpuload.workers.protocol import Request
@@ -67,6 +68,8 @@ class Source:
         self._soon: list[Any] = []  # what is still to be named
         self._is_first = True  # nobody has named the samples of this chunk
         self._told_epoch = -1
+        self._changes = b""
+        self._applied: dict[Any, Any] = {}
         self._epoch = -1
         self.introduce: Callable[..., None] = lambda epoch, position=None: None
 
@@ -76,6 +79,9 @@ class Source:
         It raises `Ended` when an iterable dataset has no more samples, and whatever the dataset raises. `touch` is
         called for each sample that an iterable dataset gives on the way.
         """
+        if request.changes != self._changes:
+            self._changes = request.changes
+            apply_changes(self._dataset, request.changes, self._applied)
         if request.told_epoch not in (-1, self._told_epoch):
             self._told_epoch = request.told_epoch
             if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):

@@ -42,7 +42,7 @@ def test_demo_from_nothing(tmp_path: Path) -> None:
     for text in (
         "on cpu: 1 worker, ",
         "24 images of 8 classes in results/photographs",
-        "The DataLoader runs ",
+        "The DataLoader decodes with simplejpeg (simplejpeg 1.",
         "2 epochs: decode, random crop to 224×224",
         "images per second",
         "CPU seconds per 1,000 images",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import lacking
@@ -137,6 +138,22 @@ def test_sizes() -> None:
     for text in ("", "MB", "1XB", "-1"):
         with pytest.raises(ValueError, match="expected a number of bytes"):
             size_of(text)
+
+
+@pytest.mark.parametrize("train", ["folder", "packed"])
+def test_a_split_that_lacks_a_class_is_packed_with_the_labels_of_another(tmp_path: Path, train: str) -> None:
+    folder = images(tmp_path / "train")
+    if train == "packed":
+        run("pack", folder, tmp_path / "packed", "--to", "tar", "--workers", "0")
+    images(tmp_path / "val")
+    shutil.rmtree(tmp_path / "val" / "class 1")
+    others = {"folder": folder, "packed": tmp_path / "packed"}[train]
+    run("pack", tmp_path / "val", tmp_path / "set", "--to", "tar", "--workers", "0", "--classes", others)
+    made = open_packed(str(tmp_path / "set"))
+    assert made.classes == ["class 0", "class 1", "class 2"]
+    assert {label for _, label in made} == {0, 2}
+    status, text = run("pack", tmp_path / "val", tmp_path / "set", "--to", "tar", "--workers", "0")
+    assert (status, "other data" in text) == (1, True)
 
 
 def test_classes_are_kept(tmp_path: Path) -> None:

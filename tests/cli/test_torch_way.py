@@ -1,80 +1,88 @@
-"""What a DataLoader runs beside gpuload: torchvision's v2, or Pillow, said by name; the same work."""
+"""What a DataLoader runs next to gpuload: simplejpeg and torch's operators, with torchvision's results."""
 
 from __future__ import annotations
 
-from importlib import metadata
+import io
+import sys
 from pathlib import Path
 
 import numpy as np
 import originals
 import pytest
+import simplejpeg
 import torch
 from pictures import jpeg_bytes, smooth_image
 from PIL import Image
 
 import gpuload as gl
-from gpuload.cli import torch_way
-from gpuload.cli.torch_way import ByPillow, Pictures, by_torchvision, usual_way
+from gpuload.cli.torch_way import Pictures, by_pillow, by_simplejpeg, random_box, usual_way
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LOW = [(0 - m) / s for m, s in zip(MEAN, STD, strict=True)]
 HIGH = [(1 - m) / s for m, s in zip(MEAN, STD, strict=True)]
 
 
-def check(image: torch.Tensor) -> None:
-    assert image.shape == (3, 64, 64)
-    assert image.dtype == torch.float32
+def pictures(dataset, decode=by_simplejpeg) -> Pictures:
+    return Pictures(dataset, decode, 64, MEAN, STD)
+
+
+def test_a_sample_is_decoded_cropped_and_normalised(jpeg_folder: Path) -> None:
+    dataset = gl.ImageFolder(jpeg_folder)
+    image, label = pictures(dataset)[5]
+    assert (image.shape, image.dtype, label) == ((3, 64, 64), torch.float32, dataset.labels[5])
     for channel in range(3):
         assert LOW[channel] - 1e-5 <= image[channel].min() < image[channel].max() <= HIGH[channel] + 1e-5
 
 
-def test_pillow_does_the_same_work(jpeg_folder: Path) -> None:
-    dataset = gl.ImageFolder(jpeg_folder)
-    image, label = Pictures(dataset, ByPillow(64, MEAN, STD))[5]
-    check(image)
-    assert label == dataset.labels[5]
-
-
-def test_torchvision_does_the_same_work(jpeg_folder: Path) -> None:
+@pytest.mark.parametrize("flip", [False, True])
+def test_it_is_what_torchvisions_transforms_give(flip: bool) -> None:
     originals.torchvision()
-    check(Pictures(gl.ImageFolder(jpeg_folder), by_torchvision(64, MEAN, STD))[5][0])
+    from torchvision.transforms.v2 import functional
+
+    pixels = simplejpeg.decode_jpeg(jpeg_bytes(smooth_image(90, 120, 3)))
+    ours = pictures([]).view(pixels, (11, 7, 101, 80), flip)
+    theirs = functional.resized_crop(torch.from_numpy(pixels).permute(2, 0, 1), 7, 11, 73, 90, [64, 64], antialias=True)
+    if flip:
+        theirs = functional.horizontal_flip(theirs)
+    theirs = functional.normalize(functional.to_dtype(theirs, torch.float32, scale=True), list(MEAN), list(STD))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("width", "height", "box"), [(1000, 10, (493, 0, 506, 10)), (9, 900, (0, 444, 9, 456))])
+def test_the_box_of_an_image_in_which_none_fits(width: int, height: int, box: tuple[int, ...]) -> None:
+    """As torchvision's: in the middle, as large as the widest or the narrowest ratio allows."""
+    torch.manual_seed(0)
+    assert {random_box(width, height) for _ in range(20)} == {box}
+
+
+def test_formats_that_are_no_jpegs_and_grey_ones_are_decoded_too() -> None:
+    pixels = smooth_image(60, 80, 0)
+    for image in (Image.fromarray(pixels), Image.fromarray(pixels[..., 0])):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        decoded = by_simplejpeg(file.getvalue())
+        assert np.array_equal(decoded, np.asarray(image.convert("RGB")))
+    grey = jpeg_bytes(pixels[..., 0], subsampling=-1)
+    assert np.array_equal(by_simplejpeg(grey), by_pillow(grey))
 
 
 def test_whatever_holds_the_image() -> None:
     pixels = smooth_image(60, 80, 0)
     encoded = gl.Encoded(jpeg_bytes(pixels))
     samples = [(encoded, 3), {"cls": np.int64(4), "jpg": encoded}, gl.Image(pixels), (pixels[..., :1], "a text")]
-    taken: list[Image.Image] = []
-
-    def change(picture: Image.Image) -> torch.Tensor:
-        taken.append(picture)
-        return torch.zeros(1)
-
-    pictures = Pictures(samples, change)
-    assert [pictures[number][1] for number in range(len(pictures))] == [3, 4, 0, 0]
-    assert {(picture.mode, picture.size) for picture in taken} == {("RGB", (80, 60))}
-    assert np.array_equal(np.asarray(taken[2]), pixels)
+    made = pictures(samples)
+    assert [made[number][1] for number in range(len(made))] == [3, 4, 0, 0]
+    assert {made.pixels(image).shape for image in (encoded, samples[2], samples[3][0])} == {(60, 80, 3)}
+    assert np.array_equal(made.pixels(samples[2]), pixels)
     with pytest.raises(TypeError, match="sample 0 has no image, but int, str"):
-        Pictures([(3, "a")], change)[0]
+        pictures([(3, "a")])[0]
 
 
-def test_which_of_the_two_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"torchvision": "0.99"}
-
-    def version(name: str) -> str:
-        if name not in versions:
-            raise metadata.PackageNotFoundError(name)
-        return versions[name]
-
-    def broken(*arguments: object) -> None:
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    monkeypatch.setattr(torch_way.metadata, "version", version)
-    monkeypatch.setattr(torch_way, "by_torchvision", lambda *arguments: len)
-    assert usual_way(64, MEAN, STD) == ("torchvision v2", "torchvision 0.99", len)
-    monkeypatch.setattr(torch_way, "by_torchvision", broken)
-    way = usual_way(64, MEAN, STD)
-    assert way.name == "Pillow"
-    assert way.note == ("torchvision 0.99 cannot be imported: RuntimeError: operator torchvision::nms does not exist")
-    versions.clear()
-    assert usual_way(64, MEAN, STD)[:2] == ("Pillow", "torchvision is not installed")
+def test_the_fastest_decoder_is_taken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = usual_way()
+    assert (way.name, way.decode) == ("simplejpeg", by_simplejpeg)
+    assert way.note.startswith("simplejpeg 1.")
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    way = usual_way()
+    assert (way.name, way.decode) == ("Pillow", by_pillow)
+    assert way.note.startswith("simplejpeg, which is faster, cannot be used: ModuleNotFoundError: ")

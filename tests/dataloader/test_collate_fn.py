@@ -74,7 +74,7 @@ def test_samples_without_images_are_collated_in_the_worker_and_images_here():
         return [os.getpid()] * len(samples)
 
     assert os.getpid() not in gpuload_batches(Made(), 5, num_workers=1, collate_fn=whose)[0]
-    image = Made(lambda i: np.zeros((4, 4, 3), np.uint8))
+    image = Made(lambda i: gl.Image(np.zeros((4, 4, 3), np.uint8)))
     assert gpuload_batches(image, 5, num_workers=1, collate_fn=whose) == [[os.getpid()] * 5] * 2
 
 

@@ -47,7 +47,7 @@ def loader(dataset, batch_size=8, **options):
 
 
 def image_array_number(index):
-    return np.full((16, 16, 3), index, np.uint8), np.full(1024, index, np.float32), index
+    return gl.Image(np.full((16, 16, 3), index, np.uint8)), np.full(1024, index, np.float32), index
 
 
 @pytest.mark.processes

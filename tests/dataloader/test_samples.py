@@ -13,6 +13,7 @@ from dataloader.common import Made, Many, NamedDict, NamedList, Pair, alike, gpu
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, random_split
 
 import gpuload as gl
+from gpuload import transforms as T
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -182,14 +183,51 @@ def test_a_memmap_comes_as_dataloader_collates_it(tmp_path):
     assert alike(gpuload_batches(rows, 4, num_workers=1), torch_batches(rows, 4))
 
 
-def test_the_first_uint8_array_of_a_sample_is_an_image():
-    """H×W×C becomes C×H×W, where DataLoader leaves it as it is; what is no image is not touched."""
-    sample = lambda i: (np.full((4, 5, 3), i, np.uint8), np.full((4, 5, 3), i, np.uint8), np.zeros((4, 5), np.uint8))  # noqa: E731
-    [[image, second, mask]] = gpuload_batches(Made(sample, 2), 2)
-    [[image_, second_, mask_]] = torch_batches(Made(sample, 2), 2)
-    assert image_.shape == (2, 4, 5, 3)
-    assert torch.equal(image, image_.permute(0, 3, 1, 2))
-    assert alike([second, mask], [second_, mask_])
+LEVELS = {
+    "H×W×C": lambda i: np.full((4, 5, 3), i, np.uint8),
+    "H×W×1": lambda i: (torch.full((3, 64, 64), i / 2), np.full((64, 64, 1), i, np.uint8)),
+    "a large array H×W×C": lambda i: (np.full((50, 60, 3), i, np.uint8), i),
+    "tensors C×H×W": lambda i: {"a": torch.full((3, 4, 5), i, dtype=torch.uint8), "b": torch.full((1, 4, 5), i)},
+    "a list of frames": lambda i: [np.full((40, 50, 3), i, np.uint8), np.full((40, 50, 3), 1 + i, np.uint8)],
+    "a clip": lambda i: (np.full((2, 40, 50, 3), i, np.uint8), i),
+    "H×W": lambda i: (np.full((40, 50), i, np.uint8), i),
+}
+
+
+@pytest.mark.parametrize("transforms", [None, []])
+@pytest.mark.parametrize("kind", LEVELS)
+def test_plain_arrays_of_uint8_come_as_dataloader_collates_them(kind, transforms):
+    """H×W×C stays as it is: only `gpuload.Image` and its like are images."""
+    made = Made(LEVELS[kind], 5)
+    assert alike(gpuload_batches(made, 2, transforms=transforms), torch_batches(made, 2))
+    assert alike(gpuload_batches(made, None, transforms=transforms), torch_batches(made, None))
+
+
+@pytest.mark.processes
+def test_instance_masks_as_torchvisions_detection_preset_leaves_them_are_data():
+    """A float image, and so many masks of uint8: n×H×W, with n from 1 to 4 as the channels of an image."""
+
+    def make(index):
+        count = 1 + index % 3
+        target = {"masks": torch.full((count, 40, 50), index, dtype=torch.uint8), "labels": torch.arange(count)}
+        return torch.full((3, 40, 50), index / 8), target
+
+    def zipped(samples):
+        return tuple(zip(*samples, strict=True))
+
+    for workers in (0, 1):
+        found = gpuload_batches(Made(make, 6), 3, collate_fn=zipped, num_workers=workers)
+        assert alike(found, torch_batches(Made(make, 6), 3, collate_fn=zipped))
+    with pytest.raises(gl.SampleError, match=r'sample\[1\]\["masks"\], uint8 tensor 1×40×50, has the name of a mask'):
+        gpuload_batches(Made(make, 6), 3, collate_fn=zipped, transforms=[T.RandomHorizontalFlip()])
+
+
+def test_targets_beside_a_plain_array_and_no_transforms_say_how_it_becomes_their_image():
+    made = Made(lambda i: (np.zeros((4, 5, 3), np.uint8), gl.Boxes([[0, 0, 2, 2]])), 2)
+    with pytest.raises(
+        gl.SampleError, match=r"no image that they belong to: sample\[0\], uint8 array 4×5×3, is an image "
+    ):
+        gpuload_batches(made, 2)
 
 
 def test_two_batches_share_no_memory():

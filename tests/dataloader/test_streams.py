@@ -64,15 +64,13 @@ def test_chained_streams_come_one_after_the_other():
     assert alike(gpuload_batches(Numbers(3) + Numbers(4), 2), torch_batches(Numbers(3) + Numbers(4), 2))
 
 
-def test_samples_may_be_of_any_kind_and_images_are_images():
+def test_samples_may_be_of_any_kind():
     class Pictures(IterableDataset):
         def __iter__(self):
             for number in range(3):
                 yield {"image": np.full((4, 5, 3), number, np.uint8), "name": f"n{number}", "more": (number, [1.5])}
 
-    [ours], [theirs] = gpuload_batches(Pictures(), 3), torch_batches(Pictures(), 3)
-    theirs["image"] = theirs["image"].permute(0, 3, 1, 2).contiguous()
-    assert alike(ours, theirs)
+    assert alike(gpuload_batches(Pictures(), 3), torch_batches(Pictures(), 3))
 
 
 @pytest.mark.processes

@@ -89,7 +89,8 @@ def made(tmp_path: Path) -> Make:
         images = [
             {"id": key, "file_name": f"{key}.jpg", "height": SIZES[key][0], "width": SIZES[key][1]} for key in IDS
         ]
-        file.write_text(json.dumps({"images": images, "annotations": found, "categories": [{"id": 1, "name": "a"}]}))
+        categories = [{"id": number, "name": "abc"[number - 1]} for number in (1, 2, 3)]
+        file.write_text(json.dumps({"images": images, "annotations": found, "categories": categories}))
         return vision.datasets.CocoDetection(tmp_path, str(file), **more)
 
     return make
@@ -229,6 +230,47 @@ NO_MASKS = "leave masks out, with gpuload.wrap(dataset, annotations=('keypoints'
 def test_annotations_that_lack_something_are_named(made: Make, change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=exactly(message)):
         gl.wrap(made(change))
+
+
+def test_annotations_that_belong_to_nothing_are_counted(made: Make, tmp_path: Path) -> None:
+    theirs = made(lambda found: found[1].update(image_id="3"))
+    text = (
+        f"1 of the 6 annotations of CocoDetection('{tmp_path}') belong to none of its images, and are left out: "
+        "annotation 101 has the image_id '3', but the ids of images are 3, 5, 8, …. Write the id of one of the images "
+        "there, or leave such annotations out of the file"
+    )
+    for options in ({}, {"annotations": "raw"}):
+        with pytest.warns(UserWarning, match=exactly(text)) as caught:
+            wrapped = gl.wrap(theirs, **options)
+        assert caught[0].filename == __file__
+        assert len(wrapped.targets[0] if options else wrapped.targets[0]["labels"]) == 1
+    theirs = made(lambda found: found[1].update(category_id=7))
+    with pytest.warns(UserWarning, match=r"^1 of the 6 annotations of .* belong to none of its categories: annotation"):
+        gl.wrap(theirs)
+    theirs = made(lambda found: [one.update(image_id=str(one["image_id"])) for one in found])
+    with pytest.raises(
+        ValueError, match=r"^none of the 6 annotations of .* belongs to one of its images: annotation 100"
+    ):
+        gl.wrap(theirs)
+
+
+def test_a_subset_of_the_images_is_no_mistake(made: Make) -> None:
+    theirs = made()
+    theirs.ids = [8, 5]
+    assert [len(target["labels"]) for _, target in gl.wrap(theirs)] == [3, 0]
+
+
+def test_what_torchvision_wrapped_already_is_refused_with_what_to_wrap(made: Make) -> None:
+    theirs = torchvision().datasets.wrap_dataset_for_transforms_v2(made())
+    text = (
+        "which torchvision's wrap_dataset_for_transforms_v2() made, and which decodes images; wrap the CocoDetection "
+        "itself, as in gpuload.wrap(CocoDetection(…)), which has boxes, labels and masks in its targets too"
+    )
+    for dataset in (theirs, Subset(theirs, [0])):
+        with pytest.raises(TypeError, match=f"{re.escape(text)}$"):
+            gl.wrap(dataset)
+    with pytest.raises(TypeError, match=f"{re.escape(text)}$"):
+        gl.wrap(theirs, annotations=("masks",))
 
 
 def test_images_without_a_size_are_named(made: Make) -> None:

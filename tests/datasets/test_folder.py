@@ -17,9 +17,9 @@ from descriptors import open_below
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuload.datasets import ImageFiles, ImageFolder
+from gpuload.datasets import Cached, ImageFiles, ImageFolder
 from gpuload.datasets import folder as folder_module
-from gpuload.datasets.folder import Joined
+from gpuload.datasets.joined import Joined
 from gpuload.datasets.kinds import draws_nothing, fetches_many
 from gpuload.datasets.sample import Encoded
 from gpuload.datasets.scan import Scanner
@@ -76,12 +76,19 @@ def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path:
         ("target_transform", r"dataset\.labels = table\[dataset\.labels\]$"),
         ("loader", r"decode=gpuload\.Decode\(…\) says how$"),
         ("is_valid_file", r"extensions=\('\.jpg', …\) says which"),
-        ("rot", "its arguments are root, extensions, follow_links, mode, storage_options$"),
+        ("allow_empty", r"with classes=\[…\], the names of all classes, a class may have no images$"),
+        ("rot", "its arguments are root, (classes, )?extensions, follow_links, mode, storage_options$"),
     ],
 )
 def test_of_torchvisions_arguments_it_says_what_takes_their_place(kind, name, instead, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument '{name}': .*{instead}"):
         kind(tmp_path, **{name: None})
+
+
+def test_images_without_labels_have_no_classes(tmp_path: Path) -> None:
+    text = "ImageFiles has no argument 'classes': its images have no labels; gpuload.ImageFolder has classes"
+    with pytest.raises(TypeError, match=exactly(text)):
+        ImageFiles(tmp_path, classes=["ant"])
 
 
 def test_datasets_are_added_one_after_the_other(tmp_path: Path) -> None:
@@ -429,7 +436,9 @@ def test_a_class_without_images(tmp_path: Path) -> None:
     make(tmp_path, "cat/1.jpg", "dog/notes.txt")
     text = (
         f"a class has no images in '{tmp_path}': 'dog'; looked at any depth for names that end in {ENDINGS}. "
-        "Remove folders that are no classes, or name the endings with extensions="
+        "Name other endings with extensions=. If this split lacks a class, do not remove its folder, which would "
+        "change the labels of the classes after it: write classes=train, the data set of the train split, or the list "
+        "of all classes. If a folder is no class, move it elsewhere"
     )
     with pytest.raises(FileNotFoundError, match=exactly(text)):
         ImageFolder(tmp_path)
@@ -440,6 +449,72 @@ def test_many_classes_without_images(tmp_path: Path) -> None:
     text = f"5 classes have no images in '{tmp_path}': 'a', 'b', 'd' and 2 more; looked at any depth"
     with pytest.raises(FileNotFoundError, match=f"^{re.escape(text)}"):
         ImageFolder(tmp_path)
+
+
+# Splits
+
+
+@pytest.mark.parametrize("source", ["data set", "list", "cached"])
+def test_a_split_that_lacks_classes_keeps_the_labels(tmp_path: Path, source: str) -> None:
+    train = ImageFolder(make(tmp_path / "train", "ant/1.jpg", "bee/1.jpg", "cat/1.jpg", "dog/1.jpg"))
+    make(tmp_path / "val", "bee/2.jpg", "dog/3.jpg", "dog/4.jpg", "cat/notes.txt")
+    classes = {"data set": train, "list": ["ant", "bee", "cat", "dog"], "cached": Cached(train, 1 << 20)}[source]
+    val = ImageFolder(tmp_path / "val", classes=classes)
+    assert (val.classes, val.class_to_idx) == (train.classes, train.class_to_idx)
+    assert relative(val) == ["bee/2.jpg", "dog/3.jpg", "dog/4.jpg"]
+    assert [label for _, label in val] == val.labels.tolist() == [1, 3, 3]
+    assert val.samples[0] == (f"{tmp_path}/val/bee/2.jpg", 1)
+    assert repr(val) == f"ImageFolder('{tmp_path}/val': 3 images in 4 classes)"
+
+
+def test_labels_are_the_places_in_the_list_of_classes(tmp_path: Path) -> None:
+    make(tmp_path, "ant/1.jpg", "bee/2.jpg", "cat/3.jpg")
+    names = np.array(["cat", "ant", *(f"other {n}" for n in range(300)), "bee"])
+    dataset = ImageFolder(tmp_path, classes=names)
+    assert relative(dataset) == ["ant/1.jpg", "bee/2.jpg", "cat/3.jpg"]
+    assert (dataset.labels.tolist(), dataset.labels.dtype) == ([1, 302, 0], np.uint16)
+    assert type(dataset.classes[0]) is str
+
+
+def test_a_folder_that_is_not_among_the_classes_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, "ant/1.jpg", "bee/2.jpg", "eel/1.jpg")
+    text = (
+        f"the folder '{tmp_path}' has the class 'eel', which is not among the 5 of classes= ('ant', 'bee', 'cat' and 2 "
+        "more); add it to that list, at its end so that the other labels stay, or leave it out"
+    )
+    with pytest.raises(ValueError, match=exactly(text)):
+        ImageFolder(tmp_path, classes=["ant", "bee", "cat", "dog", "emu"])
+    make(tmp_path / "bare", "ant/notes.txt")
+    with pytest.raises(FileNotFoundError, match=r"^.*/bare' has no images in it: looked at any depth"):
+        ImageFolder(tmp_path / "bare", classes=["ant", "bee"])
+
+
+def test_a_scan_that_was_kept_serves_any_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
+    root = make(tmp_path / "root", "ant/1.jpg", "bee/notes.txt", "cat/1.jpg")
+    for folder in (root, *root.iterdir()):
+        os.utime(folder, (1_000_000_000, 1_000_000_000))
+    assert ImageFolder(root, classes=["cat", "bee", "ant"]).labels.tolist() == [2, 0]
+    monkeypatch.setattr(folder_module, "_classes_in", None)
+    assert ImageFolder(root, classes=["ant", "bee", "cat"]).labels.tolist() == [0, 2]
+    with pytest.raises(FileNotFoundError, match=r"^a class has no images in .*: 'bee'"):
+        ImageFolder(root)
+
+
+def test_joined_datasets_whose_labels_mean_other_classes_are_warned_of(tmp_path: Path) -> None:
+    one = ImageFolder(make(tmp_path / "one", "ant/1.jpg", "bee/2.jpg", "cat/3.jpg"))
+    two = ImageFolder(make(tmp_path / "two", "ant/3.jpg", "cat/4.jpg"))
+    text = (
+        f"{one!r} and {two!r} are joined, but number their classes differently: the label 1 is 'bee' in the first and "
+        "'cat' in the second. Give both the same classes=, a list of all names"
+    )
+    with pytest.warns(UserWarning, match=exactly(text)) as caught:
+        _ = one + two
+    assert caught[0].filename == __file__
+    both = one + ImageFolder(tmp_path / "two", classes=one)
+    assert [label for _, label in both] == [0, 1, 2, 0, 2]
+    assert len(one + ImageFolder(make(tmp_path / "three", "ant/3.jpg", "bee/4.jpg"))) == 5, "the labels agree"
 
 
 def test_files_without_any(tmp_path: Path) -> None:

@@ -170,9 +170,9 @@ def said(sample) -> str:
 def test_pillow_images_of_more_than_8_bits_are_refused(dtype, text):
     image = PILImage.fromarray(np.full((8, 9), 30000, dtype))
     assert (
-        f"DecodeError: this PIL image holds {text}, which Pillow would clip to 8; for its values as they are yield "
-        "gpuload.Image(array), of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, yield a "
-        "gpuload.Mask"
+        f"DecodeError: the PIL image sample[0] holds {text}, which Pillow would clip to 8; for its values as they are "
+        "yield gpuload.Image(array), of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, "
+        "yield a gpuload.Mask"
     ) in said((image, 0))
 
 
@@ -201,14 +201,14 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
     [
         (
             (np.zeros((48, 64), np.uint8), 7),
-            "the sample, (uint8 array 48×64, int), has no image for the transforms: if the array H×W is one, write "
-            "gpuload.Image(array); return gpuload.Encoded(bytes), gpuload.Image, a PIL image",
+            "the sample, (uint8 array 48×64, int), has no image for the transforms: sample[0], uint8 "
+            "array 48×64, is an image only as gpuload.Image(array); return gpuload.Encoded(bytes), gpuload.Image, a ",
         ),
         (
             {"x": torch.zeros(3, 40, 50), "y": 7, "z": [None, "a"]},
             "the sample, {'x': float32 tensor 3×40×50, 'y': int, 'z': [None, str]}, has no image for the transforms: "
-            "a float32 tensor is one only as gpuload.Image(tensor, layout='CHW'); for uint8 leave out the dataset's "
-            "ToTensor, or whatever scales it; return",
+            "sample[\"x\"], float32 tensor 3×40×50, is an image only as gpuload.Image(tensor, layout='CHW'); for uint8 "
+            "leave out the dataset's ToTensor, or whatever scales it; return",
         ),
         (
             (np.float32(1), np.zeros((), np.int64), np.zeros((3, 4), np.uint16)),
@@ -239,7 +239,9 @@ def test_a_float_array_is_an_image_only_if_it_says_so():
     options = {"transforms": [T.CenterCrop(4)], "num_workers": 0, "device": "cpu"}
     with (
         gl.Loader(Floats(broken), 1, **options) as loader,
-        pytest.raises(gl.SampleError, match=r"a float32 array is one only as gpuload.Image\(array\)"),
+        pytest.raises(
+            gl.SampleError, match=r"sample\[0\], float32 array 8×9×3, is an image only as gpuload.Image\(array\)"
+        ),
     ):
         list(loader)
     with gl.Loader(Floats(gl.Image(broken)), 1, **options) as loader:

@@ -626,6 +626,12 @@ def test_all_others_are_refused_by_name(folder: Path) -> None:
         gl.wrap(Subset(inner, [0]))
 
 
+def test_a_folder_that_torchvision_wrapped_is_refused_with_what_to_wrap(vision: ModuleType, folder: Path) -> None:
+    theirs = vision.wrap_dataset_for_transforms_v2(vision.ImageFolder(folder))
+    with pytest.raises(TypeError, match=r"; wrap the ImageFolder itself, as in gpuload\.wrap\(ImageFolder\(…\)\)$"):
+        gl.wrap(theirs)
+
+
 def test_torchvisions_others_are_refused_by_name(vision: ModuleType) -> None:
     message = exactly(f"got a torchvision.datasets.fakedata.FakeData; {TAKES}. {OWN}")
     with pytest.raises(TypeError, match=message):

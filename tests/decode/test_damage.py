@@ -10,10 +10,11 @@ import sys
 import lacking
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
+from gpuload.decode.pillow_images import quiet
 from gpuload.errors import DecodeError
 
 
@@ -228,3 +229,32 @@ def test_a_large_image_that_was_given_up_leaves_nothing_behind(tmp_path, picture
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
     )
     assert int(done.stdout) < 30 << 20  # the image has 108 MB
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "BMP"])
+def test_pillows_flag_for_truncated_files_changes_nothing_but_the_advice(format, picture, encode, monkeypatch):
+    """With the flag, Pillow would fill up the picture in this process, and not in workers."""
+    data = encode(picture, format)
+    truncated = data[: len(data) // 2]
+    with pytest.raises(DecodeError) as without:
+        decode(Decoder(Decode()), truncated)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(DecodeError) as error:
+        decode(Decoder(Decode()), truncated)
+    advice = str(error.value).removeprefix(str(without.value))
+    assert advice.startswith(". PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, but gpuload never fills up")
+    assert 'on_error="skip"' in advice
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+    decode(Decoder(Decode()), data)
+
+
+def test_threads_leave_pillows_flag_as_it_was(monkeypatch):
+    """The second to enter must not remember what the first one set."""
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    first, second = quiet(), quiet()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+    second.__exit__(None, None, None)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is True

@@ -153,7 +153,10 @@ def test_unchanged_grey_of_more_than_8_bits_comes_as_it_is_stored(kind, region):
 def test_unchanged_grey_of_32_bit_integers_is_refused():
     decoder = Decoder(Decode())
     header = decoder.header(Encoded(DEEP[INTEGERS](), "unchanged"))
-    with pytest.raises(DecodeError, match=re.escape("for its values as they are yield gpuload.Image(array), of")):
+    with pytest.raises(
+        DecodeError,
+        match=re.escape("for its values as they are yield gpuload.Image(array) of what tifffile.imread gives, of"),
+    ):
         decoder.channels(header, "unchanged")
 
 

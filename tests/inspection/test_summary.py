@@ -141,6 +141,7 @@ def test_classes_that_differ_in_size_and_that_are_missing(tmp_path: Path) -> Non
         "Fewer than 10 images in 1 of 2 classes": "note",
     }
     assert summary["classes"]["missing"] == [{"data": "val", "classes": ["b"]}]
+    assert "gl.ImageFolder(…, classes=train)" in [one.code for one in advise(summary)]
 
 
 def test_images_in_both_data_sets_are_found_however_they_are_stored(tmp_path: Path) -> None:

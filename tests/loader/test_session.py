@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +20,7 @@ from gpuload.loader import session
 from gpuload.ring.ring import Ring
 from gpuload.stage import accelerator
 from gpuload.stage.transfer import CudaTransfer
+from gpuload.workers.pool import running_workers
 
 COUNT = 12
 
@@ -229,6 +234,45 @@ def test_an_error_of_the_device_ends_the_epoch_and_closing_is_quiet(device):
     loader.close()
     assert not copied
     assert device.locked == set()
+
+
+@pytest.mark.processes
+def test_threads_that_begin_a_loader_together_begin_one_session(monkeypatch):
+    """Each would start workers, and the first one's would be forgotten."""
+    begun, both_wait = [], threading.Barrier(2)
+
+    class Slow(session.Session):
+        def __init__(self, *args, **options):
+            begun.append(self)
+            time.sleep(0.2)  # the other thread gets here too, unless something keeps it
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr("gpuload.loader.loader.Session", Slow)
+    pools, workers = running_workers()
+
+    def begin():
+        both_wait.wait()
+        iterators.append(iter(loader))
+
+    iterators: list = []
+    with gl.Loader(range(8), 2, num_workers=2, device="cpu") as loader:
+        threads = [threading.Thread(target=begin) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(begun) == 1
+        assert running_workers() == (pools + 1, workers + 2)
+        assert len(list(iterators[1])) == 4
+        with pytest.raises(RuntimeError, match="newer iter"):
+            next(iterators[0])
+    assert running_workers() == (pools, workers)
+
+
+def test_a_loader_that_was_not_iterated_can_be_copied():
+    loader = gl.Loader([1, 2], 2, device="cpu")
+    assert [batch.tolist() for batch in copy.deepcopy(loader)] == [[1, 2]]
+    assert [batch.tolist() for batch in pickle.loads(pickle.dumps(loader))] == [[1, 2]]
 
 
 LAYOUT = "memory_format='channels_last' has no effect: "

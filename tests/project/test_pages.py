@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,47 @@ def test_links_lead_somewhere(page):
     assert [link for link in links if link and not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, "notebooks/README.md"])
+def test_each_block_says_what_it_is_and_is_for_one_cuda(page):
+    fences = re.findall(r"^ *```([^\n]*)\n(.*?)^ *```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    for language, text in fences:
+        assert language in ("python", "sh", "text", "yaml") or language.startswith("{"), text
+        assert language != "python" or not re.match(r"(pip|gpuload|make|git) |\$ ", text), text
+        extras = [extra for named in extras_of(text) for extra in named if re.search(r"cu\d\d$", extra)]
+        assert len({extra[-4:] for extra in extras}) < 2, text
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_make_exist(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     named = re.findall(r"(?:`|^    |^)make ([\w-]+)", (ROOT / page).read_text(), re.MULTILINE)
     assert set(named) <= set(targets)
+
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+SOURCES = [path.relative_to(ROOT).as_posix() for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def extras_of(text: str) -> list[list[str]]:
+    """The extras that each ``pip install 'gpuload[a,b]'`` or ``'.[a,b]'`` of a text names."""
+    return [found.split(",") for found in re.findall(r"(?:gpuload|'\.)\[([a-z0-9]+(?:[,-][a-z0-9]+)*)\]", text)]
+
+
+@pytest.mark.parametrize("file", [*PAGES, "notebooks/README.md", ".github/workflows/ci.yml", *SOURCES])
+def test_extras_that_a_file_names_exist_and_are_for_one_cuda(file):
+    for extras in extras_of((ROOT / file).read_text()):
+        assert set(extras) - EXTRAS.keys() == set()
+        assert len({extra[-4:] for extra in extras if re.fullmatch(r".*cu\d\d", extra)}) < 2, extras
+
+
+def test_each_of_nvidias_extras_says_for_which_cuda_it_is():
+    for extra, (*_, requirement) in EXTRAS.items():
+        if requirement.startswith("nvidia"):
+            assert re.search(r"(?:cu|cuda)(\d\d)", requirement)[1] == re.fullmatch(r".*cu(\d\d)", extra)[1], extra
+    assert extras_of("pip install 'gpuload[dali,cu13]', '.[cu13,dali-cu13]'") == [
+        ["dali", "cu13"],
+        ["cu13", "dali-cu13"],
+    ]
 
 
 def test_the_floors_are_those_that_are_tested():

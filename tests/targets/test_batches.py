@@ -37,7 +37,11 @@ def only_batch(function, length=3, **options):
     return batch
 
 
-def image(height=40, width=50) -> np.ndarray:
+def image(height=40, width=50) -> gl.Image:
+    return gl.Image(pixels(height, width))
+
+
+def pixels(height=40, width=50) -> np.ndarray:
     return np.arange(height * width * 3, dtype=np.uint8).reshape(height, width, 3)
 
 
@@ -68,7 +72,7 @@ def test_the_whole_sample_may_be_such_a_dict():
 def test_other_dicts_and_bare_leaves_are_nested_as_ever():
     batch = only_batch(
         lambda i: {
-            "x": {"image": gl.Image(image()), "label": i},
+            "x": {"image": gl.Image(pixels()), "label": i},
             "boxes": [gl.Boxes(boxes(i)), gl.Keypoints(np.ones((i, 2)))],
         }
     )
@@ -259,7 +263,7 @@ def test_an_encoded_mask_is_turned_only_where_images_are(exif):
     turned[0x0112] = 6
     array = np.random.default_rng(1).integers(0, 250, (40, 50)).astype(np.uint8)
     file = io.BytesIO()
-    PILImage.fromarray(image()).save(file, "PNG", exif=turned)
+    PILImage.fromarray(pixels()).save(file, "PNG", exif=turned)
     photo, mask = gl.Encoded(file.getvalue()), png(array, exif=turned)
     images, masks = only_batch(lambda i: (photo, gl.Mask(mask)), decode=gl.Decode(exif=exif))
     expected = np.rot90(array, -1) if exif else array

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from originals import torchvision
-from targets.test_batches import Samples, image, only_batch
+from targets.test_batches import Samples, image, only_batch, pixels
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -124,7 +124,7 @@ def test_torchvisions_keypoints_and_masks_may_be_named():
 
 
 def test_a_mask_of_the_whole_image_cannot_be_named():
-    sample = lambda i: (image(), {"boxes": gl.Boxes(np.tile(BOXES[:1], (40, 1))), "m": gl.Mask(image()[..., 0])})  # noqa: E731
+    sample = lambda i: (image(), {"boxes": gl.Boxes(np.tile(BOXES[:1], (40, 1))), "m": gl.Mask(pixels()[..., 0])})  # noqa: E731
     chain = [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["m"])]
     with pytest.raises(gl.SampleError, match=r"must be N×H×W, one for each, got shape \(40, 50\); leave a mask of"):
         only_batch(sample, 2, transforms=chain)
@@ -153,7 +153,7 @@ class Row(NamedTuple):
         # By chance there are as many image labels as boxes.
         (lambda: (image(), labels(), target(labels=labels())), lambda b, n: (b[2][n]["boxes"], b[2][n]["labels"])),
         (
-            lambda: {"image": gl.Image(image()), "label": 5, "target": target(labels=torch.tensor(NUMBERS))},
+            lambda: {"image": gl.Image(pixels()), "label": 5, "target": target(labels=torch.tensor(NUMBERS))},
             lambda b, n: (b["target"][n]["boxes"], b["target"][n]["labels"]),
         ),
         (lambda: (image(), Target(gl.Boxes(BOXES), labels())), lambda b, n: (b[1][n].boxes, b[1][n].class_labels)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from targets.test_batches import boxes, image, only_batch, png
+from targets.test_batches import boxes, image, only_batch, pixels, png
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -17,17 +17,31 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
 @pytest.mark.parametrize(
     ("make", "transforms", "text"),
     [
-        (lambda: (image(), gl.Mask(MASK[:30])), [], r"must have the size of its image, 40×50 .*leaf 1 has 30×50"),
-        (lambda: (image(), gl.Mask(png(MASK[:, :20]))), [], r"size of its image, 40×50 .*leaf 1 has 40×20"),
+        (lambda: (image(), gl.Mask(MASK[:30])), [], r"have the size of its image, 40×50 .*mask sample\[1\] has 30×50"),
+        (lambda: (image(), gl.Mask(png(MASK[:, :20]))), [], r"size of its image, 40×50 .*mask sample\[1\] has 40×20"),
+        (
+            lambda: {"x": image(), "y": [{"masks": gl.Mask(MASK[:30])}]},
+            [],
+            r'40×50 \(height × width\), but the mask sample\["y"\]\[0\]\["masks"\] has 30×50',
+        ),
         (
             lambda: (image(), gl.Mask(MASK[..., None])),
             [],
-            r"leaf 1 has shape 40 × 50 × 1, and its image is 40 × 50: the last axis looks like channels.*give H×W",
+            r"the mask sample\[1\] has shape 40 × 50 × 1, and its image is 40 × 50: the last axis looks like channels.*"
+            "give H×W",
         ),
-        (lambda: (image(), gl.Mask(image())), [], r"leaf 1 has shape 40 × 50 × 3.*last axis looks like channels"),
-        (lambda: (image(), gl.Mask(np.zeros((2, 30, 50)))), [], r"size of its image, 40×50 .*leaf 1 has 30×50"),
         (
-            lambda: (image(), gl.Mask(png(image()))),
+            lambda: (image(), gl.Mask(pixels())),
+            [],
+            r"mask sample\[1\] has shape 40 × 50 × 3.*last axis looks like channels",
+        ),
+        (
+            lambda: (image(), gl.Mask(np.zeros((2, 30, 50)))),
+            [],
+            r"size of its image, 40×50 .*mask sample\[1\] has 30×50",
+        ),
+        (
+            lambda: (image(), gl.Mask(png(pixels()))),
             [],
             r"one number for each pixel .*mode 'RGB'.*gpuload.Mask\(array\)",
         ),
@@ -41,9 +55,9 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (lambda: (image(), gl.Mask(np.array(["a"]))), [], r"Mask\(\) takes an array of numbers, got <U1"),
         (lambda: {"boxes": gl.Boxes(boxes(1)), "y": 1}, [], "boxes or keypoints, but no image that they belong to"),
         (
-            lambda: (gl.Image(image()), gl.Image(image(20)), gl.Boxes(boxes(1))),
+            lambda: (gl.Image(pixels()), gl.Image(pixels(20)), gl.Boxes(boxes(1))),
             [],
-            r"must be of one size, but there are 40×50 and 20×50",
+            r"must be of one size, but sample\[0\] has 40×50 and sample\[1\] 20×50",
         ),
         (lambda: (image(), gl.Boxes(boxes(1))), [T.AutoAugment()], "AutoAugment moves pixels of the image alone"),
         (lambda: (image(), gl.Mask(MASK)), [T.RandAugment()], "RandAugment moves pixels.*leave it out, or return no"),
@@ -129,7 +143,8 @@ def test_a_fill_that_a_mask_cannot_hold_is_named():
 def test_masks_of_different_number_are_named():
     sample = lambda i: (image(), gl.Mask(np.zeros((i + 1, 40, 50), bool)))  # noqa: E731
     with pytest.raises(
-        gl.CollateError, match=r"sample 0 has \(1, 40, 50\), that of sample 1 \(2, 40, 50\).*ragged='list'"
+        gl.CollateError,
+        match=r"sample\[1\] of sample 0 has \(1, 40, 50\), sample\[1\] of sample 1 \(2, 40, 50\).*ragged='list'",
     ):
         only_batch(sample)
 

@@ -110,7 +110,7 @@ def _on_packages(tried: Results) -> list[Finding]:
         packages.nvimagecodec(installed=codec, tried=tried.get("nvImageCodec"), torch_cuda=cuda, others=list(dali)),
         packages.simplejpeg(version=_version("simplejpeg"), tried=tried["simplejpeg"], first=not decodes),
         packages.pillow(version=_version("pillow"), tried=tried["Pillow"]),
-        packages.dali(installed=dali, tried=tried.get("DALI"), torch_cuda=cuda),
+        packages.dali(installed=dali, tried=tried.get("DALI"), torch_cuda=cuda, others=list(codec)),
         packages.optional(
             "kornia",
             version=_version("kornia"),
@@ -122,7 +122,7 @@ def _on_packages(tried: Results) -> list[Finding]:
             "torchvision",
             version=_version("torchvision"),
             tried=tried.get("torchvision"),
-            use="for gpuload compare, and transforms that are taken over from it",
+            use="for transforms that are taken over from it",
             install="pip install torchvision, of the release that goes with torch",
         ),
         packages.jpegtran(path=shutil.which("jpegtran")),

@@ -90,10 +90,12 @@ def pillow(*, version: str | None, tried: dict[str, Any] | None) -> Finding:
     return Finding("Pillow", "works", f"{version}: decodes PNG, WebP, TIFF and others, and damaged JPEGs")
 
 
-def dali(*, installed: Mapping[str, str], tried: dict[str, Any] | None, torch_cuda: str | None) -> Finding:
-    """NVIDIA's DALI, by extra as nvImageCodec; an optional backend."""
+def dali(
+    *, installed: Mapping[str, str], tried: dict[str, Any] | None, torch_cuda: str | None, others: Sequence[str] = ()
+) -> Finding:
+    """NVIDIA's DALI, an optional backend; arguments as for `nvimagecodec`, which is one of `others`."""
     name = "DALI"
-    extra = {"cu12": "dali", "cu13": "dali-cu13"}[cuda_extra(torch_cuda)]
+    extra = f"dali-{cuda_extra(torch_cuda, others)}"
     if not installed:
         return Finding(
             name, "not needed", f"not installed; the backend 'dali' is optional: pip install 'gpuload[{extra}]'"
@@ -107,6 +109,9 @@ def dali(*, installed: Mapping[str, str], tried: dict[str, Any] | None, torch_cu
         return Finding(name, "broken", f"{found}: {tried['said']}", again)
     if torch_cuda is not None and cuda_extra(torch_cuda) not in installed:
         return Finding(name, "improve", f"{found}, but torch is built for CUDA {torch_cuda}", again)
+    if others and not installed.keys() & set(others):
+        versions = " and ".join(f"CUDA {one[2:]}" for one in others)
+        return Finding(name, "improve", f"{found}, but nvImageCodec is for {versions}; both need the same CUDA", again)
     return Finding(name, "works", f"{found}: the backend 'dali' can be used")
 
 

@@ -19,7 +19,8 @@ __all__ = ["pack", "unpack"]
 
 PLAIN: Final = (type(None), bool, int, float, str)
 KINDS: Final = "biufcUS"  # of numpy's dtypes
-TARGETS: Final[dict[str, type]] = {"mask": Mask, "boxes": Boxes, "keypoints": Keypoints}
+DECLARED: Final[dict[str, type]] = {"image": Image, "mask": Mask, "boxes": Boxes, "keypoints": Keypoints}
+SAYS: Final = {"image": ("layout",), "boxes": ("format", "canvas_hw")}  # what they hold in addition to an array
 
 
 def pack(sample: Any) -> bytes:
@@ -72,19 +73,20 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
     if (kind.__module__, kind.__name__) == ("torch", "Tensor") and _is_plain(value):
         blobs.append(_bytes_of(value))
         return ["tensor", dtype_of(value), list(value.shape)]
-    for name, target in TARGETS.items():
-        if kind is target:
-            inner: Any = value
-            return [name, _described(inner.array, where, blobs), *([inner.format] if name == "boxes" else [])]
+    for name, declared in DECLARED.items():
+        if kind is declared:
+            return [
+                name,
+                _described(value.array, where, blobs),
+                *(getattr(value, attribute) for attribute in SAYS.get(name, ())),
+            ]
     place = f"{where} of the sample" if where else "the sample"
-    if kind is Image:
-        raise TypeError(f"{place} is an Image, decoded pixels, which gpuload.Cached does not keep; {_KEPT}")
     raise TypeError(f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not keep; {_KEPT}")
 
 
 _KEPT = (
-    "expected tuples, lists and dicts of gpuload.Encoded, masks, boxes, keypoints, numbers, str, bytes, None, numpy "
-    "arrays of numbers and torch tensors on the CPU"
+    "expected tuples, lists and dicts of gpuload.Encoded, images, masks, boxes, keypoints, numbers, str, bytes, None, "
+    "numpy arrays of numbers and torch tensors on the CPU"
 )
 
 
@@ -129,7 +131,7 @@ def _made(described: Any, parts: Iterator[memoryview]) -> Any:
         return array if kind == "array" else array[()]
     if kind == "tensor":
         return _tensor(bytearray(next(parts)), *rest)
-    return TARGETS[kind](_made(rest[0], parts), *rest[1:])
+    return DECLARED[kind](_made(rest[0], parts), *rest[1:])
 
 
 def _tensor(data: bytearray, name: str, shape: list[int]) -> Any:

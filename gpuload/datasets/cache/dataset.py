@@ -16,7 +16,7 @@ from gpuload.datasets.cache.backing import Folder, Memory
 from gpuload.datasets.cache.codec import pack, unpack
 from gpuload.datasets.cache.entries import Entries
 from gpuload.datasets.cache.layout import Shape
-from gpuload.datasets.folder import Joined, _from_start, _has_samples
+from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.kinds import draws_nothing, fetched, is_iterable, natural_blocks
 from gpuload.datasets.sample import Encoded, Mask
 from gpuload.datasets.tree import flatten
@@ -57,9 +57,9 @@ class CacheStatistics:
 class Cached:
     """The samples of a map-style dataset, kept as encoded bytes that all workers of a loader share.
 
-    A sample may be nested tuples, lists and dicts of `Encoded`, `Mask`, `Boxes`, `Keypoints`, numbers, str, bytes,
-    None, numpy arrays and torch tensors. What a dataset draws at random is kept as it was drawn first: augment in
-    ``Loader(transforms=…)``. Encoded images with a file as their `source` are read again once that file has changed.
+    A sample may be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
+    bytes, None, numpy arrays and torch tensors. What a dataset draws at random is kept as it was drawn first: augment
+    in ``Loader(transforms=…)``. Encoded images with a file as their `source` are read again once that file has changed.
     What was not used for longest goes first. Other attributes are those of the dataset.
 
     Args:
@@ -113,7 +113,7 @@ class Cached:
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Several samples; those that are not kept are asked for together."""
-        numbers = [_from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
+        numbers = [from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
         entries = self._entries
         found: dict[int, Any] = {}
         missing = []
@@ -151,7 +151,7 @@ class Cached:
 
     def __add__(self, other: Any) -> Joined:
         """This dataset and another map-style one after it."""
-        return Joined([self, other]) if _has_samples(other) else NotImplemented
+        return Joined([self, other]) if has_samples(other) else NotImplemented
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}

@@ -9,18 +9,19 @@ from __future__ import annotations
 import errno
 import json
 import os
+import warnings
 from collections.abc import Collection
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.coco import CocoTargets, JsonLists, as_lists, chosen
+from gpuload.datasets.coco import CocoTargets, JsonLists, as_lists, chosen, is_in, unknown_categories, unmatched, whole
 from gpuload.datasets.folder import _checked_mode, _existing, _Images
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.opening import is_url, open_stream, remote_for
+from gpuload.datasets.stores.opening import is_url, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import existing_file, stamp
 from gpuload.datasets.wrap import _inside, _pack
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Coco"]
 
+INDEX: Final = 2  # which form an index has; one of another form is built anew
 HOW: Final = "gpuload.Coco(…, targets={!r})"  # how a user chooses targets
 
 
@@ -83,11 +85,17 @@ class Coco(_Images):
         self.annotations = existing_file(annotations, "COCO's annotations, a JSON file")
         asked = (root, names, crowds)
         known = stamp(self.annotations, remote)
-        found = cached(self.annotations, [*known, *asked], lambda: _index(self.annotations, *asked, remote))
+        found = cached(
+            self.annotations,
+            [INDEX, *known, *scope_of(remote), *asked],
+            lambda: _index(self.annotations, *asked, remote),
+        )
         told = json.loads(found["told"].tobytes())
         self.ids = found["ids"]
         self.paths = Paths(root, found["paths"], found["path_offsets"])
         self.categories: dict[int, str] = dict(told.pop("categories"))
+        for remark in told.pop("remarks"):
+            warnings.warn(remark, stacklevel=2)
         self.targets: Any = JsonLists(found["lists"], found["list_offsets"])
         if names != "raw":
             sizes = found["sizes_hw"].reshape(-1, 2)
@@ -121,8 +129,9 @@ def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None
     if len(own) < len(listed):
         twice = next(a["id"] for a, b in pairwise(listed) if a["id"] == b["id"])
         raise ValueError(f"{path!r} lists two images with the id {twice!r}; an id names one image")
+    remarks = [unmatched(objects, "image_id", own, repr(path))]
     for one in objects:
-        if one.get("image_id") in own and (crowds or not one.get("iscrowd")):
+        if is_in(one.get("image_id"), own) and (crowds or not one.get("iscrowd")):
             own[one["image_id"]].append(one)
     # A URL is no path, but what goes on after it is checked like one.
     folder = root if not is_url(root) else "/" + root.partition("://")[2]
@@ -133,9 +142,11 @@ def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None
         lists: Any = as_lists(own.values())
     else:
         targets = CocoTargets(list(own.values()), list(own), listed, names, how=HOW)
+        remarks.append(unknown_categories([one for ones in own.values() for one in ones], categories, repr(path)))
         lists = targets.lists
         told |= {"names": targets.names, "points": targets.points, "more": targets.more}
         arrays["sizes_hw"] = targets.sizes_hw.ravel()
+    told["remarks"] = list(filter(None, remarks))
     arrays |= {"lists": lists.data, "list_offsets": lists.offsets}
     return {**arrays, "told": np.frombuffer(json.dumps(told).encode(), np.uint8)}
 
@@ -155,11 +166,24 @@ def _parts(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list
         if (
             not isinstance(image, dict)
             or type(image.get("id")) is not int
+            or whole(image["id"]) is None  # more than 64 bits
             or not isinstance(image.get("file_name"), str)
         ):
             raise ValueError(f"an image of {path!r} lacks an integer id or a file_name: {str(image)[:200]}")
     for kind in ("annotations", "categories"):
         for one in found.get(kind) or ():
-            if not isinstance(one, dict) or (kind == "categories" and not {"id", "name"} <= one.keys()):
+            if not isinstance(one, dict) or (kind == "categories" and not _is_category(one)):
                 raise ValueError(f"one of the {kind} of {path!r} is {str(one)[:200]}, which is not COCO's format")
-    return found["images"], found["annotations"], found.get("categories") or []
+    categories = found.get("categories") or []
+    names: dict[Any, Any] = {}
+    for one in categories:
+        if names.setdefault(one["id"], one["name"]) != one["name"]:
+            raise ValueError(
+                f"{path!r} has two categories with the id {one['id']!r}, {names[one['id']]!r} and {one['name']!r}; an "
+                "id names one category"
+            )
+    return found["images"], found["annotations"], categories
+
+
+def _is_category(one: dict[str, Any]) -> bool:
+    return isinstance(one.get("id"), int | str) and "name" in one

@@ -39,6 +39,7 @@ __all__ = [
     "open_stream",
     "read_whole",
     "remote_for",
+    "scope_of",
     "windows",
 ]
 
@@ -96,6 +97,16 @@ def client(remote: Remote | None) -> Client:
     from gpuload.datasets.stores.remote.options import Remote
 
     return client_of(remote or _defaults(Remote))
+
+
+def scope_of(remote: Remote | None) -> tuple[str, ...]:
+    """What belongs to the identity of whatever is kept of URLs, see `digest_of`; nothing for local files."""
+    if remote is None:
+        return ()
+    from gpuload.datasets.stores.remote.options import digest_of
+
+    digest = digest_of(remote)
+    return (digest,) if digest else ()
 
 
 _default: list[Any] = []

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
+from gpuload.datasets.litter import without_litter
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for
+from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
 from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, needed, stamp
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Parquet(Store):
         wanted = [image, *([] if target is None else [target]), *columns]
         needed("pyarrow.parquet", "Parquet", "parquet")
         stamps = [stamp(path, self._remote) for path in self.files]
-        identity = ["parquet", self.files, stamps, wanted]
+        identity = ["parquet", self.files, stamps, wanted, *scope_of(self._remote)]
         found = cached(self.path, identity, lambda: self._look(wanted), least_bytes=LEAST_BYTES)
         self._wanted = list(dict.fromkeys(wanted))
         self._key = image.removesuffix(".bytes")
@@ -246,14 +247,14 @@ def _files(given: list[Any], remote: Remote | None) -> list[str]:
             own = [full]
             if "*" in full or not full.endswith(".parquet"):
                 pattern = full if "*" in full else f"{full}/*.parquet"
-                if not (own := client(remote).glob(pattern)):
+                if not (own := without_litter(client(remote).glob(pattern), pattern)):
                     raise FileNotFoundError(f"no files match {pattern!r}")
         elif os.path.isdir(full):
             own = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
             if not own:
                 raise FileNotFoundError(f"the folder {full!r} has no *.parquet in it")
         elif glob.has_magic(full) and not os.path.exists(full):
-            own = sorted(glob.glob(full, recursive=True))
+            own = without_litter(sorted(glob.glob(full, recursive=True)), full)
             if not own:
                 raise FileNotFoundError(f"no files match {full!r}")
         else:

@@ -15,7 +15,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.folder import Joined, _from_start, _has_samples
+from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError
 
@@ -79,7 +79,7 @@ class Store:
         """Indices that may count from the end, as numbers from 0."""
         count = len(self)
         return [
-            index if type(index) is int and 0 <= index < count else _from_start(index, count, self._told())
+            index if type(index) is int and 0 <= index < count else from_start(index, count, self._told())
             for index in indices
         ]
 
@@ -88,7 +88,7 @@ class Store:
 
     def __add__(self, other: Any) -> Joined:
         """This dataset and another map-style one after it."""
-        return Joined([self, other]) if _has_samples(other) else NotImplemented
+        return Joined([self, other]) if has_samples(other) else NotImplemented
 
 
 def needed(module: str, called: str, extra: str) -> Any:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LACKING", "DaliBackend"]
 
-INSTALL: Final = "pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali]' (CUDA 12)"
+INSTALL: Final = "pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
 
 # The operations of `gpuload.transforms.program.ops.OPS` that DALI's operators cannot be combined to.
 LACKING: Final = {

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from gpuload.datasets import sample
+from gpuload.datasets.tree import places_of
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.decoder import DECODERS
 from gpuload.decode.orientation import FLIPPED_X, FLIPPED_Y, is_transposed, stored_region
@@ -189,8 +190,10 @@ class ImageDecoder:
         """Decode an image as a worker would; if that fails, its row and the error."""
         part, entry, content = image.part, image.entry, image.part.content
         assert content is not None
-        rows = content.images[entry.column].rows
-        row = entry.row if rows is None else rows[entry.row]
+        column = content.images[entry.column]
+        row = entry.row if column.rows is None else column.rows[entry.row]
+        leaf = column.leaves[0 if len(column.leaves) == 1 else entry.row]
+        structure = content.structures[0 if len(content.structures) == 1 else row]
         names = content.sources
         source = entry.source or (names.split(SEPARATOR) if isinstance(names, str) else names)[row]
         given = sample.Encoded(image.source.data.tobytes(), "L" if entry.grey else "RGB", source)
@@ -200,7 +203,7 @@ class ImageDecoder:
         except Exception as error:
             asked = content.rows[row]
             where = part.batch.spec.epoch, part.positions[asked], part.indices[asked]
-            return row, record_of(*where, source, error)
+            return row, record_of(*where, source, error, places_of(structure)[leaf])
         place.copy_(torch.from_numpy(pixels))
         return None
 

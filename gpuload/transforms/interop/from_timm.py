@@ -34,7 +34,7 @@ class Default(enum.Enum):
     TIMM = "as data_config says, else timm's default"
 
     def __repr__(self) -> str:
-        return "<timm's default>"
+        return "TIMM"
 
 
 TIMM: Final = Default.TIMM
@@ -104,6 +104,8 @@ def from_timm(
     normalize: bool | Default = TIMM,
 ) -> list[Transform]:
     """Write timm's preprocessing as gpuload's transforms.
+
+    An argument that is left out (``TIMM``) is as `data_config` says, else timm's default.
 
     Args:
         data_config: what ``timm.data.resolve_model_data_config(model)`` gives: input_size, interpolation, mean, std,

@@ -68,6 +68,7 @@ def test_the_decoders_that_are_always_there() -> None:
 
 def test_dali() -> None:
     assert packages.dali(installed={}, tried=None, torch_cuda="13.0").found.endswith("pip install 'gpuload[dali-cu13]'")
+    assert packages.dali(installed={}, tried=None, torch_cuda="12.6").found.endswith("pip install 'gpuload[dali-cu12]'")
     assert packages.dali(installed={"cu12": "2.4"}, tried=OK, torch_cuda="12.6").state == "works"
     other = packages.dali(installed={"cu12": "2.4"}, tried=OK, torch_cuda="13.0")
     assert (other.state, other.mend) == (
@@ -75,6 +76,17 @@ def test_dali() -> None:
     )  # fmt: skip
     assert packages.dali(installed={"cu12": "2.4"}, tried=BAD, torch_cuda=None).state == "broken"
     assert packages.dali(installed={"cu12": "2", "cu13": "2"}, tried=OK, torch_cuda=None).state == "broken"
+
+
+def test_dali_and_nvimagecodec_for_different_cudas() -> None:
+    mixed = packages.dali(installed={"cu12": "2.4"}, tried=OK, torch_cuda=None, others=["cu13"])
+    assert (mixed.state, mixed.found, mixed.mend) == (
+        "improve",
+        "2.4 for CUDA 12, but nvImageCodec is for CUDA 13; both need the same CUDA",
+        "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'",
+    )
+    assert packages.dali(installed={"cu12": "2.4"}, tried=OK, torch_cuda=None, others=["cu12"]).state == "works"
+    assert packages.dali(installed={}, tried=None, torch_cuda=None, others=["cu12"]).found.endswith("[dali-cu12]'")
 
 
 def test_what_is_optional_never_breaks() -> None:

@@ -161,7 +161,12 @@ def test_annotations_are_kept_for_the_next_time(
     with monkeypatch.context() as patch:
         patch.setattr("gpuload.datasets.stores.coco._parts", None)
         assert list(Coco(tmp_path, tmp_path / "annotations.json", targets="raw").targets) == list(raw)
-    assert len(made(lambda found: found["images"].pop())) == len(IDS) - 1, "the file is another one"
+    assert len(made(without_the_last)) == len(IDS) - 1, "the file is another one"
+
+
+def without_the_last(found: dict) -> None:
+    image = found["images"].pop()
+    found["annotations"] = [one for one in found["annotations"] if one["image_id"] != image["id"]]
 
 
 @pytest.mark.processes
@@ -244,3 +249,135 @@ def test_a_file_that_is_cut_off_or_missing(made: Callable[..., Coco], tmp_path: 
         Coco(tmp_path, path)
     with pytest.raises(FileNotFoundError, match=r"none.json' does not exist; expected COCO's annotations, a JSON file"):
         Coco(tmp_path, tmp_path / "none.json")
+
+
+def change_of(kind: str, number: int | None, **fields: Any) -> Callable[[dict], None]:
+    """Sets fields of one entry of a kind, or of all; those of functions to what these make of the entry's own."""
+
+    def change(found: dict) -> None:
+        for one in found[kind] if number is None else [found[kind][number]]:
+            for name, value in fields.items():
+                one[name] = value(one[name]) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("image_id", str, "annotation 100 has the image_id '7', but the ids of images are 2, 3, 4, …. Write the id of"),
+        ("image_id", lambda key: f"{key}.jpg", "annotation 100 has the image_id '7.jpg', but the ids of images are 2"),
+        ("image_id", None, "annotation 100 has the image_id None, but the ids of images are 2, 3, 4, …"),
+        ("category_id", lambda key: key + 10, "annotation 105 has the category_id 11, but the ids of categories are 0"),
+    ],
+)
+def test_annotations_none_of_which_belongs_to_anything_are_refused(
+    made: Callable[..., Coco], tmp_path: Path, field: str, value: Any, told: str
+) -> None:
+    kinds = {"image_id": "images", "category_id": "categories"}[field]
+    text = f"none of the 22 annotations of '{tmp_path}/annotations.json' belongs to one of its {kinds}: {told}"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        made(change_of("annotations", None, **{field: value}))
+
+
+@pytest.mark.parametrize("targets", [None, "raw"])
+def test_annotations_of_no_image_are_counted(
+    made: Callable[..., Coco], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any
+) -> None:
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
+
+    def change(found: dict) -> None:
+        found["annotations"][0]["image_id"] = "7"
+        found["annotations"][3]["image_id"] = [3]
+
+    text = (
+        f"2 of the 22 annotations of '{tmp_path}/annotations.json' belong to none of its images, and are left out: "
+        "annotation 100 has the image_id '7', but the ids of images are 2, 3, 4, …. Write the id of one of the images "
+        "there, or leave such annotations out of the file"
+    )
+    with pytest.warns(UserWarning, match=exactly(text)) as caught:
+        dataset = made(change, targets=targets)
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=exactly(text)) as caught:
+        again = Coco(tmp_path, tmp_path / "annotations.json", targets=targets)
+    assert caught[0].filename == __file__
+    assert len(again) == len(dataset) == len(IDS)
+    lengths = [len(target if targets else target["labels"]) for _, target in dataset]
+    assert sum(lengths) == 20
+
+
+def test_annotations_of_no_category_are_counted(made: Callable[..., Coco]) -> None:
+    text = (
+        r"^1 of the 22 annotations of .* belong to none of its categories: annotation 101 has the category_id 9, but "
+        r"the ids of categories are 0, 1, 2, …\. Write the id"
+    )
+    with pytest.warns(UserWarning, match=text):
+        dataset = made(change_of("annotations", 1, category_id=9))
+    assert dataset[1][1]["labels"].tolist() == [9, 1]
+    assert len(made(lambda found: found.pop("categories"))) == len(IDS), "without categories, ids are all there is"
+    assert made(change_of("annotations", None, category_id=str))[1][1]["labels"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            change_of("annotations", 1, category_id=2**70),
+            "the COCO annotation 101 has the category_id 1180591620717411303424, expected a whole number that fits "
+            f"into 64 bits; {RAW}",
+        ),
+        (change_of("annotations", 1, category_id=1.5), "the COCO annotation 101 has the category_id 1.5, expected a"),
+        (change_of("annotations", 1, category_id="cat"), "the COCO annotation 101 has the category_id 'cat', expected"),
+        (change_of("annotations", 1, iscrowd=2**70), "the COCO annotation 101 has the iscrowd 118059162071741130342"),
+        (change_of("annotations", 1, area="large"), f"annotation 101 has the area 'large', expected a number; {RAW}"),
+        (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 of image 3 has the box ['1', '2', '3', '4'], e"),
+        (change_of("annotations", 1, bbox=5), "the COCO annotation 101 of image 3 has the box 5, expected left, top"),
+        (change_of("annotations", 1, bbox=[float("nan"), 1, 2, 3]), "annotation 101 of image 3 has the box [nan, 1, 2"),
+        (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 of image 3 has the box [1e+300, 1, 2"),
+        (change_of("annotations", 1, keypoints=["a"] * 6), "the COCO annotation 101 has the keypoints ['a', 'a', 'a',"),
+        (
+            change_of("annotations", 1, keypoints=5),
+            "the COCO annotation 101 has the keypoints 5, expected a list of nu",
+        ),
+        (change_of("images", 1, id=2**70), "lacks an integer id or a file_name: {'id': 1180591620717411303424"),
+        (change_of("images", 1, file_name="a\0.jpg"), "image 3 has the file name 'a\\x00.jpg', which no file can have"),
+        (change_of("images", 1, file_name="\ud800.jpg"), "image 3 has the file name '\\ud800.jpg', which no file can"),
+        (change_of("categories", 1, id=[1]), "one of the categories of"),
+        (change_of("categories", 1, id=0), "has two categories with the id 0, 'c0' and 'c1'; an id names one category"),
+    ],
+)
+def test_entries_that_hold_something_else_are_named(made: Callable[..., Coco], change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        made(change)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ({"x": 1}, "has the segmentation {'x': 1}, expected polygons, or run lengths as counts and size: 'counts'"),
+        (5, "has the segmentation 5, expected polygons, or run lengths as counts and size: "),
+        (
+            {"counts": ["a"], "size": [24, 32]},
+            "has the segmentation {'counts': ['a'], 'size': [24, 32]}, expected poly",
+        ),
+        ({"counts": 5, "size": [24, 32]}, "has the segmentation {'counts': 5, 'size': [24, 32]}, expected polygons"),
+        ([1, 2, 3, 4, 5, 6], "has the polygon 1, expected a list of numbers below 1048576, in a list of such polygons"),
+        ([["a"] * 6], "has the polygon ['a', 'a', 'a', 'a', 'a', 'a'], expected a list of numbers"),
+        ([[10**400] * 6], "has a polygon that reaches beyond 1048576 pixels, or holds NaN"),
+    ],
+)
+def test_masks_of_something_else_are_named(made: Callable[..., Coco], segmentation: Any, message: str) -> None:
+    dataset = made(change_of("annotations", 1, segmentation=segmentation))
+    with pytest.raises(ValueError, match=f"^{re.escape(f'the COCO annotation 101 {message}')}"):
+        dataset[1]
+
+
+def test_null_is_as_if_the_field_were_not_there(made: Callable[..., Coco]) -> None:
+    target = made(change_of("annotations", 1, area=None, iscrowd=None))[0][1]
+    assert target.keys() == {"image_id", "boxes", "labels", "masks", "keypoints", "visibility"}
+
+
+def test_boxes_know_the_size_that_the_file_says(made: Callable[..., Coco]) -> None:
+    assert made()[1][1]["boxes"].canvas_hw == (32, 32)
+    assert made(change_of("images", None, height="24"), targets=())[1][1]["boxes"].canvas_hw is None

@@ -64,11 +64,139 @@ def test_columns_by_number_and_other_separators(folder: Path) -> None:
         (["1", "0"], [1, 0], None),
         (["1", "0.5"], [1.0, 0.5], None),
         (["1", "dog", "1"], [0, 1, 0], ["1", "dog"]),
+        (["007", "7", "10"], [0, 2, 1], ["007", "10", "7"]),
+        (["nan", "inf"], [1, 0], ["inf", "nan"]),
+        (["1_000", "2"], [0, 1], ["1_000", "2"]),
+        (["1e999", "2"], [0, 1], ["1e999", "2"]),
+        (["+5", " -0 ", "3"], [5, 0, 3], None),
+        ([".5", "1.", "-2e3"], [0.5, 1.0, -2000.0], None),
+        (["9223372036854775807", "-1"], [9223372036854775807, -1], None),
+        (["9223372036854775809", "9223372036854775808"], [1, 0], ["9223372036854775808", "9223372036854775809"]),
+        (["9" * 5000, "1"], [1, 0], ["1", "9" * 5000]),
     ],
 )
 def test_targets(folder: Path, texts: list[str], labels: list[Any], classes: list[str] | None) -> None:
     dataset = listed(folder, "path,label\n" + "".join(f"a.jpg,{text}\n" for text in texts))
     assert (dataset.labels.tolist(), dataset.classes) == (labels, classes)
+
+
+NUMBERS = "".join(f"{n}.jpg,{n}\n" for n in range(20))
+
+
+def test_a_stray_cell_among_numbers_is_warned_of_each_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOAD_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
+    text = (
+        f"20 of the 21 targets in the column 'label' of '{folder}/list.csv' are numbers, but line 3 has 'n/a': so all "
+        "became names of classes, and labels are their places among the sorted names, in which '10' comes before '9'. "
+        "Correct the cell, or leave its row out; if they are names, list them in classes="
+    )
+    with pytest.warns(UserWarning, match=exactly(text)) as caught:
+        listed(folder, f"path,label\n\na.jpg,n/a\n{NUMBERS}")
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=exactly(text)):
+        dataset = FileList(folder / "list.csv")
+    assert len(dataset.classes or ()) == 21
+    FileList(folder / "list.csv", classes=dataset)
+
+
+@pytest.mark.parametrize(
+    ("cells", "strays"),
+    [
+        (["label", "3", "4", "5"], "3 of the 4 targets in the column 1 of .* line 1 has 'label':"),
+        ([*map(str, range(27)), "x", "y", "x"], "27 of the 30 .* line 28 has 'x', and 2 more are none:"),
+        ([*map(str, range(20)), "007"], "20 of the 21 .* line 21 has '007':"),
+        (["1.5", "2", "3", "nan"], "3 of the 4 .* line 4 has 'nan':"),
+    ],
+)
+def test_a_few_stray_cells(folder: Path, cells: list[str], strays: str) -> None:
+    with pytest.warns(UserWarning, match=strays):
+        listed(folder, "".join(f"a.jpg,{cell}\n" for cell in cells), path=0, target=1)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["cat", "dog", "1", "2"],
+        [*map(str, range(17)), "x", "y", "x"],
+        [f"{n:02d}" for n in range(8, 100)],
+        ["n01440764"] * 20,
+    ],
+)
+def test_names_of_which_some_look_like_numbers_are_names(folder: Path, cells: list[str]) -> None:
+    dataset = listed(folder, "".join(f"a.jpg,{cell}\n" for cell in cells), path=0, target=1)
+    assert dataset.classes == sorted(set(cells))
+
+
+# Splits
+
+
+def test_a_split_that_lacks_a_class_keeps_the_labels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOAD_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
+    train = listed(folder, "path,label\na.jpg,ant\nb.jpg,bee\nc.jpg,cat\n")
+    rows = "path,label\nx.jpg,cat\ny.jpg,bee\nz.jpg,cat\n"
+    assert listed(folder, rows, "val.csv").labels.tolist() == [1, 0, 1]
+    for classes in (train, train.classes, ("ant", "bee", "cat")):
+        val = listed(folder, rows, "val.csv", classes=classes)
+        assert (val.labels.tolist(), val.classes) == ([2, 1, 2], train.classes)
+    assert listed(folder, rows, "val.csv", classes=["cat", "bee"]).labels.tolist() == [0, 1, 0], "another index"
+    text = (
+        f"line 3 of '{folder}/val.csv' has the class 'bee', which is not among the 2 of classes= ('ant', 'cat'); add "
+        "it to that list, at its end so that the other labels stay, or leave it out"
+    )
+    with pytest.raises(ValueError, match=exactly(text)):
+        FileList(folder / "val.csv", classes=["ant", "cat"])
+    with pytest.raises(ValueError, match=exactly("classes= numbers the targets, but target=None reads none; leave one "
+                                                 "of the two out")):  # fmt: skip
+        FileList(folder / "val.csv", classes=train, target=None)
+
+
+def test_with_classes_numbers_are_names_too(folder: Path) -> None:
+    dataset = listed(folder, "path,label\na.jpg,2\nb.jpg,10\n", classes=["2", "10", "x"])
+    assert dataset.labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("labels", [["cat", "ant"], [2, 0], np.array([2, 0], np.uint8)])
+def test_labels_of_generated_names_with_classes(labels: Any) -> None:
+    dataset = FileList("{index}.jpg", count=2, labels=labels, classes=["ant", "bee", "cat"])
+    assert (dataset.labels.tolist(), dataset.classes) == ([2, 0], ["ant", "bee", "cat"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["cat", "cow"], "labels[1] has the class 'cow', which is not among the 2 of classes= ('ant', 'cat'); add it"),
+        ([1, 2], "labels[1] is 2, but the 2 classes have the places 0 … 1"),
+        ([-1, 2], "labels[0] is -1, but the 2 classes have the places 0 … 1"),
+        ([0.5, 1], "with classes= labels must be names of classes or their places, one for each, got float64 of shape"),
+        (None, "classes= numbers the labels, but there are none; give labels=, or leave classes out"),
+    ],
+)
+def test_labels_that_are_not_among_the_classes(labels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        FileList("{index}.jpg", count=2, labels=labels, classes=["ant", "cat"])
+
+
+def test_typed_targets_of_a_parquet_file(folder: Path) -> None:
+    from decimal import Decimal
+
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    columns = {
+        "price": [Decimal("1.75"), Decimal("2.50")],
+        "large": arrow.array([1 << 63, (1 << 63) + 1], arrow.uint64()),
+        "flag": [True, False],
+        "nan": [float("nan"), 1.0],
+    }
+    manifest = folder / "list.parquet"
+    parquet.write_table(arrow.table({"path": ["a.jpg", "b.jpg"], **columns}), manifest)
+    read = {name: FileList(manifest, target=name) for name in columns}
+    assert read["price"].labels.tolist() == [1.75, 2.5]
+    assert read["large"].classes == ["9223372036854775808", "9223372036854775809"]
+    assert read["flag"].labels.tolist() == [1, 0]
+    assert np.isnan(read["nan"].labels[0])
 
 
 def test_a_parquet_file(folder: Path) -> None:
@@ -134,6 +262,37 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ("", {}, "{} has no column 'path'; its first line says []"),
         ('path,label\n"a.jpg"x,1\n', {}, "{} cannot be read as CSV in UTF-8, near line 2: "),
         ("path,label\n", {"path": 0}, "path and target must both be names of columns, or both numbers"),
+        (
+            "path;label\na.jpg;1\n",
+            {},
+            "{} has no column 'path'; its first line says ['path;label']. It is separated by ';': write delimiter=';'",
+        ),
+        ("path\tlabel\na.jpg\t1\n", {}, "It is separated by '\\t': write delimiter='\\t'"),
+        ("path,label\na.jpg,1\n", {"delimiter": ";"}, "It is separated by ',': write delimiter=','"),
+        ("path;my, label\n", {"target": "my, label"}, "write delimiter=';'"),
+        (
+            "a.jpg;1\n",
+            {"path": 0, "target": 1},
+            "line 1 of {} has 1 fields, but column 1 (from 0) is needed: ['a.jpg;1']; if ';' separates them, write "
+            "delimiter=';'",
+        ),
+        (
+            "path, label\n",
+            {},
+            "{} has no column 'label'; its first line says ['path', ' label']. If ' label' is meant, "
+            "write target=' label'",
+        ),
+        ("Path,label\n", {}, "If 'Path' is meant, write path='Path'"),
+        ("path,label\na.jpg,1\nb\0.jpg,1\n", {}, "line 3 of {} has a NUL byte; it is damaged, or not in UTF-8"),
+        ("path,label\na.jpg,\x001\n", {}, "line 2 of {} has a NUL byte; it is damaged, or not in UTF-8"),
+        (
+            "p\0a\0t\0h\0,\0",
+            {},
+            "the first line of {} has a NUL byte; it is damaged, or not in UTF-8 (in UTF-16 every "
+            "other byte is one): save it as UTF-8",
+        ),
+        ("path,label\n", {"delimiter": ";;"}, "delimiter must be one character, such as ';' or '\\t', got ';;'"),
+        ("path,label\n", {"delimiter": ""}, "delimiter must be one character, such as ';' or '\\t', got ''"),
         ("path,label\n", {"count": 3}, "count=, start= and labels= are for generated names, as in 'img_"),
         ("path,label\n", {"labels": [3]}, "count=, start= and labels= are for generated names"),
     ],
@@ -141,6 +300,12 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_manifests_that_lack_something(folder: Path, text: str, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message.replace("{}", repr(f"{folder}/list.csv")))):
         listed(folder, text, **options)
+
+
+def test_a_csv_file_that_is_not_utf_8(folder: Path) -> None:
+    (folder / "list.csv").write_bytes("path,label\na.jpg,café\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"list.csv' cannot be read as CSV in UTF-8, near line .*; save it as UTF-8$"):
+        FileList(folder / "list.csv")
 
 
 @pytest.mark.parametrize("path", ["../secret.jpg", "sub/../../secret.jpg", "/etc/passwd"])

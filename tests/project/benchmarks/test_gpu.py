@@ -191,7 +191,7 @@ def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
         "fused": f"print({alone!r}); raise MemoryError('no memory')",
         "timm": "import sys; sys.stderr.write('a.Error: x\\n'); import no_such_package",
         "torch_device": "import gpuload.no_such_module",
-        "dali": "raise ImportError(\"DALI is not installed: pip install 'gpuload[dali]'\")",
+        "dali": "raise ImportError(\"DALI is not installed: pip install 'gpuload[dali-cu12]'\")",
         "kornia": "import sys; sys.exit('[c] ValueError: not installed\\nValueError: no\\nleft by a thread')",
         "torch": f"import time; print({alone!r}, flush=True); open({str(begun)!r}, 'w').close(); time.sleep(99)",
         "dali_cpu": "import os; os.abort()",
@@ -223,7 +223,7 @@ def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
     assert found["decoder"]["images_per_s"] == [7]
     assert found["fused"]["failed"] == "MemoryError: no memory"
     assert found["timm"]["missing"] == "ModuleNotFoundError: No module named 'no_such_package'"
-    assert found["dali"]["missing"] == "ImportError: DALI is not installed: pip install 'gpuload[dali]'"
+    assert found["dali"]["missing"] == "ImportError: DALI is not installed: pip install 'gpuload[dali-cu12]'"
     assert found["torch_device"]["failed"] == "ModuleNotFoundError: No module named 'gpuload.no_such_module'"
     assert found["kornia"]["failed"] == "ValueError: no"
     assert found["torch"]["failed"] == "not finished after 1 s"

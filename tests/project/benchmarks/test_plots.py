@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import lacking
 import numpy as np
@@ -15,16 +14,60 @@ from benchmarks import plot_augmented, plot_rates
 
 lacking.require("rich")
 
-README = Path(__file__).parents[3] / "README.md"
-
 
 @pytest.fixture(scope="module")
 def recorded():
     return json.loads(plot_rates.RECORDED.read_text())
 
 
-def test_the_table_of_the_readme_is_what_was_recorded(recorded):
-    assert plot_rates.markdown_table(recorded["results"]) in README.read_text()
+@pytest.mark.parametrize("page", plot_rates.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_pages_are_what_was_recorded(recorded, page):
+    text = page.read_text()
+    assert plot_rates.filled(text, plot_rates.tables(recorded)) == text, "run `python -m benchmarks.plot_rates`"
+
+
+def test_each_table_has_its_place(recorded):
+    places = re.findall(r"<!-- measured: (.+) -->", "".join(page.read_text() for page in plot_rates.PAGES))
+    assert sorted(places) == sorted(plot_rates.tables(recorded))
+
+
+def test_a_table_takes_the_place_of_the_one_before():
+    page = "a\n\n<!-- measured: one -->\n| old |\n| 1 |\n\n<!-- measured: two -->\n\nz\n"
+    assert plot_rates.filled(page, {"one": "| new |\n", "two": "- 2\n"}) == (
+        "a\n\n<!-- measured: one -->\n| new |\n\n<!-- measured: two -->\n- 2\n\nz\n"
+    )
+    with pytest.raises(ValueError, match="measured: one --> is none of two"):
+        plot_rates.filled(page, {"two": ""})
+
+
+def test_rows_are_those_that_were_measured_the_fastest_first():
+    rows = {"cpu_s_per_1000": [2.0], "worker_mb": 0.0}
+    results = {
+        "torch_pillow": [{"images_per_s": [50], **rows, "worker_mb": 160}] * 2,
+        "turboloader": [{"images_per_s": [80], **rows}] * 2,
+        "gpuload": [{"images_per_s": [70], **rows, "first_batch_s": 0.25, "worker_mb": 35, "worker_share_mb": 18}] * 2,
+    }
+    assert plot_rates.by_rate(results) == ["gpuload", "turboloader", "torch_pillow"]
+    recorded = {
+        "results": results,
+        "photos": {"files": 2000, "mean_kb": 129.6},
+        "recipe": {"workers": 2},
+        "machine": {"cpu": "A CPU", "cpus": 2},
+        "versions": {"torch": "2.13"},
+    }
+    made = plot_rates.tables(recorded)
+    assert made["about"] == "2 rounds over 2,000 files of 130 KB, 2 workers on 2 CPUs (A CPU);\ntorch 2.13.\n"
+    assert made["whole"] == ""
+    assert made["readme"].splitlines()[2:] == [
+        "| gpuload | 70 |  | 2.00 | 35 |",
+        "| TurboLoader (CPU) + each image decoded smaller | 80 | 0.88 × | 2.00 | – |",
+        "| torch DataLoader + torchvision v2, Pillow | 50 | 1.40 × | 2.00 | 160 |",
+    ]
+    assert made["loaders"].splitlines()[2:] == [
+        "| gpuload | 70 |  | 2 | 0.25 | 35 |",
+        "| TurboLoader, decodes smaller | 80 | 0.88 × (0.88 … 0.88) | 2 | – | – |",
+        "| DataLoader, Pillow | 50 | 1.40 × (1.40 … 1.40) | 2 | – | 160 |",
+    ]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import math
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from benchmarks import photos, report
 from benchmarks.loading import parse
 from benchmarks.peers.decoder_alone import draw_region, own_decoder, used_decoder
-from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, warm
+from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, tar_copy, warm
 from benchmarks.report import judge, median_of, ratio
 
 
@@ -102,6 +103,19 @@ def test_light_photos_are_the_same_ones_in_fewer_bytes(jpeg_folder: Path, tmp_pa
             assert after.layer[1][1:3] == (1, 1)  # pyright: ignore[reportAttributeAccessIssue]
             assert after.layer[0][1:3] == (2, 2)  # pyright: ignore[reportAttributeAccessIssue]
             assert np.abs(np.asarray(after, float) - np.asarray(before.convert("RGB"), float)).mean() < 8
+
+
+def test_the_archive_has_the_files_in_the_order_of_their_names(jpeg_folder: Path) -> None:
+    archive, names = tar_copy(jpeg_folder)
+    assert names == sorted(path.relative_to(jpeg_folder).as_posix() for path in jpeg_folder.rglob("*.jpg"))
+    with tarfile.open(archive) as file:
+        assert file.getnames() == names
+        assert [file.extractfile(name).read() for name in names] == [
+            (jpeg_folder / name).read_bytes() for name in names
+        ]
+    made = archive.stat().st_mtime_ns
+    assert tar_copy(jpeg_folder) == (archive, names)
+    assert archive.stat().st_mtime_ns == made
 
 
 def test_no_photos(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,17 @@ class _Page(HTMLParser):
 
 def read(site: Path) -> dict[str, _Page]:
     return {path.relative_to(site).as_posix(): _Page(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))}
+
+
+def signatures(folder: Path) -> dict[str, str]:
+    """The signature of each name in the pages of a folder, as readers see it, with a line for each argument."""
+    found = {}
+    for page in folder.glob("*.html"):
+        text = page.read_text("utf-8")
+        for name, entry in re.findall(r'<dt class="sig sig-object py" id="([\w.]+)">(.*?)</dt>', text, re.DOTALL):
+            shown = unescape(re.sub(r"<[^>]+>", "", entry)).strip().removesuffix("¶")
+            found[name] = re.sub(r"[^\S\n]+", " ", shown)
+    return found
 
 
 def dead_links(site: Path) -> list[str]:

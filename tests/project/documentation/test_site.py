@@ -54,6 +54,26 @@ def test_the_reference_has_every_public_name(built):
     assert public - names == set()
 
 
+def test_the_reference_shows_types_and_the_values_of_defaults(built):
+    signatures = site.signatures(built / "reference")
+    assert "ring_bytes: int = 2147483648," in signatures["gpuload.Loader"]
+    assert "storage_options: Mapping[str, Any] | Remote | None = None" in signatures["gpuload.ImageFolder"]
+    assert signatures["gpuload.read"].endswith("→ Encoded")
+    wrong = r"<|~| at 0x|\bos\.PathLike|= [A-Z_]{5,}\b"  # repr() of objects, annotations that were not evaluated, names
+    assert {name: text for name, text in signatures.items() if re.search(wrong, text)} == {}
+    untyped = {name: re.findall(r"(?<=\n)[a-z]\w*(?=,|=)", text) for name, text in signatures.items()}
+    assert {name: arguments for name, arguments in untyped.items() if arguments} == {}
+
+
+def test_what_terminals_print_is_not_coloured_as_python(built):
+    kinds = {}
+    for page in sorted(built.rglob("*.html")):
+        for kind in re.findall(r'<div class="(?:doctest )?highlight-(\w+) notranslate">', page.read_text("utf-8")):
+            kinds.setdefault(kind, page.relative_to(built).as_posix())
+    assert kinds.keys() - {"python", "pycon", "sh", "text", "yaml", "none"} == set(), kinds  # "default" is Python
+    assert kinds["pycon"].startswith("reference/")
+
+
 def test_links_within_it_lead_to_files_and_anchors(built):
     assert site.dead_links(built) == []
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from gpuload.datasets.files import LARGE_BYTES, check_size, no_image, sniff
 from gpuload.datasets.stores.remote.disk import Disk
 from gpuload.datasets.stores.remote.failures import Failure, Short, failure_of, shown
-from gpuload.datasets.stores.remote.options import Remote
+from gpuload.datasets.stores.remote.options import Remote, digest_of
 from gpuload.errors import DecodeError
 
 __all__ = ["Client", "Part", "client_of"]
@@ -94,7 +94,7 @@ class Client:
         self.requests = 0  # made so far
         self._disk: Disk | None = None
         if remote.cache_bytes:
-            self._disk = Disk(os.fspath(remote.cache_folder or _usual_folder()), remote.cache_bytes)
+            self._disk = Disk(os.fspath(remote.cache_folder or _usual_folder()), remote.cache_bytes, digest_of(remote))
 
     def read(self, parts: Sequence[Part]) -> list[bytes]:
         """The bytes of these parts.
@@ -124,7 +124,8 @@ class Client:
         return found
 
     def whole(self, urls: Sequence[str]) -> list[bytes]:
-        """Whole files, of sizes not known before. What is on the disk is found by the URL alone.
+        """Whole files, of sizes not known before. What is on the disk is found by the URL and the options
+        alone.
 
         Raises:
             OSError: one cannot be read.

@@ -38,13 +38,14 @@ class Disk:
     Args:
         folder: where; made if it is not there.
         limit_bytes: the most that they may have together.
+        scope: what is put under a key is found again only under the same scope.
 
     Raises:
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, folder: str, limit_bytes: int) -> None:
-        self.folder, self.limit_bytes = folder, limit_bytes
+    def __init__(self, folder: str, limit_bytes: int, scope: str = "") -> None:
+        self.folder, self.limit_bytes, self.scope = folder, limit_bytes, scope
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._used = os.path.join(folder, "used")
         os.close(os.open(self._used, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -85,7 +86,8 @@ class Disk:
                 raise
 
     def _path(self, key: str) -> str:
-        name = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
+        full = f"{key}\0\0{self.scope}" if self.scope else key
+        name = hashlib.blake2b(full.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
         return os.path.join(self.folder, name[:2], name[2:])
 
     def _count(self, nbytes: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from gpuload.datasets.litter import LeftOut, is_litter
 from gpuload.datasets.stores.remote.client import Client
 
 __all__ = ["RemoteScanner"]
@@ -18,14 +19,22 @@ class RemoteScanner:
     Args:
         client, root: where.
         extensions: the endings of image files' names, lower case, with the dot.
+
+    Attributes:
+        left_out: what other programs keep there.
     """
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:
         endings = tuple(extensions)
         self._folders: set[bytes] = set()
+        self.left_out = LeftOut()
         found: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and how the URL goes on
         for url, shown in client.files(root):
             name = os.fsencode(shown)
+            if is_litter(name):
+                if shown.lower().endswith(endings):
+                    self.left_out.add(name)
+                continue
             folder, _, own = name.rpartition(b"/")
             if folder:
                 self._folders.add(folder.partition(b"/")[0])

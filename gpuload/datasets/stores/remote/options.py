@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["GAP_BYTES", "Remote", "StorageOptions", "remote_options"]
+__all__ = ["GAP_BYTES", "Remote", "StorageOptions", "digest_of", "remote_options"]
 
 GAP_BYTES: Final = 256 << 10
+# By these, too, libraries behind fsspec find another store or account under the same URL.
+ENVIRONMENT: Final = (
+    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_CONNECTION_STRING", "HF_ENDPOINT", "STORAGE_EMULATOR_HOST",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,3 +78,29 @@ def remote_options(given: StorageOptions) -> Remote:
         TypeError: it is neither a mapping nor a `Remote`.
     """
     return given if isinstance(given, Remote) else Remote({} if given is None else given)
+
+
+def digest_of(remote: Remote) -> str:
+    """A digest of what, next to the URL, says which store is read and as whom: the options, fsspec's configuration, and
+    variables of the environment. Whatever is kept under one is not found under another. Empty if there are none."""
+    from gpuload.datasets.stores.store import needed
+
+    configured = needed("fsspec.config", "datasets at URLs", "remote").conf
+    environment = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+    said = [_plain(one) for one in (remote.options, configured, environment)]
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest() if any(said) else ""
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON, the same in every process; of an object the digest of its pickle."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    try:
+        packed = pickle.dumps(value)
+    except Exception:  # whatever its class raises: then nothing that others keep is found
+        packed = os.urandom(16)
+    return [f"{type(value).__module__}.{type(value).__qualname__}", hashlib.blake2b(packed, digest_size=16).hexdigest()]

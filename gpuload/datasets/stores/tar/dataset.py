@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
 import numpy as np
 
 from gpuload.datasets.files import allows, check_size
-from gpuload.datasets.folder import _from_start
+from gpuload.datasets.joined import from_start
+from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import KEPT_OPEN, OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
@@ -46,7 +47,8 @@ class TarShards(Store):
     The name up to its first dot, with its folder, is the sample's key; the rest is the field's name. By the end of that
     name a field becomes: an image (``jpg png webp ppm …``) `Encoded`; one named ``seg.png`` or ``mask.png`` a `Mask`;
     ``cls id index count`` int; ``json`` what it says; ``txt`` str; ``npy`` an array (one of objects is refused: it is a
-    pickle); anything else bytes.
+    pickle), and where no field is an image, the first one of uint8, H×W×C with one to four channels, is an `Image`;
+    anything else bytes.
 
     An index of each archive is made once, from its headers, and kept beside it as ``….tar.gpuload-index``, or where
     that cannot be written, in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``). It is made again if the
@@ -115,6 +117,7 @@ class TarShards(Store):
         shards = as_list(shards)
         self._remote = remote_for(shards, storage_options)
         self._shards = open_shards(find_shards(shards, self._remote), workers=workers, remote=self._remote)
+        LeftOut(sum(shard.left_out for shard in self._shards)).log(shards[0] if len(shards) == 1 else shards)
         self._ends: list[int] = np.cumsum([shard.samples for shard in self._shards]).tolist()
         if not len(self):
             raise ValueError(
@@ -168,7 +171,7 @@ class TarShards(Store):
         if self._handle.mapped and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
             return  # in order: what the kernel reads ahead of a mapping by itself is cheaper, and copied in less time
         for number in indices:
-            plan = self._plan(_from_start(number, len(self), repr(self)))
+            plan = self._plan(from_start(number, len(self), repr(self)))
             self._check(plan)
             shard, _, _, places = plan
             if places:
@@ -342,7 +345,7 @@ class _Keys(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        shard, number = self._dataset._place(_from_start(index, len(self), f"{self._dataset!r}"))
+        shard, number = self._dataset._place(from_start(index, len(self), f"{self._dataset!r}"))
         return self._dataset._shards[shard].key(number)
 
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
-from gpuload.datasets.sample import Encoded, Mask, Mode
+from gpuload.datasets.recognise import is_image_array
+from gpuload.datasets.sample import Encoded, Image, Mask, Mode
 from gpuload.datasets.stores.opening import named
 from gpuload.datasets.stores.store import read_npy_header
 
@@ -82,7 +83,9 @@ class Fields:
         Raises:
             ValueError: a field does not hold what its name says.
         """
-        values = [key if name == KEY else self._value(name, data[name], shard, key) for name in chosen]
+        values = _with_image(
+            chosen, [key if name == KEY else self._value(name, data[name], shard, key) for name in chosen], self.wanted
+        )
         if self.wanted is None:
             return {KEY: key, **dict(zip(chosen, values, strict=True))}
         return values[0] if self.alone else tuple(values)
@@ -107,6 +110,20 @@ class Fields:
         return isinstance(other, Fields) and (self.mode, self.fields) == (other.mode, other.fields)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _with_image(names: Sequence[str], values: list[Any], wanted: Any) -> list[Any]:
+    """The values of a sample, where its first ``npy`` of uint8, H×W×C with one to four channels, is an `Image` if no
+    other field is one. A dict goes by its sorted names."""
+    if any(type(value) is Encoded for value in values):
+        return values
+    places = range(len(names)) if wanted is not None else sorted(range(len(names)), key=names.__getitem__)
+    for place in places:
+        array = values[place]
+        if isinstance(array, np.ndarray) and is_image_array(array) and not _kind(names[place])[1]:
+            values[place] = Image(array)
+            break
+    return values
 
 
 _named: Final = functools.lru_cache(1024)(named)

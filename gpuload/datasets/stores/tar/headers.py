@@ -2,6 +2,8 @@
 
 A name is only ever a name: it may be absolute or hold ``..``, since nothing is written or opened by it. Links, sparse
 members and devices are refused: their bytes are not where the header says.
+
+Archives may be joined with ``cat``: the empty blocks that close one are passed over, as ``tar -i`` does.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ def members(
     size: int | None = None,
     start: int = 0,
     unfinished: Callable[[int], None] = lambda offset: None,
+    behind: Callable[[int], None] = lambda offset: None,
 ) -> Iterator[Member]:
     """The regular files of an archive, in order.
 
@@ -54,21 +57,28 @@ def members(
         size: its bytes, if that is known before it is read.
         start: where the headers of the first member begin.
         unfinished: called with the offset if the archive ends without the two empty blocks that close it.
+        behind: called with the offset where something else than an archive follows these blocks; it is not read.
 
     Raises:
         Damage: it is cut off, no tar, or holds a member that is refused.
     """
     offset = begin = start
     long_name, pax_size, sparse = b"", None, False
+    follows = b""
     while True:
-        block = read_at(offset, BLOCK)
+        block, follows = follows or read_at(offset, BLOCK), b""
         if len(block) < BLOCK:
             if block or offset != begin or not offset:
                 raise _short(block, offset, shard)
             unfinished(offset)
             return
         if not block[0] and block == EMPTY:
-            return
+            offset, follows = _behind_the_end(read_at, offset + BLOCK, shard, behind)
+            if not follows:
+                return
+            begin = offset
+            long_name, pax_size, sparse = b"", None, False
+            continue
         kind = block[156:157]
         try:
             nbytes = _number(block[124:136])
@@ -114,6 +124,26 @@ def members(
                 yield name, begin, data, nbytes
             long_name, pax_size, sparse, begin = b"", None, False, after
         offset = after
+
+
+def _behind_the_end(
+    read_at: Callable[[int, int], bytes], offset: int, shard: str, behind: Callable[[int], None]
+) -> tuple[int, bytes]:
+    """Where an archive begins that is joined to one that ends before this offset, and its first header; no bytes if
+    there is none.
+
+    Raises:
+        Damage: there is a header, but its checksum is wrong.
+    """
+    while (block := read_at(offset, BLOCK)) == EMPTY:
+        offset += BLOCK
+    if len(block) == BLOCK and has_header(block):
+        return offset, block
+    if block[257:262] == b"ustar":
+        raise _no_header(block, offset, shard)
+    if block.strip(b"\0"):
+        behind(offset)
+    return offset, b""
 
 
 def has_header(block: bytes) -> bool:

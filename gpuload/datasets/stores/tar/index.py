@@ -4,6 +4,7 @@ An index is one array of bytes, in memory as in its file: workers map one copy o
 
 - a head of 80 bytes: magic; size and mtime_ns of the archive; counts of samples and members; bytes of keys and of
   fields' names; bytes of a number in each of the five columns below (1, 2, 4 or 8); a sum of all words, for damage;
+  how many files were left out that are no samples;
 - `first` (samples + 1): the number of each sample's first member;
 - `key_ends` (samples + 1): where in `keys` each key begins and the last one ends;
 - `blocks` (members): where the bytes of each member begin, in blocks of 512;
@@ -16,6 +17,7 @@ Each part begins at a multiple of 8. A sample of an image and a class takes 18 t
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from array import array
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from gpuload.datasets.litter import is_litter
 from gpuload.datasets.stores.opening import OpenFile, open_file, windows
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
 from gpuload.datasets.stores.tar.unpacking import COMPRESSED
@@ -33,10 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "Unusable", "build", "read", "restamped", "split_name", "table_of", "twice"]
 
-MAGIC: Final = b"gltar\0\0\1"
+MAGIC: Final = b"gltar\0\0\2"
+BEFORE: Final = b"gltar\0\0\1"  # such an index may lack what is behind the first end in an archive that was joined
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
 WINDOW: Final = 4096  # read with a header: what follows a small member is there already
 META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's own notes
+in_litter = functools.lru_cache(1024)(is_litter)  # of folders, each of which holds many files
 
 
 class Unusable(ValueError):
@@ -65,6 +70,7 @@ class Shard:
     Attributes:
         size, mtime_ns: of the archive, as it was indexed.
         samples, members: how many.
+        left_out: how many files other programs have put in, which are no samples.
         choices: for the dataset that reads it: by the numbers of a sample's fields, which of them it reads, and of
             those that are stored the number among them.
     """
@@ -72,7 +78,7 @@ class Shard:
     def __init__(self, path: str, table: np.ndarray) -> None:
         self.path = path
         self.table = table
-        _, self.size, self.mtime_ns, self.samples, self.members, *_ = HEAD.unpack_from(table.data)
+        _, self.size, self.mtime_ns, self.samples, self.members, *_, self.left_out = HEAD.unpack_from(table.data)
         self._columns: Columns | None = None
         self.choices: dict[bytes, tuple[list[str], list[tuple[str, int]]]] = {}
 
@@ -123,6 +129,7 @@ def build(path: str, remark: Any = lambda text: None, remote: Remote | None = No
     keys = bytearray()
     current: bytes | None = None
     here: set[int] = set()
+    left_out = 0
 
     def unfinished(offset: int) -> None:
         remark(
@@ -130,10 +137,18 @@ def build(path: str, remark: Any = lambda text: None, remote: Remote | None = No
             f"off between two members; {len(first)} samples are in it"
         )
 
+    def behind(offset: int) -> None:
+        remark(
+            f"{path!r} has {file.size - offset:,} bytes behind the end of the archive, from offset {offset:,} on, that "
+            "are no archive; they are not read"
+        )
+
+    read_at = windows(file, WINDOW).read_at
     try:
-        for name, start, data, nbytes in members(windows(file, WINDOW).read_at, path, file.size, unfinished=unfinished):
+        for name, start, data, nbytes in members(read_at, path, file.size, unfinished=unfinished, behind=behind):
             split = split_name(name)
             if split is None:
+                left_out += is_litter(name)
                 continue
             key, field = split
             if key != current:
@@ -161,21 +176,21 @@ def build(path: str, remark: Any = lambda text: None, remote: Remote | None = No
     after = open_file(path, remote)
     if (after.size, after.mtime_ns) != (file.size, file.mtime_ns):
         raise Damage(f"{path!r} was changed while it was indexed; wait until it is written", 0)
-    return Shard(
-        path, table_of((file.size, file.mtime_ns), (first, ends, blocks, sizes, fields), bytes(keys), b"\0".join(names))
-    )
+    columns = first, ends, blocks, sizes, fields
+    return Shard(path, table_of((file.size, file.mtime_ns), columns, bytes(keys), b"\0".join(names), left_out))
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
     """Key and field by WebDataset's rule: the first dot of the last component is between them. None: no sample's."""
     dot = name.find(b".", slash := name.rfind(b"/") + 1)
-    if dot <= slash or dot == len(name) - 1 or META.match(name):
+    if dot <= slash or dot == len(name) - 1 or META.match(name) or (slash and in_litter(name[:slash])):
         return None
     return name[:dot], name[dot + 1 :].lower()
 
 
 def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = None) -> Shard | None:
-    """The shard with the index from a file; None if there is none, or of another archive, or of one since changed.
+    """The shard with the index from a file; None if there is none, or of another archive, or of one since changed, or
+    if an earlier gpuload has made it.
 
     Args:
         path: of the archive.
@@ -192,6 +207,8 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         return None
     table = np.empty(file.size, np.uint8)
     table = table[: file.read_into(table, 0)]
+    if table[:8].tobytes() == BEFORE:
+        return None
     if len(table) < HEAD.size or len(table) % 8 or table[:8].tobytes() != MAGIC:
         raise Unusable(f"it is cut, or no index: it has {len(table):,} bytes")
     try:
@@ -203,7 +220,31 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
     if _sum(table) != HEAD.unpack_from(table.data)[-2]:
         raise Unusable("its sum is wrong")
     shard = Shard(path, table)
-    return shard if (shard.size, shard.mtime_ns) == stamp else None
+    if (shard.size, shard.mtime_ns) != stamp:
+        return None
+    if not _leads_into_the_archive(shard):
+        raise Unusable("it leads to places that are not in the archive")
+    return shard
+
+
+def _leads_into_the_archive(shard: Shard) -> bool:
+    """Whether all that an index names is there: it may have come with the archive, from anybody."""
+    first, key_ends, blocks, sizes, fields, keys, names = (
+        np.frombuffer(shard.table, kind, count, at) for at, count, kind in zip(*_layout(shard.table)[:3], strict=True)
+    )
+    for ends, total in ((first, shard.members), (key_ends, len(keys))):
+        if ends[0] != 0 or ends[-1] != total or (ends[1:] < ends[:-1]).any():
+            return False
+    if not shard.members:
+        return True
+    if int(fields.max()) >= names.tobytes().count(b"\0") + 1 or not len(names):
+        return False
+    last, most = int(blocks.max()), int(sizes.max())
+    if last * BLOCK + most <= shard.size:  # nearly always, and the rest takes longer
+        return True
+    if last * BLOCK > shard.size or most > shard.size:
+        return False
+    return int((blocks.astype(np.int64) * BLOCK + sizes.astype(np.int64)).max()) <= shard.size
 
 
 def restamped(shard: Shard, mtime_ns: int) -> Shard:
@@ -214,14 +255,16 @@ def restamped(shard: Shard, mtime_ns: int) -> Shard:
     return Shard(shard.path, table)
 
 
-def table_of(stamp: tuple[int, int], columns: Iterable[array], keys: bytes, names: bytes) -> np.ndarray:
+def table_of(
+    stamp: tuple[int, int], columns: Iterable[array], keys: bytes, names: bytes, left_out: int = 0
+) -> np.ndarray:
     """The index of an archive with this size and time, see `store.stamp`; columns, keys and names as its parts are."""
     arrays = [np.frombuffer(column, column.typecode) if column else np.zeros(0, np.uint8) for column in columns]
     kinds = [np.min_scalar_type(int(column.max()) if len(column) else 0) for column in arrays]
     arrays = [column.astype(kind) for column, kind in zip(arrays, kinds, strict=True)]
     widths = [kind.itemsize for kind in kinds]
     samples, total = len(arrays[0]) - 1, len(arrays[2])
-    head = HEAD.pack(MAGIC, *stamp, samples, total, len(keys), len(names), *widths, 0, 0)
+    head = HEAD.pack(MAGIC, *stamp, samples, total, len(keys), len(names), *widths, 0, left_out)
     parts = [head, *(column.tobytes() for column in arrays), keys, names]
     table = np.frombuffer(bytearray().join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
     table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _sum(table)), np.uint8)
@@ -266,5 +309,6 @@ def twice(path: str, key: bytes, before: int, start: int, field: bytes | None = 
     what = "" if field is None else f", with the field {field.decode('utf-8', 'backslashreplace')!r} again"
     return (
         f"{path!r} has two samples with the key {text}: one at offset {before:,}, one at {start:,}{what}; the members "
-        "of a sample lie side by side, and each key comes once in a shard"
+        "of a sample lie side by side, and each key comes once in a shard (archives that have the same keys are "
+        "not joined, but shards of their own)"
     )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from gpuload.datasets.litter import without_litter
 from gpuload.datasets.stores.opening import client, is_url
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
             if os.path.lexists(path):
                 found.append(path)
             elif glob.has_magic(path):
-                matches = sorted(glob.glob(path, recursive=True))
+                matches = without_litter(sorted(glob.glob(path, recursive=True)), path)
                 if not matches:
                     raise FileNotFoundError(f"no shard is found for {name!r} (looked for {path!r})")
                 found += matches
@@ -68,7 +69,7 @@ def as_list(patterns: Patterns) -> list[str | os.PathLike[str]]:
 def _at_url(name: str, remote: Remote | None) -> list[str]:
     if "*" not in name:  # what else is a wildcard elsewhere may stand in a URL
         return [name]
-    if not (matches := client(remote).glob(name)):
+    if not (matches := without_litter(client(remote).glob(name), name)):
         raise FileNotFoundError(f"no shard is found for {name!r}")
     return matches
 

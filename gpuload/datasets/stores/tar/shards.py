@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuload.datasets.stores.opening import is_url, open_file
+from gpuload.datasets.stores.opening import is_url, open_file, scope_of
 from gpuload.datasets.stores.store import stamp
 from gpuload.datasets.stores.tar import index as index_file
 from gpuload.datasets.stores.tar.headers import Damage
@@ -168,7 +168,7 @@ def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Excepti
         shard = index_file.build(path, remarks.append, remote)
     except (Damage, OSError) as error:
         return path, error, remarks
-    problem = _keep(shard)
+    problem = _keep(shard, remote)
     if problem is not None:
         remarks.append(_unkept(path, problem))
     return path, shard, remarks
@@ -197,7 +197,7 @@ def _kept(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[s
         return None, []  # told when it is read
     at_url = is_url(path)
     for where in (_in_cache, _beside) if at_url else (_beside, _in_cache):
-        place = where(path)
+        place = where(path, remote)
         try:
             if at_url and where is _beside:
                 shard = _at_url(path, place, known, remote)
@@ -224,15 +224,15 @@ def _at_url(path: str, place: str, known: tuple[int, int], remote: Remote | None
     shard = index_file.read(path, place, (size, mtime_ns), remote) if size == known[0] else None
     if shard is not None:
         shard = index_file.restamped(shard, known[1])
-        _keep(shard)
+        _keep(shard, remote)
     return shard
 
 
-def _keep(shard: Shard) -> str | None:
+def _keep(shard: Shard, remote: Remote | None = None) -> str | None:
     """Write its index beside it, else to the cache; returns why neither was possible."""
     problem = None
     for where in (_in_cache,) if is_url(shard.path) else (_beside, _in_cache):
-        place = where(shard.path)
+        place = where(shard.path, remote)
         draft = f"{place}.{os.urandom(8).hex()}"  # other machines may write there too
         try:
             if where is _in_cache:
@@ -248,7 +248,7 @@ def _keep(shard: Shard) -> str | None:
     return problem
 
 
-def _beside(path: str) -> str:
+def _beside(path: str, remote: Remote | None) -> str:
     return path + SUFFIX
 
 
@@ -258,10 +258,10 @@ def _cache() -> str:
     return os.path.join(cache_folder(), "tar")
 
 
-def _in_cache(path: str) -> str:
+def _in_cache(path: str, remote: Remote | None) -> str:
     import hashlib  # likewise
 
-    real = path if is_url(path) else os.path.realpath(path)
+    real = "\0".join([path, *scope_of(remote)]) if is_url(path) else os.path.realpath(path)
     name = hashlib.blake2b(os.fsencode(real), digest_size=16).hexdigest()
     return os.path.join(_cache(), name + SUFFIX)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpuload.datasets.files import check_size
+from gpuload.datasets.litter import LeftOut, is_litter
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import remote_for
 from gpuload.datasets.stores.tar.buffer import ShuffleBuffer, shard_order
@@ -114,6 +115,7 @@ class TarPass:
         self._next = _Place(0, 0, 0)  # what is read next; its offset is where the walk through its shard begins
         self._last = self._next
         self._needed: Callable[[int], bool] = lambda number: True
+        self._left_out = LeftOut()
         self._damaged: list[int] = []  # numbers of shards whose damage was told
 
     def __iter__(self) -> TarPass:
@@ -124,6 +126,7 @@ class TarPass:
             raw = self._read()  # may raise: the next call goes on
             if raw is None:
                 self._buffer.end()
+                self._left_out.log(self._shards)
             else:
                 self._buffer.put(raw)
         raw = self._buffer.take()
@@ -176,8 +179,18 @@ class TarPass:
                     stacklevel=2,
                 )
 
-            for name, at, data, nbytes in members(file.read_at, path, start=start, unfinished=unfinished):
+            def behind(offset: int) -> None:
+                warnings.warn(
+                    f"{path!r} has bytes behind the end of the archive, from offset {offset:,} on, that are no "
+                    "archive; they are not read",
+                    stacklevel=2,
+                )
+
+            walk = members(file.read_at, path, start=start, unfinished=unfinished, behind=behind)
+            for name, at, data, nbytes in walk:
                 if (split := split_name(name)) is None:
+                    if is_litter(name):
+                        self._left_out.add(name)
                     continue
                 key, field = split
                 if key != current:

@@ -19,8 +19,10 @@ from tars import archive
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.opening import client
 from gpuload.datasets.stores.remote import client as client_module
+from gpuload.datasets.stores.remote.options import digest_of
 from gpuload.datasets.stores.tar.shards import SUFFIX
 
 lacking.require("aiohttp")
@@ -290,3 +292,92 @@ def test_the_request_that_a_client_counts(server: Server) -> None:
     before = client(remote).requests
     dataset.__getitems__(range(COUNT))
     assert client(remote).requests - before == COUNT
+
+
+# -- one URL, two stores ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[gl.Remote]:
+    """Two folders with files of the same names, sizes and times, and other images. Both are at twin://, and the options
+    say which it is: as with two endpoints of S3."""
+    from fsspec.implementations.dirfs import DirFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.registry import register_implementation
+
+    class Twin(DirFileSystem):
+        protocol = "twin"
+        async_impl = False
+
+        def __init__(self, path: str) -> None:
+            super().__init__(path, LocalFileSystem())
+
+    register_implementation("twin", Twin, clobber=True)
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    stores = []
+    for store in range(2):
+        root = tmp_path / str(store) / "data"
+        (root / "img" / "a").mkdir(parents=True)
+        pixels = np.full((4, 8, 9, 3), store, np.uint8)
+        for n in range(4):
+            (root / "img" / "a" / f"{n}.ppm").write_bytes(b"P6 9 8 255\n" + pixels[n].tobytes())
+        np.save(root / "a.npy", pixels)
+        members = [(f"{n}.{'ppm' if store else 'pnm'}", b"P6 9 8 255\n" + pixels[n].tobytes()) for n in range(4)]
+        archive(root / "t.tar", members)
+        (root / "m.csv").write_text(f"path,label\nimg/a/{store}.ppm,{store}\n")
+        for path in root.rglob("*.*"):
+            os.utime(path, (1e9, 1e9))
+        stores.append(gl.Remote({"path": str(root.parent)}, cache_bytes=1 << 30, cache_folder=tmp_path / "blocks"))
+    return stores
+
+
+STORES: dict[str, Callable[[gl.Remote], Any]] = {
+    "whole images": lambda store: gl.ImageFiles("twin://data/img", extensions=(".ppm",), storage_options=store),
+    "blocks": lambda store: gl.ArrayFile("twin://data/a.npy", storage_options=store),
+    "an index of an archive": lambda store: gl.TarShards("twin://data/t.tar", storage_options=store),
+    "a list": lambda store: gl.FileList("twin://data/m.csv", storage_options=store),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_what_is_kept_of_one_store_is_not_given_for_another(
+    two_stores: list[gl.Remote], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
+    first, second = (contents(STORES[kind](store)) for store in two_stores)
+    assert first != second
+    assert [contents(STORES[kind](store)) for store in two_stores] == [first, second]  # from what is kept
+
+
+def test_what_is_kept_is_found_by_the_same_options_in_other_processes(two_stores: list[gl.Remote]) -> None:
+    again = pickle.loads(pickle.dumps(two_stores[0]))
+    assert digest_of(again) == digest_of(two_stores[0]) != digest_of(two_stores[1])
+    before = contents(STORES["blocks"](two_stores[0]))
+    path = Path(again.options["path"], "data", "a.npy")
+    path.write_bytes(path.read_bytes().replace(b"\0", b"\1"))
+    os.utime(path, (1e9, 1e9))
+    assert contents(STORES["blocks"](again)) == before
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_PROFILE", "HF_ENDPOINT"])
+def test_what_libraries_read_from_the_environment_belongs_to_the_store(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    import fsspec.config
+
+    monkeypatch.delenv(name, raising=False)
+    without = digest_of(gl.Remote())
+    monkeypatch.setenv(name, "http://one")
+    one = digest_of(gl.Remote())
+    monkeypatch.setenv(name, "http://other")
+    other = digest_of(gl.Remote())
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://one"})
+    assert len({without, one, other, digest_of(gl.Remote())}) == 4
+
+
+def test_options_that_are_objects_are_told_apart() -> None:
+    scopes = [
+        digest_of(gl.Remote({"token": value}))
+        for value in (b"a", b"b", frozenset("a"), ["a"], {"a": 1}, Path("a"), lambda: 1)
+    ]
+    assert len(set(scopes)) == len(scopes)

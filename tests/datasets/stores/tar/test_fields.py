@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from gpuload.datasets.sample import Encoded, Mask
+from gpuload.datasets.sample import Encoded, Image, Mask
 from gpuload.datasets.stores.tar.fields import Fields
 
 
@@ -133,3 +133,37 @@ def test_fields_that_are_none(fields: object, error: type[Exception], text: str)
         Fields(fields, "RGB")
     with pytest.raises(ValueError, match="mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'"):
         Fields(None, "CMYK")
+
+
+LEVELS = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "images"),
+    [
+        ({"npy": LEVELS}, ["npy"]),
+        ({"b.npy": LEVELS, "a.npy": LEVELS[..., :1], "cls": b"1"}, ["a.npy"]),
+        ({"jpg": b"1", "npy": LEVELS}, ["jpg"]),
+        ({"mask.npy": LEVELS[..., :1]}, []),
+        ({"mask.npy": LEVELS[..., :1], "npy": LEVELS}, ["npy"]),
+        ({"npy": LEVELS[..., 0]}, []),
+        ({"npy": LEVELS.astype(np.float32)}, []),
+        ({"npy": LEVELS[None]}, []),
+        ({"seg.png": b"1", "npy": LEVELS}, ["npy"]),
+    ],
+)
+def test_the_first_array_of_uint8_is_the_image_where_no_file_is_one(
+    files: dict[str, object], images: list[str]
+) -> None:
+    data = {name: own if isinstance(own, bytes) else saved(own) for name, own in files.items()}
+    sample = Fields(None, "RGB").sample(data, list(data), "s", "k")
+    assert [name for name, own in sample.items() if isinstance(own, Encoded | Image)] == images
+    alone = {name: Fields(name, "RGB").sample(data, [name], "s", "k") for name in images}
+    assert all(type(own) is type(sample[name]) for name, own in alone.items())
+
+
+def test_of_chosen_fields_the_first_one_is_the_image() -> None:
+    data = {"a.npy": saved(LEVELS), "b.npy": saved(LEVELS)}
+    first, second = Fields(("b.npy", "a.npy"), "RGB").sample(data, ["b.npy", "a.npy"], "s", "k")
+    np.testing.assert_array_equal(first.hwc, LEVELS)
+    np.testing.assert_array_equal(second, LEVELS)

@@ -63,12 +63,49 @@ def test_sizes_in_base_256_and_in_pax_records(tmp_path: Path) -> None:
     assert found(tmp_path / "pax.tar") == by_tarfile(tmp_path / "pax.tar")
 
 
-def test_folders_and_notes_are_passed_over_and_nothing_after_the_end_is_read(tmp_path: Path) -> None:
+def test_folders_and_notes_are_passed_over(tmp_path: Path) -> None:
     folder = header("d/", 0, tarfile.DIRTYPE)
     oldest = header("e/", 0, tarfile.AREGTYPE)
     data = sealed(folder) + sealed(oldest) + sealed(header("d/a.jpg")) + b"abc" + bytes(509)
-    (tmp_path / "x.tar").write_bytes(data + bytes(1024) + sealed(header("after.jpg")) + bytes(512))
+    (tmp_path / "x.tar").write_bytes(data + bytes(1024))
     assert found(tmp_path / "x.tar") == by_tarfile(tmp_path / "x.tar") == [("d/a.jpg", 1536, 3)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("empty", [1, 2, 20, 10_000])
+def test_archives_that_are_joined_are_read_on(tmp_path: Path, format: str, empty: int) -> None:
+    """As by ``tar -i``, whatever number of empty blocks is between them."""
+    long = "n" * 130 + ".jpg" if format != "ustar" else "n.jpg"
+    parts = [
+        archive(tmp_path / name, [(f"{name}/{long}", name.encode()), (f"{name}.cls", b"1")], format=FORMATS[format])
+        for name in "abc"
+    ]
+    path = tmp_path / "x.tar"
+    members_alone = [part.read_bytes()[: by_tarfile(part)[-1][1] + 512] for part in parts]
+    path.write_bytes(bytes(512 * empty).join(members_alone) + bytes(1024))
+    with tarfile.open(path, ignore_zeros=True) as tar:
+        expected = [(member.name, member.offset_data, member.size) for member in tar if member.isreg()]
+    assert found(path) == expected
+    assert [name for name, *_ in expected] == [f"{name}{end}" for name in "abc" for end in (f"/{long}", ".cls")]
+
+
+def test_what_follows_the_end_and_is_no_archive_is_told(tmp_path: Path) -> None:
+    data = archive(tmp_path / "x.tar", {"a.jpg": b"1"}).read_bytes()
+    for trailer, where in (
+        (b"a signature", [10_240]),
+        (b"x" * 600, [10_240]),
+        (bytes(100), []),
+        (bytes(512) + b"x", [10_752]),
+    ):
+        (tmp_path / "x.tar").write_bytes(data + trailer)
+        file, told = open_file(str(tmp_path / "x.tar")), []
+        names = [name for name, *_ in members(file.read_at, "x.tar", file.size, behind=told.append)]
+        assert (names, told) == ([b"a.jpg"], where)
+    damaged = bytearray(data)
+    damaged[0] ^= 1
+    text = r"'x.tar': at offset 10,240 a member's header was expected, but its checksum is wrong"
+    assert re.match(text, refusal(tmp_path / "x.tar", data + damaged))
+    assert re.match(r"'x.tar' is cut off at 10,752 bytes: the member", refusal(tmp_path / "x.tar", data + data[:512]))
 
 
 def test_a_checksum_of_signed_bytes_as_old_writers_have_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import tarfile
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tars import archive
 from gpuload.datasets.stores.store import stamp
 from gpuload.datasets.stores.tar import index as index_module
 from gpuload.datasets.stores.tar.headers import Damage
-from gpuload.datasets.stores.tar.index import Shard, Unusable, build, read, split_name
+from gpuload.datasets.stores.tar.index import Shard, Unusable, build, read, split_name, table_of
 
 
 def samples(shard: Shard) -> dict[str, dict[str, bytes]]:
@@ -68,7 +69,7 @@ def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     plain = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: reads.append(nbytes) or plain(fd, nbytes, at))
     build(str(path))
-    assert len(reads) <= 13
+    assert len(reads) <= 16  # and the blocks that close it
     assert max(reads) <= 4096
 
 
@@ -165,6 +166,55 @@ def test_a_file_that_is_no_index_or_is_damaged_anywhere(tmp_path: Path) -> None:
     file.write_bytes(b"not an index, but long enough to be one" * 8)
     with pytest.raises(Unusable, match="no index: it has 312 bytes"):
         read(str(path), str(file), status)
+
+
+def test_one_by_an_earlier_gpuload_is_not_taken(tmp_path: Path) -> None:
+    """It may end where the first of several archives ends that are joined."""
+    path = archive(tmp_path / "x.tar", {"a.jpg": b"1"})
+    table, file = np.array(build(str(path)).table), tmp_path / "index"
+    table[7] = 1
+    file.write_bytes(table)
+    assert read(str(path), str(file), stamp(str(path))) is None
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        (0, [0, 9, 4]),
+        (0, [0, 3, 3]),
+        (0, [1, 2, 4]),
+        (1, [0, 9, 2]),
+        (1, [0, 2, 1]),
+        (2, [1, 3, 5, 1 << 40]),
+        (2, [1, 3, 5, 20]),
+        (3, [1, 1, 1, 1 << 62]),
+        (3, [1, 1, 1, 9000]),
+        (4, [0, 1, 0, 2]),
+    ],
+)
+def test_one_that_leads_out_of_its_archive_is_not_taken(tmp_path: Path, column: int, values: list[int]) -> None:
+    """It may have come with the archive, and its sum be right."""
+    files = {f"{key}.{field}": b"1" for key in "ab" for field in ("jpg", "cls")}
+    path, file = archive(tmp_path / "x.tar", files), tmp_path / "index"
+    columns = [[0, 2, 4], [0, 1, 2], [1, 3, 5, 7], [1, 1, 1, 1], [0, 1, 0, 1]]
+    for written, taken in ((columns, True), ([*columns[:column], values, *columns[column + 1 :]], False)):
+        table = table_of(stamp(str(path)), [array("Q", one) for one in written], b"ab", b"jpg\0cls")
+        file.write_bytes(table)
+        if taken:
+            assert bytes(table) == bytes(build(str(path)).table)
+            assert read(str(path), str(file), stamp(str(path))) is not None
+        else:
+            with pytest.raises(Unusable, match="it leads to places that are not in the archive"):
+                read(str(path), str(file), stamp(str(path)))
+
+
+def test_bytes_behind_the_end_are_remarked_on(tmp_path: Path) -> None:
+    path, remarks = archive(tmp_path / "x.tar", {"a.jpg": b"1"}), []
+    path.write_bytes(path.read_bytes() + b"a signature")
+    assert build(str(path), remarks.append).samples == 1
+    assert [remark.partition("' ")[2] for remark in remarks] == [
+        "has 11 bytes behind the end of the archive, from offset 10,240 on, that are no archive; they are not read"
+    ]
 
 
 def test_one_of_an_archive_that_is_newer_or_larger_counts_for_none(tmp_path: Path) -> None:

@@ -209,6 +209,30 @@ def test_other_damage_is_told_as_by_number(tmp_path: Path) -> None:
     assert "is no tar archive" in told[1]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_archives_that_are_joined_are_read_on_and_resumed_in_any(tmp_path: Path, packed: bool) -> None:
+    numbers(tmp_path, 3)
+    parts = [path.read_bytes() for path in sorted(tmp_path.glob("*.tar"))]
+    path = tmp_path / "joined"
+    path.write_bytes(b"".join(map(gzip.compress, parts) if packed else parts))
+    whole = loaded(path)
+    assert flat(whole) == list(range(15))
+    if not packed:
+        assert list(gl.TarShards(path, fields="cls")) == list(range(15))
+    for stop in range(9):
+        before, state = loaded(path, 4, stop=stop)
+        assert before + loaded(path, 4, state) == loaded(path, 4)
+
+
+def test_bytes_behind_the_end_are_warned_of(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar", {"a.cls": b"1"})
+    path.write_bytes(path.read_bytes() + b"a signature")
+    with pytest.warns(
+        UserWarning, match=r"has bytes behind the end of the archive, from offset 10,240 on, that are no"
+    ):
+        assert list(gl.TarShards(path, stream=True, fields="cls")) == [1]
+
+
 def test_one_without_the_blocks_that_close_it_is_warned_of(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.cls": b"1"})
     os.truncate(path, 1024)

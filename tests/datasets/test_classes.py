@@ -1,0 +1,71 @@
+"""The argument `classes`: what is taken as names of classes, and what is refused in which words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuload.datasets.classes import class_names
+
+TAKEN = (
+    "classes must be the names of the classes in the order of their labels, as a list, or a data set that has classes, "
+    "such as the train split, got "
+)
+
+
+class Split:
+    """A data set with these classes."""
+
+    def __init__(self, classes: Any) -> None:
+        self.classes = classes
+
+    def __repr__(self) -> str:
+        return "Split()"
+
+
+class Subset:
+    """A part of a data set, as torch's."""
+
+    dataset = Split(["ant"])
+
+    def __repr__(self) -> str:
+        return "Subset()"
+
+
+@pytest.mark.parametrize("given", [["b", "a"], ("b", "a"), np.array(["b", "a"]), iter(["b", "a"]), Split(["b", "a"])])
+def test_names_keep_their_order(given: Any) -> None:
+    assert class_names(given) == ["b", "a"]
+
+
+def test_the_list_of_a_data_set_is_copied() -> None:
+    split = Split(["b", "a"])
+    class_names(split).append("c")  # type: ignore[union-attr]
+    assert split.classes == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("ant", TypeError, f"{TAKEN}'ant'"),
+        ({"ant", "bee"} - {"bee"}, TypeError, f"{TAKEN}{{'ant'}}"),
+        ({"ant": 3}, TypeError, f"{TAKEN}{{'ant': 3}}"),
+        (10, TypeError, f"{TAKEN}10"),
+        (["ant", 3], TypeError, f"{TAKEN}3 among them"),
+        (Split([("tench", "Tinca")]), TypeError, f"{TAKEN}('tench', 'Tinca') among them"),
+        (Subset(), TypeError, f"{TAKEN}Subset(); give the data set inside it"),
+        ([], ValueError, f"{TAKEN}none"),
+        (["ant", "bee", "ant"], ValueError, "classes has 'ant' twice; a name stands for one label"),
+        (
+            Split(None),
+            ValueError,
+            "classes=Split() has no names of classes (its targets are numbers, or it has none); leave classes out, or "
+            "give a list of names",
+        ),
+    ],
+)
+def test_what_is_no_list_of_names(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        class_names(given)

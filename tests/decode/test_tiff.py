@@ -1,0 +1,156 @@
+"""What a TIFF holds next to what Pillow gives is told, where all of it was asked for."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import gpuload as gl
+from gpuload import DecodeError
+from gpuload.decode import Decode, Decoder, tiff
+from gpuload.decode.tiff import Page, pages
+
+HEIGHT, WIDTH = 4, 6
+Tags = dict[int, tuple[int, ...]]
+
+
+def page(samples: int = 1, bits: int = 8, **others: tuple[int, ...]) -> Tags:
+    """The tags of a page that is not compressed, in one strip; `others`: by their numbers, as t254=(1,)."""
+    tags: Tags = {256: (WIDTH,), 257: (HEIGHT,), 258: (bits,) * samples, 259: (1,), 262: (1,), 273: (0,)}
+    tags |= {277: (samples,), 278: (HEIGHT,), 279: (HEIGHT * WIDTH * samples * bits // 8,)}
+    return tags | {int(name[1:]): value for name, value in others.items()}
+
+
+def written(*given: Tags, order: str = "<", big: bool = False) -> bytes:
+    """A TIFF of these pages: numbers, then what does not fit into a directory, then the directory, for each."""
+    mark = b"II" if order == "<" else b"MM"
+    number = "Q" if big else "I"
+    data = bytearray(mark + (struct.pack(order + "HHHQ", 43, 8, 0, 0) if big else struct.pack(order + "HI", 42, 0)))
+    link = len(data) - struct.calcsize(number)
+    for value, tags in enumerate(given, 1):
+        strip = len(data)
+        data += bytes([value]) * tags[279][0]
+        entries = b""
+        for tag, numbers in sorted({**tags, 273: (strip,)}.items()):
+            packed = struct.pack(f"{order}{len(numbers)}I", *numbers)
+            if len(packed) > struct.calcsize(number):
+                packed, at = struct.pack(order + number, len(data)), packed
+                data += at
+            entries += struct.pack(order + "HH" + number, tag, 4, len(numbers)) + packed.ljust(
+                struct.calcsize(number), b"\0"
+            )
+        data += bytes(len(data) % 2)
+        struct.pack_into(order + number, data, link, len(data))
+        data += struct.pack(order + ("Q" if big else "H"), len(tags)) + entries
+        link = len(data)
+        data += bytes(struct.calcsize(number))
+    return bytes(data)
+
+
+def decoded(data: bytes, mode: str) -> np.ndarray:
+    decoder, encoded = Decoder(Decode()), gl.Encoded(data, mode)
+    return decoder.decode(encoded, decoder.header(encoded))
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_pages_are_found_in_every_kind_of_tiff(order: str, big: bool) -> None:
+    data = written(page(), page(3, 16), page(2, 8, t339=(2, 2), t32997=(5,)), order=order, big=big)
+    assert pages(data) == [Page(1, 8, 1, 1), Page(3, 16, 1, 1), Page(2, 8, 2, 5)]
+
+
+@pytest.mark.parametrize(("order", "big"), [("<", False), ("<", True), (">", False)])  # those that Pillow reads
+def test_a_picture_is_the_first_page(order: str, big: bool) -> None:
+    data = written(page(), page(3, 16), order=order, big=big)
+    assert decoded(data, "L").tolist() == np.ones((HEIGHT, WIDTH, 1)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "lost"),
+    [
+        ([page()] * 8, "8 pages, of which Pillow gives the first"),
+        ([page(bits=16)] * 2, "2 pages, of which Pillow gives the first"),
+        ([page(t255=(3,))] * 3, "3 pages, of which Pillow gives the first"),
+        ([page(2, t338=(0,))], "2 channels, of which Pillow gives 1"),
+        ([page(5, t262=(2,), t338=(0, 0))], "5 channels, of which Pillow gives 3"),
+        ([page(4, t262=(2,), t338=(0,))], "4 channels, of which Pillow gives 3"),
+        ([page(t32997=(8,))], "8 slices, of which Pillow gives the first"),
+        ([page(t339=(2,))], "signed numbers of 8 bits, which Pillow gives as unsigned ones"),
+        ([page(3, 16, t262=(2,), t284=(2,), t273=(8, 8, 8))], "16 bits a channel, of which Pillow gives 8"),
+    ],
+)
+def test_what_is_not_given_is_refused_where_all_was_asked_for(given: list[Tags], lost: str) -> None:
+    data = written(*given)
+    end = (
+        r"; read it in the dataset, as with tifffile.imread\(path\), and yield gpuload.Image\(array, layout='CHW' or "
+        r"'HWC'\) of uint8, uint16 or float32$"
+    )
+    with pytest.raises(
+        DecodeError, match=f"^mode='unchanged' gives all that a file holds, but this TIFF has {lost}{end}"
+    ):
+        decoded(data, "unchanged")
+
+
+def test_pages_of_a_mask_are_refused() -> None:
+    decoder = Decoder(Decode())
+    text = (
+        "a mask must be a file with one number for each pixel, but this TIFF has 2 pages, of which Pillow gives the "
+        "first; read it in the dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
+    )
+    with pytest.raises(DecodeError, match=f"^{re.escape(text)}$"):
+        decoder.mask_dtype(decoder.header(gl.Encoded(written(page(), page()))))
+    assert decoder.mask_dtype(decoder.header(gl.Encoded(written(page())))) == "uint8"
+
+
+@pytest.mark.parametrize("other", [{"t254": (1,)}, {"t254": (4,)}, {"t254": (5,)}, {"t255": (2,)}])
+def test_smaller_copies_and_masks_are_no_pages(other: dict[str, tuple[int, ...]]) -> None:
+    """As a cloud-optimised GeoTIFF has them."""
+    data = written(page(bits=16), page(bits=16, **other), page(**other))
+    assert decoded(data, "unchanged")[:, :, 0].tolist() == np.full((HEIGHT, WIDTH), 0x0101).tolist()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "LAB", "I;16", "F"])
+def test_what_pillow_writes_loses_nothing(mode: str) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (WIDTH, HEIGHT)).save(file, "TIFF")
+    assert decoded(file.getvalue(), "unchanged").shape[:2] == (HEIGHT, WIDTH)
+
+
+def test_masks_of_32_bits_are_as_they_were() -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.full((HEIGHT, WIDTH), 70_000, np.int32)).save(file, "TIFF")
+    decoder, encoded = Decoder(Decode()), gl.Encoded(file.getvalue())
+    header = decoder.header(encoded)
+    out = np.empty((HEIGHT, WIDTH), decoder.mask_dtype(header))
+    decoder.decode_mask(encoded, header, (0, 0, HEIGHT, WIDTH), out)
+    assert (out == 70_000).all()
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_a_kind_that_pillow_does_not_read_is_told_with_the_way_to_read_it(bits: int) -> None:
+    text = (
+        f". If it is not damaged, but of a kind that Pillow does not read (it has 5 channels of {bits} bits), read it "
+        "in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array"
+    )
+    with pytest.raises(
+        DecodeError, match=f"^the TIFF header cannot be read: Pillow says SyntaxError: unknown.*{re.escape(text)}"
+    ):
+        decoded(written(page(5, bits)), "unchanged")
+
+
+def test_directories_in_a_circle_or_without_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(written(page(), page()))
+    (first,) = struct.unpack_from("<I", data, 4)
+    struct.pack_into("<I", data, len(data) - 4, first)
+    assert len(pages(bytes(data))) == 2
+    whole = written(*[page()] * 12)
+    monkeypatch.setattr(tiff, "MOST_PAGES", 5)
+    with pytest.raises(DecodeError, match="this TIFF has more than 5 pages, of which"):
+        decoded(whole, "unchanged")
+    for length in range(len(whole)):  # nothing but fewer pages
+        assert len(pages(whole[:length])) <= 6

@@ -1,0 +1,184 @@
+"""A packed set that somebody else made names no class, no argument and no path that `pack` does not write."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lacking
+import pytest
+from pictures import jpeg_bytes, smooth_image
+from typer.testing import CliRunner
+
+import gpuload as gl
+from gpuload.cli.app import app
+from gpuload.packing.manifest import open_packed, sealed
+
+Packing = Callable[..., Path]
+
+# Of a store: the entry that is changed, to what, and what is said of it.
+FOREIGN: dict[str, tuple[str, str, Any, str]] = {
+    "another class": ("tar", "read.dataset", "Cached", "read.dataset is 'Cached', expected 'TarShards'"),
+    "a class of another store": ("tar", "read.dataset", "LMDB", "read.dataset is 'LMDB', expected 'TarShards'"),
+    "a path above": ("tar", "read.path", "../victim/*.tar", "read.path is '../victim/*.tar', expected 'shard-*.tar'"),
+    "an absolute path": ("parquet", "read.path", "/victim", "read.path is '/victim', expected '.'"),
+    "an argument": ("tar", "read.options.mode", "L", "read.options has an entry 'mode', which gpuload does not write"),
+    "an argument of a stream": ("tar", "read.options.stream", True, "has an entry 'stream', which gpuload does not"),
+    "storage options": ("parquet", "read.options.storage_options", {}, "has an entry 'storage_options', which"),
+    "labels elsewhere": ("array", "read.options.labels", "/victim.npy", "is '/victim.npy', expected 'labels.npy'"),
+    "keys of its own": ("lmdb", "read.options.target", "{}", "read.options.target is '{}', expected '{}.label'"),
+    "a target's type": ("lmdb", "read.options.target_type", "x", "target_type is 'x', expected 'int' or 'text'"),
+    "a part elsewhere": (
+        "tar",
+        "parts.0.file",
+        "../victim",
+        r"parts[0].file is '../victim', expected text like shard-",
+    ),
+    "a part of bytes": ("array", "parts.0.bytes", -1, "parts[0].bytes is -1, expected a number"),
+    "a file elsewhere": (
+        "tar",
+        "files./victim",
+        "0" * 64,
+        "files has an entry '/victim', which gpuload does not write",
+    ),
+    "a cause": ("tar", "left_out", [{"index": 0}], "left_out[0] has no entry 'source'"),
+    "text that is none": ("tar", "kept", {"why": "\x1b[2J"}, r"kept.why is '\x1b[2J', expected a number"),
+    "another store": ("tar", "to", "pickle", "to is 'pickle', expected one of tar, parquet, lmdb, array"),
+    "a list as store": ("tar", "to", ["tar"], "to is ['tar'], expected one of tar, parquet, lmdb, array"),
+    "an entry more": ("tar", "more", 1, "its content has an entry 'more', which gpuload does not write"),
+    "no dict": ("tar", "read", [], "read is [], expected a dict"),
+}
+
+
+def change(path: Path, entry: str, value: Any) -> None:
+    """Change an entry of a set's manifest, with the right hash."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    *way, last = entry.split(".") if not entry.startswith("files.") else entry.split(".", 1)
+    inner = manifest
+    for name in way:
+        inner = inner[int(name) if isinstance(inner, list) else name]
+    inner[last] = value
+    (path / "manifest.json").write_text(json.dumps(sealed(manifest)))
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_what_gpuload_does_not_write_is_refused(packed: Packing, case: str) -> None:
+    to, entry, value, message = FOREIGN[case]
+    if to in ("lmdb", "parquet"):
+        lacking.require({"parquet": "pyarrow"}.get(to, to))
+    path = packed(to, short_side=16)
+    change(path, entry, value)
+    said = rf"manifest.json' is not a manifest of gpuload: .*{re.escape(message)}.*\. None of it is used; take the set"
+    for use in (open_packed, gl.verify, lambda path: packed(to, short_side=16)):
+        with pytest.raises(gl.GpuloadError, match=said):
+            use(str(path))
+
+
+@pytest.mark.parametrize("command", ["inspect", "pack", "verify", "bench"])
+def test_no_command_makes_or_reads_what_a_set_names(packed: Packing, tmp_path: Path, command: str) -> None:
+    path, made, victim = packed("tar"), tmp_path / "made", tmp_path / "victim"
+    victim.mkdir()
+    (path / "shard-00000.tar").rename(victim / "shard-00000.tar")
+    arguments = {"pack": [tmp_path / "out", "--to", "tar"], "inspect": ["--html", ""]}.get(command, [])
+    for entry, value in (
+        ("read", {"dataset": "Cached", "path": ".", "options": {"where": "disk", "path": str(made)}}),
+        ("read", {"dataset": "TarShards", "path": "../victim/*.tar", "options": {"fields": ["jpg", "cls"]}}),
+    ):
+        change(path, entry, value)
+        done = CliRunner().invoke(app, [command, str(path), *map(str, arguments)])
+        assert (done.exit_code, "is not a manifest of gpuload" in done.stderr) == (1, True), done.output
+    assert sorted(os.listdir(tmp_path)) == ["images", "set", "victim"]
+
+
+def test_links_out_of_a_set_are_refused(packed: Packing, tmp_path: Path) -> None:
+    path = packed("tar")
+    inside, outside = path / "shard-00001.tar", tmp_path / "shard.tar"
+    inside.rename(path / "other")
+    inside.symlink_to("other")
+    assert len(open_packed(str(path))) == 12
+    (path / "other").rename(outside)
+    inside.unlink()
+    inside.symlink_to(outside)
+    with pytest.raises(
+        gl.GpuloadError, match=r"shard-00001.tar' is a link that leaves .*set': it leads to .*shard.tar'"
+    ):
+        open_packed(str(path))
+
+
+def test_names_of_classes_that_are_none(packed: Packing) -> None:
+    path = packed("tar")
+    (path / "classes.json").write_text('["ant", 1]')
+    with pytest.raises(
+        gl.GpuloadError, match=r"classes.json' holds \['ant', 1\], expected a list of the classes' names"
+    ):
+        open_packed(str(path))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": [1]}', "[]", "1"])
+def test_json_that_is_no_manifest(packed: Packing, text: str) -> None:
+    path = packed("tar")
+    (path / "manifest.json").write_text(text)
+    with pytest.raises(gl.GpuloadError, match=r"manifest.json' is damaged"):
+        gl.verify(path)
+
+
+def test_sums_of_another_kind_are_not_used(packed: Packing, tmp_path: Path) -> None:
+    import numpy as np
+
+    path = packed("tar", "other")
+    with open(path / "manifest-crc32.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<u4", "fortran_order": False, "shape": (1 << 50,)})
+    assert gl.verify(path) == ["manifest-crc32.npy is damaged: its hash is not that in manifest.json"]
+
+
+@pytest.fixture
+def begun(folder: Path, packed: Packing) -> Path:
+    """A set that is not finished."""
+    (folder / "bee" / "001.jpg").write_bytes(jpeg_bytes(smooth_image(24, 48, 1))[:99])
+    with pytest.raises(gl.GpuloadError, match="is not finished"):
+        packed("tar")
+    return folder.parent / "set" / ".gpuload-pack"
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("bounds", [0, 5, 5, 12], "its parts do not have each of 12 samples once"),
+        ("bounds", [0, 10**9], "its parts do not have each of 12 samples once"),
+        ("bounds", [], "its parts do not have each of 12 samples once"),
+        ("bounds", ["0", "12"], r"bounds\[0\] is '0', expected a number"),
+        ("options", None, "options is None, expected a dict"),
+        ("format", {}, "format is {}, expected 1 or 2"),
+    ],
+)
+def test_a_plan_that_gpuload_does_not_write(begun: Path, packed: Packing, entry: str, value: Any, message: str) -> None:
+    plan = json.loads((begun / "plan.json").read_text())
+    (begun / "plan.json").write_text(json.dumps({**plan, entry: value}))
+    with pytest.raises(FileExistsError, match=rf"plan.json' is not a plan of gpuload pack: {message}; remove "):
+        packed("tar")
+
+
+def test_a_record_that_gpuload_does_not_write_is_made_again(begun: Path, packed: Packing) -> None:
+    for path in begun.glob("0*.json"):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "file": "../../victim"}))
+    path = packed("tar", skip_bad=True)
+    assert gl.verify(path) == []
+    assert len(open_packed(str(path))) == 11
+
+
+def test_unfinished_work_behind_a_link_is_left_alone(packed: Packing, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "letters.part").write_bytes(b"mine")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / ".gpuload-pack").symlink_to(victim)
+    with pytest.raises(
+        FileExistsError, match=r"gpuload-pack' is a link, and files .* would be removed; remove the link"
+    ):
+        packed("tar")
+    assert (victim / "letters.part").read_bytes() == b"mine"

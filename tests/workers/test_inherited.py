@@ -1,0 +1,466 @@
+"""What workers get of the user's process in addition to the dataset: settings of libraries, modules that they cannot
+import, the import path; and the warning about values of modules that they do not see. Most run programs of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpuload.workers.bytes_list import SharedBytes, find_lists
+from gpuload.workers.inherited import differences, is_simple, module_values
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a program in a folder with these files; returns what it printed as JSON, and its standard error."""
+
+    def run(program: str, *, start: tuple[str, ...] = (), **files: str) -> tuple[list, str]:
+        for name, text in files.items():
+            path = tmp_path / f"{name.replace('__', '/')}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+        (tmp_path / "train.py").write_text(textwrap.dedent(program))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd()]))}
+        done = subprocess.run(
+            [sys.executable, *start, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+    return run
+
+
+# -- values of modules ------------------------------------------------------------------------------------------------
+
+DATA = """
+    import config
+    from nested import cfg
+
+    class Data:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return helper()
+
+    def helper():
+        return config.SIZE, cfg.depth, config.SAME
+"""
+LOOP = """
+    import json
+    import config
+    import nested
+    from data import Data
+    import gpuload as gl
+
+    def set_it(worker):
+        config.SIZE, nested.cfg.depth = 224, 7
+
+    config.SIZE, nested.cfg.depth, config.UNUSED = 224, 7, 5
+    for options in {}:
+        loader = gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list, **options)
+        print(json.dumps(list(loader)))
+        loader.close()
+"""
+MODULES = {
+    "data": DATA,
+    "config": "SIZE, SAME, UNUSED = 1, 3, 4",
+    "nested": "class Config: pass\ncfg = Config()\ncfg.depth = 2",
+}
+
+
+def test_a_warning_names_values_of_modules_that_workers_do_not_see(run):
+    printed, said = run(LOOP.format("[{}]"), **MODULES)
+    assert printed == [[[[1, 2, 3]] * 2]]
+    assert said.count("RuntimeWarning") == 1
+    assert "config.SIZE is 224 here and 1 in workers" in said
+    assert "cfg.depth is 7 here and 2 in workers" in said
+    assert "worker_init_fn" in said
+    assert "UNUSED" not in said
+    assert "SAME" not in said
+
+
+def test_what_worker_init_fn_sets_is_no_difference(run):
+    printed, said = run(LOOP.format("[{'worker_init_fn': set_it}]"), **MODULES)
+    assert printed == [[[[224, 7, 3]] * 2]]
+    assert said == ""
+
+
+def module(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    (folder / f"{name}.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return __import__(name)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("SIZE = 1\ndef f(): return SIZE", {"SIZE": 1}),
+        ("SIZE = {'a': (1,)}\nclass f:\n  @property\n  def g(self): return [SIZE for _ in ()]", {"SIZE": {"a": (1,)}}),
+        ("class C:\n  SIZE = 1\n  OTHER = 2\ndef f(): return C.SIZE", {"C.SIZE": 1}),
+        ("import types\nNS = types.SimpleNamespace(SIZE=1)\ndef f(): return NS.SIZE", {"NS.SIZE": 1}),
+        ("SIZE = 1\ndef g(): return SIZE\ndef f(): return g()", {"SIZE": 1}),
+        ("SIZE = 1\nimport functools\ng = lambda x: SIZE\nf = functools.partial(g, 1)", {"SIZE": 1}),
+        ("SIZE = list(range(100))\ndef f(): return SIZE", {}),
+        ("SIZE = object()\ndef f(): return SIZE", {}),
+        ("SIZE = 1\ndef f(SIZE): return SIZE", {}),
+    ],
+)  # fmt: skip
+def test_values_that_code_refers_to_are_found(code, expected, tmp_path, monkeypatch):
+    found = module_values([module("somebodys", code, tmp_path, monkeypatch).f])
+    assert found == ({"somebodys": expected} if expected else {})
+
+
+def test_values_of_installed_packages_are_not_looked_at():
+    def f():
+        return np.pi, os.sep, json.decoder
+
+    assert module_values([f, np.random.default_rng(0), Image.new("L", (1, 1))]) == {}
+
+
+def test_differences_are_told_with_both_values(tmp_path, monkeypatch):
+    loaded = module("somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch)
+    here = {"SIZE": 224, "NAN": float("nan"), "KIND": True, "C.x": "b", "NEW": 3}
+    assert differences({loaded.__name__: here, "not_there": {"x": 1}}) == [
+        "somebodys.SIZE is 224 here and 1 in workers",
+        "somebodys.KIND is True here and 1 in workers",
+        "somebodys.C.x is 'b' here and 'a' in workers",
+        "somebodys.NEW is 3 here and does not exist in workers",
+    ]
+
+
+def test_simple_is_what_can_be_compared_at_a_glance():
+    assert all(map(is_simple, (1, 1.0, "a", None, True, b"a", [1, "a"], {"a": (1, 2)}, ())))
+    assert not any(map(is_simple, ("a" * 2000, [1] * 100, object(), [[[1]]], np.zeros(2), {"a": object()})))
+
+
+# -- settings of libraries --------------------------------------------------------------------------------------------
+
+SETTINGS = """
+    import decimal, json, logging, socket, warnings
+    import numpy as np
+    import torch
+    from PIL import Image, ImageFile
+    import gpuload as gl
+    import plugin
+
+    class Data:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            import decimal, io, logging, socket, warnings
+            import torch
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.warn("quiet", RuntimeWarning)
+                warnings.warn("loud", RuntimeWarning)
+            return [
+                ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, str(torch.get_default_dtype()),
+                logging.getLogger("a.b").level, logging.root.level, logging.root.manager.disable,
+                decimal.getcontext().prec, np.geterr()["over"], socket.getdefaulttimeout(),
+                [str(one.message) for one in heard], Image.open(io.BytesIO(b"ODD...")).size,
+            ]
+
+    Image.register_open("ODD", plugin.OddImage, lambda prefix: prefix.startswith(b"ODD"))
+    ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = True, 12345
+    torch.set_default_dtype(torch.float64)
+    logging.getLogger("a.b").setLevel(7)
+    logging.root.setLevel(33)
+    logging.disable(5)
+    decimal.getcontext().prec = 99
+    np.seterr(over="raise")
+    socket.setdefaulttimeout(77)
+    warnings.filterwarnings("ignore", message="quiet")
+    for workers in (0, 2):
+        loader = gl.Loader(Data(), 1, num_workers=workers, device="cpu", collate_fn=list)
+        print(json.dumps(list(loader)))
+        loader.close()
+"""
+PLUGIN = """
+    from PIL import ImageFile
+
+    class OddImage(ImageFile.ImageFile):
+        format = "ODD"
+
+        def _open(self):
+            self._size, self._mode, self.tile = (3, 4), "L", []
+"""
+
+
+def test_settings_of_libraries_are_the_same_in_workers(run):
+    (here, in_worker), said = run(SETTINGS, plugin=PLUGIN)
+    assert here == in_worker
+    assert here == [[[True, 12345, "torch.float64", 7, 33, 5, 99, "raise", 77, ["loud"], [3, 4]]]]
+    assert said == ""
+
+
+def test_a_filter_that_makes_warnings_errors_does_not_reach_imports(run):
+    """The program imported the module before it set the filter."""
+    program = """
+        import json, warnings
+        import data
+        import gpuload as gl
+
+        warnings.simplefilter("error")
+        loader = gl.Loader(data.Data(), 1, num_workers=1, device="cpu", collate_fn=list)
+        print(json.dumps(list(loader)))
+    """
+    data = """
+        import warnings
+        warnings.warn("odd")
+
+        class Data:
+            def __len__(self):
+                return 1
+
+            def __getitem__(self, index):
+                try:
+                    warnings.warn("odd")
+                except UserWarning:
+                    return "an error"
+    """
+    printed, _ = run(program, data=data)
+    assert printed == [[["an error"]]]
+
+
+@pytest.mark.parametrize("where", ["program", "data"])
+def test_a_default_timeout_of_sockets_is_not_that_of_workers_sockets(run, where):
+    line = "import socket; socket.setdefaulttimeout(0.05)"
+    program = f"""
+        import json
+        {line if where == "program" else ""}
+        import data
+        import gpuload as gl
+
+        with gl.Loader(data.Data(), 1, num_workers=2, device="cpu", collate_fn=list) as loader:
+            for epoch in range(2):
+                print(json.dumps(list(loader)))
+    """
+    data = f"""
+        import time
+        {line if where == "data" else ""}
+
+        class Data:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                time.sleep(0.1)
+                return index
+    """
+    printed, said = run(program, data=data)
+    assert printed == [[[0], [1], [2], [3]]] * 2
+    assert said == ""
+
+
+# -- modules that workers cannot import -------------------------------------------------------------------------------
+
+SPAWNED = """
+    import collections, json, sys
+    import gpuload as gl
+
+    Point = collections.namedtuple("Point", "x y")
+    SCALE = 3
+
+    def scaled(value):
+        return SCALE * value
+
+    class Data:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, key):
+            return Point(key.x, scaled(key.x))
+
+    def collate(samples):
+        return [type(samples[0]).__name__, isinstance(samples[0], Point), *map(list, samples)]
+
+    def work(rank):
+        def init(worker):
+            globals()["SCALE"] = 5
+
+        keys, options = [Point(0, 0), Point(1, 0)], {"collate_fn": collate, "worker_init_fn": init}
+        with gl.Loader(Data(), 2, sampler=keys, num_workers=1, device="cpu", **options) as loader:
+            print(json.dumps(list(loader)), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import torch.multiprocessing as mp; mp.spawn(work, nprocs=1)",
+        "import multiprocessing as mp, concurrent.futures as c; "
+        "c.ProcessPoolExecutor(1, mp.get_context('spawn')).submit(work, 0).result()",
+    ],
+)
+def test_the_script_of_a_spawned_process_is_sent_by_value(run, start):
+    printed, said = run(textwrap.dedent(SPAWNED) + f"\nif __name__ == '__main__':\n    {start}\n")
+    assert printed == [[["Point", True, [0, 0], [1, 5]]]]
+    assert "Error" not in said
+
+
+def test_a_module_that_was_loaded_by_path_is_sent_by_value(run):
+    program = """
+        import importlib.util, json, sys
+        import gpuload as gl
+
+        spec = importlib.util.spec_from_file_location("my_data", "other/{}.py")
+        module = sys.modules["my_data"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.SIZE = 7
+        print(json.dumps(list(gl.Loader(module.Data(), 2, num_workers=1, device="cpu", collate_fn=list))))
+    """
+    data = """
+        SIZE = 1
+
+        class Data:
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, index):
+                return [SIZE, index]
+    """
+    printed, said = run(program.format("data"), other__data=data, my_data="raise ImportError('the wrong one')")
+    assert printed == [[[[7, 0], [7, 1]]]]
+    assert said == ""
+
+
+def test_a_relative_import_path_is_that_of_the_start_of_the_program(run):
+    """As with Hydra, which changes to a folder for each run."""
+    program = """
+        import json, os, sys
+        sys.path.insert(0, "lib")
+        import mine
+        import gpuload as gl
+
+        os.mkdir("run")
+        os.chdir("run")
+        print(json.dumps(list(gl.Loader(mine.Data(), 2, num_workers=1, device="cpu", collate_fn=list))))
+    """
+    mine = """
+        class Data:
+            def __len__(self):
+                return 1
+
+            def __getitem__(self, index):
+                import mine
+                return [mine is not None, __name__]
+    """
+    printed, said = run(program, lib__mine=mine)
+    assert printed == [[[[True, "mine"]]]]
+    assert said == ""
+
+
+# -- lists of bytes ---------------------------------------------------------------------------------------------------
+
+
+def shared(items: list[bytes]) -> SharedBytes:
+    return SharedBytes(np.frombuffer(b"".join(items), np.uint8), np.cumsum([len(item) for item in items]))
+
+
+ITEMS = [b"ab", b"", b"cde"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda a: list(a),
+        lambda a: (len(a), a[0], a[-1], a[1:], [*reversed(a)], a.index(b"cde"), a.count(b"x"), b"ab" in a),
+        lambda a: (
+            operator.add(a, [b"x"]),
+            operator.add([b"x"], a),
+            a * 2,
+            a == ITEMS,
+            a != ITEMS,
+            a < [b"b"],
+            sorted(a),
+            repr(a),
+            a.copy(),
+        ),
+        lambda a: (b"".join(a), tuple(a), {*a}, [*a], dict(enumerate(a)), list(zip(a, a, strict=True))),
+        lambda a: (a.append(b"x"), a.sort(), a.pop(), a.insert(0, b"y"), a.__setitem__(1, b"z"), len(a), list(a)),
+        lambda a: (a.extend([b"x"]), a.reverse(), a.remove(b""), a[::2], len(a), a),
+        lambda a: (json.dumps([item.decode() for item in a]), max(a), a == shared(ITEMS)),
+    ],
+)
+def test_a_shared_list_is_a_list(use):
+    assert use(shared(ITEMS)) == use(list(ITEMS))
+
+
+def test_an_item_that_is_not_there_is_an_index_error():
+    with pytest.raises(IndexError):
+        shared(ITEMS)[3]
+
+
+def test_large_lists_of_bytes_are_found_and_others_are_not():
+    class Data:
+        pass
+
+    data, large = Data(), [b"a" * 600_000] * 2
+    data.images, data.again, data.in_dict = large, large, {"train": [b"b" * 2_000_000]}
+    data.small, data.mixed, data.texts = [b"a"], [b"a" * 2_000_000, "a"], ["a"] * 9
+    found = find_lists(data)
+    assert found.keys() == {id(large), id(data.in_dict["train"])}
+
+
+def test_workers_share_lists_of_bytes(run):
+    program = """
+        import json
+        import gpuload as gl
+
+        class Data:
+            def __init__(self):
+                self.blobs = [bytes([n]) * 1_000_000 for n in range(100)]
+                self.same = self.blobs
+
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, index):
+                with open("/proc/self/smaps_rollup") as file:
+                    private = sum(int(line.split()[1]) for line in file if line.startswith("Private_Dirty"))
+                return [len(self.blobs), self.blobs[7] == bytes([7]) * 1_000_000, self.same is self.blobs, private]
+
+        print(json.dumps(list(gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list))))
+    """
+    [[[first, _]]], _ = run(program)
+    count, equal, same, private_kb = first
+    assert (count, equal, same) == (100, True, True)
+    assert private_kb < 90_000
+
+
+def test_a_warning_names_what_each_worker_has_a_copy_of(monkeypatch):
+    import gpuload as gl
+    from gpuload.workers import job
+
+    class Data:
+        def __init__(self):
+            self.records = [{"number": number} for number in range(1000)]
+            self.shared = np.zeros(1000)
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return index
+
+    monkeypatch.setattr(job, "MAX_COPIED_BYTES", 5_000)
+    with (
+        gl.Loader(Data(), 2, num_workers=2, device="cpu") as loader,
+        pytest.warns(RuntimeWarning, match=r"dataset\.records \(a list\), and each of 2 workers unpickles a copy"),
+    ):
+        list(loader)

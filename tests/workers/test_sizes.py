@@ -1,0 +1,165 @@
+"""Images of another size than their targets were made for: COCO's JSON, `Boxes(canvas_hw=…)`, torchvision's boxes."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from originals import torchvision
+from pictures import smooth_image
+from PIL import Image as PILImage
+
+import gpuload as gl
+
+HEIGHT, WIDTH = 24, 40  # of images as they are stored
+TURNED = "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def jpeg(orientation: int = 1, kind: str = "JPEG") -> bytes:
+    file, exif = io.BytesIO(), PILImage.Exif()
+    exif[0x0112] = orientation
+    PILImage.fromarray(smooth_image(HEIGHT, WIDTH, 3)).save(file, kind, exif=exif)
+    return file.getvalue()
+
+
+class Items(list[Callable[[], Any]]):
+    """A dataset of what these functions return."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index)()
+
+
+def boxes_of(dataset: Any, **options: Any) -> list[Any]:
+    options = {"num_workers": 0, "device": "cpu", "transforms": [gl.transforms.Resize((8, 8))], **options}
+    with gl.Loader(dataset, 1, ragged="list", **options) as loader:
+        return [target for _, targets in loader for target in targets]
+
+
+def sample(canvas_hw: Any, data: bytes, source: str | None = "a.jpg") -> Callable[[], Any]:
+    return lambda: (gl.Encoded(data, source=source), {"boxes": gl.Boxes([[2, 3, 10, 20]], canvas_hw=canvas_hw)})
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Callable[..., gl.Coco]:
+    """Makes a dataset of thirty images of which one, the last, says that EXIF turns it."""
+
+    def make(size_hw: tuple[int, int], **options: Any) -> gl.Coco:
+        images, annotations = [], []
+        for number in range(30):
+            last = number == 29
+            (tmp_path / f"{number}.jpg").write_bytes(jpeg(6 if last else 1))
+            height, width = size_hw if last else (HEIGHT, WIDTH)
+            runs = {"counts": [height * width], "size": [height, width]}
+            images.append({"id": number, "file_name": f"{number}.jpg", "height": height, "width": width})
+            annotations.append(
+                {"id": number, "image_id": number, "category_id": 1, "bbox": [1, 2, 3, 4], "segmentation": runs}
+            )
+        found = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
+        (tmp_path / "annotations.json").write_text(json.dumps(found))
+        return gl.Coco(tmp_path, tmp_path / "annotations.json", **options)
+
+    return make
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_photograph_that_exif_turns_is_warned_of_once(
+    coco: Callable[..., gl.Coco], tmp_path: Path, workers: int
+) -> None:
+    dataset = coco((WIDTH, HEIGHT), targets=())
+    text = (
+        f"the boxes of '{tmp_path}/29.jpg' are for an image of 40×24 (height × width), but it is decoded to 24×40: "
+        f"{TURNED}"
+    )
+    with pytest.warns(RuntimeWarning, match=exactly(text)) as caught:
+        assert len(boxes_of(dataset, num_workers=workers)) == 30
+    assert len(caught) == 1
+    assert len(boxes_of(dataset, num_workers=workers, decode=gl.Decode(exif=True))) == 30
+    stored = coco((HEIGHT, WIDTH), targets=())
+    assert len(boxes_of(stored)) == 30
+    with pytest.warns(RuntimeWarning, match="the targets are those of the image as it is stored; leave exif=True out"):
+        boxes_of(stored, decode=gl.Decode(exif=True))
+
+
+def test_of_several_images_the_first_is_told() -> None:
+    data = Items([sample((5, 5), jpeg(), name) for name in ("a.jpg", "b.jpg", "c.jpg")])
+    with gl.Loader(data, 2, num_workers=0, device="cpu", ragged="list") as loader:
+        with pytest.warns(RuntimeWarning, match=r"^the boxes of 'a.jpg' are for an image of 5×5 ") as caught:
+            list(loader)
+        assert len(caught) == 1
+        list(loader)  # once is enough
+
+
+def test_strays_are_told_too() -> None:
+    def both() -> Any:
+        image, target = sample((WIDTH, HEIGHT), jpeg(6))()
+        return image, {**target, "keypoints": np.zeros((1, 2, 3), np.float32)}
+
+    with pytest.warns(RuntimeWarning) as caught:
+        boxes_of(Items([both, both, both]), transforms=[gl.transforms.RandomHorizontalFlip(1)])
+    texts = [str(one.message) for one in caught]
+    assert [text.split()[0] for text in texts] == ["sample[1]['keypoints'],", "the"]
+    assert texts[1].endswith(TURNED)
+
+
+@pytest.mark.parametrize(
+    ("make", "remark"),
+    [
+        (
+            sample((WIDTH, HEIGHT), jpeg(8, "PNG")),
+            f"the boxes of 'a.jpg' are for an image of 40×24 (height × width), but it is decoded to 24×40: {TURNED}",
+        ),
+        (sample((WIDTH, HEIGHT), jpeg(3)), "decoded to 24×40: height and width are swapped; turn the image or the"),
+        (sample((WIDTH, HEIGHT), jpeg(), None), "the boxes of a sample are for an image of 40×24 (height × width)"),
+        (sample((48, 80), jpeg()), "scale the targets as the image was scaled, or give the image that they were"),
+        (
+            lambda: (np.zeros((20, 30, 3), np.uint8), {"boxes": gl.Boxes([[1, 2, 3, 4]], canvas_hw=(30, 20))}),
+            "is decoded to 20×30: height and width are swapped; turn the image or the targets",
+        ),
+    ],
+)
+def test_what_a_warning_advises(make: Callable[[], Any], remark: str) -> None:
+    with pytest.warns(RuntimeWarning, match=re.escape(remark)):
+        boxes_of(Items([make]))
+
+
+def test_boxes_of_torchvision_say_their_size_too() -> None:
+    boxes = torchvision().tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(WIDTH, HEIGHT))
+    with pytest.warns(RuntimeWarning, match=f"{re.escape(TURNED)}$"):
+        boxes_of(Items([lambda: (gl.Encoded(jpeg(6)), {"boxes": boxes})]))
+
+
+def test_a_mask_of_an_image_that_exif_turns_is_refused_with_the_remedy(coco: Callable[..., gl.Coco]) -> None:
+    dataset = coco((WIDTH, HEIGHT))
+    text = (
+        "a mask must have the size of its image, 24×40 (height × width), but the mask at leaf 4 has 40×24; its EXIF "
+        "tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+    )
+    with pytest.raises(gl.SampleError, match=re.escape(text)):
+        boxes_of(dataset)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(boxes_of(dataset, decode=gl.Decode(exif=True))) == 30
+
+
+def test_the_size_is_kept_in_a_cache(coco: Callable[..., gl.Coco]) -> None:
+    cached = gl.Cached(coco((WIDTH, HEIGHT), targets=()), 1 << 20)
+    assert [cached[29][1]["boxes"].canvas_hw for _ in range(2)] == [(WIDTH, HEIGHT)] * 2
+
+
+@pytest.mark.parametrize("canvas_hw", [5, (1, 2, 3), (1.5, 2), "ab"])
+def test_what_is_no_size(canvas_hw: Any) -> None:
+    text = f"Boxes(canvas_hw=…) must be the height and the width of the image, got {canvas_hw!r}"
+    with pytest.raises(ValueError, match=exactly(text)):
+        gl.Boxes([[1, 2, 3, 4]], canvas_hw=canvas_hw)
