@@ -81,9 +81,14 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
     Raises:
         OSError: it is missing, or no regular file.
+        ValueError: no file can have such a name.
         DecodeError: it is larger than is allowed, or larger than 16 MiB and does not begin as an image.
     """
-    descriptor = os.open(path, FLAGS)
+    try:
+        descriptor = os.open(path, FLAGS)
+    except ValueError as error:  # a NUL byte, or half of a surrogate pair
+        name = os.fspath(path)
+        raise ValueError(f"no file can have the name {name!r} ({error}); correct it where it comes from") from error
     try:
         status = os.fstat(descriptor)
         size = status.st_size
@@ -99,7 +104,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 def will_read(path: str | os.PathLike[str]) -> None:
     """Let the kernel read a file that is going to be read; what cannot be read is told then."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(path, FLAGS)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)

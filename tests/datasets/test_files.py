@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import gpuload as gl
-from gpuload.datasets.files import MAX_BYTES, limited, read_file, sniff
+from gpuload.datasets.files import MAX_BYTES, limited, read_file, sniff, will_read
 from gpuload.errors import DecodeError
 
 
@@ -164,3 +164,26 @@ def test_what_is_there_in_place_of_an_image_is_said(kind, tmp_path):
 @pytest.mark.parametrize("brands", [(b"avif",), (b"avis", b"mif1"), (b"mif1", b"avif", b"heic"), (b"mif1", b"miaf")])
 def test_avif_is_told_from_heic(brands):
     assert sniff(ftyp(*brands)) == "AVIF"
+
+
+@pytest.mark.parametrize("name", ["\ud800.jpg", "a\0b.jpg"])
+def test_a_name_that_no_file_can_have_is_shown(name, tmp_path):
+    """Which names of JSON and of tables may be."""
+    path = os.path.join(tmp_path, name)
+    with pytest.raises(ValueError, match=re.escape(f"no file can have the name {path!r} (")):
+        read_file(path)
+    will_read(path)  # reading ahead leaves the error to the sample
+
+
+class Named:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return gl.read("/data/\ud800.jpg")
+
+
+def test_a_sample_with_such_a_name_says_so():
+    with gl.Loader(Named(), num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError) as caught:
+        next(iter(loader))
+    assert caught.value.cause.startswith("ValueError: no file can have the name '/data/\\ud800.jpg' (")
