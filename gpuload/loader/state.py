@@ -105,7 +105,7 @@ class State:
             kind = KINDS[name]
             if value is None and (name == "samples" or name in OPTIONAL):
                 continue
-            if type(value) is not kind or (kind is int and not 0 <= value < LIMITS.get(name, MOST)):
+            if type(value) is not kind or (isinstance(value, int) and not 0 <= value < LIMITS.get(name, MOST)):
                 raise ValueError(
                     f"the state's {name} must be an integer in 0 … 2**{64 if name in LIMITS else 63} - 1, got {value!r}"
                     if kind is int
